@@ -1,0 +1,271 @@
+"""Makes tests of contracts: same answer, same refusal, and laws.
+
+A `Check` is what stands in a conformance module under a name that begins with `test_`. The pytest
+plugin (`conftest.py`) makes one test of it for each target; whoever has no pytest calls
+`check.bind(target, profile)()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from conformance.comparison import Difference, Verdict, first_difference
+from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.profiles import Kind, Profile
+from conformance.report import Mismatch
+from conformance.situations import LEDGER, Situations, pair, situations_met
+from conformance.strategies.presets import Preset, presets_of
+from conformance.targets import REFERENCE, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One statement about a function, which every example must bear out.
+
+    Attributes:
+        function: The function that the statement is about.
+        kind: What it looks at.
+        examples: The strategy of examples, by preset.
+        body: Raises where an example, on a target, contradicts the statement.
+        expects: Names of the situations that a run must meet.
+        meets: The situations that an example meets.
+        has_kernel: Whether it is run in the simulator too.
+        presets: The presets to draw from; None for the target's.
+        description: The statement, in a sentence.
+    """
+
+    function: str
+    kind: Kind
+    examples: Callable[[Preset], SearchStrategy[Any]]
+    body: Callable[[Target, Any], None]
+    description: str
+    expects: Sequence[str] = ()
+    meets: Callable[[Any], Iterable[str]] = lambda _: ()
+    has_kernel: bool = False
+    presets: Sequence[Preset] | None = None
+
+    def runs_on(self, target: Target) -> bool:
+        """Tell whether the check says anything new on a target."""
+        return self.has_kernel or not target.is_simulated
+
+    def bind(self, target: Target, profile: Profile, *, shrink: bool = True) -> Callable[[], None]:
+        """Return the test of this statement on a target, a function of no arguments."""
+        presets = self.presets or presets_of(target)
+        strategy = st.one_of([self.examples(preset) for preset in presets])
+
+        def run(example: Any) -> None:
+            __tracebackhide__ = True
+            LEDGER.count(self.function, target.name, self.meets(example))
+            self.body(target, example)
+
+        # The derandomised draws are seeded by the test's name: let each check have its own.
+        run.__name__ = run.__qualname__ = f"{self.function}_{self.kind.name}".replace(".", "_")
+        run.__doc__ = self.description
+        options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
+        test: Callable[[], None] = options(given(example=strategy)(run))
+        return test
+
+
+def same_answer(contract: Contract) -> Check:
+    """Return the check that a target answers each valid call as `reference` does."""
+    names = [*contract.situations, *(pair(a, b) for a, b in contract.pairs)]
+
+    def examples(preset: Preset) -> SearchStrategy[_Valid]:
+        return st.builds(_Valid, contract.calls(preset), st.booleans(), st.integers(0, 2**16))
+
+    def body(target: Target, example: _Valid) -> None:
+        __tracebackhide__ = True
+        _check_same_answer(contract, target, example)
+
+    return Check(
+        contract.function,
+        Kind.SAME_ANSWER,
+        examples,
+        body,
+        f"{contract.function} answers valid calls as reference does.",
+        names,
+        lambda example: situations_met(example.call, contract.situations, contract.pairs),
+        contract.has_kernel,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Valid:
+    """A valid call, and how to make it: in checked mode or not, with which order of threads."""
+
+    call: Call
+    checked: bool
+    seed: int
+
+
+@dataclasses.dataclass
+class Side:
+    """One side's copy of a call, before and after it was made.
+
+    Attributes:
+        target: Whose side it is.
+        call: The call as drawn.
+        arguments: This side's copies of the arguments.
+    """
+
+    target: Target
+    call: Call
+
+    def __post_init__(self) -> None:
+        self.carrier = self.target.carrier()
+        self.arguments = {
+            name: self.carrier.carry(value, name) for name, value in self.call.arguments.items()
+        }
+
+    def run(self) -> Any:
+        """Call the function and return what it returns."""
+        return self.target.lookup(self.call.function)(**self.arguments)
+
+    def check_unchanged(self, allowed: frozenset[str]) -> None:
+        """Raise `Mismatch` where an argument that may not change has changed."""
+        difference = self.carrier.changed(self.call.arguments, self.arguments, allowed)
+        if difference is not None:
+            raise Mismatch(self.call, self.target.name, difference)
+
+
+def _check_same_answer(contract: Contract, target: Target, example: _Valid) -> None:
+    __tracebackhide__ = True
+    call = example.call
+    expected, actual = Side(REFERENCE, call), Side(target, call)
+    wanted = expected.run()
+    with target.running(checked=example.checked, seed=example.seed):
+        try:
+            got = actual.run()
+        except Exception as error:
+            difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
+            raise Mismatch(call, target.name, difference) from error
+    device = target.device or "cpu"
+    found = (
+        first_difference(wanted, got, "result", device)
+        or _aliasing(contract, expected, wanted)
+        or _aliasing(contract, actual, got)
+        or _changes(contract, expected, actual)
+    )
+    if found is not None:
+        raise Mismatch(call, target.name, found)
+    expected.check_unchanged(contract.changes)
+    actual.check_unchanged(contract.changes)
+
+
+def _aliasing(contract: Contract, side: Side, result: object) -> Difference | None:
+    """Return the first difference of what a result shares memory with from the definition."""
+    applying = [alias for alias in contract.aliases if alias.applies(side.call)]
+    found = (alias.difference(result, side.arguments) for alias in applying)
+    return next(filter(None, found), None)
+
+
+def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | None:
+    """Return the first difference in what the function changed."""
+    device = actual.target.device or "cpu"
+    if contract.observe is not None:
+        seen = contract.observe(expected.arguments), contract.observe(actual.arguments)
+        return first_difference(*seen, "/".join(sorted(contract.changes)))
+    for name in sorted(contract.changes & set(actual.arguments)):
+        difference = first_difference(
+            expected.arguments[name], actual.arguments[name], name, device
+        )
+        if difference is not None:
+            return difference
+    return None
+
+
+def _outcome(got: str, expected: str) -> Difference:
+    return Difference(Verdict.OUTCOME, "the call", None, got, expected)
+
+
+def same_refusal(contract: Contract) -> Check:
+    """Return the check that a target refuses each bad call as `reference` does.
+
+    Every example breaks one valid call in every way the contract names. The exception must have
+    the same class and name the argument, and nothing may have changed.
+    """
+
+    @st.composite
+    def examples(draw: Draw, preset: Preset) -> list[tuple[Fault, Call]]:
+        call = draw(contract.calls(preset))
+        broken = [(fault, fault.breaks(call, draw)) for fault in contract.faults]
+        return [(fault, bad) for fault, bad in broken if bad is not None]
+
+    def body(target: Target, example: list[tuple[Fault, Call]]) -> None:
+        __tracebackhide__ = True
+        for fault, call in example:
+            for side in (Side(REFERENCE, call), Side(target, call)):
+                check_refusal(side, fault)
+
+    return Check(
+        contract.function,
+        Kind.SAME_REFUSAL,
+        examples,
+        body,
+        f"{contract.function} refuses bad calls as reference does, and changes nothing.",
+        [fault.situation for fault in contract.faults],
+        lambda example: [fault.situation for fault, _ in example],
+        contract.has_kernel,
+    )
+
+
+def check_refusal(side: Side, fault: Fault) -> None:
+    """Raise `Mismatch` unless the call is refused as the fault says and changes nothing."""
+    __tracebackhide__ = True
+    wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name})"
+    with side.target.running(checked=True):
+        try:
+            result = side.run()
+        except Exception as error:  # noqa: BLE001  # whatever it raises is judged
+            got = f"{type(error).__name__}: {error}"
+            if type(error) is fault.error and fault.argument in str(error):
+                side.check_unchanged(frozenset())
+                return
+        else:
+            got = f"returned {result!r}"
+    raise Mismatch(side.call, side.target.name, _outcome(got, wanted))
+
+
+def law(
+    function: str,
+    examples: Callable[[Preset], SearchStrategy[Any]],
+    *,
+    situations: Situations | None = None,
+    has_kernel: bool = False,
+    presets: Sequence[Preset] | None = None,
+) -> Callable[[Callable[[Target, Any], None]], Check]:
+    """Make a check of a statement that does not mention how the answer is computed.
+
+    Args:
+        function: The function that the statement is about.
+        examples: The strategy of examples, by preset.
+        situations: What a run must meet with these examples.
+        has_kernel: Whether the function has a kernel.
+        presets: The presets to draw from; None for the target's.
+
+    Returns:
+        A decorator of the statement: a function of a target and an example that raises where the
+        example contradicts it. Its docstring is the statement.
+    """
+    named = situations or {}
+
+    def decorate(body: Callable[[Target, Any], None]) -> Check:
+        return Check(
+            function,
+            Kind.LAW,
+            examples,
+            body,
+            (body.__doc__ or "").strip(),
+            list(named),
+            lambda example: situations_met(example, named),
+            has_kernel,
+            presets,
+        )
+
+    return decorate

@@ -1,0 +1,216 @@
+"""The exact comparator: the first difference between what was expected and what was got.
+
+`reference` answers in NumPy, a target in torch, so two trees are walked side by side. Structure is
+judged before values, over the whole tree: type, shape, dtype, device; then values, bit for bit.
+There is no tolerance anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Index: TypeAlias = tuple[int, ...]
+
+NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
+"""Fields that hold a NumPy array in `fast` too."""
+
+
+class Verdict(enum.Enum):
+    """What kind of difference it is, in the order in which they are looked for."""
+
+    OUTCOME = "outcome"
+    TYPE = "type"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    IDENTITY = "identity"
+    VALUE = "value"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first place where an answer is not the expected one.
+
+    Attributes:
+        verdict: What kind of difference it is.
+        path: The field, as an expression on the result: `result[1].seq_lens`, `result.dtype`.
+        index: The element of the field, where it is an array and the difference is one of values.
+        got: What the target answered there.
+        expected: What `reference` answers there.
+    """
+
+    verdict: Verdict
+    path: str
+    index: Index | None
+    got: object
+    expected: object
+
+    @property
+    def line(self) -> str:
+        """The one form of message: `field[index] = got, but should be expected`."""
+        index = "" if self.index is None else f"[{', '.join(map(str, self.index))}]"
+        return f"{self.path}{index} = {self.got}, but should be {self.expected}"
+
+
+def first_difference(
+    expected: object, actual: object, path: str = "result", device: str = "cpu"
+) -> Difference | None:
+    """Return the first difference of an answer from the expected one, None where there is none.
+
+    Args:
+        expected: What `reference` answered: NumPy arrays, Python scalars, None, slices, and tuples,
+            lists, dicts and dataclasses of these.
+        actual: What a target answered: the same with torch tensors for arrays.
+        path: The name of the whole in messages.
+        device: The type of device on which tensors must lie; those of fields whose name ends in
+            `_cpu` must lie on the CPU.
+
+    Returns:
+        The first difference: one of structure (type, shape, dtype, device) anywhere comes before
+        any of values.
+
+    >>> first_difference([1, 2], [1, 3]).line
+    'result[1] = 3, but should be 2'
+    >>> first_difference(np.zeros(2, np.int32), torch.zeros(2, dtype=torch.int64)).line
+    'result.dtype = torch.int64, but should be torch.int32'
+    >>> first_difference({"slots": np.arange(3)}, {"slots": torch.tensor([0, 1, 9])}).line
+    "result['slots'][2] = 9, but should be 2"
+    >>> first_difference((np.arange(3), 5), (torch.arange(3), 5)) is None
+    True
+    """
+    leaves = []
+    for leaf in _walk(expected, actual, path):
+        if isinstance(leaf, Difference):
+            return leaf
+        difference = _structure(*leaf, device)
+        if difference is not None:
+            return difference
+        leaves.append(leaf)
+    for leaf in leaves:
+        difference = _values(*leaf)
+        if difference is not None:
+            return difference
+    return None
+
+
+_Leaf: TypeAlias = tuple[object, object, str]
+
+
+def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
+    """Yield the leaves of two trees side by side, or the first difference of their shapes."""
+    if not isinstance(expected, list | tuple | Mapping) and not _has_fields(expected):
+        yield expected, actual, path
+    elif type(actual).__name__ != type(expected).__name__:
+        yield _type_difference(expected, actual, path)
+    elif _has_fields(expected):
+        yield from _walk_fields(expected, actual, path)
+    elif isinstance(expected, Mapping):
+        if list(expected) == list(actual):
+            for key in expected:
+                yield from _walk(expected[key], actual[key], f"{path}[{key!r}]")
+        else:
+            yield Difference(Verdict.SHAPE, f"list({path})", None, list(actual), list(expected))
+    elif len(actual) == len(expected):
+        for i, (e, a) in enumerate(zip(expected, actual, strict=True)):
+            yield from _walk(e, a, f"{path}[{i}]")
+    else:
+        yield Difference(Verdict.SHAPE, f"len({path})", None, len(actual), len(expected))
+
+
+def _has_fields(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _walk_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
+    """Yield the leaves of two objects, by the fields of the expected one."""
+    for field in dataclasses.fields(expected):
+        where = f"{path}.{field.name}"
+        if not hasattr(actual, field.name):
+            yield Difference(Verdict.TYPE, where, None, "absent", "a field")
+            return
+        yield from _walk(getattr(expected, field.name), getattr(actual, field.name), where)
+
+
+def field_name(path: str) -> str:
+    """Return the last name in a path: `query_start_loc` of `result[0].query_start_loc`.
+
+    >>> field_name("result[1].seq_lens_cpu"), field_name("result['a'][0]"), field_name("result")
+    ('seq_lens_cpu', 'a', 'result')
+    """
+    last = path.rsplit(".", 1)[-1]
+    names = [part.strip("'\"]") for part in last.split("[")]
+    return next(name for name in reversed(names) if not name.isdigit())
+
+
+def _type_difference(expected: object, actual: object, path: str) -> Difference:
+    return Difference(
+        Verdict.TYPE, f"type({path})", None, type(actual).__name__, type(expected).__name__
+    )
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return torch's dtype of the same name.
+
+    >>> torch_dtype(np.dtype("int32")), torch_dtype(np.dtype("bool"))
+    (torch.int32, torch.bool)
+    """
+    found = getattr(torch, dtype.name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype {dtype.name}")
+    return found
+
+
+def _structure(expected: object, actual: object, path: str, device: str) -> Difference | None:
+    """Compare type, shape, dtype and device of one leaf."""
+    if not isinstance(expected, np.ndarray):
+        return None if type(actual) is type(expected) else _type_difference(expected, actual, path)
+    name = field_name(path)
+    wanted = np.ndarray if name in NUMPY_IN_BOTH_TWINS else torch.Tensor
+    if not isinstance(actual, np.ndarray | torch.Tensor) or not isinstance(actual, wanted):
+        where = f"type({path})"
+        return Difference(Verdict.TYPE, where, None, type(actual).__name__, wanted.__name__)
+    is_tensor = isinstance(actual, torch.Tensor)
+    dtype = torch_dtype(expected.dtype) if is_tensor else expected.dtype
+    place = "cpu" if name.endswith("_cpu") or not is_tensor else device
+    facts = (
+        (Verdict.SHAPE, "shape", tuple(actual.shape), expected.shape),
+        (Verdict.DTYPE, "dtype", actual.dtype, dtype),
+        (Verdict.DEVICE, "device", torch.device(actual.device).type, place),
+    )
+    for verdict, fact, got, should_be in facts:
+        if got != should_be:
+            return Difference(verdict, f"{path}.{fact}", None, got, should_be)
+    return None
+
+
+def _values(expected: object, actual: object, path: str) -> Difference | None:
+    """Compare the values of one leaf, whose structure is known to agree."""
+    if not isinstance(expected, np.ndarray):
+        if actual == expected or (expected != expected and actual != actual):  # noqa: PLR0124  # NaN
+            return None
+        return Difference(Verdict.VALUE, path, None, actual, expected)
+    unequal = as_bytes(expected) != as_bytes(actual)
+    if not unequal.any():
+        return None
+    flat = int(np.flatnonzero(unequal.any(axis=-1))[0])
+    index = tuple(int(i) for i in np.unravel_index(flat, expected.shape))
+    got = actual[index]  # type: ignore[index]  # an array or a tensor, by its structure
+    return Difference(Verdict.VALUE, path, index, got.item(), expected[index].item())
+
+
+def as_bytes(array: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of an array or tensor, one row for each element."""
+    if isinstance(array, torch.Tensor):
+        # A copy: torch calls a view of one element contiguous whatever its stride is.
+        flat = torch.empty(array.numel(), dtype=array.dtype)
+        flat.copy_(array.detach().reshape(-1))
+        data = flat.view(torch.uint8).numpy()
+        return data.reshape(flat.numel(), array.element_size())
+    contiguous = np.ascontiguousarray(array).reshape(-1)
+    return contiguous.view(np.uint8).reshape(contiguous.size, contiguous.itemsize)

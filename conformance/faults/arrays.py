@@ -1,0 +1,88 @@
+"""Faults of any argument that is an array or an int."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+
+
+def changed(argument: str, change: Callable[[Any], Any]) -> Breaks:
+    """Return a fault that puts a changed copy of an argument in its place.
+
+    >>> changed("x", lambda x: x + 1)(Call("f", {"x": 1}), None)
+    f(x=2)
+    """
+    return lambda call, _: call.replacing(**{argument: change(call.arguments[argument])})
+
+
+def int_faults(argument: str, *, least: int = 1) -> list[Fault]:
+    """Return the faults of an int argument that must be at least `least`."""
+    return [
+        Fault(f"{argument} is {least - 1}", ValueError, argument, replaced(argument, least - 1)),
+        Fault(f"{argument} is a bool", TypeError, argument, replaced(argument, True)),
+        Fault(f"{argument} is a float", TypeError, argument, replaced(argument, float(least))),
+    ]
+
+
+def array_faults(argument: str, dtype: type[np.generic]) -> list[Fault]:
+    """Return the faults of an array argument: no array, another dtype, another number of axes."""
+    return [
+        Fault(f"{argument} is a list", TypeError, argument, changed(argument, np.ndarray.tolist)),
+        Fault(
+            f"{argument} has another dtype",
+            TypeError,
+            argument,
+            changed(argument, lambda a: a.astype(dtype)),
+        ),
+        Fault(
+            f"{argument} has one axis too many",
+            ValueError,
+            argument,
+            changed(argument, lambda a: a[None].copy()),
+        ),
+    ]
+
+
+def element(argument: str, value: Callable[[Any, int], int | None]) -> Breaks:
+    """Return a fault that changes one element of a vector argument.
+
+    Args:
+        argument: The argument's name.
+        value: The new element from the array and an index; None where it is to be left as it is.
+            The first index with a new element is changed.
+    """
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        array = call.arguments[argument]
+        for i in range(len(array)):
+            new = value(array, i)
+            if new is not None:
+                bad = array.copy()
+                bad[i] = new
+                return call.replacing(**{argument: bad})
+        return None
+
+    return breaks
+
+
+def query_start_loc_faults(argument: str = "query_start_loc") -> list[Fault]:
+    """Return the faults of query starts: not from 0, decreasing, none at all."""
+
+    def decreasing(starts: Any, i: int) -> int | None:
+        return -1 if i and i == len(starts) - 1 else None
+
+    return [
+        *array_faults(argument, np.int64),
+        Fault("starts are empty", ValueError, argument, replaced(argument, np.zeros(0, np.int32))),
+        Fault(
+            "starts do not start at 0",
+            ValueError,
+            argument,
+            element(argument, lambda _, i: 1 if i == 0 else None),
+        ),
+        Fault("starts decrease", ValueError, argument, element(argument, decreasing)),
+    ]

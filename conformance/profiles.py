@@ -1,0 +1,75 @@
+"""How many examples a run spends, and whether it is the same run each time.
+
+`--profile NAME` chooses. The default run draws the same examples every time, so that a green main
+stays green; the nightly run draws new ones, from a seed that it prints and keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from hypothesis import HealthCheck, Phase, settings
+
+
+class Kind(enum.Enum):
+    """What a check looks at."""
+
+    SAME_ANSWER = "same answer"
+    SAME_REFUSAL = "same refusal"
+    LAW = "law"
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The size and the temper of a run.
+
+    Attributes:
+        name: What `--profile` calls it.
+        same_answer_examples: Examples of each "same answer" check, targets with a simulator apart.
+        other_examples: Examples of every other check, and of every check in the simulator.
+        is_random: Whether each run draws new examples.
+        judges_situations: Whether a situation that no example met fails the run.
+    """
+
+    name: str
+    same_answer_examples: int
+    other_examples: int
+    is_random: bool = False
+    judges_situations: bool = True
+
+    def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> settings:
+        """Return Hypothesis' settings for one check.
+
+        Args:
+            kind: What the check looks at.
+            simulated: Whether its kernels run in the simulator, where a thread costs 50 us.
+            shrink: Whether a failing example is made small before it is reported.
+
+        Returns:
+            Settings that leave nothing to the machine's own Hypothesis profile or to `CI`.
+        """
+        plenty = kind is Kind.SAME_ANSWER and not simulated
+        phases = [Phase.explicit, Phase.generate]
+        if shrink:
+            phases.append(Phase.shrink)
+        return settings(
+            max_examples=self.same_answer_examples if plenty else self.other_examples,
+            derandomize=not self.is_random,
+            database=None,
+            deadline=None,
+            phases=phases,
+            print_blob=self.is_random,
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("dev", 25, 25, judges_situations=False),
+        Profile("default", 200, 50),
+        Profile("nightly", 10_000, 10_000, is_random=True),
+    )
+}

@@ -1,0 +1,166 @@
+"""What a person reads when a target's answer is not the expected one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from conformance.comparison import Difference, Verdict, field_name
+from conformance.contracts import Call, plain
+
+PER_REQUEST = frozenset(
+    {
+        "seq_lens",
+        "seq_lens_cpu",
+        "num_computed_tokens_cpu",
+        "block_table",
+        "block_table_tensor",
+        "idx_mapping",
+        "num_scheduled_tokens",
+        "dcp_local_seq_lens",
+        "encoder_seq_lens",
+    }
+)
+"""Names whose first axis is the request."""
+
+PER_TOKEN = frozenset({"positions", "slot_mapping", "out"})
+"""Names whose axis is the token of the step."""
+
+
+class Mismatch(AssertionError):  # noqa: N818  # it is a verdict about a target, not a program's error
+    """An answer that is not the one `reference` gives.
+
+    Args:
+        call: The call, shrunk.
+        target: The name of the target that answered otherwise.
+        difference: The first difference.
+    """
+
+    def __init__(self, call: Call, target: str, difference: Difference) -> None:
+        self.call, self.target, self.difference = call, target, difference
+        where = locate(call, difference)
+        super().__init__(
+            f"{call.function} on {target}: another {difference.verdict.value}\n"
+            f"    {difference.line}{f'  ({where})' if where else ''}\n"
+            f"{render(call)}"
+        )
+
+
+def locate(call: Call, difference: Difference) -> str:
+    """Return where a difference lies in the words of the batch: request, token, column.
+
+    Fields of a result that has its own requests (virtual ones, those of a micro-batch) are counted
+    in that result.
+    """
+    if difference.verdict is not Verdict.VALUE or not difference.index:
+        return ""
+    name = field_name(difference.path)
+    starts = _starts(call)
+    first, *rest = difference.index
+    if call.function.startswith("compute_slot_mapping") or name in PER_TOKEN:
+        if starts is None or difference.path.startswith("result["):
+            return f"token {first}"
+        if first >= starts[-1]:
+            return f"token {first}, padding"
+        request = int(np.searchsorted(starts, first, side="right")) - 1
+        return (
+            f"request {request}, token {first - starts[request]} of its {_count(starts, request)}"
+        )
+    if name in PER_REQUEST:
+        return f"request {first}" + (f", column {rest[0]}" if rest else "")
+    return ""
+
+
+def _count(starts: list[int], request: int) -> int:
+    return starts[request + 1] - starts[request]
+
+
+def _starts(call: Call) -> list[int] | None:
+    """Return the batch's query starts, where the call has them."""
+    starts = _flat(call).get("query_start_loc")
+    if not isinstance(starts, np.ndarray) or starts.ndim != 1 or not len(starts):
+        return None
+    found = starts.tolist()
+    return found if found == sorted(found) else None
+
+
+def _flat(call: Call) -> dict[str, Any]:
+    """Return the arguments with the fields of metadata in their places."""
+    found: dict[str, Any] = {}
+    for name, value in call.arguments.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found.update({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        else:
+            found[name] = value
+    return found
+
+
+def render(call: Call) -> str:
+    """Return a call as a person would write it down: requests as rows, the rest above them.
+
+    >>> starts, positions = np.array([0, 3, 4], np.int32), np.array([1, 2, 3, 0])
+    >>> table = np.array([[5, 9], [7, 3]], np.int32)
+    >>> arguments = {"block_table": table, "query_start_loc": starts}
+    >>> arguments |= {"positions": positions, "block_size": 2}
+    >>> print(render(Call("compute_slot_mapping", arguments)))
+        block_size = 2
+        request  tokens  block_table  positions
+        0        0..2    5 9          1 2 3
+        1        3..3    7 3          0
+    """
+    values, starts = _flat(call), _starts(call)
+    columns: dict[str, list[str]] = {}
+    if starts is not None and len(starts) > 1:
+        rows = range(len(starts) - 1)
+        columns["request"] = [str(i) for i in rows]
+        columns["tokens"] = [
+            f"{starts[i]}..{starts[i + 1] - 1}" if _count(starts, i) else "none" for i in rows
+        ]
+        for name in list(values):
+            cells = _cells(name, values[name], starts)
+            if cells is not None:
+                columns[name] = cells
+                del values[name]
+        del values["query_start_loc"]
+        values.pop("query_start_loc_cpu", None)
+    lines = [f"{name} = {_short(value)}" for name, value in values.items() if value is not None]
+    return "\n".join(f"    {line}" for line in lines + _table(columns))
+
+
+def _cells(name: str, value: object, starts: list[int]) -> list[str] | None:
+    """Return what stands in a column for each request, None where the value has no such column."""
+    if not isinstance(value, np.ndarray):
+        return None
+    num_reqs = len(starts) - 1
+    if name in PER_REQUEST and len(value) >= num_reqs:
+        return [_words(value[i]) for i in range(num_reqs)]
+    if name in PER_TOKEN and value.ndim == 1 and len(value) >= starts[-1]:
+        cells = [_words(value[starts[i] : starts[i + 1]]) for i in range(num_reqs)]
+        if len(value) > starts[-1]:
+            cells[-1] += f" (then {_words(value[starts[-1] :])})"
+        return cells
+    return None
+
+
+def _words(array: Any, most: int = 12) -> str:
+    values = np.atleast_1d(array).tolist()
+    shown = [str(v) for v in values[:most]]
+    return " ".join(shown) + (f" ... ({len(values)})" if len(values) > most else "")
+
+
+def _short(value: object, most: int = 200) -> str:
+    text = repr(plain(value))
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def _table(columns: dict[str, list[str]]) -> list[str]:
+    widths = {name: max(len(name), *map(len, cells)) for name, cells in columns.items()}
+    rows = [list(columns), *map(list, zip(*columns.values(), strict=True))] if columns else []
+    return [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths.values(), strict=True)
+        ).rstrip()
+        for row in rows
+    ]

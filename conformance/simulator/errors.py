@@ -1,0 +1,13 @@
+"""What the simulator raises beside Python's own IndexError, OverflowError and the like."""
+
+
+class RaceError(Exception):
+    """Two threads touched one element, one of them storing, with nothing to order them."""
+
+
+class BarrierError(Exception):
+    """A barrier or a warp operation that not all of its threads reached, or not alike."""
+
+
+class UninitializedReadError(Exception):
+    """A value was read that nobody has written: of shared or local memory, or of an absent lane."""

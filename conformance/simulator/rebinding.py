@@ -1,0 +1,85 @@
+"""A kernel's function, bound to the simulator's namespaces in place of numba's and NumPy's."""
+
+from types import CellType, CodeType, FunctionType
+
+import numpy as np
+
+from conformance.simulator.scalars import Namespace, NumpyNamespace, as_cast, as_number
+
+
+def plain_function(kernel: object) -> FunctionType:
+    """Return the Python function of a kernel.
+
+    Args:
+        kernel: A function, or anything that holds one as `py_func`.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    function = getattr(kernel, "py_func", kernel)
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"a kernel is a function or has a py_func; got {type(kernel).__name__}")
+    return function
+
+
+class Rebinder:
+    """Makes copies of functions whose names mean what they mean in the simulator.
+
+    The name `cuda` is the simulator's namespace, whatever it was bound to; NumPy and its scalar
+    types are the checked ones; numba's types too; device functions (anything with a `py_func`)
+    and plain functions are copied likewise. All else stays. The originals are not touched.
+
+    Args:
+        cuda: The namespace that `cuda` becomes.
+    """
+
+    def __init__(self, cuda: Namespace) -> None:
+        self._cuda = cuda
+        self._numpy = NumpyNamespace()
+        self._copies: dict[FunctionType, FunctionType] = {}
+
+    def rebind(self, function: FunctionType) -> FunctionType:
+        """Return the function's copy, for this launch.
+
+        Raises:
+            NotImplementedError: It refers to an array, which compiled kernels hold as a constant.
+        """
+        if function in self._copies:
+            return self._copies[function]
+        names = dict(function.__globals__)
+        cells = tuple(CellType() for _ in function.__code__.co_freevars)
+        copy = FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__, cells
+        )
+        self._copies[function] = copy  # before the names, among which a function can find itself
+        for name in _names(function.__code__) & names.keys():
+            names[name] = self._meaning(name, names[name])
+        outer = zip(function.__code__.co_freevars, function.__closure__ or (), cells, strict=True)
+        for name, original, cell in outer:
+            cell.cell_contents = self._meaning(name, original.cell_contents)
+        return copy
+
+    def _meaning(self, name: str, value: object) -> object:
+        """Return what a name of a kernel is bound to in the simulator."""
+        if name == "cuda":
+            return self._cuda
+        if hasattr(value, "py_func") or isinstance(value, FunctionType):
+            return self.rebind(plain_function(value))
+        if isinstance(value, np.ndarray):
+            raise NotImplementedError(f"the simulator has no constant arrays, but {name} is one")
+        return self._numpy if value is np else _as_checked(value)
+
+
+def _as_checked(value: object) -> object:
+    """Return the simulator's number or number type for NumPy's or numba's; all else as it is."""
+    if isinstance(value, np.generic):
+        return as_number(value)
+    is_numpy_type = isinstance(value, type) and issubclass(value, np.generic)
+    is_numba_type = type(value).__module__.startswith("numba.") and hasattr(value, "bitwidth")
+    return as_cast(value) if is_numpy_type or is_numba_type else value
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the global names that a function, or one inside it, may refer to."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))

@@ -1,0 +1,258 @@
+"""Blocks and threads: who runs when, and what they wait for.
+
+Every thread of a block runs in a greenlet until it synchronises: at a barrier, in a warp
+operation, after an atomic operation (so that others get between two of them). Then those that can
+go on do, in an order that the seed decides. Blocks run one after another, in an order that the
+seed decides.
+"""
+
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]  # it ships no types
+
+from conformance.simulator.errors import BarrierError
+from conformance.simulator.history import WARP_SIZE, Dim3, Moment, join_warp
+from conformance.simulator.memory import CheckedArray, Clock
+from conformance.simulator.waits import BarrierWait, Site, Wait, WarpWait
+
+
+class Thread:
+    """A thread of the block that is running.
+
+    Attributes:
+        block: Its block.
+        index: In the block, as `cuda.threadIdx`.
+        number: In the block, x running fastest.
+        lane: Its place in its warp.
+        moment: What it does now, for the order of its accesses.
+        waiting: What it waits for; None if it can go on.
+        reply: What its wait will return: the values brought, by number of thread or lane.
+        has_ended: Whether it has returned.
+        worker: The greenlet that it runs in; None until it runs.
+    """
+
+    __slots__ = (
+        "block",
+        "has_ended",
+        "index",
+        "lane",
+        "moment",
+        "number",
+        "reply",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, block: "Block", number: int) -> None:
+        width, height, _ = block.machine.threads
+        self.block = block
+        self.number = number
+        self.index = Dim3(number % width, number // width % height, number // (width * height))
+        self.lane = number % WARP_SIZE
+        self.moment = Moment(block.index, self.index, number)
+        self.waiting: Wait | None = None
+        self.reply: dict[int, Any] = {}
+        self.has_ended = False
+        self.worker: greenlet | None = None
+
+    def wait(self, wait: Wait | None) -> dict[int, Any]:
+        """Let others run, until what is waited for has come; called in this thread.
+
+        Args:
+            wait: What for; None to be overtaken only.
+
+        Returns:
+            The values that the threads brought, by number of thread or lane.
+        """
+        self.waiting = wait
+        self.block.machine.scheduler.switch()
+        return self.reply
+
+
+class Machine:
+    """A launch: what all its blocks and threads share.
+
+    Attributes:
+        name: The kernel's, for messages.
+        grid: How many blocks.
+        threads: How many threads in each block.
+        random: Decides every order.
+        clock: The moment of the thread that is running.
+        thread: The thread that is running.
+        scheduler: The greenlet that decides who runs.
+    """
+
+    __slots__ = (
+        "_idle",
+        "_workers",
+        "clock",
+        "grid",
+        "name",
+        "random",
+        "scheduler",
+        "thread",
+        "threads",
+    )
+
+    thread: Thread
+
+    def __init__(self, name: str, grid: Dim3, threads: Dim3, seed: int) -> None:
+        self.name = name
+        self.grid = grid
+        self.threads = threads
+        self.random = random.Random(seed)  # noqa: S311  # an order of threads, no secret
+        self.clock = Clock()
+        self.scheduler = getcurrent()
+        self._workers: list[greenlet] = []
+        self._idle: list[greenlet] = []
+
+    def run(self, function: Callable[..., object], args: Sequence[object]) -> None:
+        """Run all blocks, each to its end."""
+        blocks = [Dim3(x, y, z) for z, y, x in itertools.product(*map(range, self.grid[::-1]))]
+        self.random.shuffle(blocks)
+        work = functools.partial(self._work, function, args)
+        try:
+            for index in blocks:
+                Block(self, index).run(work)
+        finally:
+            for worker in self._workers:
+                if not worker.dead:
+                    worker.throw()  # end it, wherever it is
+
+    def resume(self, thread: Thread, work: Callable[[], object]) -> None:
+        """Run a thread until it waits or returns; called by the scheduler."""
+        self.thread = thread
+        self.clock.moment = thread.moment
+        if thread.worker is None:
+            if not self._idle:
+                self._idle.append(greenlet(work))
+                self._workers.append(self._idle[-1])
+            thread.worker = self._idle.pop()
+        thread.worker.switch()
+
+    def _work(self, function: Callable[..., object], args: Sequence[object]) -> None:
+        """Run threads, one after another: a new greenlet takes 7 us, a used one 0.3."""
+        while True:
+            thread = self.thread
+            result = function(*args)
+            if result is not None:
+                raise TypeError(f"a kernel returns nothing, but this one returned {result!r}")
+            thread.has_ended = True
+            self._idle.append(thread.worker)
+            self.scheduler.switch()
+
+
+class Block:
+    """A block of threads, run to its end.
+
+    Attributes:
+        machine: The launch.
+        index: In the grid, as `cuda.blockIdx`.
+        threads: All of them, in order.
+        shared: Its shared arrays, by the call that asked for them.
+    """
+
+    __slots__ = ("index", "machine", "shared", "threads")
+
+    def __init__(self, machine: Machine, index: Dim3) -> None:
+        self.machine = machine
+        self.index = index
+        self.shared: dict[Site, CheckedArray] = {}
+        self.threads = [Thread(self, number) for number in range(math.prod(machine.threads))]
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Run all threads to their ends.
+
+        Raises:
+            BarrierError: A barrier or a warp operation is not reached by all that it is for.
+            Exception: What a thread raised, with the kernel, the block and the thread named.
+        """
+        ready = list(self.threads)
+        while ready:
+            self.machine.random.shuffle(ready)
+            for thread in ready:
+                try:
+                    self.machine.resume(thread, work)
+                except Exception as error:
+                    _name_thread(error, thread)
+                    raise
+            ready = [each for each in ready if each.waiting is None and not each.has_ended]
+            ready = ready or self._release_warps() or self._release_barrier()
+
+    def _release_warps(self) -> list[Thread]:
+        """Let threads go on whose warp operation all its lanes have reached; return them."""
+        groups: dict[tuple[int, int], list[tuple[Thread, WarpWait]]] = {}
+        for thread in self.threads:
+            if isinstance(thread.waiting, WarpWait):
+                key = (thread.number // WARP_SIZE, thread.waiting.mask)
+                groups.setdefault(key, []).append((thread, thread.waiting))
+        released: list[Thread] = []
+        for (warp, mask), waits in groups.items():
+            lanes = self.threads[warp * WARP_SIZE : (warp + 1) * WARP_SIZE]
+            named = [each for each in lanes if mask >> each.lane & 1 and not each.has_ended]
+            if len(named) != len(waits):
+                continue  # some have yet to come
+            operations = {wait.operation for _, wait in waits}
+            if len(operations) > 1:
+                raise BarrierError(f"{self._where()}: {_describe(named)}")
+            _exchange(named, {thread.lane: wait.value for thread, wait in waits})
+            if operations == {"syncwarp"}:
+                moments = join_warp([each.moment for each in named])
+                for thread, moment in zip(named, moments, strict=True):
+                    thread.moment = moment
+            released += named
+        return released
+
+    def _release_barrier(self) -> list[Thread]:
+        """Let all threads go on if all have reached one barrier; return them."""
+        if all(each.has_ended for each in self.threads):
+            return []
+        waits = [each.waiting for each in self.threads if isinstance(each.waiting, BarrierWait)]
+        if len(waits) < len(self.threads) or len({wait.site for wait in waits}) > 1:
+            raise BarrierError(f"{self._where()}: {_describe(self.threads)}")
+        _exchange(self.threads, {number: wait.value for number, wait in enumerate(waits)})
+        for thread in self.threads:
+            thread.moment = thread.moment.after_barrier()
+        return list(self.threads)
+
+    def _where(self) -> str:
+        """Return the kernel's name and the block's index."""
+        return f"kernel {self.machine.name}, block {tuple(self.index)}"
+
+
+def _describe(threads: Iterable[Thread]) -> str:
+    """Return what each of the threads is at, one part for each thing."""
+    states: dict[str, list[Thread]] = {}
+    for thread in threads:
+        state = "has returned" if thread.has_ended else f"waits at {thread.waiting}"
+        states.setdefault(state, []).append(thread)
+    parts = []
+    for state, group in states.items():
+        others = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
+        parts.append(f"thread {tuple(group[0].index)}{others} {state}")
+    return "; ".join(parts)
+
+
+def _exchange(group: list[Thread], values: dict[int, object]) -> None:
+    """End the wait of threads, and give each what all have brought."""
+    for thread in group:
+        thread.waiting = None
+        thread.reply = values
+
+
+def _name_thread(error: Exception, thread: Thread) -> None:
+    """Put the kernel, the block and the thread into an exception's message."""
+    where = (
+        f"kernel {thread.block.machine.name}, block {tuple(thread.block.index)}, "
+        f"thread {tuple(thread.index)}"
+    )
+    match error.args:
+        case (str(message),):
+            error.args = (f"{where}: {message}",)
+        case _:
+            error.add_note(where)

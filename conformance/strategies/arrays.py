@@ -1,0 +1,60 @@
+"""Arrays with guard bands: what a function may reach stands between elements it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+POISON_BYTE = 0xAA
+"""What guard bands are filled with."""
+
+GUARD = 2
+"""Elements of a guard band."""
+
+
+def poisoned(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """Return an array whose every byte is poison.
+
+    >>> poisoned((2,), np.int32).tolist()
+    [-1431655766, -1431655766]
+    """
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8).fill(POISON_BYTE)
+    return array
+
+
+def guarded(values: Sequence[int], dtype: type[np.generic], stride: int = 1) -> Array:
+    """Return values as a vector between guard bands, `stride` elements apart in memory.
+
+    >>> a = guarded([1, 2], np.int64, stride=2)
+    >>> a.tolist(), a.strides, a.base.shape
+    ([1, 2], (16,), (8,))
+    """
+    memory = poisoned((len(values) * stride + 2 * GUARD,), dtype)
+    view = memory[GUARD : GUARD + len(values) * stride : stride]
+    view[:] = values
+    return view
+
+
+def guarded_table(rows: Sequence[Sequence[int]], num_rows: int, width: int, filler: int) -> Array:
+    """Return a block table inside a larger one, the filler past each row's end.
+
+    >>> guarded_table([[5, 9], [7]], 3, 3, 0).tolist()
+    [[5, 9, 0], [7, 0, 0], [0, 0, 0]]
+    """
+    memory = poisoned((num_rows + 2, width + 2 * GUARD), np.int32)
+    table = memory[1 : 1 + num_rows, GUARD : GUARD + width]
+    table[:] = filler
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return table
+
+
+def poisoned_out(length: int, dtype: type[np.generic], stride: int = 1) -> Array:
+    """Return an output buffer full of poison between guard bands."""
+    memory = poisoned((length * stride + 2 * GUARD,), dtype)
+    return memory[GUARD : GUARD + length * stride : stride]

@@ -1,0 +1,126 @@
+"""Calls of the functions that split a batch by kind, and of the one that brings it in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.batches import batches
+from conformance.strategies.presets import Preset
+
+
+@st.composite
+def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
+    batch = draw(batches(preset))
+    arguments: Arguments = {"common_attn_metadata": batch.metadata()}
+    threshold = draw(st.sampled_from((None, 1, 2, 3, 4, 5)))
+    if threshold is not None:
+        arguments["decode_threshold"] = threshold
+    is_uniform = draw(st.sampled_from((None, False, True, True)))
+    if is_uniform is not None:
+        arguments["require_uniform"] = is_uniform
+    return Call("split_decodes_and_prefills", arguments, batch)
+
+
+@st.composite
+def split_decodes_prefills_and_extends_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `split_decodes_prefills_and_extends`, of batches in any order."""
+    batch = draw(batches(preset))
+    arguments: Arguments = {"common_attn_metadata": batch.metadata()}
+    if draw(st.booleans()):
+        arguments["decode_threshold"] = draw(st.integers(1, 5))
+    return Call("split_decodes_prefills_and_extends", arguments, batch)
+
+
+@dataclasses.dataclass
+class InputBatch:
+    """A runner's persistent batch, as the reordering function sees it.
+
+    Attributes:
+        req_ids: Names of the requests, by position.
+        num_computed_tokens_cpu: Tokens in the cache, by position; longer than the batch.
+        num_prompt_tokens: Tokens of the prompt, by position; longer than the batch.
+        swaps: Every swap that was asked for, in order.
+    """
+
+    req_ids: list[str]
+    num_computed_tokens_cpu: Any
+    num_prompt_tokens: Any
+    swaps: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    def swap_states(self, i: int, j: int) -> None:
+        """Swap all state of two positions."""
+        self.swaps.append((int(i), int(j)))
+        self.req_ids[i], self.req_ids[j] = self.req_ids[j], self.req_ids[i]
+        for array in (self.num_computed_tokens_cpu, self.num_prompt_tokens):
+            array[[i, j]] = array[[j, i]]
+
+
+@dataclasses.dataclass
+class SchedulerOutput:
+    """What the scheduler decided: the new tokens of each request, by its name."""
+
+    num_scheduled_tokens: dict[str, int]
+
+
+@st.composite
+def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> Call:
+    """Draw calls of `reorder_batch_to_split_decodes_and_prefills`.
+
+    Requests stand in any order, or nearly in the wanted one, as in a running engine.
+    """
+    threshold = draw(st.integers(1, 4))
+    num_reqs = draw(st.integers(0, 6 if preset.name == "minimal" else 40))
+    small = st.integers(0, threshold + 2)
+    kinds = draw(
+        st.lists(
+            st.tuples(small, st.integers(0, 3), st.integers(0, 5)),
+            min_size=num_reqs,
+            max_size=num_reqs,
+        )
+    )
+    if draw(st.booleans()):
+        kinds.sort(key=lambda k: (k[0] > threshold, k[1] == 0))
+        if num_reqs > 1:
+            i, j = draw(st.integers(0, num_reqs - 1)), draw(st.integers(0, num_reqs - 1))
+            kinds[i], kinds[j] = kinds[j], kinds[i]
+    ids = [f"r{i}" for i in range(num_reqs)]
+    dtype = draw(st.sampled_from((np.int32, np.int64)))
+    spare = [draw(st.integers(0, 3))] * 2
+    batch = InputBatch(
+        ids,
+        np.array([computed for _, computed, _ in kinds] + spare, dtype),
+        np.array([prompt for _, _, prompt in kinds] + spare, dtype),
+    )
+    scheduled = {name: kinds[i][0] for i, name in enumerate(ids)} | {"elsewhere": 1}
+    arguments: Arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput(scheduled)}
+    if threshold > 1 or draw(st.booleans()):
+        arguments["decode_threshold"] = threshold
+    number = draw(st.sampled_from((3, 4))) if regions is None else regions
+    if number != 3 or draw(st.booleans()):
+        arguments["regions"] = number
+    return Call("reorder_batch_to_split_decodes_and_prefills", arguments)
+
+
+def regions_of(call: Call) -> list[int]:
+    """Return the region of each request of a reordering call, by its position."""
+    arguments = call.arguments
+    batch, threshold = arguments["input_batch"], arguments.get("decode_threshold", 1)
+    found = []
+    for i, name in enumerate(batch.req_ids):
+        tokens = arguments["scheduler_output"].num_scheduled_tokens[name]
+        computed, prompt = batch.num_computed_tokens_cpu[i], batch.num_prompt_tokens[i]
+        if arguments.get("regions", 3) == 3:
+            found.append(0 if tokens <= threshold else 1 if computed > 0 else 2)
+        elif computed == 0:
+            found.append(3)
+        elif tokens > threshold:
+            found.append(2)
+        else:
+            found.append(0 if computed >= prompt else 1)
+    return found

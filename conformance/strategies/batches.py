@@ -1,0 +1,330 @@
+"""Batches: what a scheduler's step brings, from which all arguments about requests are derived."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Draw
+from conformance.strategies.arrays import guarded, guarded_table
+from conformance.strategies.presets import Preset
+from conformance.strategies.traffic import traffic_batches
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill")
+ROLES = ("decode", "short extend", "extend", "prefill", "idle")
+"""What a request may be in a mixed batch."""
+
+FILLERS = (0, -1, 7, 2**31 - 1)
+"""What stands where nothing may be read: past the end of a table's row, at padding's positions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a request's positions lie in blocks.
+
+    Attributes:
+        block_size: Tokens in a block, on one rank.
+        kernel_block_size: Tokens in a block of the table, where kernel blocks split the manager's.
+        cp_world_size: Number of context-parallel ranks.
+        cp_rank: This rank.
+        cp_kv_cache_interleave_size: Consecutive tokens on one rank.
+    """
+
+    block_size: int
+    kernel_block_size: int | None = None
+    cp_world_size: int = 1
+    cp_rank: int = 0
+    cp_kv_cache_interleave_size: int = 1
+
+    @property
+    def blocks_per_kv_block(self) -> int:
+        """Return how many of the table's blocks make one of the manager's."""
+        return self.block_size // (self.kernel_block_size or self.block_size)
+
+    def num_blocks(self, seq_len: int) -> int:
+        """Return the manager's blocks that hold this rank's part of a sequence."""
+        return -(-seq_len // (self.block_size * self.cp_world_size))
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keyword arguments of the functions that read a layout."""
+        return {
+            "kernel_block_size": self.kernel_block_size,
+            "cp_world_size": self.cp_world_size,
+            "cp_rank": self.cp_rank,
+            "cp_kv_cache_interleave_size": self.cp_kv_cache_interleave_size,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One step, in batch order, padding requests included.
+
+    Attributes:
+        query_lens: New tokens of each request.
+        num_computed_tokens: Tokens of each request in the cache before the step.
+        layout: How positions lie in blocks.
+        rows: The blocks of the table that each request owns.
+        num_padding_tokens: Tokens past the last request's, added for a CUDA graph.
+        extra_columns: Columns of the table that no request needs.
+        extra_rows: Rows of the table past the last request's.
+        filler: What stands in the table and in positions where nothing may be read.
+        stride: The step between elements in memory; more than 1 makes every array a strided view.
+        raised: How far `max_query_len` and `max_seq_len` lie above the true maxima.
+        causal: Whether attention is causal.
+        has_numpy_ints: Whether counts are NumPy ints, as arithmetic on arrays gives them.
+    """
+
+    query_lens: tuple[int, ...]
+    num_computed_tokens: tuple[int, ...]
+    layout: Layout
+    rows: tuple[tuple[int, ...], ...]
+    num_padding_tokens: int = 0
+    extra_columns: int = 0
+    extra_rows: int = 0
+    filler: int = 0
+    stride: int = 1
+    raised: int = 0
+    causal: bool = True
+    has_numpy_ints: bool = False
+
+    @property
+    def num_reqs(self) -> int:
+        """Return the number of requests, padding included."""
+        return len(self.query_lens)
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Return each request's sequence length."""
+        return tuple(c + q for c, q in zip(self.num_computed_tokens, self.query_lens, strict=True))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Return the query starts, `num_reqs + 1` of them."""
+        return (0, *accumulate(self.query_lens))
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens that belong to requests."""
+        return sum(self.query_lens)
+
+    @property
+    def num_actual_tokens(self) -> int:
+        """Return the number of tokens in the batch, padding included."""
+        return self.num_tokens + self.num_padding_tokens
+
+    def query_start_loc(self) -> Array:
+        """Return the query starts as an array."""
+        return guarded(self.starts, np.int32, self.stride)
+
+    def positions(self) -> Array:
+        """Return every token's position, the filler for padding's."""
+        found = [
+            c + j
+            for c, q in zip(self.num_computed_tokens, self.query_lens, strict=True)
+            for j in range(q)
+        ]
+        return guarded(found + [self.filler] * self.num_padding_tokens, np.int64, self.stride)
+
+    def block_table(self) -> Array:
+        """Return the block table, the filler past each row's end."""
+        width = max(map(len, self.rows), default=0) + self.extra_columns
+        return guarded_table(self.rows, self.num_reqs + self.extra_rows, width, self.filler)
+
+    def slot_mapping(self) -> Array:
+        """Return every token's slot in the cache, -1 for padding's."""
+        slots = reference.compute_slot_mapping(
+            self.block_table(),
+            self.query_start_loc(),
+            self.positions(),
+            self.layout.block_size,
+            **self.layout.keywords(),
+        )
+        return guarded(slots.tolist(), np.int64, self.stride)
+
+    def metadata(self) -> reference.CommonAttentionMetadata:
+        """Return the batch's attention metadata, as `reference` holds it."""
+        starts = self.query_start_loc()
+        number: Callable[[int], Any] = np.int32 if self.has_numpy_ints else int
+        seq_lens = guarded(self.seq_lens, np.int32, self.stride)
+        return reference.CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts,
+            seq_lens=seq_lens,
+            seq_lens_cpu=seq_lens,
+            num_computed_tokens_cpu=guarded(self.num_computed_tokens, np.int32, self.stride),
+            num_reqs=number(self.num_reqs),
+            num_actual_tokens=number(self.num_actual_tokens),
+            max_query_len=number(max(self.query_lens, default=0) + self.raised),
+            max_seq_len=number(max(self.seq_lens, default=0) + self.raised),
+            block_table_tensor=self.block_table(),
+            slot_mapping=self.slot_mapping(),
+            causal=self.causal,
+        )
+
+
+def lengths(preset: Preset, most: int, layout: Layout) -> st.SearchStrategy[int]:
+    """Draw token counts up to `most`: often at, just below or just above a multiple that matters.
+
+    What matters: the block size, the chunk size, and 8, the tokens of a convolution's program.
+    """
+    edges = {layout.block_size, layout.block_size * preset.chunk_blocks[-1], 8}
+    near = [
+        st.builds(
+            lambda k, d, edge=edge: min(max(k * edge + d, 0), most),
+            st.integers(0, max(most // edge, 1)),
+            st.sampled_from((0, -1, 1)),
+        )
+        for edge in sorted(edges)
+        if edge <= most
+    ]
+    return st.one_of(st.integers(0, most), *near)
+
+
+@st.composite
+def batches(
+    draw: Draw, preset: Preset, *, layout: Layout | None = None, is_shared: bool | None = None
+) -> Batch:
+    """Draw a batch.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        layout: How positions lie in blocks; None draws a block size of the preset.
+        is_shared: Whether some requests share the physical blocks of a common prefix; None draws.
+
+    Returns:
+        A valid batch: decode-only, speculative decode, mixed, extend or prefill; idle and padded
+        requests and padded tokens among them.
+    """
+    if layout is None:
+        layout = Layout(draw(st.sampled_from(preset.block_sizes)))
+    if preset.is_traffic:
+        step = draw(traffic_batches())
+        query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
+    else:
+        query_lens, computed = draw(_requests(preset, layout))
+    num_padding = draw(st.integers(0, 2))
+    query_lens += [0] * num_padding
+    # A padded request has no tokens; its sequence length is nothing, or what an old step left.
+    computed += draw(
+        st.lists(st.sampled_from((0, 0, 1, 5)), min_size=num_padding, max_size=num_padding)
+    )
+    seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
+    if is_shared is None:
+        is_shared = draw(st.booleans())
+    return Batch(
+        tuple(query_lens),
+        tuple(computed),
+        layout,
+        draw(_rows(layout, seq_lens, computed if is_shared else [0] * len(computed))),
+        num_padding_tokens=draw(st.integers(0, 3)),
+        extra_columns=draw(st.integers(0, 2)),
+        extra_rows=draw(st.integers(0, 1)),
+        filler=draw(st.sampled_from(FILLERS)),
+        stride=draw(st.sampled_from((1, 2))),
+        raised=draw(st.sampled_from((0, 3))),
+        causal=draw(st.sampled_from((True, True, False))),
+        has_numpy_ints=draw(st.sampled_from((False, False, True))),
+    )
+
+
+@st.composite
+def _requests(draw: Draw, preset: Preset, layout: Layout) -> tuple[list[int], list[int]]:
+    """Draw the query lengths and the computed tokens of a batch of one kind."""
+    kind = draw(st.sampled_from(KINDS))
+    num_reqs = draw(st.integers(0, preset.max_num_reqs))
+    context = lengths(preset, preset.max_context_len, layout)
+    query = lengths(preset, preset.max_query_len, layout)
+    uniform = draw(st.integers(2, 4))
+    query_lens: list[int] = []
+    computed: list[int] = []
+    left = preset.max_num_tokens
+    for _ in range(num_reqs):
+        role = draw(st.sampled_from(ROLES)) if kind == "mixed" else kind
+        wanted = {"decode": 1, "speculative decode": uniform, "idle": 0}.get(role)
+        if role == "speculative decode" and draw(st.integers(0, 5)) == 5:
+            wanted = draw(st.integers(0, 4))
+        if wanted is None:
+            wanted = draw(st.integers(1, 4) if role == "short extend" else query)
+        query_lens.append(min(left, wanted))
+        left -= query_lens[-1]
+        computed.append(0 if role == "prefill" else draw(context))
+    return query_lens, computed
+
+
+@st.composite
+def _rows(
+    draw: Draw, layout: Layout, seq_lens: list[int], shareable: list[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Draw the blocks of each request: distinct ids in some order, low or near 2**31.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        layout: How positions lie in blocks.
+        seq_lens: Each request's sequence length.
+        shareable: Leading tokens of each request that it may share with the first request.
+
+    Returns:
+        The block ids of the table's rows.
+    """
+    n = layout.blocks_per_kv_block
+    counts = [layout.num_blocks(s) for s in seq_lens]
+    total = sum(counts)
+    order = draw(st.sampled_from(("ascending", "descending", "shuffled")))
+    is_high = draw(st.booleans())
+    ids = list(range(1, total + 1))
+    if order == "descending":
+        ids.reverse()
+    elif order == "shuffled":
+        np.random.default_rng(draw(st.integers(0, 2**16))).shuffle(ids)
+    if is_high:
+        ids = [2**31 // n - 1 - i for i in ids]
+    rows: list[list[int]] = []
+    for i, count in enumerate(counts):
+        row, ids = ids[:count], ids[count:]
+        if i:
+            # Only whole blocks, computed in both, can be shared.
+            common = min(shareable[i], shareable[0]) // (layout.block_size * layout.cp_world_size)
+            row[:common] = rows[0][:common]
+        rows.append(row)
+    return tuple(tuple(b * n + k for b in row for k in range(n)) for row in rows)
+
+
+def is_padded(batch: Batch) -> bool:
+    """Tell whether the last request is padding."""
+    return bool(batch.query_lens) and batch.query_lens[-1] == 0
+
+
+BATCH_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
+    "no requests": lambda b: b.num_reqs == 0,
+    "one request": lambda b: b.num_reqs == 1,
+    "padded requests at the end": is_padded,
+    "padded tokens at the end": lambda b: b.num_padding_tokens > 0,
+    "a request of no tokens before one with some": lambda b: any(
+        q == 0 and any(b.query_lens[i:]) for i, q in enumerate(b.query_lens)
+    ),
+    "strided arrays": lambda b: b.stride > 1,
+    "a batch of real traffic's size": lambda b: b.num_tokens > 64,
+}
+"""Situations of a batch that every function about requests must meet."""
+
+
+def of_batch(*names: str) -> dict[str, Any]:
+    """Return situations of a call from those of the batch that its strategy drew.
+
+    Args:
+        *names: Names in `BATCH_SITUATIONS`; all of them where none are given.
+    """
+
+    def lifted(name: str) -> Any:
+        return lambda call: BATCH_SITUATIONS[name](call.facts)
+
+    return {name: lifted(name) for name in names or BATCH_SITUATIONS}

@@ -1,0 +1,23 @@
+"""Calls of `make_local_attention_virtual_batches`."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.strategies.metadata import metadata_calls
+from conformance.strategies.presets import Preset
+
+
+@st.composite
+def local_attention_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `make_local_attention_virtual_batches`; one chunk may be one block."""
+    call = draw(metadata_calls(preset))
+    block_size = call.facts.layout.block_size
+    chunk = block_size * draw(st.sampled_from((*preset.chunk_blocks, 1)))
+    arguments = {
+        "attn_chunk_size": chunk,
+        "common_attn_metadata": call.arguments["metadata"],
+        "block_size": block_size,
+    }
+    return Call("make_local_attention_virtual_batches", arguments, call.facts)

@@ -1,0 +1,54 @@
+"""Calls of the functions that take a batch's attention metadata, and of its methods."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.batches import batches
+from conformance.strategies.presets import Preset
+
+
+@st.composite
+def metadata_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw one metadata with every optional field there or not, as the argument `metadata`."""
+    batch = draw(batches(preset))
+    metadata = batch.metadata()
+    if draw(st.booleans()):
+        metadata = dataclasses.replace(
+            metadata,
+            logits_indices_padded=guarded(range(batch.num_tokens), np.int64),
+            num_logits_indices=batch.num_tokens,
+            encoder_seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
+            dcp_local_seq_lens=guarded([s // 2 for s in batch.seq_lens], np.int32, batch.stride),
+        )
+    return Call("", {"metadata": metadata}, batch)
+
+
+@st.composite
+def unpadded_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `CommonAttentionMetadata.unpadded`: any number of requests and tokens."""
+    call = draw(metadata_calls(preset))
+    batch = call.facts
+    num_reqs = draw(st.one_of(st.just(batch.num_reqs), st.integers(0, batch.num_reqs)))
+    least = batch.starts[num_reqs]
+    num_tokens = draw(st.one_of(st.just(least), st.integers(least, batch.num_actual_tokens)))
+    arguments = {
+        "self": call.arguments["metadata"],
+        "num_actual_tokens": num_tokens,
+        "num_actual_reqs": num_reqs,
+    }
+    return Call("CommonAttentionMetadata.unpadded", arguments, batch)
+
+
+@st.composite
+def validate_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `CommonAttentionMetadata.validate` on what is valid."""
+    call = draw(metadata_calls(preset))
+    block_size = draw(st.sampled_from((None, call.facts.layout.block_size)))
+    arguments = {"self": call.arguments["metadata"], "block_size": block_size}
+    return Call("CommonAttentionMetadata.validate", arguments, call.facts)

@@ -1,0 +1,431 @@
+"""Sessions: an object that keeps state, and what is done to it in order.
+
+A session of `BlockTables` is drawn with a model of the rows' lengths at hand, so that every
+operation is valid, but for those that are meant to be refused, after which the rest of the session
+shows that nothing had changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.presets import Preset
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One call of a method.
+
+    Attributes:
+        method: Its name.
+        arguments: Its arguments by name.
+        refused: What is wrong with it, None where it is valid.
+        error: The class of the exception that it gets then.
+        argument: The name that the exception's message must mention.
+    """
+
+    method: str
+    arguments: Arguments
+    refused: str | None = None
+    error: type[Exception] | None = None
+    argument: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """An object's life: how it is made and what is done to it."""
+
+    constructor: Call
+    operations: tuple[Operation, ...]
+
+
+@dataclasses.dataclass
+class TableModel:
+    """What a session's strategy knows of the block tables: the lengths of their rows.
+
+    Attributes:
+        block_sizes: The groups' block sizes.
+        max_num_reqs: The number of request slots.
+        max_num_tokens: The size of the slot mapping's buffer.
+        widths: The most blocks of a row, by group.
+        lengths: The blocks of each row, by group.
+        next_id: A block id not used yet.
+    """
+
+    block_sizes: list[int]
+    max_num_reqs: int
+    max_num_tokens: int
+    max_model_len: int
+    widths: list[int] = dataclasses.field(init=False)
+    lengths: list[list[int]] = dataclasses.field(init=False)
+    next_id: int = 1
+
+    def __post_init__(self) -> None:
+        self.widths = [-(-self.max_model_len // size) for size in self.block_sizes]
+        self.lengths = [[0] * self.max_num_reqs for _ in self.block_sizes]
+
+    def new_ids(self, count: int) -> list[int]:
+        """Return block ids that no row has yet."""
+        first, self.next_id = self.next_id, self.next_id + count
+        return list(range(first, first + count))
+
+
+@st.composite
+def block_tables_sessions(draw: Draw, preset: Preset, *, has_bad: bool = True) -> Session:
+    """Draw sessions of `BlockTables`.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        has_bad: Whether operations that are to be refused may be among them.
+    """
+    is_minimal = preset.name == "minimal"
+    sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
+    model = TableModel(
+        draw(st.lists(sizes, max_size=3)),
+        draw(st.integers(1, 4 if is_minimal else 8)),
+        draw(st.integers(1, 8 if is_minimal else 48)),
+        draw(st.integers(1, 9 if is_minimal else 300)),
+        next_id=draw(st.sampled_from((1, 2**31 - 1000))),
+    )
+    arguments = {
+        "block_sizes": model.block_sizes,
+        "max_num_reqs": model.max_num_reqs,
+        "max_num_batched_tokens": model.max_num_tokens,
+        "max_model_len": model.max_model_len,
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    operations = []
+    has_bad = has_bad and draw(st.booleans())
+    for _ in range(draw(st.integers(1, 8))):
+        for _ in range(draw(st.integers(0, 3)) if has_bad else 0):
+            bad = draw(st.sampled_from(BAD_OPERATIONS))(model, draw)
+            if bad is not None:
+                operations.append(bad)
+        operations.append(draw(st.sampled_from(OPERATIONS))(model, draw))
+    return Session(Call("BlockTables", arguments), tuple(operations))
+
+
+def _append(model: TableModel, draw: Draw) -> Operation:
+    slots = st.integers(0, model.max_num_reqs - 1)
+    listed = draw(st.lists(slots, unique=True, max_size=model.max_num_reqs))
+    overwrite = [draw(st.booleans()) for _ in listed]
+    cu_num_new_blocks, new_block_ids = [], []
+    for lengths, width in zip(model.lengths, model.widths, strict=True):
+        counts = []
+        for slot, is_new in zip(listed, overwrite, strict=True):
+            kept = 0 if is_new else lengths[slot]
+            counts.append(draw(st.integers(0, min(width - kept, 6))))
+            lengths[slot] = kept + counts[-1]
+        cu_num_new_blocks.append([0, *accumulate(counts)])
+        new_block_ids.append(model.new_ids(sum(counts)))
+    arguments = {
+        "req_indices": listed,
+        "cu_num_new_blocks": cu_num_new_blocks,
+        "new_block_ids": new_block_ids,
+        "overwrite": overwrite,
+    }
+    return Operation("append_block_ids", arguments)
+
+
+def _move(model: TableModel, draw: Draw) -> Operation:
+    src, dst = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
+    if src != dst:
+        for lengths in model.lengths:
+            lengths[dst], lengths[src] = lengths[src], 0
+    return Operation("move_row", {"src": src, "dst": dst})
+
+
+def _swap(model: TableModel, draw: Draw) -> Operation:
+    a, b = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
+    for lengths in model.lengths:
+        lengths[a], lengths[b] = lengths[b], lengths[a]
+    return Operation("swap_rows", {"a": a, "b": b})
+
+
+def _clear(model: TableModel, draw: Draw) -> Operation:
+    row = draw(st.integers(0, model.max_num_reqs - 1))
+    for lengths in model.lengths:
+        lengths[row] = 0
+    return Operation("clear_row", {"r": row})
+
+
+def _gather(model: TableModel, draw: Draw) -> Operation:
+    entries = st.integers(-1, model.max_num_reqs - 1)
+    mapping = draw(st.lists(entries, max_size=model.max_num_reqs))
+    return Operation("gather_block_tables", {"idx_mapping": guarded(mapping, np.int32)})
+
+
+def _slots(model: TableModel, draw: Draw) -> Operation:
+    num_reqs = draw(st.integers(0, model.max_num_reqs))
+    num_positions = draw(st.integers(0, model.max_num_tokens))
+    cuts = draw(st.lists(st.integers(0, num_positions), min_size=num_reqs, max_size=num_reqs))
+    # Every column of the buffer may be read: what was not gathered there is nulls.
+    last = min((w * s for w, s in zip(model.widths, model.block_sizes, strict=True)), default=1) - 1
+    known = draw(st.lists(st.integers(0, last), min_size=1, max_size=4))
+    positions = [known[i % len(known)] for i in range(num_positions)]
+    arguments = {
+        "query_start_loc": guarded([0, *sorted(cuts)], np.int32),
+        "positions": guarded(positions, np.int64, draw(st.sampled_from((1, 2)))),
+    }
+    return Operation("compute_slot_mappings", arguments)
+
+
+def _dummy_tables(model: TableModel, draw: Draw) -> Operation:
+    count = draw(st.integers(0, model.max_num_reqs))
+    return Operation("get_dummy_block_tables", {"num_reqs": count})
+
+
+def _dummy_slots(model: TableModel, draw: Draw) -> Operation:
+    count = draw(st.integers(0, model.max_num_tokens))
+    return Operation("get_dummy_slot_mappings", {"num_tokens": count})
+
+
+OPERATIONS = (
+    _append,
+    _gather,
+    _slots,
+    _append,
+    _gather,
+    _move,
+    _swap,
+    _clear,
+    _dummy_tables,
+    _dummy_slots,
+)
+
+
+def _bad_append(
+    name: str, error: type[Exception], argument: str, change: Callable[[TableModel, Arguments], Any]
+) -> Callable[[TableModel, Draw], Operation | None]:
+    """Return a maker of an append of one block to the last slot of every group, made bad."""
+
+    def make(model: TableModel, _: Draw) -> Operation | None:
+        groups = len(model.block_sizes)
+        arguments: Arguments = {
+            "req_indices": [model.max_num_reqs - 1],
+            "cu_num_new_blocks": [[0, 1] for _ in range(groups)],
+            "new_block_ids": [[5] for _ in range(groups)],
+            "overwrite": [True],
+        }
+        changes = change(model, arguments)
+        if changes is None:
+            return None
+        return Operation("append_block_ids", arguments | changes, name, error, argument)
+
+    return make
+
+
+def _last_group(model: TableModel, arguments: Arguments, name: str, value: list[Any]) -> Any:
+    """Return an argument with another value for the last group, None where there is no group."""
+    return {name: [*arguments[name][:-1], value]} if model.block_sizes else None
+
+
+def _outgrown(model: TableModel, arguments: Arguments) -> Any:
+    if not model.block_sizes:
+        return None
+    count = model.widths[-1] + 1
+    return {
+        "cu_num_new_blocks": [*arguments["cu_num_new_blocks"][:-1], [0, count]],
+        "new_block_ids": [*arguments["new_block_ids"][:-1], [5] * count],
+    }
+
+
+def _bad_index(method: str, first: str, rest: Arguments) -> tuple[Any, ...]:
+    """Return makers of row operations with an index outside, or none at all."""
+
+    def make(value: Any, name: str, error: type[Exception]) -> Any:
+        return lambda model, _: Operation(
+            method,
+            {first: model.max_num_reqs if value is None else value, **rest},
+            f"{method}: {name}",
+            error,
+            first,
+        )
+
+    return (
+        make(None, "row outside", IndexError),
+        make(-1, "negative row", IndexError),
+        make(True, "row is a bool", TypeError),
+    )
+
+
+def _bad_call(
+    method: str,
+    name: str,
+    error: type[Exception],
+    argument: str,
+    make: Callable[[TableModel], Arguments],
+) -> Callable[[TableModel, Draw], Operation | None]:
+    return lambda model, _: Operation(method, make(model), f"{method}: {name}", error, argument)
+
+
+def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
+    return np.array(values, dtype)
+
+
+BAD_OPERATIONS = (
+    _bad_append(
+        "slot outside", IndexError, "req_indices", lambda m, _: {"req_indices": [m.max_num_reqs]}
+    ),
+    _bad_append("negative slot", IndexError, "req_indices", lambda *_: {"req_indices": [-1]}),
+    _bad_append("slot is a float", TypeError, "req_indices", lambda *_: {"req_indices": [0.0]}),
+    _bad_append(
+        "slots are an array", TypeError, "req_indices", lambda *_: {"req_indices": _vector(0)}
+    ),
+    _bad_append(
+        "slot listed twice",
+        ValueError,
+        "req_indices",
+        lambda m, _: {
+            "req_indices": [0, 0],
+            "overwrite": [True, True],
+            "cu_num_new_blocks": [[0, 0, 0] for _ in m.block_sizes],
+            "new_block_ids": [[] for _ in m.block_sizes],
+        },
+    ),
+    _bad_append("overwrite is an int", TypeError, "overwrite", lambda *_: {"overwrite": [1]}),
+    _bad_append("overwrite is short", ValueError, "overwrite", lambda *_: {"overwrite": []}),
+    _bad_append(
+        "a group too many",
+        ValueError,
+        "new_block_ids",
+        lambda _, a: {"new_block_ids": [*a["new_block_ids"], []]},
+    ),
+    _bad_append(
+        "counts not from 0",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [1, 1]),
+    ),
+    _bad_append(
+        "counts not to the end",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [0, 0]),
+    ),
+    _bad_append(
+        "counts too long",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [0, 1, 1]),
+    ),
+    _bad_append(
+        "negative block id",
+        ValueError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [-1]),
+    ),
+    _bad_append(
+        "block id past int32",
+        ValueError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [2**31]),
+    ),
+    _bad_append(
+        "block id is a bool",
+        TypeError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [True]),
+    ),
+    _bad_append("row outgrown", ValueError, "new_block_ids", _outgrown),
+    *_bad_index("move_row", "src", {"dst": 0}),
+    *_bad_index("swap_rows", "a", {"b": 0}),
+    *_bad_index("clear_row", "r", {}),
+    _bad_call(
+        "gather_block_tables",
+        "slot outside",
+        IndexError,
+        "idx_mapping",
+        lambda m: {"idx_mapping": _vector(m.max_num_reqs)},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "slot below -1",
+        IndexError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(-2)},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "too many rows",
+        ValueError,
+        "idx_mapping",
+        lambda m: {"idx_mapping": _vector(*[-1] * (m.max_num_reqs + 1))},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "int64",
+        TypeError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(0, dtype=np.int64)},
+    ),
+    _bad_call(
+        "compute_slot_mappings",
+        "too many requests",
+        ValueError,
+        "query_start_loc",
+        lambda m: {
+            "query_start_loc": _vector(*[0] * (m.max_num_reqs + 2)),
+            "positions": _vector(dtype=np.int64),
+        },
+    ),
+    _bad_call(
+        "compute_slot_mappings",
+        "too many tokens",
+        ValueError,
+        "positions",
+        lambda m: {
+            "query_start_loc": _vector(0),
+            "positions": _vector(*[0] * (m.max_num_tokens + 1), dtype=np.int64),
+        },
+    ),
+    lambda model, _: (
+        Operation(
+            "compute_slot_mappings",
+            {
+                "query_start_loc": _vector(0, 1),
+                "positions": _vector(
+                    max(s * w for s, w in zip(model.block_sizes, model.widths, strict=True)),
+                    dtype=np.int64,
+                ),
+            },
+            "compute_slot_mappings: position outside",
+            ValueError,
+            "positions",
+        )
+        if model.block_sizes
+        else None
+    ),
+    _bad_call(
+        "get_dummy_block_tables",
+        "too many",
+        ValueError,
+        "num_reqs",
+        lambda m: {"num_reqs": m.max_num_reqs + 1},
+    ),
+    _bad_call(
+        "get_dummy_slot_mappings",
+        "too many",
+        ValueError,
+        "num_tokens",
+        lambda m: {"num_tokens": m.max_num_tokens + 1},
+    ),
+    _bad_call(
+        "get_dummy_slot_mappings",
+        "negative",
+        ValueError,
+        "num_tokens",
+        lambda _: {"num_tokens": -1},
+    ),
+)
+"""Makers of operations that must be refused."""

@@ -1,0 +1,115 @@
+"""Calls of the functions that cut a batch into micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.batches import Batch, batches
+from conformance.strategies.metadata import metadata_calls
+from conformance.strategies.presets import Preset
+
+
+@st.composite
+def create_ubatch_slices_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `create_ubatch_slices`, of batches that have tokens."""
+    batch = draw(batches(preset))
+    lens = list(batch.query_lens) if batch.num_tokens else [*batch.query_lens, 3]
+    if draw(st.booleans()):
+        lens.insert(draw(st.integers(0, len(lens))), 0)
+    dtype = draw(st.sampled_from((np.int32, np.int64)))
+    points = draw(cuts(sum(lens), lens))
+    if len(points) == 1 and draw(st.booleans()):
+        points = points[0]
+    arguments = {
+        "num_scheduled_tokens": guarded(lens, dtype, batch.stride),
+        "split_points": points,
+    }
+    return Call("create_ubatch_slices", arguments)
+
+
+@st.composite
+def cuts(draw: Draw, total: int, lens: list[int] | tuple[int, ...]) -> list[int]:
+    """Draw increasing split points inside `(0, total)`: between requests, inside them, adjacent."""
+    if total < 2:
+        return []
+    edges = sorted({int(e) for e in np.cumsum(lens)} & set(range(1, total)))
+    point = st.integers(1, total - 1)
+    if edges:
+        point = st.one_of(point, st.sampled_from(edges))
+    return sorted(draw(st.sets(point, max_size=4)))
+
+
+@st.composite
+def slice_query_start_locs_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `slice_query_start_locs`: any slice of requests, the empty ones too."""
+    batch = draw(batches(preset))
+    start = draw(st.integers(0, batch.num_reqs))
+    stop = draw(st.integers(start, batch.num_reqs))
+    arguments = {"query_start_loc": batch.query_start_loc(), "request_slice": slice(start, stop)}
+    return Call("slice_query_start_locs", arguments, batch)
+
+
+def slices_between(batch: Batch, points: list[int]) -> list[reference.UBatchSlice]:
+    """Return the micro-batches between split points; what is padding goes with the last ones.
+
+    Each takes the requests that have a token in it; a piece of padding alone takes the last
+    request, which must have no tokens.
+    """
+    found = []
+    edges = [0, *points, batch.num_actual_tokens]
+    for first, last in itertools.pairwise(edges):
+        owners = [
+            i
+            for i in range(batch.num_reqs)
+            if batch.starts[i] < min(last, batch.num_tokens) and batch.starts[i + 1] > first
+        ]
+        if not owners:
+            owners = [batch.num_reqs - 1]
+        stop = batch.num_reqs if last > batch.num_tokens else owners[-1] + 1
+        found.append(reference.UBatchSlice(slice(owners[0], stop), slice(first, last)))
+    return found
+
+
+@st.composite
+def _cut_batches(draw: Draw, preset: Preset) -> Call:
+    """Draw a metadata and its micro-batches; the facts are the batch."""
+    call = draw(metadata_calls(preset))
+    batch = call.facts
+    has_padded_request = bool(batch.query_lens) and batch.query_lens[-1] == 0
+    total = batch.num_actual_tokens if has_padded_request else batch.num_tokens
+    if not batch.num_reqs or not batch.num_actual_tokens or not total:
+        slices: list[reference.UBatchSlice] = []
+    else:
+        slices = slices_between(batch, draw(cuts(total, batch.query_lens)))
+    return Call("", {"metadata": call.arguments["metadata"], "slices": slices}, batch)
+
+
+@st.composite
+def split_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `split_attn_metadata`: into none, one, two, three and more."""
+    call = draw(_cut_batches(preset))
+    arguments = {
+        "ubatch_slices": call.arguments["slices"],
+        "common_attn_metadata": call.arguments["metadata"],
+    }
+    return Call("split_attn_metadata", arguments, call.facts)
+
+
+@st.composite
+def make_metadata_with_slice_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `_make_metadata_with_slice`; a batch that cannot be cut gets one token more."""
+    call = draw(_cut_batches(preset))
+    batch, slices = call.facts, call.arguments["slices"]
+    metadata = call.arguments["metadata"]
+    if not slices:
+        one = Batch((1,), (0,), batch.layout, ((3,),))
+        batch, metadata = one, one.metadata()
+        slices = [reference.UBatchSlice(slice(0, 1), slice(0, 1))]
+    arguments = {"ubatch_slice": draw(st.sampled_from(slices)), "attn_metadata": metadata}
+    return Call("_make_metadata_with_slice", arguments, batch)

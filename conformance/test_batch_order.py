@@ -1,0 +1,234 @@
+"""Splitting a batch by kind, and bringing it in the order that this needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.batch_order import REORDER_FAULTS, SPLIT_FAULTS, UNIFORM_FAULTS
+from conformance.strategies.batch_order import (
+    InputBatch,
+    SchedulerOutput,
+    regions_of,
+    reorder_calls,
+    split_decodes_and_prefills_calls,
+    split_decodes_prefills_and_extends_calls,
+)
+from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.targets import Target
+
+
+def _threshold(call: Call) -> int:
+    found: int = call.arguments.get("decode_threshold", 1)
+    return found
+
+
+def _first_long(call: Call) -> int:
+    """Return the first request past the threshold, the number of requests where there is none."""
+    lens = call.facts.query_lens
+    return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
+
+
+SPLIT_TWO = Contract(
+    "split_decodes_and_prefills",
+    split_decodes_and_prefills_calls,
+    {
+        **of_batch(),
+        "all are decodes": lambda call: _first_long(call) == call.facts.num_reqs > 0,
+        "none is a decode": lambda call: _first_long(call) == 0 < call.facts.num_reqs,
+        "a decode behind a prefill": lambda call: any(
+            0 < q <= _threshold(call) for q in call.facts.query_lens[_first_long(call) :]
+        ),
+        "uniform is required": lambda call: bool(call.arguments.get("require_uniform")),
+        "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
+        "a query length is one more": lambda call: _threshold(call) + 1 in call.facts.query_lens,
+        "the first request has no tokens": lambda call: call.facts.query_lens[:1] == (0,),
+        "short lengths differ": lambda call: (
+            len({q for q in call.facts.query_lens if 0 < q <= _threshold(call)}) > 1
+        ),
+    },
+    pairs=(
+        ("uniform is required", "padded requests at the end"),
+        ("uniform is required", "short lengths differ"),
+        ("uniform is required", "the first request has no tokens"),
+    ),
+    faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
+)
+
+test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
+test_split_decodes_and_prefills_refuses = same_refusal(SPLIT_TWO)
+
+
+def _kinds(call: Call) -> set[str]:
+    facts = call.facts
+    return {
+        "decode" if q <= _threshold(call) else "extend" if c else "prefill"
+        for q, c in zip(facts.query_lens, facts.num_computed_tokens, strict=True)
+    }
+
+
+SPLIT_THREE = Contract(
+    "split_decodes_prefills_and_extends",
+    split_decodes_prefills_and_extends_calls,
+    {
+        **of_batch(),
+        "all are decodes": lambda call: _kinds(call) == {"decode"},
+        "extends and no prefill": lambda call: (
+            "extend" in _kinds(call) and "prefill" not in _kinds(call)
+        ),
+        "prefills and no extend": lambda call: (
+            "prefill" in _kinds(call) and "extend" not in _kinds(call)
+        ),
+        "all three": lambda call: len(_kinds(call)) == 3,
+        "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
+    },
+    pairs=(
+        ("extends and no prefill", "padded tokens at the end"),
+        ("all are decodes", "padded tokens at the end"),
+    ),
+    faults=SPLIT_FAULTS,
+)
+
+test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)
+test_split_decodes_prefills_and_extends_refuses = same_refusal(SPLIT_THREE)
+
+
+def _observed(arguments: Any) -> dict[str, Any]:
+    """Return what a caller sees of its batch after it was reordered."""
+    batch = arguments["input_batch"]
+    return {
+        "req_ids": batch.req_ids,
+        "num_computed_tokens_cpu": batch.num_computed_tokens_cpu.tolist(),
+        "num_prompt_tokens": batch.num_prompt_tokens.tolist(),
+        "num_scheduled_tokens": arguments["scheduler_output"].num_scheduled_tokens,
+    }
+
+
+def _misplaced(call: Call) -> int:
+    found = regions_of(call)
+    return sum(a != b for a, b in zip(found, sorted(found), strict=True))
+
+
+REORDER = Contract(
+    "reorder_batch_to_split_decodes_and_prefills",
+    reorder_calls,
+    {
+        "no requests": lambda call: not call.arguments["input_batch"].req_ids,
+        "already in order": lambda call: (
+            _misplaced(call) == 0 < len(call.arguments["input_batch"].req_ids)
+        ),
+        "two change places": lambda call: _misplaced(call) == 2,
+        "three or more are misplaced": lambda call: _misplaced(call) > 2,
+        "four regions": lambda call: call.arguments.get("regions") == 4,
+        "every region of three": lambda call: (
+            call.arguments.get("regions", 3) == 3 and len(set(regions_of(call))) == 3
+        ),
+        "every region of four": lambda call: len(set(regions_of(call))) == 4,
+        "tokens at the threshold": lambda call: (
+            _threshold(call) in call.arguments["scheduler_output"].num_scheduled_tokens.values()
+        ),
+    },
+    faults=REORDER_FAULTS,
+    changes=frozenset({"input_batch"}),
+    observe=_observed,
+)
+
+test_reorder = same_answer(REORDER)
+test_reorder_refuses = same_refusal(REORDER)
+
+
+def _cycles(order: list[int]) -> int:
+    """Return the number of cycles of more than one position in a permutation."""
+    left, found = {i for i, j in enumerate(order) if i != j}, 0
+    while left:
+        found += 1
+        at = next(iter(left))
+        while at in left:
+            left.remove(at)
+            at = order[at]
+    return found
+
+
+@law("reorder_batch_to_split_decodes_and_prefills", reorder_calls)
+def test_reordering_changes_as_little_as_possible(target: Target, call: Call) -> None:
+    """Regions do not decrease, who stands right stays, and no swap is one too many."""
+    before = list(call.arguments["input_batch"].req_ids)
+    wanted = sorted(regions_of(call))
+    region = dict(zip(before, regions_of(call), strict=True))
+    side = Side(target, call)
+    with target.running(checked=True):
+        moved = side.run()
+    batch = side.arguments["input_batch"]
+    assert sorted(batch.req_ids) == sorted(before)
+    assert [region[name] for name in batch.req_ids] == wanted
+    for i, name in enumerate(before):
+        if region[name] == wanted[i]:
+            assert batch.req_ids[i] == name
+    order = [before.index(name) for name in batch.req_ids]
+    assert len(batch.swaps) <= sum(i != j for i, j in enumerate(order)) - _cycles(order)
+    assert all(i != j for i, j in batch.swaps)
+    assert moved is (order != sorted(order))
+
+
+@law("split_decodes_and_prefills", split_decodes_and_prefills_calls)
+def test_two_kinds_add_up(target: Target, call: Call) -> None:
+    """Requests and tokens of the two kinds sum to the batch, and decodes hold only short ones."""
+    with target.running(checked=True):
+        decodes, prefills, decode_tokens, prefill_tokens = Side(target, call).run()
+    assert decodes + prefills == call.facts.num_reqs
+    assert decode_tokens + prefill_tokens == call.facts.num_actual_tokens
+    assert all(q <= _threshold(call) for q in call.facts.query_lens[:decodes])
+
+
+@law("split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls)
+def test_three_kinds_add_up(target: Target, call: Call) -> None:
+    """Requests and tokens of the three kinds sum to the batch; the first prefill is new."""
+    with target.running(checked=True):
+        answer = Side(target, call).run()
+    assert sum(answer[:3]) == call.facts.num_reqs
+    assert sum(answer[3:]) == call.facts.num_actual_tokens
+    first_prefill = answer[0] + answer[1]
+    assert all(c > 0 for c in call.facts.num_computed_tokens[answer[0] : first_prefill]) or any(
+        q <= _threshold(call) for q in call.facts.query_lens[answer[0] : first_prefill]
+    )
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "threshold", "is_uniform", "answer"),
+    [
+        ((1, 1, 1, 7), 1, False, (3, 1, 3, 7)),
+        ((2, 1, 3, 9), 3, False, (3, 1, 6, 9)),
+        ((2, 1, 3, 9), 3, True, (1, 3, 2, 13)),
+        ((2, 2, 0, 0), 3, True, (4, 0, 4, 0)),
+        ((9, 1), 1, False, (0, 2, 0, 10)),
+        ((1, 5, 1), 1, False, (1, 2, 1, 6)),
+    ],
+)
+def test_worked_examples_of_two_kinds(
+    query_lens: tuple[int, ...], threshold: int, *, is_uniform: bool, answer: tuple[int, ...]
+) -> None:
+    """Reference gives the definition's table."""
+    rows = tuple((i + 1,) for i in range(len(query_lens)))
+    batch = Batch(query_lens, (0,) * len(query_lens), Layout(16), rows)
+    assert answer == reference.split_decodes_and_prefills(batch.metadata(), threshold, is_uniform)
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "computed", "after"),
+    [("abcd", (9, 1, 5, 1), (0, 7, 3, 4), "dbca"), ("abc", (1, 4, 8), (3, 2, 0), "abc")],
+)
+def test_worked_examples_of_reordering(
+    ids: str, tokens: tuple[int, ...], computed: tuple[int, ...], after: str
+) -> None:
+    """Reference gives the definition's table."""
+    batch = InputBatch(list(ids), np.array(computed), np.zeros(len(ids), np.int64))
+    moved = reference.reorder_batch_to_split_decodes_and_prefills(
+        batch, SchedulerOutput(dict(zip(ids, tokens, strict=True)))
+    )
+    assert list(after) == batch.req_ids
+    assert moved is (ids != after)

@@ -1,0 +1,130 @@
+"""One array twice: a buffer on the CPU and its twin on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.checks import law
+from conformance.comparison import first_difference, torch_dtype
+from conformance.contracts import Call, Draw
+from conformance.report import Mismatch
+from conformance.strategies.presets import Preset
+from conformance.targets import REFERENCE, Target
+
+DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
+NO_NUMPY = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """A buffer's life: what is written to which half, and how much of it is copied.
+
+    Attributes:
+        size: The buffer's shape.
+        dtype: NumPy's scalar type.
+        copies: The half written, the values, and the number copied (None: all).
+    """
+
+    size: tuple[int, ...]
+    dtype: Any
+    copies: tuple[tuple[str, int, int | None], ...]
+
+
+@st.composite
+def copies(draw: Draw, preset: Preset) -> Copies:
+    """Draw a buffer and what is copied between its halves."""
+    del preset
+    size = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
+    number = st.one_of(st.none(), st.integers(0, size[0]))
+    half = st.sampled_from(("cpu", "gpu"))
+    steps = draw(st.lists(st.tuples(half, st.integers(0, 100), number), max_size=4))
+    return Copies(size, draw(st.sampled_from((*DTYPES, *NO_NUMPY))), tuple(steps))
+
+
+def _make(target: Target, example: Copies, **changes: Any) -> Any:
+    dtype = example.dtype if target.device is None else torch_dtype(np.dtype(example.dtype))
+    keywords = {"dtype": dtype, "device": target.device or "cpu", "pin_memory": True} | changes
+    size: Any = keywords.pop("size", example.size)
+    return target.lookup("CpuGpuBuffer")(*size, **keywords)
+
+
+def _play(target: Target, example: Copies) -> list[Any]:
+    """Return everything that is defined of a buffer's halves in the course of its life."""
+    buffer = _make(target, example)
+    seen = [_plain(buffer.cpu), _plain(buffer.gpu)]
+    for half, seed, number in example.copies:
+        getattr(buffer, half)[...] = seed % 2 if example.dtype is np.bool_ else seed
+        copied = (buffer.copy_to_gpu if half == "cpu" else buffer.copy_to_cpu)(number)
+        seen += [_plain(copied), _plain(getattr(buffer, half))]
+    return seen
+
+
+def _plain(array: Any) -> Any:
+    """Return what a half holds now; later writes do not show in it."""
+    return array.copy() if isinstance(array, np.ndarray) else array.cpu().clone()
+
+
+@law(
+    "CpuGpuBuffer",
+    copies,
+    situations={
+        "a part is copied": lambda e: any(n not in {None, e.size[0]} for _, _, n in e.copies),
+        "nothing is copied": lambda e: any(n == 0 for _, _, n in e.copies),
+        "copied both ways": lambda e: len({half for half, _, _ in e.copies}) == 2,
+        "a dtype that NumPy lacks": lambda e: e.dtype in NO_NUMPY,
+        "an empty buffer": lambda e: 0 in e.size,
+        "several axes": lambda e: len(e.size) > 1,
+    },
+)
+def test_buffers_copy(target: Target, example: Copies) -> None:
+    """A buffer begins as zeros, and what is copied is what the other half then holds."""
+    with target.running(checked=True):
+        difference = first_difference(_play(REFERENCE, example), _play(target, example))
+    if difference is not None:
+        raise Mismatch(Call("CpuGpuBuffer", vars(example)), target.name, difference)
+
+
+@law("CpuGpuBuffer", copies)
+def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
+    """`.np` shows what `.cpu` holds, and is refused for what NumPy lacks."""
+    buffer = _make(target, example)
+    if example.dtype in NO_NUMPY:
+        assert _refusal(lambda: buffer.np) is TypeError
+        return
+    buffer.np[...] = 1
+    assert isinstance(buffer.np, np.ndarray)
+    assert buffer.np.dtype == np.dtype(example.dtype)
+    assert bool((buffer.cpu == 1).all())
+
+
+@law("CpuGpuBuffer", copies)
+def test_buffers_refuse(target: Target, example: Copies) -> None:
+    """A size or count that cannot be, and a dtype that is none, are refused as by reference."""
+    too_many = example.size[0] + 1
+    cases: list[tuple[type[Exception], Any]] = [
+        (ValueError, lambda t: _make(t, example).copy_to_gpu(too_many)),
+        (ValueError, lambda t: _make(t, example).copy_to_cpu(too_many)),
+        (ValueError, lambda t: _make(t, example).copy_to_gpu(-1)),
+        (TypeError, lambda t: _make(t, example).copy_to_gpu(1.0)),
+        (ValueError, lambda t: _make(t, example, size=())),
+        (ValueError, lambda t: _make(t, example, size=(-1,))),
+        (TypeError, lambda t: _make(t, example, size=(2.0,))),
+        (TypeError, lambda t: _make(t, example, dtype="nonsense")),
+        (TypeError, lambda t: _make(t, example, pin_memory=1)),
+    ]
+    for error, make in cases:
+        for side in (REFERENCE, target):
+            assert _refusal(lambda side=side, make=make: make(side)) is error
+
+
+def _refusal(act: Any) -> type[Exception] | None:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001  # its class is the answer
+        return type(error)
+    return None

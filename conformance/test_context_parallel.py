@@ -1,0 +1,66 @@
+"""What each context-parallel rank holds of a sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import reference
+from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.context_parallel import DCP_FAULTS
+from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
+from conformance.targets import Target
+
+
+def _round(call: Call) -> int:
+    size: int = call.arguments.get("dcp_size", 1)
+    return size * int(call.arguments.get("cp_kv_cache_interleave_size", 1))
+
+
+LOCAL_LENGTHS = Contract(
+    "get_dcp_local_seq_lens",
+    dcp_local_seq_lens_calls,
+    {
+        "no requests": lambda call: len(call.arguments["seq_lens"]) == 0,
+        "an empty sequence": lambda call: 0 in call.arguments["seq_lens"],
+        "one rank": lambda call: call.arguments.get("dcp_size", 1) == 1,
+        "every rank's length": lambda call: call.arguments.get("dcp_rank") is None,
+        "the last rank": lambda call: (
+            call.arguments.get("dcp_rank") == call.arguments.get("dcp_size", 1) - 1 > 0
+        ),
+        "a whole round of the ranks": lambda call: any(
+            s and s % _round(call) == 0 for s in call.arguments["seq_lens"]
+        ),
+        "a length inside an interleave": lambda call: any(
+            s % call.arguments.get("cp_kv_cache_interleave_size", 1)
+            for s in call.arguments["seq_lens"]
+        ),
+        "a length near 2**31": lambda call: any(s > 2**30 for s in call.arguments["seq_lens"]),
+        "strided arrays": lambda call: call.arguments["seq_lens"].strides[0] > 4,
+    },
+    pairs=(("every rank's length", "a length near 2**31"),),
+    faults=DCP_FAULTS,
+)
+
+test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)
+test_get_dcp_local_seq_lens_refuses = same_refusal(LOCAL_LENGTHS)
+
+
+@law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
+def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
+    """The ranks' local lengths add up, and no rank has more than one interleave over another."""
+    with target.running(checked=True):
+        lengths = Side(target, call.replacing(dcp_rank=None)).run().tolist()
+    interleave = call.arguments.get("cp_kv_cache_interleave_size", 1)
+    for seq_len, local in zip(call.arguments["seq_lens"].tolist(), lengths, strict=True):
+        assert sum(local) == seq_len
+        assert local == sorted(local, reverse=True)
+        assert local[0] - local[-1] <= interleave
+
+
+@pytest.mark.parametrize(("rank", "lengths"), [(0, [3, 4]), (1, [2, 4])])
+def test_worked_example(rank: int, lengths: list[int]) -> None:
+    """Reference gives the definition's example: lengths 5 and 8, two ranks, interleave 2."""
+    found = reference.get_dcp_local_seq_lens(np.array([5, 8], np.int32), 2, rank, 2)
+    assert lengths == found.tolist()

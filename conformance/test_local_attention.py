@@ -1,0 +1,125 @@
+"""Chunked local attention as ordinary attention of virtual requests."""
+
+from __future__ import annotations
+
+import reference
+from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
+from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.strategies.local_attention import local_attention_calls
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+from conformance.targets import Target
+from conformance.test_metadata import as_reference
+
+
+def _requests(call: Call) -> list[tuple[int, int, int]]:
+    """Return (computed tokens, query length, chunk size) of the requests with tokens."""
+    chunk = call.arguments["attn_chunk_size"]
+    facts = call.facts
+    pairs = zip(facts.num_computed_tokens, facts.query_lens, strict=True)
+    return [(c, q, chunk) for c, q in pairs if q]
+
+
+def _last_chunk_is_cut_off(call: Call) -> bool:
+    """Tell whether a sequence's last chunk reaches past the table's width."""
+    size, chunk = call.arguments["block_size"], call.arguments["attn_chunk_size"]
+    width = call.arguments["common_attn_metadata"].block_table_tensor.shape[1]
+    return any(
+        (s - 1) // chunk * chunk // size + chunk // size > width for s in call.facts.seq_lens if s
+    )
+
+
+LOCAL_ATTENTION = Contract(
+    "make_local_attention_virtual_batches",
+    local_attention_calls,
+    {
+        **of_batch(),
+        "a context ends on a chunk boundary": lambda call: any(
+            c and c % k == 0 for c, _, k in _requests(call)
+        ),
+        "a sequence ends on a chunk boundary": lambda call: any(
+            (c + q) % k == 0 for c, q, k in _requests(call)
+        ),
+        "a sequence ends just past one": lambda call: any(
+            (c + q) % k == 1 for c, q, k in _requests(call)
+        ),
+        "a request touches three chunks or more": lambda call: any(
+            (c + q - 1) // k - c // k > 1 for c, q, k in _requests(call)
+        ),
+        "the first chunk is entered inside": lambda call: any(c % k for c, _, k in _requests(call)),
+        "a chunk reaches past the table": _last_chunk_is_cut_off,
+        "a chunk of one block": lambda call: (
+            call.arguments["attn_chunk_size"] == call.arguments["block_size"]
+        ),
+        "an idle request with a context": lambda call: any(
+            q == 0 < c
+            for c, q in zip(call.facts.num_computed_tokens, call.facts.query_lens, strict=True)
+        ),
+        "the maxima are raised": lambda call: call.facts.raised > 0,
+        "counts are NumPy ints": lambda call: call.facts.has_numpy_ints,
+    },
+    pairs=(
+        ("a request touches three chunks or more", "padded requests at the end"),
+        ("a chunk reaches past the table", "the first chunk is entered inside"),
+    ),
+    faults=LOCAL_ATTENTION_FAULTS,
+    aliases=(Alias("slot_mapping", Relation.SAME, "common_attn_metadata.slot_mapping"),),
+)
+
+test_local_attention = same_answer(LOCAL_ATTENTION)
+test_local_attention_refuses = same_refusal(LOCAL_ATTENTION)
+
+
+@law("make_local_attention_virtual_batches", local_attention_calls, presets=(MINIMAL, FEW_PAIRS))
+def test_virtual_batches_keep_the_pairs_of_one_chunk(target: Target, call: Call) -> None:
+    """Virtual requests read exactly the pairs of query and key that lie in one chunk."""
+    whole = call.arguments["common_attn_metadata"]
+    if not whole.causal:
+        return
+    with target.running(checked=True):
+        virtual = as_reference(Side(target, call).run())
+    batch, chunk = call.facts, call.arguments["attn_chunk_size"]
+    size = call.arguments["block_size"]
+    position = {
+        batch.starts[i] + j: batch.num_computed_tokens[i] + j
+        for i in range(batch.num_reqs)
+        for j in range(batch.query_lens[i])
+    }
+    wanted = {
+        (token, key % chunk, slot)
+        for token, key, slot in reference.kv_reads(whole, size)
+        if key // chunk == position[token] // chunk
+    }
+    assert reference.kv_reads(virtual, size) == wanted
+    assert reference.kv_writes(virtual) == reference.kv_writes(whole)
+
+
+@law("make_local_attention_virtual_batches", local_attention_calls)
+def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
+    """A batch's virtual requests have its tokens, and none is longer than a chunk."""
+    with target.running(checked=True):
+        virtual = as_reference(Side(target, call).run())
+    assert virtual.query_start_loc[-1] == call.facts.num_tokens
+    assert virtual.num_reqs >= call.facts.num_reqs
+    assert all(length <= call.arguments["attn_chunk_size"] for length in virtual.seq_lens)
+
+
+def test_worked_example() -> None:
+    """Reference gives the definition's example: chunk 4, block size 2."""
+    rows = tuple(tuple(range(100 * i, 100 * i + 10)) for i in (1, 2, 3))
+    batch = Batch((4, 10, 5), (2, 7, 4), Layout(2), rows)
+    found = reference.make_local_attention_virtual_batches(4, batch.metadata(), 2)
+    lens = found.query_start_loc[1:] - found.query_start_loc[:-1]
+    assert lens.tolist() == [2, 2, 1, 4, 4, 1, 4, 1]
+    assert found.seq_lens.tolist() == [4, 2, 4, 4, 4, 1, 4, 1]
+    assert found.block_table_tensor.tolist() == [
+        [100, 101],
+        [102, 103],
+        [202, 203],
+        [204, 205],
+        [206, 207],
+        [208, 209],
+        [302, 303],
+        [304, 305],
+    ]

@@ -1,0 +1,211 @@
+"""Micro-batches: a batch cut into consecutive pieces that run beside each other."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import reference
+from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.faults.ubatch import (
+    CREATE_FAULTS,
+    MAKE_FAULTS,
+    SLICE_STARTS_FAULTS,
+    SPLIT_FAULTS,
+)
+from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+from conformance.strategies.ubatch import (
+    create_ubatch_slices_calls,
+    make_metadata_with_slice_calls,
+    slice_query_start_locs_calls,
+    split_attn_metadata_calls,
+)
+from conformance.targets import Target
+from conformance.test_metadata import as_reference
+
+
+def _points(call: Call) -> list[int]:
+    points = call.arguments["split_points"]
+    return points if isinstance(points, list) else [points]
+
+
+def _cuts_request(call: Call, times: int) -> bool:
+    """Tell whether a request is cut that often or more."""
+    edges = np.cumsum([0, *call.arguments["num_scheduled_tokens"]])
+    return any(sum(a < p < b for p in _points(call)) >= times for a, b in itertools.pairwise(edges))
+
+
+CREATE = Contract(
+    "create_ubatch_slices",
+    create_ubatch_slices_calls,
+    {
+        "one split point, as an int": lambda call: isinstance(call.arguments["split_points"], int),
+        "no split point": lambda call: call.arguments["split_points"] == [],
+        "three micro-batches or more": lambda call: len(_points(call)) > 1,
+        "a cut between requests": lambda call: any(
+            p in np.cumsum(call.arguments["num_scheduled_tokens"]) for p in _points(call)
+        ),
+        "a request cut in two": lambda call: _cuts_request(call, 1),
+        "a request cut at both ends": lambda call: _cuts_request(call, 2),
+        "a request of no tokens": lambda call: bool(
+            (call.arguments["num_scheduled_tokens"] == 0).any()
+        ),
+        "a request of no tokens at a cut": lambda call: any(
+            list(np.cumsum(call.arguments["num_scheduled_tokens"])).count(p) > 1
+            for p in _points(call)
+        ),
+        "int32": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int32,
+        "int64": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int64,
+    },
+    faults=CREATE_FAULTS,
+)
+
+test_create_ubatch_slices = same_answer(CREATE)
+test_create_ubatch_slices_refuses = same_refusal(CREATE)
+
+SLICE_STARTS = Contract(
+    "slice_query_start_locs",
+    slice_query_start_locs_calls,
+    {
+        **of_batch("no requests", "strided arrays", "padded requests at the end"),
+        "an empty slice": lambda call: (
+            call.arguments["request_slice"].start == call.arguments["request_slice"].stop
+        ),
+        "the whole batch": lambda call: (
+            call.arguments["request_slice"] == slice(0, call.facts.num_reqs) != slice(0, 0)
+        ),
+        "a slice that starts inside": lambda call: (
+            0 < call.arguments["request_slice"].start < call.arguments["request_slice"].stop
+        ),
+    },
+    faults=SLICE_STARTS_FAULTS,
+    aliases=(Alias("", Relation.NEW, "query_start_loc"),),
+)
+
+test_slice_query_start_locs = same_answer(SLICE_STARTS)
+test_slice_query_start_locs_refuses = same_refusal(SLICE_STARTS)
+
+
+def _is_cut(batch: Batch, ubatch: reference.UBatchSlice) -> tuple[bool, bool]:
+    """Tell whether the first request is cut at its front, and the last one at its back."""
+    requests, tokens = ubatch.request_slice, ubatch.token_slice
+    return (
+        batch.starts[requests.start] < tokens.start < batch.num_tokens,
+        tokens.stop < batch.starts[requests.stop],
+    )
+
+
+def _is_cut_at_both_ends(batch: Batch, ubatch: reference.UBatchSlice) -> bool:
+    requests = ubatch.request_slice
+    return _is_cut(batch, ubatch) == (True, True) and requests.stop == requests.start + 1
+
+
+MAKE = Contract(
+    "_make_metadata_with_slice",
+    make_metadata_with_slice_calls,
+    {
+        **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
+        "cut at the front": lambda call: _is_cut(call.facts, call.arguments["ubatch_slice"])[0],
+        "cut at the back": lambda call: _is_cut(call.facts, call.arguments["ubatch_slice"])[1],
+        "one request cut at both ends": lambda call: _is_cut_at_both_ends(
+            call.facts, call.arguments["ubatch_slice"]
+        ),
+        "padding alone": lambda call: (
+            call.arguments["ubatch_slice"].token_slice.start >= call.facts.num_tokens
+        ),
+        "the maxima are raised": lambda call: call.facts.raised > 0,
+        "counts are NumPy ints": lambda call: call.facts.has_numpy_ints,
+        "not causal": lambda call: not call.facts.causal,
+    },
+    faults=MAKE_FAULTS,
+)
+
+test_make_metadata_with_slice = same_answer(MAKE)
+test_make_metadata_with_slice_refuses = same_refusal(MAKE)
+
+SPLIT = Contract(
+    "split_attn_metadata",
+    split_attn_metadata_calls,
+    {
+        **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
+        "no micro-batches": lambda call: not call.arguments["ubatch_slices"],
+        "two micro-batches": lambda call: len(call.arguments["ubatch_slices"]) == 2,
+        "three micro-batches or more": lambda call: len(call.arguments["ubatch_slices"]) > 2,
+        "a request cut at both ends": lambda call: any(
+            _is_cut_at_both_ends(call.facts, u) for u in call.arguments["ubatch_slices"]
+        ),
+    },
+    pairs=(("padded requests at the end", "a request cut at both ends"),),
+    faults=SPLIT_FAULTS,
+)
+
+test_split_attn_metadata = same_answer(SPLIT)
+test_split_attn_metadata_refuses = same_refusal(SPLIT)
+
+
+@law("split_attn_metadata", split_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
+def test_micro_batches_partition_the_relation(target: Target, call: Call) -> None:
+    """A causal batch's micro-batches read and write what it does, each token in one of them."""
+    whole = call.arguments["common_attn_metadata"]
+    slices = call.arguments["ubatch_slices"]
+    if not whole.causal or not slices:
+        return
+    with target.running(checked=True):
+        parts = [as_reference(part) for part in Side(target, call).run()]
+    size = call.facts.layout.block_size
+    reads, writes = [], []
+    for ubatch, part in zip(slices, parts, strict=True):
+        first = ubatch.token_slice.start
+        reads += [(t + first, key, slot) for t, key, slot in reference.kv_reads(part, size)]
+        writes += [(t + first, slot) for t, slot in reference.kv_writes(part)]
+    assert len(reads) == len(set(reads))
+    assert set(reads) == reference.kv_reads(whole, size)
+    assert len(writes) == len(set(writes))
+    assert set(writes) == reference.kv_writes(whole)
+
+
+@law("create_ubatch_slices", create_ubatch_slices_calls)
+def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
+    """The slices are consecutive, and their requests are those with a token in them."""
+    with target.running(checked=True):
+        slices = Side(target, call).run()
+    lens = call.arguments["num_scheduled_tokens"].tolist()
+    owner = [i for i, q in enumerate(lens) for _ in range(q)]
+    edges = [0, *_points(call), len(owner)]
+    assert [(s.token_slice.start, s.token_slice.stop) for s in slices] == list(
+        itertools.pairwise(edges)
+    )
+    for s in slices:
+        owners = owner[s.token_slice]
+        assert (s.request_slice.start, s.request_slice.stop) == (owners[0], owners[-1] + 1)
+        assert not s.is_empty()
+        assert s.num_tokens == len(owners)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "requests", "starts", "seq_lens", "computed"),
+    [
+        ((0, 9), (0, 2), [0, 4, 9], [6, 12], [2, 7]),
+        ((9, 12), (1, 2), [0, 3], [15], [12]),
+        ((9, 19), (1, 3), [0, 5, 10], [17, 9], [12, 4]),
+    ],
+)
+def test_worked_examples_of_micro_batches(
+    tokens: tuple[int, int],
+    requests: tuple[int, int],
+    starts: list[int],
+    seq_lens: list[int],
+    computed: list[int],
+) -> None:
+    """Reference gives the definition's table: starts 0 4 14 19, lengths 6 17 9."""
+    rows = tuple(tuple(range(1, 10)) for _ in range(3))
+    batch = Batch((4, 10, 5), (2, 7, 4), Layout(2), rows)
+    ubatch = reference.UBatchSlice(slice(*requests), slice(*tokens))
+    found = reference._make_metadata_with_slice(ubatch, batch.metadata())  # noqa: SLF001  # public
+    assert starts == found.query_start_loc.tolist()
+    assert seq_lens == found.seq_lens.tolist()
+    assert computed == found.num_computed_tokens_cpu.tolist()

@@ -1,0 +1,85 @@
+"""One step's batch as a runner has put it together, for what is derived from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conformance.traffic.calls import Answer
+    from conformance.traffic.settings import Settings
+    from conformance.traffic.zoo import CacheGroup
+
+NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A batch of one step, in the order in which it is computed.
+
+    Attributes:
+        step_index: The step's number.
+        settings: Of the engine.
+        groups: The KV cache groups.
+        req_ids: The requests, in batch order.
+        query_lens: int32[num_reqs], their new tokens.
+        num_padded_reqs: Requests with those of CUDA-graph padding.
+        num_padded_tokens: Tokens with those of CUDA-graph padding.
+        positions: int64[num_padded_tokens], of the implementation's kind, as `metadata` is.
+        metadata: The `CommonAttentionMetadata` of each group, padding included.
+        array: Makes an array of the implementation's kind out of a NumPy array.
+    """
+
+    step_index: int
+    settings: Settings
+    groups: tuple[CacheGroup, ...]
+    req_ids: list[str]
+    query_lens: np.ndarray[Any, np.dtype[np.int32]]
+    num_padded_reqs: int
+    num_padded_tokens: int
+    positions: Answer
+    metadata: list[Answer]
+    array: Callable[[NumpyArray], Answer]
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests without padding."""
+        return len(self.req_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens without padding."""
+        return int(self.query_lens.sum())
+
+    @property
+    def group_in_turn(self) -> int:
+        """The group of what is done for one group in each step."""
+        return self.step_index % len(self.groups)
+
+    def interleave(self, group: CacheGroup) -> int:
+        """The interleave of context-parallel ranks, by turns: a token, a block, half a block."""
+        return (1, group.block_size, max(group.block_size // 2, 1))[self.step_index % 3]
+
+    @property
+    def longest_request(self) -> tuple[int, int, int]:
+        """The request with the most tokens, and where these start and stop."""
+        request = int(self.query_lens.argmax())
+        start = int(self.query_lens[:request].sum())
+        return request, start, start + int(self.query_lens[request])
+
+    @property
+    def padded_req_ids(self) -> list[str | None]:
+        """The request of each row."""
+        return [*self.req_ids, *[None] * (self.num_padded_reqs - self.num_reqs)]
+
+    @property
+    def token_req_ids(self) -> list[str | None]:
+        """The request of each token."""
+        owners: list[str | None] = []
+        for req_id, query_len in zip(self.req_ids, self.query_lens, strict=True):
+            owners.extend([req_id] * int(query_len))
+        return [*owners, *[None] * (self.num_padded_tokens - self.num_tokens)]

@@ -1,0 +1,92 @@
+"""Which request each part of a runner's results belongs to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from conformance.traffic.locate import (
+    BOUNDARIES,
+    TOKENS,
+    Coordinates,
+    owners_of_virtual_requests,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from conformance.traffic.batch import Batch
+    from conformance.traffic.calls import Answer
+
+PLAIN_TOKENS = (
+    "slot_mappings",
+    "all_slot_mappings",
+    "cp_slot_mappings",
+    "kernel_slot_mappings",
+    "kernel_slot_mapping_outputs",
+)
+"""Results that are arrays by token."""
+SPLITS = (
+    "decodes_and_prefills",
+    "uniform_decodes_and_prefills",
+    "decodes_extends_and_prefills",
+)
+
+
+def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coordinates]:
+    """Say which requests the parts of a step's results belong to.
+
+    Args:
+        batch: The step's.
+        results: `reference`'s, since what a wrong implementation made of a batch may have no
+            meaning; on an exception, as far as it came.
+
+    Returns:
+        As `locate` takes them, by path.
+    """
+    rows, tokens = batch.padded_req_ids, batch.token_req_ids
+    whole = Coordinates(rows, tokens)
+    found = {"": whole}
+    for name in PLAIN_TOKENS:
+        found[name] = Coordinates(rows, tokens, TOKENS)
+    for name in SPLITS:
+        for number, counts in enumerate(results.get(name, ())):
+            boundary = min(counts[0], batch.num_reqs - 1)
+            found[f"{name}[{number}]"] = Coordinates([rows[boundary]])
+    found.update(_of_micro_batches(batch, results, whole))
+    for name in ("local_attention", "small_chunks"):
+        found.update(_of_virtual_batches(name, results, whole, batch))
+    return found
+
+
+def _of_micro_batches(
+    batch: Batch, results: Mapping[str, Answer], whole: Coordinates
+) -> dict[str, Coordinates]:
+    found: dict[str, Coordinates] = {}
+    for number, part in enumerate(results.get("micro_batch_slices", ())):
+        rows, tokens = whole.rows[part.request_slice], whole.tokens[part.token_slice]
+        for name in ("micro_batch_slices", "micro_batch_sizes"):
+            found[f"{name}[{number}]"] = Coordinates(rows, tokens)
+        found[f"micro_batch_starts[{number}]"] = Coordinates(rows, tokens, BOUNDARIES)
+        for group in range(len(batch.groups)):
+            found[f"micro_batches[{group}][{number}]"] = Coordinates(rows, tokens)
+    longest, start, stop = batch.longest_request
+    found["middle_of_longest"] = Coordinates(
+        [whole.rows[longest]], whole.tokens[start + 1 : stop - 1]
+    )
+    found["padding_alone"] = Coordinates()
+    return found
+
+
+def _of_virtual_batches(
+    name: str, results: Mapping[str, Answer], whole: Coordinates, batch: Batch
+) -> dict[str, Coordinates]:
+    num_padding = batch.num_padded_reqs - batch.num_reqs
+    query_lens = [*batch.query_lens.tolist(), *[0] * num_padding]
+    found = {}
+    for number, virtual in enumerate(results.get(name, ())):
+        starts: Sequence[int] = virtual.query_start_loc.tolist()
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        owners = owners_of_virtual_requests(whole.rows, query_lens, lengths)
+        found[f"{name}[{number}]"] = Coordinates(owners, whole.tokens)
+    return found

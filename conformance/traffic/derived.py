@@ -1,0 +1,203 @@
+"""What backends derive from a batch's metadata, as named results.
+
+Each function here takes the calls of an implementation and a batch, and returns results by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conformance.traffic.batch import Batch
+    from conformance.traffic.calls import Answer, Calls
+
+NUM_CP_RANKS = 2
+BLOCKS_IN_SMALL_CHUNK = 8
+"""Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
+POISON = -77
+"""What stands in an output before it is written."""
+
+
+def cut_padding(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Cut the padding off again."""
+    return {
+        "unpadded": [
+            call.method(metadata, "unpadded", batch.num_tokens, batch.num_reqs)
+            for metadata in batch.metadata
+        ]
+    }
+
+
+def split_thresholds(batch: Batch) -> tuple[int, ...]:
+    """Return the decode thresholds that a batch is split by: the engine's own, and others."""
+    return 1, batch.settings.decode_threshold, batch.settings.decode_threshold + 3, 64
+
+
+def split_by_kind(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Split the batch into decodes, extends and prefills, by several thresholds."""
+    metadata = batch.metadata[batch.group_in_turn]
+    two_ways: list[Answer] = []
+    uniform: list[Answer] = []
+    three_ways: list[Answer] = []
+    for threshold in split_thresholds(batch):
+        two_ways.append(call("split_decodes_and_prefills", metadata, threshold))
+        uniform.append(
+            call("split_decodes_and_prefills", metadata, threshold, require_uniform=True)
+        )
+        three_ways.append(call("split_decodes_prefills_and_extends", metadata, threshold))
+    return {
+        "decodes_and_prefills": two_ways,
+        "uniform_decodes_and_prefills": uniform,
+        "decodes_extends_and_prefills": three_ways,
+    }
+
+
+def cut_into_micro_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Cut the batch into micro-batches of about as many tokens each.
+
+    By turns the last one takes the padding along. The longest request is cut at both its ends, too,
+    and what is all padding is cut out.
+    """
+    parts = batch.settings.micro_batches
+    if parts == 1:
+        return {}
+    total = batch.num_tokens
+    points = sorted({total * part // parts for part in range(1, parts)} - {0, total})
+    as_int = len(points) == 1 and batch.step_index % 4 < 2
+    slices = call("create_ubatch_slices", batch.query_lens, points[0] if as_int else points)
+    results = {
+        "micro_batch_slices": slices,
+        "micro_batch_sizes": [
+            (call.method(part, "is_empty"), call.attribute(part, "num_tokens")) for part in slices
+        ],
+        "micro_batch_starts": [
+            call("slice_query_start_locs", batch.metadata[0].query_start_loc, part.request_slice)
+            for part in slices
+        ],
+    }
+    if batch.step_index % 2 == 0:
+        slices = [*slices[:-1], _with_padding(call, slices[-1], batch)]
+    results["micro_batches"] = [
+        call("split_attn_metadata", slices, metadata) for metadata in batch.metadata
+    ]
+    metadata = batch.metadata[batch.group_in_turn]
+    request, start, stop = batch.longest_request
+    if stop - start >= 3:
+        middle = call("UBatchSlice", slice(request, request + 1), slice(start + 1, stop - 1))
+        results["middle_of_longest"] = call("_make_metadata_with_slice", middle, metadata)
+    if batch.num_padded_reqs > batch.num_reqs and batch.num_padded_tokens > total:
+        padding = call(
+            "UBatchSlice",
+            slice(batch.num_reqs, batch.num_padded_reqs),
+            slice(total, batch.num_padded_tokens),
+        )
+        results["padding_alone"] = call("_make_metadata_with_slice", padding, metadata)
+    return results
+
+
+def _with_padding(call: Calls, part: Answer, batch: Batch) -> Answer:
+    return call(
+        "UBatchSlice",
+        slice(part.request_slice.start, batch.num_padded_reqs),
+        slice(part.token_slice.start, batch.num_padded_tokens),
+    )
+
+
+def make_virtual_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Make the virtual batches of chunked local attention: real chunks, and small ones."""
+    make = "make_local_attention_virtual_batches"
+    local_attention: list[Answer] = []
+    small_chunks: list[Answer] = []
+    for group, metadata in zip(batch.groups, batch.metadata, strict=True):
+        if group.attention_chunk_size is not None:
+            local_attention.append(
+                call(make, group.attention_chunk_size, metadata, group.block_size)
+            )
+        small_chunk = BLOCKS_IN_SMALL_CHUNK * group.block_size
+        small_chunks.append(call(make, small_chunk, metadata, group.block_size))
+    return {"local_attention": local_attention, "small_chunks": small_chunks}
+
+
+def spread_over_ranks(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Compute what the ranks of a context-parallel group hold of the batch."""
+    lengths: list[Answer] = []
+    slots: list[Answer] = []
+    for group, metadata in zip(batch.groups, batch.metadata, strict=True):
+        interleave = batch.interleave(group)
+        keywords = {"cp_kv_cache_interleave_size": interleave}
+        lengths.append(call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, **keywords))
+        for rank in range(NUM_CP_RANKS):
+            lengths.append(
+                call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, rank, interleave)
+            )
+            slots.append(
+                call(
+                    "compute_slot_mapping",
+                    metadata.block_table_tensor,
+                    metadata.query_start_loc,
+                    batch.positions,
+                    group.block_size,
+                    cp_world_size=NUM_CP_RANKS,
+                    cp_rank=rank,
+                    **keywords,
+                )
+            )
+    return {"cp_seq_lens": lengths, "cp_slot_mappings": slots}
+
+
+def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Compute slots through tables of kernel blocks, which are smaller than the manager's.
+
+    By turns the slots are those of one rank, and written to an output that is longer than needed.
+    """
+    tables: list[Answer] = []
+    slots: list[Answer] = []
+    outputs: list[Answer] = []
+    for group, metadata in zip(batch.groups, batch.metadata, strict=True):
+        blocks_per_kv_block = 3 if group.block_size % 3 == 0 else 2 - group.block_size % 2
+        num_columns = -(-metadata.max_seq_len // group.block_size)
+        table = call(
+            "map_to_kernel_blocks",
+            metadata.block_table_tensor[:, :num_columns],
+            blocks_per_kv_block,
+        )
+        keywords: dict[str, Answer] = {}
+        if batch.step_index % 2 == 1:
+            outputs.append(batch.array(np.full(batch.num_padded_tokens + 5, POISON, np.int64)))
+            keywords["out"] = outputs[-1]
+        if batch.step_index % 4 >= 2:
+            keywords["cp_world_size"] = NUM_CP_RANKS
+            keywords["cp_rank"] = batch.step_index // 4 % NUM_CP_RANKS
+            keywords["cp_kv_cache_interleave_size"] = batch.interleave(group)
+        tables.append(table)
+        slots.append(
+            call(
+                "compute_slot_mapping",
+                table,
+                metadata.query_start_loc,
+                batch.positions,
+                group.block_size,
+                kernel_block_size=group.block_size // blocks_per_kv_block,
+                **keywords,
+            )
+        )
+    return {
+        "kernel_block_tables": tables,
+        "kernel_slot_mappings": slots,
+        "kernel_slot_mapping_outputs": outputs,
+    }
+
+
+DERIVATIONS: tuple[Callable[[Calls, Batch], dict[str, Answer]], ...] = (
+    cut_padding,
+    split_by_kind,
+    cut_into_micro_batches,
+    make_virtual_batches,
+    spread_over_ranks,
+    rename_kernel_blocks,
+)
+"""All of them, in the order in which a runner makes them."""

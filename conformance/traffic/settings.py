@@ -1,0 +1,133 @@
+"""The settings of an engine that serves traffic, for the scheduler and the runner alike."""
+
+import bisect
+from dataclasses import dataclass, fields
+
+from conformance.traffic.zoo import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How an engine is set up.
+
+    Attributes:
+        token_budget: The most tokens in one step.
+        max_num_seqs: The most requests running at once.
+        max_model_len: The longest sequence that is served, in tokens. A model may be published for
+            more: block tables have columns for all of it, so engines limit it too.
+        block_size: Tokens in a block of the group with the most layers.
+        num_blocks: Blocks in the pool that all KV cache groups share; None: enough for
+            `DEFAULT_POOL_TOKENS` tokens.
+        long_prefill_token_threshold: The most tokens of one request in one step, so that several
+            prompts are prefilled side by side. The default is what vLLM takes for that, 4% of
+            `max_model_len`; chunks of it do not end where those of chunked local attention do.
+        num_speculative_tokens: Draft tokens that each decode brings along.
+        micro_batches: Parts that each batch is cut into; 1: not at all.
+        padding: CUDA graphs are captured for multiples of so many requests and tokens.
+
+    Raises:
+        TypeError: A setting is no int.
+        ValueError: A setting is too small.
+    """
+
+    token_budget: int = 2048
+    max_num_seqs: int = 64
+    max_model_len: int = 16_384
+    block_size: int = 16
+    num_blocks: int | None = None
+    long_prefill_token_threshold: int = 655
+    num_speculative_tokens: int = 0
+    micro_batches: int = 2
+    padding: int = 8
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "num_blocks" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{field.name} is {value!r}, but should be an int")
+            least = 0 if field.name == "num_speculative_tokens" else 1
+            if value < least:
+                raise ValueError(f"{field.name} is {value}, but should be at least {least}")
+
+    @property
+    def decode_threshold(self) -> int:
+        """The most new tokens of a decode: the last one sampled, and the drafts after it."""
+        return 1 + self.num_speculative_tokens
+
+    def padded(self, count: int) -> int:
+        """Round a number of requests or tokens up to one that a CUDA graph was captured for.
+
+        Args:
+            count: Of requests or tokens.
+
+        Returns:
+            The next multiple of `padding`.
+
+        Example:
+            >>> Settings(padding=8).padded(9)
+            16
+        """
+        return -(-count // self.padding) * self.padding
+
+    def blocks_for(self, model: Model, num_tokens: int) -> int:
+        """Count the blocks that a sequence needs, over all KV cache groups.
+
+        Args:
+            model: Whose groups.
+            num_tokens: The sequence's length.
+
+        Returns:
+            The number of blocks.
+
+        Example:
+            >>> from conformance.traffic.zoo import get_model
+            >>> Settings().blocks_for(get_model("llama-4-scout"), 49)  # 4 of 16 and 2 of 48
+            6
+        """
+        groups = model.cache_groups(self.block_size)
+        return sum(-(-num_tokens // group.block_size) for group in groups)
+
+    def pool_blocks(self, model: Model) -> int:
+        """Count the blocks of the pool, the null block (number 0) among them.
+
+        Args:
+            model: Whose groups share the pool.
+
+        Returns:
+            `num_blocks`, or the default for the model.
+        """
+        if self.num_blocks is not None:
+            return self.num_blocks
+        return 1 + self.blocks_for(model, DEFAULT_POOL_TOKENS)
+
+    def longest_request(self, model: Model) -> int:
+        """Compute the longest request that can be served: one that fits into the pool alone.
+
+        Args:
+            model: Which is to serve it.
+
+        Returns:
+            Tokens of prompt and output together.
+
+        Example:
+            >>> from conformance.traffic.zoo import get_model
+            >>> Settings(num_blocks=5).longest_request(get_model("llama-3.1-8b"))
+            64
+        """
+        block_sizes = [group.block_size for group in model.cache_groups(self.block_size)]
+        usable_blocks = self.pool_blocks(model) - 1  # the null block is never handed out
+
+        def num_blocks(num_tokens: int) -> int:
+            return sum(-(-num_tokens // block_size) for block_size in block_sizes)
+
+        lengths = range(1, self.max_model_len + 1)
+        longest = bisect.bisect_right(lengths, usable_blocks, key=num_blocks)
+        if longest == self.max_model_len:
+            return longest
+        return max(longest - self.num_speculative_tokens, 0)
+
+
+DEFAULT_POOL_TOKENS = 20_480
+"""Small on purpose: a few long prompts fill it, so that requests are preempted."""

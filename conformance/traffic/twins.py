@@ -1,0 +1,144 @@
+"""Two runners side by side: `reference`, and what should mean the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import fast
+import reference
+from conformance.comparison import Difference, Verdict, first_difference
+from conformance.traffic.locate import describe, locate
+from conformance.traffic.runner import Runner
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from conformance.traffic.calls import Answer
+    from conformance.traffic.scheduler import Step
+    from conformance.traffic.settings import Settings
+    from conformance.traffic.zoo import Model
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first difference of a step, and whom it concerns.
+
+    Attributes:
+        step_index: The step's number.
+        difference: The field, with what it is and what it should be.
+        req_ids: The requests concerned: one, where it is in a single one's row or token.
+    """
+
+    step_index: int
+    difference: Difference
+    req_ids: list[str]
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"step {self.step_index}: {self.difference.line} (of {describe(self.req_ids)})"
+
+
+class Twins:
+    """Runs the same steps in `reference` and in another implementation, and compares all results.
+
+    Args:
+        model: Whose KV cache groups there are.
+        settings: Of the engine.
+        implementation: What is compared with `reference`.
+        device: Of its arrays.
+
+    Attributes:
+        seconds: For each step that was run, the time spent in the two implementations' functions.
+
+    Example:
+        >>> from conformance.traffic.scheduler import Scheduler
+        >>> from conformance.traffic.settings import Settings
+        >>> from conformance.traffic.trace import TraceRequest
+        >>> from conformance.traffic.zoo import get_model
+        >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
+        >>> twins = Twins(model, settings)
+        >>> steps = Scheduler([TraceRequest(0.0, 5, 2)], model, settings)
+        >>> [twins.execute(step) for step in steps]
+        [None, None]
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        *,
+        implementation: ModuleType = fast,
+        device: str = "cpu",
+    ) -> None:
+        self.seconds: list[tuple[float, float]] = []
+        self._device = device
+        self._expected = Runner(reference, model, array=np.asarray, settings=settings)
+        self._actual = Runner(
+            implementation, model, array=self._to_tensor, device=device, settings=settings
+        )
+
+    def execute(self, step: Step) -> Mismatch | None:
+        """Run a step in both.
+
+        Args:
+            step: The scheduler's next one.
+
+        Returns:
+            The first difference, None where there is none.
+        """
+        before = self._expected.call.seconds, self._actual.call.seconds
+        expected_error = _execute(self._expected, step)
+        actual_error = _execute(self._actual, step)
+        if self._device != "cpu":
+            torch.cuda.synchronize(self._device)
+        after = self._expected.call.seconds, self._actual.call.seconds
+        self.seconds.append((after[0] - before[0], after[1] - before[1]))
+        difference = self._first_difference()
+        if difference is None:
+            difference = self._difference_of_outcomes(expected_error, actual_error)
+        if difference is None:
+            return None
+        coordinates = self._expected.coordinates(self._expected.results)
+        req_ids = locate(difference.path, difference.index, coordinates)
+        return Mismatch(step.index, difference, req_ids)
+
+    def _to_tensor(self, array: np.ndarray[Any, np.dtype[Any]]) -> Answer:
+        return torch.from_numpy(array).to(self._device)
+
+    def _first_difference(self) -> Difference | None:
+        """Compare result by result, in the order in which they were computed."""
+        for name, expected in self._expected.results.items():
+            if name not in self._actual.results:
+                return None  # an exception came first
+            difference = first_difference(
+                expected, self._actual.results[name], name, torch.device(self._device).type
+            )
+            if difference is not None:
+                return difference
+        return None
+
+    def _difference_of_outcomes(
+        self, expected: Exception | None, actual: Exception | None
+    ) -> Difference | None:
+        """Compare what was raised. A scheduler's steps are valid, so nothing should be."""
+        if expected is None and actual is None:
+            return None
+        raising = self._expected if actual is None else self._actual
+        got = "an answer" if actual is None else repr(actual)
+        wanted = "an answer" if expected is None else repr(expected)
+        if type(expected) is type(actual):
+            got, wanted = f"{got} in both twins", "an answer"
+        return Difference(Verdict.OUTCOME, raising.call.last, None, got, wanted)
+
+
+def _execute(runner: Runner, step: Step) -> Exception | None:
+    try:
+        runner.execute(step)
+    except Exception as error:  # noqa: BLE001  # whatever it raises is compared
+        return error
+    return None

@@ -1,0 +1,265 @@
+"""What `fast` refuses: one `check_*` for each kind of input, and checked mode.
+
+What costs O(1) and the Python lists that a caller hands over are checked always. What reads the
+values of a tensor is checked in checked mode only; callers of those checks ask `is_checked()`.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+
+MAX_SIZE: Final = 2**31 - 1
+"""The greatest size: what an int32 can hold."""
+
+_STATE = {"checked": os.environ.get("FAST_CHECKS", "") == "1"}
+
+
+class checks:  # noqa: N801  (called like a function; what it returns restores the old state)
+    """Switch checked mode on or off, at once; as a context manager, until its end.
+
+    In checked mode `fast` reads the values of the tensors it is given and refuses exactly what
+    `reference` refuses. On a GPU that waits for the device. The environment variable
+    `FAST_CHECKS=1` switches it on when `fast` is imported.
+
+    Args:
+        enabled: whether to check, bool.
+
+    Raises:
+        TypeError: `enabled` is not a bool.
+
+    Example:
+        >>> import torch, fast
+        >>> with fast.checks(True):
+        ...     fast.get_dcp_local_seq_lens(torch.tensor([-1], dtype=torch.int32))
+        Traceback (most recent call last):
+        ValueError: seq_lens[0] is -1, expected at least 0
+
+    Source: kvtwin's own.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        check_bool("enabled", enabled)
+        self._before = is_checked()
+        _STATE["checked"] = enabled
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _STATE["checked"] = self._before
+
+
+def is_checked() -> bool:
+    """Say whether checked mode is on."""
+    return _STATE["checked"]
+
+
+def is_int(value: object) -> bool:
+    """Say whether a value is a Python or NumPy integer, and not a bool."""
+    return type(value) is int or (
+        isinstance(value, int | np.integer) and not isinstance(value, bool)
+    )
+
+
+def check_int(name: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+    """Return an integer as a Python int.
+
+    Raises:
+        TypeError: it is not an int.
+        ValueError: it is outside `minimum .. maximum`.
+    """
+    if not is_int(value):
+        raise TypeError(f"{name} must be an int, got {value!r} of {type(value).__name__}")
+    number = int(value)  # type: ignore[call-overload]  # is_int has just said so
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} is {number}, expected {minimum} to {maximum}")
+    return int(number)
+
+
+def check_index(name: str, value: object, length: int) -> int:
+    """Return an index into `length` things as a Python int.
+
+    Raises:
+        TypeError: it is not an int.
+        IndexError: it is outside `0 .. length - 1`.
+    """
+    if not is_int(value):
+        raise TypeError(f"{name} must be an int, got {value!r} of {type(value).__name__}")
+    number = int(value)  # type: ignore[call-overload]  # is_int has just said so
+    if not 0 <= number < length:
+        raise IndexError(f"{name} is {number}, expected 0 to {length - 1}")
+    return int(number)
+
+
+def check_bool(name: str, value: object) -> None:
+    """Refuse what is not a bool.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be a bool, got {value!r} of {type(value).__name__}")
+
+
+def check_list(name: str, value: object, length: int | None = None) -> None:
+    """Refuse what is not a list, or not one of this length.
+
+    Raises:
+        TypeError: it is not a list.
+        ValueError: its length is another.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f"{name} must be a list, got {type(value).__name__}")
+    if length is not None and len(value) != length:
+        raise ValueError(f"{name} has {len(value)} entries, expected {length}")
+
+
+def check_ints(
+    name: str,
+    values: Sequence[Any],
+    minimum: int,
+    maximum: int,
+    error: type[Exception] = ValueError,
+) -> npt.NDArray[np.int64]:
+    """Return a list of ints as an int64 array.
+
+    Raises:
+        TypeError: an entry is not an int.
+        Exception: an entry is outside `minimum .. maximum` (the class is `error`).
+    """
+    # The types of a list are a set of one or two: no Python step for each entry.
+    for kind in set(map(type, values)):
+        if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
+            at = next(i for i, value in enumerate(values) if type(value) is kind)
+            raise TypeError(f"{name}[{at}] must be an int, got {values[at]!r} of {kind.__name__}")
+    if values and (min(values) < minimum or max(values) > maximum):
+        at = next(i for i, v in enumerate(values) if not minimum <= v <= maximum)
+        raise error(f"{name}[{at}] is {values[at]}, expected {minimum} to {maximum}")
+    return np.array(values, dtype=np.int64)
+
+
+def check_tensor(name: str, value: object, dtype: torch.dtype, ndim: int) -> None:
+    """Refuse what is not a torch tensor of this dtype and number of dimensions.
+
+    Raises:
+        TypeError: it is not a tensor, or of another dtype.
+        ValueError: it has another number of dimensions.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+    if value.dtype is not dtype:
+        raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
+    if value.dim() != ndim:
+        raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(value.shape)}")
+
+
+def check_array(name: str, value: object, min_length: int = 0) -> None:
+    """Refuse what is not a one-dimensional NumPy array of int32 or int64.
+
+    Raises:
+        TypeError: it is not a NumPy array, or of another dtype.
+        ValueError: it has another number of dimensions, or fewer than `min_length` entries.
+    """
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
+    if value.dtype not in {np.dtype(np.int32), np.dtype(np.int64)}:
+        raise TypeError(f"{name} must be int32 or int64, got {value.dtype}")
+    if value.ndim != 1:
+        raise ValueError(f"{name} must have 1 dimension, got shape {value.shape}")
+    if len(value) < min_length:
+        raise ValueError(f"{name} has {len(value)} entries, expected at least {min_length}")
+
+
+def check_device(name: str, value: object) -> torch.device:
+    """Return what names a device as a `torch.device`.
+
+    Raises:
+        TypeError: it is neither a text nor a device.
+        ValueError: it names none.
+    """
+    if not isinstance(value, str | torch.device):
+        raise TypeError(f"{name} must be a device, got {value!r} of {type(value).__name__}")
+    try:
+        return torch.device(value)
+    except RuntimeError as error:
+        raise ValueError(f"{name} is {value!r}, expected a device such as 'cpu'") from error
+
+
+def check_host(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor that is not on the CPU.
+
+    Raises:
+        ValueError: it is on another device.
+    """
+    if value.device.type != "cpu":
+        raise ValueError(f"{name} must be on the CPU, got {value.device}")
+
+
+def host_vector(name: str, value: torch.Tensor, length: int) -> npt.NDArray[np.int32]:
+    """Return the values of a metadata's int32 vector on the CPU.
+
+    Raises:
+        TypeError: it is no tensor, or of another dtype.
+        ValueError: it is not one-dimensional, of another length, or not on the CPU.
+    """
+    check_tensor(name, value, torch.int32, 1)
+    check_host(name, value)
+    if len(value) != length:
+        raise ValueError(f"{name} has {len(value)} entries, expected {length}")
+    return value.numpy()
+
+
+def check_same_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
+    """Refuse tensors that are not on `device`.
+
+    Raises:
+        ValueError: one is on another.
+    """
+    for name, tensor in tensors:
+        if tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, expected {device}")
+
+
+def check_minimum(name: str, values: IntArray, minimum: int) -> None:
+    """Refuse an array with an entry below `minimum`.
+
+    Raises:
+        ValueError: it has one.
+    """
+    low = values < minimum
+    if low.any():
+        at = int(low.argmax())
+        raise ValueError(f"{name}[{at}] is {values[at]}, expected at least {minimum}")
+
+
+def check_starts(name: str, starts: IntArray) -> None:
+    """Refuse values that are no query starts: from 0, never decreasing.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if len(starts) == 0:
+        raise ValueError(f"{name} is empty, expected num_reqs + 1 entries")
+    if starts[0] != 0:
+        raise ValueError(f"{name}[0] is {starts[0]}, expected 0")
+    falls = starts[1:] < starts[:-1]
+    if falls.any():
+        at = int(falls.argmax()) + 1
+        raise ValueError(f"{name}[{at}] is {starts[at]}, less than {starts[at - 1]} before it")
+
+
+def to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's values as a NumPy array; waits for the device, so for checked mode only."""
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,309 @@
+"""Splitting a batch by kind of request, and the order that this needs."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fast._checks import (
+    check_array,
+    check_bool,
+    check_int,
+    check_ints,
+    check_list,
+    check_minimum,
+    host_vector,
+    is_checked,
+)
+from fast._compiled import Int32s, Int64s, compiled
+from fast.metadata import validate_metadata
+
+
+def split_decodes_and_prefills(
+    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    decode_threshold: int = 1,
+    require_uniform: bool = False,
+) -> tuple[int, int, int, int]:
+    """Count the decodes at the front of a batch, and what is behind them.
+
+    The decodes end at the first request of more than `decode_threshold` tokens; when they must be
+    uniform, also at the first that has neither 0 tokens nor as many as the first that has any.
+
+    Args:
+        common_attn_metadata: the batch, decodes first; `query_start_loc_cpu` is read.
+        decode_threshold: the most tokens of a decode.
+        require_uniform: whether all decodes must have as many tokens.
+
+    Returns:
+        num_decodes, num_prefills, num_decode_tokens, num_prefill_tokens. Without a prefill all
+        `num_actual_tokens` are the decodes'.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: `decode_threshold` below 1; in checked mode a metadata that contradicts itself.
+        AttributeError: a metadata without what is read.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> starts = torch.tensor([0, 1, 2, 3, 10], dtype=torch.int32)
+        >>> batch = SimpleNamespace(query_start_loc_cpu=starts, num_reqs=4, num_actual_tokens=10)
+        >>> split_decodes_and_prefills(batch)
+        (3, 1, 3, 7)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    threshold = check_int("decode_threshold", decode_threshold)
+    check_bool("require_uniform", require_uniform)
+    if is_checked():
+        validate_metadata(common_attn_metadata)
+    num_tokens = int(common_attn_metadata.num_actual_tokens)
+    num_reqs = int(common_attn_metadata.num_reqs)
+    starts = host_vector(
+        "query_start_loc_cpu", common_attn_metadata.query_start_loc_cpu, num_reqs + 1
+    )
+    boundary = find_first_prefill(starts, threshold, require_uniform)
+    if boundary == num_reqs:
+        return num_reqs, 0, num_tokens, 0
+    decode_tokens = int(starts[boundary])
+    return boundary, num_reqs - boundary, decode_tokens, num_tokens - decode_tokens
+
+
+def split_decodes_prefills_and_extends(
+    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    decode_threshold: int = 1,
+) -> tuple[int, int, int, int, int, int]:
+    """Count the decodes, extends and prefills of a batch in that order.
+
+    Decodes end at the first request of more than `decode_threshold` tokens; prefills begin at the
+    first such request without computed tokens.
+
+    Args:
+        common_attn_metadata: the batch; `query_start_loc_cpu` and `num_computed_tokens_cpu` are
+            read.
+        decode_threshold: the most tokens of a decode.
+
+    Returns:
+        num_decodes, num_extends, num_prefills, num_decode_tokens, num_extend_tokens,
+        num_prefill_tokens. Padding goes with the last kind that has requests, or the decodes.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: `decode_threshold` below 1; in checked mode a metadata that contradicts itself.
+        AttributeError: a metadata without what is read.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> batch = SimpleNamespace(
+        ...     query_start_loc_cpu=torch.tensor([0, 1, 5, 12], dtype=torch.int32),
+        ...     num_computed_tokens_cpu=torch.tensor([8, 3, 0], dtype=torch.int32),
+        ...     num_reqs=3,
+        ...     num_actual_tokens=12,
+        ... )
+        >>> split_decodes_prefills_and_extends(batch)
+        (1, 1, 1, 1, 4, 7)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    threshold = check_int("decode_threshold", decode_threshold)
+    if is_checked():
+        validate_metadata(common_attn_metadata)
+    num_tokens = int(common_attn_metadata.num_actual_tokens)
+    num_reqs = int(common_attn_metadata.num_reqs)
+    starts = host_vector(
+        "query_start_loc_cpu", common_attn_metadata.query_start_loc_cpu, num_reqs + 1
+    )
+    computed = host_vector(
+        "num_computed_tokens_cpu", common_attn_metadata.num_computed_tokens_cpu, num_reqs
+    )
+    first_extend, first_prefill = find_extends_and_prefills(starts, computed, threshold)
+    counts = (first_extend, first_prefill - first_extend, num_reqs - first_prefill)
+    before_extends, before_prefills = int(starts[first_extend]), int(starts[first_prefill])
+    if counts[2]:
+        ends = (before_extends, before_prefills)
+    elif counts[1]:
+        ends = (before_extends, num_tokens)
+    else:
+        ends = (num_tokens, num_tokens)
+    return *counts, ends[0], ends[1] - ends[0], num_tokens - ends[1]
+
+
+def reorder_batch_to_split_decodes_and_prefills(
+    input_batch: Any,  # noqa: ANN401  (an engine's own batch)
+    scheduler_output: Any,  # noqa: ANN401  (an engine's own output)
+    decode_threshold: int = 1,
+    *,
+    regions: int = 3,
+) -> bool:
+    """Reorder a batch so that decodes come first, with as few changes as can be.
+
+    Requests that stand where their region belongs stay; the others, sorted by region and then by
+    position, fill the free positions from the front.
+
+    Args:
+        input_batch: has `req_ids` (a list), `num_computed_tokens_cpu` and, for four regions,
+            `num_prompt_tokens` (NumPy int32 or int64[at least num_reqs], by position), and
+            `swap_states(i, j)`, which swaps all of two positions' state.
+        scheduler_output: its `num_scheduled_tokens` maps a request id to its new tokens.
+        decode_threshold: the most tokens of a decode.
+        regions: 3: decode (`tokens <= threshold`), extend (more, `computed > 0`), prefill (more,
+            `computed == 0`). 4: decode (`computed >= prompt`), short extend (`computed < prompt`),
+            both with `computed > 0` and `tokens <= threshold`; long extend (more tokens), prefill.
+
+    Returns:
+        Whether anything moved.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: `decode_threshold` below 1, other `regions`, arrays that are too short, a
+            negative number of tokens (of computed ones in checked mode).
+        KeyError: a request that is not scheduled. Nothing has moved then, nor on other errors.
+
+    Example:
+        >>> import numpy as np
+        >>> from types import SimpleNamespace
+        >>> ids, computed = ["a", "b", "c", "d"], np.array([0, 7, 3, 4])
+        >>> def swap_states(i, j):
+        ...     ids[i], ids[j] = ids[j], ids[i]
+        ...     computed[[i, j]] = computed[[j, i]]
+        >>> batch = SimpleNamespace(
+        ...     req_ids=ids, num_computed_tokens_cpu=computed, swap_states=swap_states
+        ... )
+        >>> output = SimpleNamespace(num_scheduled_tokens={"a": 9, "b": 1, "c": 5, "d": 1})
+        >>> reorder_batch_to_split_decodes_and_prefills(batch, output), ids
+        (True, ['d', 'b', 'c', 'a'])
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    threshold = check_int("decode_threshold", decode_threshold)
+    regions = check_int("regions", regions, 3, 4)
+    req_ids = input_batch.req_ids
+    check_list("req_ids", req_ids)
+    num_reqs = len(req_ids)
+    tokens = _scheduled_tokens(req_ids, scheduler_output.num_scheduled_tokens)
+    computed = input_batch.num_computed_tokens_cpu
+    check_array("num_computed_tokens_cpu", computed, num_reqs)
+    prompts = computed
+    if regions == 4:
+        prompts = input_batch.num_prompt_tokens
+        check_array("num_prompt_tokens", prompts, num_reqs)
+    if is_checked():
+        check_minimum("num_computed_tokens_cpu", computed[:num_reqs], 0)
+
+    region = find_regions(
+        tokens,
+        computed[:num_reqs].astype(np.int64),
+        prompts[:num_reqs].astype(np.int64),
+        threshold,
+        regions == 4,
+    )
+    swaps = plan_swaps(region)
+    for i, j in swaps.tolist():
+        input_batch.swap_states(i, j)
+    return len(swaps) > 0
+
+
+@compiled("int64(int32[:], int64, boolean)")
+def find_first_prefill(starts: Int32s, threshold: int, uniform: bool) -> int:
+    """Return the first request that does not go with the decodes, or their number."""
+    first = np.int64(0)
+    for request in range(len(starts) - 1):
+        length = np.int64(starts[request + 1]) - starts[request]
+        if length > threshold:
+            return request
+        if uniform and length > 0:
+            if first == 0:
+                first = length
+            if length != first:
+                return request
+    return len(starts) - 1
+
+
+@compiled("UniTuple(int64, 2)(int32[:], int32[:], int64)")
+def find_extends_and_prefills(starts: Int32s, computed: Int32s, threshold: int) -> tuple[int, int]:
+    """Return the first request that is no decode, and the first that is a prefill."""
+    num_reqs = len(starts) - 1
+    first_extend = num_reqs
+    for request in range(num_reqs):
+        if np.int64(starts[request + 1]) - starts[request] <= threshold:
+            continue
+        first_extend = min(first_extend, request)
+        if computed[request] == 0:
+            return first_extend, request
+    return first_extend, num_reqs
+
+
+@compiled("int64[::1](int64[::1], int64[::1], int64[::1], int64, boolean)")
+def find_regions(
+    tokens: Int64s, computed: Int64s, prompts: Int64s, threshold: int, four_regions: bool
+) -> Int64s:
+    """Return each request's region, int64[num_reqs]."""
+    region = np.empty(len(tokens), np.int64)
+    for i in range(len(tokens)):
+        if four_regions and computed[i] == 0:
+            region[i] = 3
+        elif four_regions and tokens[i] > threshold:
+            region[i] = 2
+        elif four_regions:
+            region[i] = 1 if computed[i] < prompts[i] else 0
+        elif tokens[i] <= threshold:
+            region[i] = 0
+        else:
+            region[i] = 1 if computed[i] > 0 else 2
+    return region
+
+
+@compiled("int64[:, ::1](int64[::1])")
+def plan_swaps(region: Int64s) -> Int64s:
+    """Return the swaps of positions, int64[num_swaps, 2], that bring a batch in order."""
+    num_reqs = len(region)
+    sizes = np.zeros(4, np.int64)
+    for i in range(num_reqs):
+        sizes[region[i]] += 1
+
+    # The misplaced positions in ascending order, and their requests sorted by region.
+    free = np.empty(num_reqs, np.int64)
+    num_misplaced = np.zeros(4, np.int64)
+    misplaced = 0
+    belongs = 0
+    end = sizes[0]
+    for i in range(num_reqs):
+        while i >= end:
+            belongs += 1
+            end += sizes[belongs]
+        if region[i] != belongs:
+            free[misplaced] = i
+            misplaced += 1
+            num_misplaced[region[i]] += 1
+    place = np.cumsum(num_misplaced) - num_misplaced
+    source = np.arange(num_reqs)
+    for k in range(misplaced):
+        i = free[k]
+        source[free[place[region[i]]]] = i
+        place[region[i]] += 1
+
+    # Each cycle of length n takes n - 1 swaps.
+    swaps = np.empty((misplaced, 2), np.int64)
+    num_swaps = 0
+    for k in range(misplaced):
+        i = free[k]
+        while source[i] != free[k]:
+            j = source[i]
+            swaps[num_swaps, 0] = i
+            swaps[num_swaps, 1] = j
+            num_swaps += 1
+            source[i] = i
+            i = j
+        source[i] = i
+    return swaps[:num_swaps].copy()
+
+
+def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
+    """Return each request's scheduled tokens."""
+    counts = list(map(scheduled.get, req_ids))
+    if None in counts:
+        missing = [req_id for req_id in req_ids if req_id not in scheduled]
+        if missing:
+            raise KeyError(f"num_scheduled_tokens has no request {missing[0]!r}")
+    return check_ints("num_scheduled_tokens", counts, 0, 2**63 - 1)

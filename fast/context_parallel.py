@@ -1,0 +1,85 @@
+"""How a sequence is spread over context-parallel ranks."""
+
+import numpy as np
+import torch
+
+from fast._checks import MAX_SIZE, check_int, check_minimum, check_tensor, is_checked, to_host
+from fast._compiled import Int32s, compiled
+from fast.launch import uses_kernels
+
+
+def get_dcp_local_seq_lens(
+    seq_lens: torch.Tensor,
+    dcp_size: int = 1,
+    dcp_rank: int | None = None,
+    cp_kv_cache_interleave_size: int = 1,
+) -> torch.Tensor:
+    """Count the tokens of each sequence that a context-parallel rank holds.
+
+    A rank holds the positions `p` with `(p // interleave) % dcp_size == rank`. On a GPU nothing
+    waits for the device (checked mode does).
+
+    Args:
+        seq_lens: int32[num_reqs], tokens of each sequence.
+        dcp_size: context-parallel ranks.
+        dcp_rank: the rank; None: all of them.
+        cp_kv_cache_interleave_size: consecutive positions that a rank holds.
+
+    Returns:
+        int32[num_reqs], or without a rank int32[num_reqs, dcp_size], a column for each.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: a rank out of range, a size or an interleave below 1; in checked mode a
+            negative length.
+
+    Example:
+        >>> import torch
+        >>> seq_lens = torch.tensor([5, 8], dtype=torch.int32)
+        >>> get_dcp_local_seq_lens(seq_lens, 2, cp_kv_cache_interleave_size=2).tolist()
+        [[3, 2], [4, 4]]
+
+    Source: the definition is kvtwin's own; the name is vLLM's decode context parallelism.
+    """
+    check_tensor("seq_lens", seq_lens, torch.int32, 1)
+    size = check_int("dcp_size", dcp_size)
+    interleave = check_int("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
+    if size * interleave > MAX_SIZE:
+        raise ValueError(
+            f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is more than"
+            f" {MAX_SIZE}"
+        )
+    rank = 0 if dcp_rank is None else check_int("dcp_rank", dcp_rank, 0, size - 1)
+    if is_checked():
+        check_minimum("seq_lens", to_host(seq_lens), 0)
+
+    ranks = size if dcp_rank is None else 1
+    if uses_kernels(seq_lens):
+        local = _count_on_device(seq_lens, size, rank, ranks, interleave)
+    else:
+        local = seq_lens.new_empty((len(seq_lens), ranks))
+        count_local_tokens(seq_lens.numpy(), size, rank, interleave, local.numpy())
+    return local if dcp_rank is None else local.view(-1)
+
+
+def _count_on_device(
+    seq_lens: torch.Tensor, size: int, rank: int, ranks: int, interleave: int
+) -> torch.Tensor:
+    """Count with torch: int32[num_reqs, ranks], from the first rank on."""
+    first = torch.arange(rank, rank + ranks, dtype=torch.int32, device=seq_lens.device) * interleave
+    rounds = seq_lens // (size * interleave) * interleave
+    rest = seq_lens % (size * interleave)
+    return rounds.unsqueeze(1) + (rest.unsqueeze(1) - first).clamp_(0, interleave)
+
+
+@compiled("void(int32[:], int64, int64, int64, int32[:, ::1])")
+def count_local_tokens(
+    seq_lens: Int32s, size: int, rank: int, interleave: int, local: Int32s
+) -> None:
+    """Write how many tokens of each sequence each rank holds, from the first rank on."""
+    for i in range(len(seq_lens)):
+        rounds = np.int64(seq_lens[i]) // (size * interleave) * interleave
+        rest = np.int64(seq_lens[i]) % (size * interleave)
+        for k in range(local.shape[1]):
+            mine = rest - (rank + k) * interleave
+            local[i, k] = rounds + min(max(mine, np.int64(0)), np.int64(interleave))

@@ -1,0 +1,59 @@
+"""A manager's blocks as the kernel's; the name is imported from `fast.block_table`."""
+
+from typing import Final
+
+import torch
+
+from fast._checks import check_int, check_minimum, is_checked, to_host
+
+BLOCK_ID_DTYPES: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> torch.Tensor:
+    """Name the kernel's blocks that a manager's blocks are made of.
+
+    The manager's block `b` is the kernel's blocks `b * n .. b * n + n - 1`, for `n` of them in one.
+
+    Args:
+        block_ids: int[..., k], int8, int16, int32, int64 or uint8, the manager's blocks.
+        blocks_per_kv_block: the kernel's blocks in one of the manager's.
+
+    Returns:
+        int[..., k * blocks_per_kv_block], of the same dtype: the kernel's blocks, in order.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: a tensor without dimensions, a number below 1; in checked mode a negative id,
+            or a result that the dtype cannot hold.
+
+    Example:
+        >>> import torch
+        >>> map_to_kernel_blocks(torch.tensor([0, 3]), 2).tolist()
+        [0, 1, 6, 7]
+
+    Source: the definition is kvtwin's own; the name is vLLM's block table.
+    """
+    if not isinstance(block_ids, torch.Tensor):
+        raise TypeError(f"block_ids must be a torch tensor, got {type(block_ids).__name__}")
+    if block_ids.dtype not in BLOCK_ID_DTYPES:
+        raise TypeError(f"block_ids must be int8 to int64 or uint8, got {block_ids.dtype}")
+    if block_ids.dim() == 0:
+        raise ValueError("block_ids must have at least 1 dimension, got shape ()")
+    number = check_int("blocks_per_kv_block", blocks_per_kv_block)
+    shape = (*block_ids.shape[:-1], block_ids.shape[-1] * number)
+    if block_ids.numel() == 0:
+        return block_ids.new_empty(shape)
+    greatest = (torch.iinfo(block_ids.dtype).max - (number - 1)) // number
+    if greatest < 0:
+        raise ValueError(f"blocks_per_kv_block is {number}, which {block_ids.dtype} cannot count")
+    if is_checked():
+        values = to_host(block_ids).reshape(-1)
+        check_minimum("block_ids", values, 0)
+        if values.max() > greatest:
+            raise ValueError(
+                f"block_ids[{values.argmax()}] is {values.max()}, expected at most {greatest} for"
+                f" {number} kernel blocks in {block_ids.dtype}"
+            )
+    steps = torch.arange(number, dtype=torch.int64, device=block_ids.device)
+    wide = block_ids.to(torch.int64).unsqueeze(-1) * number + steps
+    return wide.to(block_ids.dtype).reshape(shape)

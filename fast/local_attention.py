@@ -1,0 +1,198 @@
+"""Chunked local attention as ordinary attention over virtual requests."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fast._checks import check_int, check_tensor, host_vector, is_checked
+from fast._compiled import Int32s, compiled
+from fast.block_table import NULL_BLOCK_ID
+from fast.launch import upload, uses_kernels
+from fast.metadata import CommonAttentionMetadata, validate_metadata
+
+
+def make_local_attention_virtual_batches(
+    attn_chunk_size: int,
+    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    block_size: int = 0,
+) -> CommonAttentionMetadata:
+    """Make each chunk that a request's new tokens touch a request of its own.
+
+    A query sees only the keys of its own chunk, up to itself: an ordinary attention kernel does
+    just that over the virtual requests. On a GPU the requests are counted from the host copies,
+    and nothing waits for the device.
+
+    Args:
+        attn_chunk_size: positions in a chunk.
+        common_attn_metadata: the batch; `query_start_loc_cpu` and `seq_lens_cpu` are read, and
+            `block_table_tensor`.
+        block_size: positions in a block; it must divide the chunk size.
+
+    Returns:
+        The virtual batch. Tokens and slots are as they were, `causal` is True, the optional fields
+        None. The block table is int32[num_virtual, attn_chunk_size // block_size]; a column past
+        the request's last repeats it.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a block size that is not positive or does not divide the chunk size; in checked
+            mode a metadata that contradicts itself.
+        AttributeError: a metadata without what is read.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> starts = torch.tensor([0, 4, 14, 19], dtype=torch.int32)
+        >>> seq_lens = torch.tensor([6, 17, 9], dtype=torch.int32)
+        >>> batch = SimpleNamespace(
+        ...     query_start_loc=starts,
+        ...     query_start_loc_cpu=starts,
+        ...     seq_lens=seq_lens,
+        ...     seq_lens_cpu=seq_lens,
+        ...     num_reqs=3,
+        ...     num_actual_tokens=19,
+        ...     block_table_tensor=torch.arange(27, dtype=torch.int32).view(3, 9),
+        ...     slot_mapping=torch.arange(19),
+        ... )
+        >>> local = make_local_attention_virtual_batches(4, batch, 2)
+        >>> local.query_start_loc.diff().tolist()
+        [2, 2, 1, 4, 4, 1, 4, 1]
+        >>> local.seq_lens.tolist()
+        [4, 2, 4, 4, 4, 1, 4, 1]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    chunk_size = check_int("attn_chunk_size", attn_chunk_size)
+    block_size = check_int("block_size", block_size)
+    if chunk_size % block_size:
+        raise ValueError(
+            f"block_size {block_size} does not divide attn_chunk_size {attn_chunk_size}"
+        )
+    metadata = common_attn_metadata
+    if is_checked():
+        validate_metadata(metadata, block_size)
+    starts = host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, metadata.num_reqs + 1)
+    seq_lens = host_vector("seq_lens_cpu", metadata.seq_lens_cpu, metadata.num_reqs)
+    table = metadata.block_table_tensor
+    check_tensor("block_table_tensor", table, torch.int32, 2)
+    if len(table) < metadata.num_reqs:
+        raise ValueError(
+            f"block_table_tensor has {len(table)} rows, expected at least {metadata.num_reqs}"
+        )
+
+    size = count_virtual_requests(starts, seq_lens, chunk_size)
+    columns = chunk_size // block_size
+    virtual = np.empty(4 * size + 1, dtype=np.int32)
+    computed = np.empty(size, dtype=np.int32)
+    max_query_len, max_seq_len = fill_virtual_requests(
+        starts, seq_lens, chunk_size, columns, virtual, computed
+    )
+    on_host = torch.from_numpy(virtual)
+    if uses_kernels(table):
+        on_device = upload(virtual, table.device, pin_memory=True)
+        rows, first = on_device[2 * size + 1 : 3 * size + 1], on_device[3 * size + 1 :]
+        virtual_table = _gather_on_device(table, rows, first, columns)
+    else:
+        on_device = on_host
+        virtual_table = table.new_empty((size, columns))
+        gather_columns(table.numpy(), virtual[2 * size + 1 :], virtual_table.numpy())
+    return CommonAttentionMetadata(
+        query_start_loc=on_device[: size + 1],
+        query_start_loc_cpu=on_host[: size + 1],
+        seq_lens=on_device[size + 1 : 2 * size + 1],
+        seq_lens_cpu=on_host[size + 1 : 2 * size + 1],
+        num_computed_tokens_cpu=torch.from_numpy(computed),
+        num_reqs=size,
+        num_actual_tokens=int(metadata.num_actual_tokens),
+        max_query_len=int(max_query_len),
+        max_seq_len=int(max_seq_len),
+        block_table_tensor=virtual_table,
+        slot_mapping=metadata.slot_mapping,
+    )
+
+
+def _gather_on_device(
+    table: torch.Tensor, rows: torch.Tensor, first: torch.Tensor, columns: int
+) -> torch.Tensor:
+    """Return `columns` columns of some rows of a table, each from its own first."""
+    width = table.shape[1]
+    if width == 0:
+        return table.new_full((len(rows), columns), NULL_BLOCK_ID)
+    steps = torch.arange(columns, dtype=torch.int64, device=table.device)
+    indices = (first.unsqueeze(1) + steps).clamp_(0, width - 1)
+    return table[rows.unsqueeze(1), indices]
+
+
+@compiled("int64(int32[:], int32[:], int64)")
+def count_virtual_requests(starts: Int32s, seq_lens: Int32s, chunk_size: int) -> int:
+    """Count the chunks that requests touch; a request without tokens has one."""
+    size = 0
+    for request in range(len(seq_lens)):
+        seq_len = np.int64(max(seq_lens[request], 0))
+        query_len = min(np.int64(starts[request + 1]) - starts[request], seq_len)
+        size += 1
+        if query_len > 0:
+            size += (seq_len - 1) // chunk_size - (seq_len - query_len) // chunk_size
+    return size
+
+
+@compiled("UniTuple(int64, 2)(int32[:], int32[:], int64, int64, int32[::1], int32[::1])")
+def fill_virtual_requests(  # noqa: PLR0917  (a compiled loop takes its arguments by position)
+    starts: Int32s,
+    seq_lens: Int32s,
+    chunk_size: int,
+    columns: int,
+    virtual: Int32s,
+    computed: Int32s,
+) -> tuple[np.int64, np.int64]:
+    """Write the virtual requests; return the longest query and the longest sequence.
+
+    `virtual` takes their starts, their lengths, their requests, and their first columns.
+    """
+    size = len(computed)
+    max_query_len = np.int64(0)
+    max_seq_len = np.int64(0)
+    virtual[0] = 0
+    token = np.int64(0)
+    at = 0
+    for request in range(len(seq_lens)):
+        seq_len = np.int64(max(seq_lens[request], 0))
+        query_len = min(np.int64(starts[request + 1]) - starts[request], seq_len)
+        position = seq_len - max(query_len, np.int64(0))
+        chunk = max(np.int64(0), min(position, seq_len - 1)) // chunk_size
+        while True:
+            end = min((chunk + 1) * chunk_size, seq_len)
+            query_len = end - position
+            length = end - chunk * chunk_size
+            token += query_len
+            virtual[at + 1] = token
+            virtual[size + 1 + at] = length
+            virtual[2 * size + 1 + at] = request
+            virtual[3 * size + 1 + at] = chunk * columns
+            computed[at] = length - query_len
+            max_query_len = max(max_query_len, query_len)
+            max_seq_len = max(max_seq_len, length)
+            at += 1
+            position = end
+            chunk += 1
+            if position >= seq_len:
+                break
+    return max_query_len, max_seq_len
+
+
+@compiled("void(int32[:, :], int32[::1], int32[:, ::1])")
+def gather_columns(table: Int32s, rows_and_first: Int32s, gathered: Int32s) -> None:
+    """Copy columns of some rows, each from its own first; past the table's last, the last again."""
+    size = len(gathered)
+    columns = gathered.shape[1]
+    width = table.shape[1]
+    for i in range(size):
+        row = rows_and_first[i]
+        first = rows_and_first[size + i]
+        inside = max(0, min(columns, width - first))
+        for k in range(inside):
+            gathered[i, k] = table[row, first + k]
+        last = table[row, width - 1] if width else NULL_BLOCK_ID
+        for k in range(inside, columns):
+            gathered[i, k] = last

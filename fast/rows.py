@@ -1,0 +1,270 @@
+"""The rows of request slots, for all KV cache groups: what `BlockTables` is made of.
+
+The rows lie as `fast.kernels.block_table` says: all groups in one array, `groups[g]` the offset of
+a group's first row, the width of its rows and its block size.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fast._checks import (
+    MAX_SIZE,
+    check_bool,
+    check_device,
+    check_index,
+    check_int,
+    check_ints,
+    check_list,
+)
+from fast._compiled import Int32s, Int64s, compiled
+from fast.appending import check_lengths, check_listed, check_new_blocks, pack_plan
+from fast.kernels import block_table as kernels
+from fast.launch import launch_blocks, upload, uses_kernels
+
+ALIGNMENT: Final = 32
+"""Each group's tables begin at a multiple of so many int32, 128 bytes: a cache line of a GPU."""
+
+
+class RequestRows:
+    """The block ids of request slots: rows that outlive the batch order.
+
+    Args:
+        block_sizes: positions in a block, for each of the G groups; a list, may be empty.
+        max_num_reqs: request slots.
+        max_model_len: the longest sequence, in tokens.
+        device: where the tables are.
+        pin_memory: whether what travels to a GPU is put into pinned memory.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a size below 1 or above 2**31 - 1.
+    """
+
+    def __init__(
+        self,
+        block_sizes: list[int],
+        max_num_reqs: int,
+        max_model_len: int,
+        device: torch.device | str,
+        pin_memory: bool,
+    ) -> None:
+        check_list("block_sizes", block_sizes)
+        sizes = check_ints("block_sizes", block_sizes, 1, MAX_SIZE)
+        self.block_sizes: list[int] = sizes.tolist()
+        self.max_num_reqs = check_int("max_num_reqs", max_num_reqs)
+        self.max_model_len = check_int("max_model_len", max_model_len)
+        check_bool("pin_memory", pin_memory)
+        self.device = check_device("device", device)
+        self.pin_memory = bool(pin_memory)
+
+        # All groups lie in one array, so that one launch serves them all.
+        self._widths = -(-self.max_model_len // sizes)
+        lengths = -(-self.max_num_reqs * self._widths // ALIGNMENT) * ALIGNMENT
+        self._offsets = np.cumsum(lengths) - lengths
+        groups = np.stack([self._offsets, self._widths, sizes], axis=1)
+        shape = (len(sizes), self.max_num_reqs)
+        self._groups = torch.from_numpy(groups).to(device)
+        self._tables = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=device)
+        self._num_blocks = torch.zeros(shape, dtype=torch.int32, device=device)
+        # What every kernel begins with, and the same for the host's loops.
+        self._state = (self._tables, self._num_blocks, self._groups)
+        self._arrays: tuple[Any, Any, Any] = (None, None, None)
+        if self._tables.device.type == "cpu":
+            self._arrays = (self._tables.numpy(), self._num_blocks.numpy(), groups)
+        # The lengths of the rows as the host knows them: all changes come from here.
+        self._num_blocks_host = np.zeros(shape, dtype=np.int64)
+
+    def append_block_ids(
+        self,
+        req_indices: list[int],
+        cu_num_new_blocks: list[list[int]],
+        new_block_ids: list[list[int]],
+        overwrite: list[bool],
+    ) -> None:
+        """Append blocks to the rows of some request slots, or replace these rows.
+
+        In group `g` the `j`-th listed request slot gets the ids `new_block_ids[g]` from
+        `cu_num_new_blocks[g][j]` up to `cu_num_new_blocks[g][j + 1]`.
+
+        Args:
+            req_indices: request slots, R different ones.
+            cu_num_new_blocks: for each group, R + 1 ends, from 0 to the number of its new ids.
+            new_block_ids: for each group, the new block ids, 0 to 2**31 - 1.
+            overwrite: for each listed request slot, whether the ids become its whole row.
+
+        Raises:
+            TypeError: an argument is no list, or has entries of another type.
+            IndexError: a request slot that is not there.
+            ValueError: a slot listed twice, lengths that disagree, ends that do not rise from 0 to
+                the number of ids, a block id out of range, a row that would outgrow its width.
+                Nothing is written.
+
+        Example:
+            >>> from fast import BlockTables
+            >>> tables = BlockTables([2], 4, 8, 8, "cpu", pin_memory=False)
+            >>> tables.append_block_ids([0], [[0, 5]], [[1, 2, 3, 4, 5]], [False])
+            Traceback (most recent call last):
+            ValueError: new_block_ids[0] makes row 0 5 blocks long, expected at most 4
+
+        Source: the definition is kvtwin's own; the name is vLLM's.
+        """
+        rows, replaced = check_listed(req_indices, overwrite, self.max_num_reqs)
+        ends, ids = check_new_blocks(
+            cu_num_new_blocks, new_block_ids, len(self.block_sizes), len(rows)
+        )
+        lengths = np.where(replaced, 0, self._num_blocks_host[:, rows]) + np.diff(ends, axis=1)
+        check_lengths(lengths, rows, self._widths)
+        if lengths.size == 0:
+            return
+        plan = pack_plan(rows, replaced, ends, ids)
+        if uses_kernels(self._tables):
+            launch_blocks(
+                kernels.append_block_ids,
+                len(rows),
+                len(self.block_sizes),
+                *self._state,
+                upload(plan, self._tables.device, pin_memory=self.pin_memory),
+                len(rows),
+            )
+        else:
+            append_rows(*self._arrays, plan, len(rows))
+        self._num_blocks_host[:, rows] = lengths
+
+    def move_row(self, src: int, dst: int) -> None:
+        """Move the blocks of one request slot to another; the first is empty then.
+
+        Args:
+            src: the request slot that is emptied.
+            dst: the request slot that takes its blocks; the same one: nothing happens.
+
+        Raises:
+            TypeError: not an int.
+            IndexError: a request slot that is not there.
+
+        Example:
+            >>> import torch
+            >>> from fast import BlockTables
+            >>> tables = BlockTables([2], 2, 8, 4, "cpu", pin_memory=False)
+            >>> tables.append_block_ids([0], [[0, 1]], [[7]], [False])
+            >>> tables.move_row(0, 1)
+            >>> tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32))[0].tolist()
+            [[0, 0], [7, 0]]
+
+        Source: the definition is kvtwin's own; the name is vLLM's.
+        """
+        src = check_index("src", src, self.max_num_reqs)
+        dst = check_index("dst", dst, self.max_num_reqs)
+        if src == dst:
+            return
+        if uses_kernels(self._tables):
+            launch_blocks(kernels.move_row, len(self.block_sizes), 1, *self._state, src, dst)
+        else:
+            move_on_host(*self._arrays, src, dst)
+        self._num_blocks_host[:, dst] = self._num_blocks_host[:, src]
+        self._num_blocks_host[:, src] = 0
+
+    def swap_rows(self, a: int, b: int) -> None:
+        """Swap the blocks of two request slots.
+
+        Args:
+            a: a request slot.
+            b: another; the same one: nothing happens.
+
+        Raises:
+            TypeError: not an int.
+            IndexError: a request slot that is not there.
+
+        Example:
+            >>> import torch
+            >>> from fast import BlockTables
+            >>> tables = BlockTables([2], 2, 8, 4, "cpu", pin_memory=False)
+            >>> tables.append_block_ids([0, 1], [[0, 1, 3]], [[7, 8, 9]], [False, False])
+            >>> tables.swap_rows(0, 1)
+            >>> tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32))[0].tolist()
+            [[8, 9], [7, 0]]
+
+        Source: the definition is kvtwin's own; the name is vLLM's.
+        """
+        a = check_index("a", a, self.max_num_reqs)
+        b = check_index("b", b, self.max_num_reqs)
+        if a == b:
+            return
+        if uses_kernels(self._tables):
+            launch_blocks(kernels.swap_rows, len(self.block_sizes), 1, *self._state, a, b)
+        else:
+            swap_on_host(*self._arrays, a, b)
+        self._num_blocks_host[:, [a, b]] = self._num_blocks_host[:, [b, a]]
+
+    def clear_row(self, r: int) -> None:
+        """Take all blocks from a request slot.
+
+        Args:
+            r: the request slot.
+
+        Raises:
+            TypeError: not an int.
+            IndexError: a request slot that is not there.
+
+        Example:
+            >>> import torch
+            >>> from fast import BlockTables
+            >>> tables = BlockTables([2], 1, 8, 4, "cpu", pin_memory=False)
+            >>> tables.append_block_ids([0], [[0, 1]], [[7]], [False])
+            >>> tables.clear_row(0)
+            >>> tables.gather_block_tables(torch.tensor([0], dtype=torch.int32))[0].tolist()
+            [[0, 0]]
+
+        Source: the definition is kvtwin's own; the name is vLLM's.
+        """
+        r = check_index("r", r, self.max_num_reqs)
+        self._num_blocks[:, r].zero_()
+        self._num_blocks_host[:, r] = 0
+
+
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64[::1], int64)")
+def append_rows(
+    tables: Int32s, num_blocks: Int32s, groups: Int64s, plan: Int64s, num_listed: int
+) -> None:
+    """Append block ids to rows, as a plan says."""
+    for group in range(len(groups)):
+        offset = groups[group, 0]
+        width = groups[group, 1]
+        for listed in range(num_listed):
+            row = plan[listed]
+            ends = 2 * num_listed + group * (num_listed + 1) + listed
+            first = plan[ends]
+            count = plan[ends + 1] - first
+            used = 0 if plan[num_listed + listed] else np.int64(num_blocks[group, row])
+            start = offset + row * width + used
+            for k in range(count):
+                tables[start + k] = plan[first + k]
+            num_blocks[group, row] = used + count
+
+
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
+def move_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, dst: int) -> None:
+    """Move a row to another."""
+    for group in range(len(groups)):
+        offset = groups[group, 0]
+        width = groups[group, 1]
+        for k in range(num_blocks[group, src]):
+            tables[offset + dst * width + k] = tables[offset + src * width + k]
+        num_blocks[group, dst] = num_blocks[group, src]
+        num_blocks[group, src] = 0
+
+
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
+def swap_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, a: int, b: int) -> None:
+    """Swap two rows."""
+    for group in range(len(groups)):
+        row_a = groups[group, 0] + a * groups[group, 1]
+        row_b = groups[group, 0] + b * groups[group, 1]
+        for k in range(max(num_blocks[group, a], num_blocks[group, b])):
+            block_id = tables[row_a + k]
+            tables[row_a + k] = tables[row_b + k]
+            tables[row_b + k] = block_id
+        count = num_blocks[group, a]
+        num_blocks[group, a] = num_blocks[group, b]
+        num_blocks[group, b] = count

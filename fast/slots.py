@@ -1,0 +1,312 @@
+"""Where tokens stand in the physical cache; the names are imported from `fast.block_table`."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+
+from fast._checks import (
+    MAX_SIZE,
+    IntArray,
+    check_int,
+    check_minimum,
+    check_same_device,
+    check_starts,
+    check_tensor,
+    is_checked,
+    to_host,
+)
+from fast._compiled import Int32s, Int64s, compiled
+from fast.kernels import block_table as kernels
+from fast.launch import launch_threads, uses_kernels
+
+PAD_SLOT_ID: Final = -1
+"""The slot of a token that is padding, or that another rank holds."""
+
+NULL_BLOCK_ID: Final = 0
+"""The block of no request: what fills a block table where no block is."""
+
+
+class Layout(NamedTuple):
+    """How positions are cut into blocks and spread over context-parallel ranks.
+
+    Attributes:
+        block_size: positions in a block.
+        kernel_block_size: positions in a block of the table.
+        world_size: context-parallel ranks.
+        rank: this rank.
+        interleave: consecutive positions that a rank holds.
+    """
+
+    block_size: int
+    kernel_block_size: int
+    world_size: int = 1
+    rank: int = 0
+    interleave: int = 1
+
+
+def compute_slot_mapping(
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_size: int,
+    *,
+    kernel_block_size: int | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_kv_cache_interleave_size: int = 1,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the slot of every token: where its keys and values stand in the physical cache.
+
+    A token at position `p` of request `i` has the slot `block_table[i, p // block_size] *
+    block_size + p % block_size`. Of several context-parallel ranks one holds the token; elsewhere
+    its slot is -1. Tokens from `query_start_loc[-1]` on are padding: -1. On a GPU nothing waits for
+    the device (checked mode does), and the call can be captured into a CUDA graph.
+
+    Args:
+        block_table: int32[num_rows, max_blocks], physical blocks of each request, at least
+            `num_reqs` rows; with a `kernel_block_size`, the kernel's blocks.
+        query_start_loc: int32[num_reqs + 1], each request's first token, then their number.
+        positions: int64[num_tokens], position of each token in its request's sequence.
+        block_size: positions in a block.
+        kernel_block_size: positions in a block of the table, when the kernel's are smaller.
+        cp_world_size: context-parallel ranks.
+        cp_rank: this rank.
+        cp_kv_cache_interleave_size: consecutive positions that a rank holds.
+        out: int64[at least num_tokens], written to its end, -1 behind the tokens.
+
+    Returns:
+        int64[num_tokens], in slots: `out[:num_tokens]`, or a new tensor.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: a block size that is no multiple of the interleave or of the kernel block size,
+            a rank outside the world, more requests than table rows, tensors on unlike devices, an
+            `out` that is too short; `query_start_loc[-1] > num_tokens` (on a GPU in checked mode).
+            In checked mode also: `query_start_loc` that does not rise from 0, a negative position,
+            a position outside the table or in a negative block (otherwise the slot is -1), an
+            `out` that shares memory with an input.
+
+    Example:
+        >>> import torch
+        >>> table = torch.tensor([[5, 9], [7, 3]], dtype=torch.int32)
+        >>> starts = torch.tensor([0, 3, 4], dtype=torch.int32)
+        >>> compute_slot_mapping(table, starts, torch.tensor([1, 2, 3, 0]), 2).tolist()
+        [11, 18, 19, 14]
+
+    Source: the definition is kvtwin's own; the names are vLLM's block table.
+    """
+    check_tensor("block_table", block_table, torch.int32, 2)
+    check_batch(query_start_loc, positions, block_table.device)
+    num_reqs = len(query_start_loc) - 1
+    if num_reqs > block_table.shape[0]:
+        raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {len(block_table)}")
+    layout = _check_layout(
+        block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size
+    )
+    slots = positions.new_empty(len(positions)) if out is None else out
+    if out is not None:
+        _check_out(out, block_table, query_start_loc, positions)
+    if is_checked():
+        check_slots(to_host(block_table), to_host(query_start_loc), to_host(positions), layout)
+
+    if uses_kernels(block_table):
+        launch_threads(
+            kernels.compute_slot_mapping,
+            min(len(slots), max(len(positions), 1)),
+            1,
+            flat(block_table),
+            *block_table.stride(),
+            block_table.shape[1],
+            flat(query_start_loc),
+            query_start_loc.stride(0),
+            num_reqs,
+            flat(positions),
+            positions.stride(0),
+            len(positions),
+            flat(slots),
+            slots.stride(0),
+            len(slots),
+            *layout,
+        )
+    else:
+        starts, where = query_start_loc.numpy(), positions.numpy()
+        check_num_tokens(starts, where)
+        fill_slots(block_table.numpy(), starts, where, slots.numpy(), *layout)
+    return slots[: len(positions)]
+
+
+def check_batch(
+    query_start_loc: torch.Tensor, positions: torch.Tensor, device: torch.device
+) -> None:
+    """Refuse starts and positions of another kind, or on another device.
+
+    Raises:
+        TypeError: one is no tensor, or of another dtype.
+        ValueError: one has another number of dimensions or no entry, or is elsewhere.
+    """
+    check_tensor("query_start_loc", query_start_loc, torch.int32, 1)
+    check_tensor("positions", positions, torch.int64, 1)
+    if len(query_start_loc) == 0:
+        raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
+    named = [("query_start_loc", query_start_loc), ("positions", positions)]
+    check_same_device(named, device)
+
+
+def check_num_tokens(starts: IntArray, positions: IntArray) -> None:
+    """Refuse a batch with more tokens than positions.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if starts[-1] > len(positions):
+        raise ValueError(
+            f"query_start_loc[-1] is {starts[-1]}, but positions has {len(positions)} entries"
+        )
+
+
+def check_slots(table: IntArray, starts: IntArray, positions: IntArray, layout: Layout) -> None:
+    """Refuse a batch in which a token has no slot, for checked mode.
+
+    Args:
+        table: int32[num_rows, max_blocks].
+        starts: int32[num_reqs + 1].
+        positions: int64[num_tokens].
+        layout: how positions are cut.
+
+    Raises:
+        ValueError: the starts do not rise from 0 to at most num_tokens; a negative position, or
+            one of this rank outside the table or in a negative block.
+    """
+    check_starts("query_start_loc", starts)
+    check_num_tokens(starts, positions)
+    block_size, kernel_size, world, rank, interleave = layout
+    where = positions[: starts[-1]]
+    check_minimum("positions", where, 0)
+    in_virtual_block = where % (block_size * world)
+    tokens = np.flatnonzero(in_virtual_block // interleave % world == rank)
+    requests = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[tokens]
+    inner = in_virtual_block[tokens]
+    offsets = inner // (world * interleave) * interleave + inner % interleave
+    columns = where[tokens] // (block_size * world) * (block_size // kernel_size)
+    columns += offsets // kernel_size
+    outside = np.flatnonzero(columns >= table.shape[1])
+    if len(outside):
+        at = outside[0]
+        raise ValueError(
+            f"positions[{tokens[at]}] is {where[tokens[at]]} and needs column {columns[at]}, but"
+            f" block_table has {table.shape[1]} columns"
+        )
+    negative = np.flatnonzero(table[requests, columns] < 0)
+    if len(negative):
+        row, column = requests[negative[0]], columns[negative[0]]
+        raise ValueError(
+            f"block_table[{row}, {column}] is {table[row, column]}, expected at least 0, as it"
+            f" holds positions[{tokens[negative[0]]}]"
+        )
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all memory from a tensor's first to its last element, in one dimension.
+
+    A kernel steps through it by the tensor's strides, so that no strided view is copied.
+    """
+    if tensor.numel() == 0:
+        return tensor.new_empty(0)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
+
+
+@compiled("void(int32[:, :], int32[:], int64[:], int64[:], int64, int64, int64, int64, int64)")
+def fill_slots(  # noqa: PLR0917  (a compiled loop takes its arguments by position)
+    table: Int32s,
+    starts: Int32s,
+    positions: Int64s,
+    slots: Int64s,
+    block_size: int,
+    kernel_size: int,
+    world: int,
+    rank: int,
+    interleave: int,
+) -> None:
+    """Write the slots of a batch, and -1 wherever there is none, to the end of `slots`."""
+    num_reqs = len(starts) - 1
+    num_tokens = min(np.int64(starts[num_reqs]), np.int64(len(positions)))
+    if num_reqs == 0:
+        num_tokens = np.int64(0)
+    virtual_size = block_size * world
+    in_one = block_size // kernel_size
+    request = 0
+    for token in range(len(slots)):
+        slots[token] = -1
+        if token >= num_tokens:
+            continue
+        while request < num_reqs - 1 and starts[request + 1] <= token:
+            request += 1
+        position = positions[token]
+        inner = position % virtual_size
+        if position < 0 or inner // interleave % world != rank:
+            continue
+        offset = inner // (world * interleave) * interleave + inner % interleave
+        column = position // virtual_size * in_one + offset // kernel_size
+        if column < table.shape[1] and table[request, column] >= 0:
+            slots[token] = np.int64(table[request, column]) * kernel_size + offset % kernel_size
+
+
+def _check_layout(
+    block_size: int, kernel_block_size: int | None, world_size: int, rank: int, interleave: int
+) -> Layout:
+    block_size = check_int("block_size", block_size)
+    kernel_size = block_size
+    if kernel_block_size is not None:
+        kernel_size = check_int("kernel_block_size", kernel_block_size)
+    world_size = check_int("cp_world_size", world_size)
+    rank = check_int("cp_rank", rank, 0, world_size - 1)
+    interleave = check_int("cp_kv_cache_interleave_size", interleave)
+    if block_size % interleave:
+        raise ValueError(
+            f"block_size {block_size} is no multiple of cp_kv_cache_interleave_size {interleave}"
+        )
+    if block_size % kernel_size:
+        raise ValueError(
+            f"block_size {block_size} is no multiple of kernel_block_size {kernel_size}"
+        )
+    if block_size * world_size > MAX_SIZE:
+        raise ValueError(
+            f"block_size {block_size} times cp_world_size {world_size} is more than {MAX_SIZE}"
+        )
+    return Layout(block_size, kernel_size, world_size, rank, interleave)
+
+
+def _check_out(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+    """Refuse an `out` that cannot take the slots; in checked mode, one that is an input too."""
+    positions = inputs[-1]
+    check_tensor("out", out, torch.int64, 1)
+    check_same_device([("out", out)], positions.device)
+    if len(out) < len(positions):
+        raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
+    if len(out) > 1 and out.stride(0) == 0:
+        raise ValueError("out is one element repeated, expected one for each token")
+    if is_checked() and any(_share_memory(out, tensor) for tensor in inputs):
+        raise ValueError("out shares memory with an input, expected memory of its own")
+
+
+class _Addresses:
+    """A tensor's addresses as NumPy takes them; nothing is read there, so a GPU's serve too."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "typestr": f"<i{size}",
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    return np.shares_memory(np.asarray(_Addresses(a)), np.asarray(_Addresses(b)))

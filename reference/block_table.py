@@ -1,0 +1,345 @@
+"""Block tables and slots: which blocks each request has, and where its tokens stand in them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference._checks import (
+    MAX_INT32,
+    Int32Array,
+    Int64Array,
+    check_array,
+    check_bool,
+    check_index,
+    check_int,
+    check_ints,
+    check_list,
+    check_size,
+    check_tokens,
+)
+from reference.slots import (
+    NULL_BLOCK_ID,
+    PAD_SLOT_ID,
+    compute_slot_mapping,
+    map_to_kernel_blocks,
+)
+
+__all__ = [
+    "NULL_BLOCK_ID",
+    "PAD_SLOT_ID",
+    "BlockTables",
+    "compute_slot_mapping",
+    "map_to_kernel_blocks",
+]
+
+PADDED_REQUEST = -1
+"""What stands in an `idx_mapping` for a request that is padding."""
+
+
+class BlockTables:
+    """The persistent block tables of a runner, for each KV cache group.
+
+    Rows are *request slots*: places that a request keeps from its first step to its last, whatever
+    the order of the batch. A step gathers the rows of its requests, in batch order.
+
+    Args:
+        block_sizes: Positions in a block of each group; may be empty.
+        max_num_reqs: Number of request slots, and the most requests of a step.
+        max_num_batched_tokens: The most tokens of a step.
+        max_model_len: The most positions of a request; a row of group `g` holds at most
+            `ceil(max_model_len / block_sizes[g])` blocks.
+        device: Ignored: `reference` knows no device.
+        pin_memory: Ignored, but for its type.
+
+    Raises:
+        TypeError: An argument of another type.
+        ValueError: A size outside 1 .. 2**31 - 1.
+
+    Example:
+        >>> import numpy as np
+        >>> tables = BlockTables([2], 4, 8, 6, device=None, pin_memory=False)
+        >>> tables.append_block_ids([3, 1], [[0, 2, 3]], [[5, 9, 7]], [False, False])
+        >>> tables.gather_block_tables(np.array([1, 3], np.int32))[0].tolist()
+        [[7, 0, 0], [5, 9, 0]]
+        >>> tables.compute_slot_mappings(
+        ...     np.array([0, 1, 3], np.int32), np.array([0, 1, 2])
+        ... ).tolist()
+        [[14, 11, 18]]
+
+    Source: the definition is kvtwin's own; the names are those of vLLM's block tables.
+    """
+
+    def __init__(
+        self,
+        block_sizes: list[int],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        device: object,  # noqa: ARG002  # the twins have the same parameters
+        pin_memory: bool,
+    ) -> None:
+        self._block_sizes = check_ints("block_sizes", block_sizes, 1, MAX_INT32)
+        self._max_num_reqs = check_size("max_num_reqs", max_num_reqs)
+        self._max_num_batched_tokens = check_size("max_num_batched_tokens", max_num_batched_tokens)
+        self._max_model_len = check_size("max_model_len", max_model_len)
+        check_bool("pin_memory", pin_memory)
+        self._max_blocks = [-(-self._max_model_len // size) for size in self._block_sizes]
+        self._num_groups = len(self._block_sizes)
+        self._rows: list[list[list[int]]] = [
+            [[] for _ in range(self._max_num_reqs)] for _ in self._block_sizes
+        ]
+        self._gathered = [
+            np.full((self._max_num_reqs, width), NULL_BLOCK_ID, np.int32)
+            for width in self._max_blocks
+        ]
+        self._slots = np.full(
+            (self._num_groups, self._max_num_batched_tokens), PAD_SLOT_ID, np.int64
+        )
+
+    def append_block_ids(
+        self,
+        req_indices: list[int],
+        cu_num_new_blocks: list[list[int]],
+        new_block_ids: list[list[int]],
+        overwrite: list[bool],
+    ) -> None:
+        """Append block ids to the rows of request slots, or put them in place of whole rows.
+
+        Args:
+            req_indices: The request slots, each at most once.
+            cu_num_new_blocks: For each group, `len(req_indices) + 1` ints, from 0 to
+                `len(new_block_ids[g])`, that do not decrease: the `j`-th request slot gets the ids
+                `cu_num_new_blocks[g][j] .. cu_num_new_blocks[g][j + 1] - 1` of its group.
+            new_block_ids: For each group, the ids for all request slots, one slot after another.
+            overwrite: For each request slot, whether the ids become the whole row.
+
+        Raises:
+            TypeError: What is not a list, or an entry of another type.
+            IndexError: A request slot that there is not.
+            ValueError: A request slot listed twice, lengths that disagree, starts that do not run
+                from 0 to the number of ids, an id outside 0 .. 2**31 - 1, a row that would outgrow
+                `ceil(max_model_len / block_size)`. Nothing is written.
+
+        Example:
+            >>> import numpy as np
+            >>> tables = BlockTables([2], 2, 8, 6, device=None, pin_memory=False)
+            >>> tables.append_block_ids([0, 1], [[0, 2, 3]], [[5, 9, 7]], [False, False])
+            >>> tables.append_block_ids([0, 1], [[0, 1, 2]], [[4, 8]], [False, True])
+            >>> tables.gather_block_tables(np.array([0, 1], np.int32))[0].tolist()
+            [[5, 9, 4], [8, 0, 0]]
+        """
+        slots = self._check_request_slots(req_indices)
+        overwrites = check_list("overwrite", overwrite, len(slots))
+        for j, value in enumerate(overwrites):
+            check_bool(f"overwrite[{j}]", value)
+        check_list("cu_num_new_blocks", cu_num_new_blocks, self._num_groups)
+        check_list("new_block_ids", new_block_ids, self._num_groups)
+
+        new_rows: list[dict[int, list[int]]] = []
+        for group in range(self._num_groups):
+            starts = self._check_starts(group, cu_num_new_blocks[group], len(slots))
+            name = f"new_block_ids[{group}]"
+            ids = check_ints(name, new_block_ids[group], 0, MAX_INT32)
+            if starts[-1] != len(ids):
+                raise ValueError(
+                    f"cu_num_new_blocks[{group}] ends at {starts[-1]}, "
+                    f"but {name} has {len(ids)} entries"
+                )
+            new_rows.append({})
+            for j, slot in enumerate(slots):
+                kept = [] if overwrites[j] else self._rows[group][slot]
+                row = kept + ids[starts[j] : starts[j + 1]]
+                if len(row) > self._max_blocks[group]:
+                    raise ValueError(
+                        f"{name} brings row {slot} to {len(row)} blocks, but max_model_len "
+                        f"{self._max_model_len} needs at most {self._max_blocks[group]} "
+                        f"of {self._block_sizes[group]}"
+                    )
+                new_rows[group][slot] = row
+
+        for group in range(self._num_groups):
+            for slot, row in new_rows[group].items():
+                self._rows[group][slot] = row
+
+    def _check_request_slots(self, req_indices: object) -> list[int]:
+        """Return the listed request slots: each one exists, and is listed once."""
+        slots: list[int] = []
+        for j, value in enumerate(check_list("req_indices", req_indices)):
+            slot = check_index(f"req_indices[{j}]", value, self._max_num_reqs)
+            if slot in slots:
+                raise ValueError(
+                    f"req_indices[{j}] is {slot}, which req_indices[{slots.index(slot)}] is too"
+                )
+            slots.append(slot)
+        return slots
+
+    def _check_starts(self, group: int, value: object, num_slots: int) -> list[int]:
+        """Return where each request slot's new ids of a group start, and the end of the last."""
+        name = f"cu_num_new_blocks[{group}]"
+        starts = check_ints(name, value)
+        check_list(name, value, num_slots + 1)
+        if starts[0] != 0:
+            raise ValueError(f"{name}[0] is {starts[0]}, but must be 0")
+        for j in range(num_slots):
+            check_int(f"{name}[{j + 1}]", starts[j + 1], starts[j])
+        return starts
+
+    def move_row(self, src: int, dst: int) -> None:
+        """Give a request slot's blocks to another slot, whose own are dropped; the source is empty.
+
+        Args:
+            src: The request slot that has the blocks.
+            dst: The request slot that gets them; when it is `src`, nothing happens.
+
+        Raises:
+            TypeError: A slot that is no int.
+            IndexError: A slot that there is not.
+        """
+        src = check_index("src", src, self._max_num_reqs)
+        dst = check_index("dst", dst, self._max_num_reqs)
+        if src == dst:
+            return
+        for rows in self._rows:
+            rows[dst] = rows[src]
+            rows[src] = []
+
+    def swap_rows(self, a: int, b: int) -> None:
+        """Exchange the blocks of two request slots, in every group.
+
+        Args:
+            a: A request slot.
+            b: A request slot; when it is `a`, nothing happens.
+
+        Raises:
+            TypeError: A slot that is no int.
+            IndexError: A slot that there is not.
+        """
+        a = check_index("a", a, self._max_num_reqs)
+        b = check_index("b", b, self._max_num_reqs)
+        for rows in self._rows:
+            rows[a], rows[b] = rows[b], rows[a]
+
+    def clear_row(self, r: int) -> None:
+        """Empty a request slot, in every group.
+
+        Args:
+            r: The request slot.
+
+        Raises:
+            TypeError: A slot that is no int.
+            IndexError: A slot that there is not.
+        """
+        r = check_index("r", r, self._max_num_reqs)
+        for rows in self._rows:
+            rows[r] = []
+
+    def gather_block_tables(self, idx_mapping: Int32Array) -> tuple[Int32Array, ...]:
+        """Write the rows of a step's requests, in batch order, and return them.
+
+        Args:
+            idx_mapping: int32[num_reqs], the request slot of each request, -1 for a padded request;
+                `num_reqs <= max_num_reqs`. Entries may repeat.
+
+        Returns:
+            For each group, a view int32[num_reqs, max_blocks] of the persistent buffer, which is
+            `NULL_BLOCK_ID` past each row's blocks, in padded requests' rows, and past `num_reqs`.
+            It shows what rows hold now: a later append, move, swap or clear does not change it, the
+            next gather does.
+
+        Raises:
+            TypeError: An argument of another type or dtype.
+            ValueError: More requests than `max_num_reqs`, or not one dimension.
+            IndexError: An entry outside -1 .. `max_num_reqs` - 1.
+        """
+        slots = check_array("idx_mapping", idx_mapping, np.int32, ndim=1).tolist()
+        if len(slots) > self._max_num_reqs:
+            raise ValueError(
+                f"idx_mapping has {len(slots)} entries, but max_num_reqs is {self._max_num_reqs}"
+            )
+        for b, slot in enumerate(slots):
+            if not PADDED_REQUEST <= slot < self._max_num_reqs:
+                raise IndexError(
+                    f"idx_mapping[{b}] is {slot}, "
+                    f"but must be in {PADDED_REQUEST} .. {self._max_num_reqs - 1}"
+                )
+
+        for rows, gathered in zip(self._rows, self._gathered, strict=True):
+            gathered[:] = NULL_BLOCK_ID
+            for b, slot in enumerate(slots):
+                if slot != PADDED_REQUEST:
+                    gathered[b, : len(rows[slot])] = rows[slot]
+        return tuple(gathered[: len(slots)] for gathered in self._gathered)
+
+    def compute_slot_mappings(
+        self, query_start_loc: Int32Array, positions: Int64Array
+    ) -> Int64Array:
+        """Compute each token's slot in each group, over the tables of the last gather.
+
+        Args:
+            query_start_loc: int32[num_reqs + 1], as in `compute_slot_mapping`; a request past those
+                gathered has a row of nulls.
+            positions: int64[num_tokens], `num_tokens <= max_num_batched_tokens`.
+
+        Returns:
+            A view int64[num_groups, num_tokens] of the persistent buffer, which is `PAD_SLOT_ID`
+            past `num_tokens`.
+
+        Raises:
+            TypeError: As `compute_slot_mapping`.
+            ValueError: As `compute_slot_mapping`; more requests than `max_num_reqs`, more tokens
+                than `max_num_batched_tokens`. Nothing is written.
+        """
+        starts, positions = check_tokens(query_start_loc, positions)
+        if len(starts) - 1 > self._max_num_reqs:
+            raise ValueError(
+                f"query_start_loc has {len(starts) - 1} requests, "
+                f"but max_num_reqs is {self._max_num_reqs}"
+            )
+        if len(positions) > self._max_num_batched_tokens:
+            raise ValueError(
+                f"positions has {len(positions)} entries, "
+                f"but max_num_batched_tokens is {self._max_num_batched_tokens}"
+            )
+        slots_of_groups = [
+            compute_slot_mapping(table, query_start_loc, positions, block_size)
+            for table, block_size in zip(self._gathered, self._block_sizes, strict=True)
+        ]
+        self._slots[:] = PAD_SLOT_ID
+        for group, slots in enumerate(slots_of_groups):
+            self._slots[group, : len(positions)] = slots
+        return self._slots[:, : len(positions)]
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[Int32Array, ...]:
+        """Clear the gathered tables and return the rows of a dummy run.
+
+        Args:
+            num_reqs: Number of rows, in 0 .. `max_num_reqs`.
+
+        Returns:
+            For each group, a view int32[num_reqs, max_blocks] of nulls.
+
+        Raises:
+            TypeError: A number that is no int.
+            ValueError: A number out of range.
+        """
+        num_reqs = check_int("num_reqs", num_reqs, 0, self._max_num_reqs)
+        for gathered in self._gathered:
+            gathered[:] = NULL_BLOCK_ID
+        return tuple(gathered[:num_reqs] for gathered in self._gathered)
+
+    def get_dummy_slot_mappings(self, num_tokens: int) -> Int64Array:
+        """Clear the slots and return those of a dummy run.
+
+        Args:
+            num_tokens: Number of tokens, in 0 .. `max_num_batched_tokens`.
+
+        Returns:
+            A view int64[num_groups, num_tokens] of `PAD_SLOT_ID`.
+
+        Raises:
+            TypeError: A number that is no int.
+            ValueError: A number out of range.
+        """
+        num_tokens = check_int("num_tokens", num_tokens, 0, self._max_num_batched_tokens)
+        self._slots[:] = PAD_SLOT_ID
+        return self._slots[:, :num_tokens]

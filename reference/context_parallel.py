@@ -1,0 +1,72 @@
+"""Context parallelism: how much of each sequence a rank holds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference._checks import MAX_INT32, Int32Array, check_array, check_int, check_size
+
+
+def get_dcp_local_seq_lens(
+    seq_lens: Int32Array,
+    dcp_size: int = 1,
+    dcp_rank: int | None = None,
+    cp_kv_cache_interleave_size: int = 1,
+) -> Int32Array:
+    """Count the positions of each sequence that a context-parallel rank holds, or each rank.
+
+    A rank holds the positions `p` with `p // interleave % dcp_size == rank`. Its local length of a
+    sequence is how many of the positions `0 .. s_i - 1` those are.
+
+    Args:
+        seq_lens: int32[num_reqs], in tokens, none negative.
+        dcp_size: Number of ranks.
+        dcp_rank: The rank, or None for all.
+        cp_kv_cache_interleave_size: Consecutive positions that stay on one rank; times `dcp_size`
+            at most 2**31 - 1.
+
+    Returns:
+        A new int32[num_reqs] for a rank; int32[num_reqs, dcp_size] for all, a column for each.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: A size below 1, a rank that there is not, a negative length.
+
+    Example:
+        >>> import numpy as np
+        >>> seq_lens = np.array([5, 8], np.int32)
+        >>> get_dcp_local_seq_lens(seq_lens, 2, 0, cp_kv_cache_interleave_size=2).tolist()
+        [3, 4]
+        >>> get_dcp_local_seq_lens(seq_lens, 2, cp_kv_cache_interleave_size=2).tolist()
+        [[3, 2], [4, 4]]
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+    lengths: list[int] = check_array("seq_lens", seq_lens, np.int32, ndim=1).tolist()
+    for i, length in enumerate(lengths):
+        check_int(f"seq_lens[{i}]", length, minimum=0)
+    size = check_size("dcp_size", dcp_size)
+    interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
+    if size * interleave > MAX_INT32:
+        raise ValueError(
+            f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is "
+            f"{size * interleave}, but must be at most {MAX_INT32}"
+        )
+    if dcp_rank is not None:
+        rank = check_int("dcp_rank", dcp_rank, 0, size - 1)
+        local_lengths = [_local_length(length, rank, size, interleave) for length in lengths]
+        return np.array(local_lengths, dtype=np.int32)
+
+    rows = [
+        [_local_length(length, rank, size, interleave) for rank in range(size)]
+        for length in lengths
+    ]
+    return np.array(rows, dtype=np.int32).reshape(len(lengths), size)
+
+
+def _local_length(length: int, rank: int, size: int, interleave: int) -> int:
+    """Count the rank's positions in the whole rounds of all ranks, and in the one begun."""
+    whole_rounds = length // (size * interleave)
+    begun_round = length % (size * interleave)
+    in_begun_round = begun_round - rank * interleave
+    return whole_rounds * interleave + min(max(in_begun_round, 0), interleave)

@@ -1,0 +1,115 @@
+"""Chunked local attention as ordinary paged attention, over virtual requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference._checks import check_size
+from reference.block_table import NULL_BLOCK_ID
+from reference.metadata import CommonAttentionMetadata, validate_metadata
+
+
+def make_local_attention_virtual_batches(
+    attn_chunk_size: int, common_attn_metadata: CommonAttentionMetadata, block_size: int = 0
+) -> CommonAttentionMetadata:
+    """Make one virtual request of each chunk that a request's query tokens touch.
+
+    In chunked local attention a query at position `p` sees the keys of its own chunk,
+    `p // attn_chunk_size`, up to itself. A request's query tokens stand at the last positions of
+    its sequence. Those in chunk `k` become a virtual request, in ascending order of `k`, with the
+    sequence length `min((k + 1) * attn_chunk_size, s_i) - k * attn_chunk_size`; what of that is no
+    query token is computed; its row lists the request's blocks of that chunk, where a column past
+    the table's width repeats the last one (a table of no columns gives `NULL_BLOCK_ID`).
+
+    A request of zero query tokens keeps one virtual request of zero query tokens, all computed: its
+    sequence is that of the chunk of its last position, up to there.
+
+    Args:
+        attn_chunk_size: Positions in a chunk.
+        common_attn_metadata: The batch, valid.
+        block_size: Positions in a block; must be given, and divide `attn_chunk_size`.
+
+    Returns:
+        A new metadata of the virtual requests, of which `max_query_len` and `max_seq_len` are the
+        maxima; its block table is int32[number of virtual requests, attn_chunk_size / block_size].
+        Tokens stand as they were: `num_actual_tokens`, and the same `slot_mapping` object. It is
+        causal; all other fields are None.
+
+    Raises:
+        TypeError: An argument or a field of another type or dtype.
+        ValueError: A size below 1 or that does not divide, a metadata that is not valid.
+
+    Example:
+        >>> import numpy as np
+        >>> starts, lens = np.array([0, 4, 14, 19], np.int32), np.array([6, 17, 9], np.int32)
+        >>> computed = np.array([2, 7, 4], np.int32)
+        >>> columns = np.array([range(9)] * 3, np.int32)
+        >>> batch = CommonAttentionMetadata(
+        ...     starts, starts, lens, lens, computed, 3, 19, 10, 17, columns, np.arange(19)
+        ... )
+        >>> virtual = make_local_attention_virtual_batches(4, batch, block_size=2)
+        >>> np.diff(virtual.query_start_loc).tolist()
+        [2, 2, 1, 4, 4, 1, 4, 1]
+        >>> virtual.seq_lens.tolist()
+        [4, 2, 4, 4, 4, 1, 4, 1]
+        >>> virtual.block_table_tensor.tolist()
+        [[0, 1], [2, 3], [2, 3], [4, 5], [6, 7], [8, 8], [2, 3], [4, 5]]
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+    chunk = check_size("attn_chunk_size", attn_chunk_size)
+    block_size = check_size("block_size", block_size)
+    if chunk % block_size != 0:
+        raise ValueError(f"block_size is {block_size}, but must divide attn_chunk_size {chunk}")
+    validate_metadata(common_attn_metadata, block_size)
+    all_starts = common_attn_metadata.query_start_loc.tolist()
+    block_table = common_attn_metadata.block_table_tensor
+
+    query_lens, seq_lens, rows = [], [], []
+    for request, seq_len in enumerate(common_attn_metadata.seq_lens.tolist()):
+        first_query = seq_len - (all_starts[request + 1] - all_starts[request])
+        request_row = block_table[request].tolist()
+        for chunk_index in _chunks_touched(first_query, seq_len, chunk):
+            chunk_start = chunk_index * chunk
+            chunk_stop = min(chunk_start + chunk, seq_len)
+            query_lens.append(chunk_stop - max(first_query, chunk_start))
+            seq_lens.append(chunk_stop - chunk_start)
+            rows.append(_row_of_chunk(request_row, chunk_start // block_size, chunk // block_size))
+
+    starts = [0]
+    for query_len in query_lens:
+        starts.append(starts[-1] + query_len)
+    computed = [s - q for s, q in zip(seq_lens, query_lens, strict=True)]
+    return CommonAttentionMetadata(
+        query_start_loc=np.array(starts, dtype=np.int32),
+        query_start_loc_cpu=np.array(starts, dtype=np.int32),
+        seq_lens=np.array(seq_lens, dtype=np.int32),
+        seq_lens_cpu=np.array(seq_lens, dtype=np.int32),
+        num_computed_tokens_cpu=np.array(computed, dtype=np.int32),
+        num_reqs=len(rows),
+        num_actual_tokens=int(common_attn_metadata.num_actual_tokens),
+        max_query_len=max(query_lens, default=0),
+        max_seq_len=max(seq_lens, default=0),
+        block_table_tensor=np.array(rows, dtype=np.int32).reshape(len(rows), chunk // block_size),
+        slot_mapping=common_attn_metadata.slot_mapping,
+        causal=True,
+    )
+
+
+def _chunks_touched(first_query: int, seq_len: int, chunk: int) -> range:
+    """Return the chunks of the query positions `first_query .. seq_len - 1`, never none."""
+    if seq_len == 0:
+        return range(1)
+    last_chunk = (seq_len - 1) // chunk
+    if first_query == seq_len:
+        return range(last_chunk, last_chunk + 1)
+    return range(first_query // chunk, last_chunk + 1)
+
+
+def _row_of_chunk(request_row: list[int], first_column: int, num_columns: int) -> list[int]:
+    """Return some columns of a row; past its end the last one, or nulls if there is none."""
+    if not request_row:
+        return [NULL_BLOCK_ID] * num_columns
+    last_column = len(request_row) - 1
+    columns = range(first_column, first_column + num_columns)
+    return [request_row[min(column, last_column)] for column in columns]

@@ -1,0 +1,209 @@
+"""Slots: where tokens stand in the physical cache; the names are imported from `block_table`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference._checks import (
+    BlockLayout,
+    Int32Array,
+    Int64Array,
+    IntArray,
+    check_array,
+    check_block_layout,
+    check_int,
+    check_out,
+    check_size,
+    check_tokens,
+)
+
+PAD_SLOT_ID = -1
+"""The slot of a token that is written nowhere: padding, or held by another rank."""
+
+NULL_BLOCK_ID = 0
+"""The block that no request owns; it stands in a table where there is none."""
+
+INTEGER_DTYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8)
+"""The dtypes of block ids that `map_to_kernel_blocks` takes."""
+
+
+def compute_slot_mapping(
+    block_table: Int32Array,
+    query_start_loc: Int32Array,
+    positions: Int64Array,
+    block_size: int,
+    *,
+    kernel_block_size: int | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_kv_cache_interleave_size: int = 1,
+    out: Int64Array | None = None,
+) -> Int64Array:
+    """Compute the slot to which each token of a batch is written.
+
+    Context-parallel ranks hold the tokens interleaved. A *virtual block* is `block_size *
+    cp_world_size` positions, and `v` is a position's place in its virtual block. The rank
+    `v // interleave % cp_world_size` holds it, in the block `position // virtual block size` of the
+    row, at the offset `v // (cp_world_size * interleave) * interleave + v % interleave`. With one
+    rank, that is block `position // block_size` and offset `position % block_size`. Where the table
+    lists kernel blocks, block `k` of the row is its columns `k * n .. k * n + n - 1`, `n =
+    block_size / kernel_block_size`.
+
+    Args:
+        block_table: int32[num_rows, max_blocks], the block ids of each request, `num_rows >=
+            num_reqs`.
+        query_start_loc: int32[num_reqs + 1], where each request's tokens start; tokens past the
+            last entry are padding, and their positions are not looked at.
+        positions: int64[num_tokens], each token's index in its request's sequence.
+        block_size: Positions in a block of one rank; times `cp_world_size` at most 2**31 - 1.
+        kernel_block_size: Positions in a block as the table lists them; divides `block_size`. None:
+            `block_size`.
+        cp_world_size: Number of context-parallel ranks.
+        cp_rank: The rank whose slots are wanted.
+        cp_kv_cache_interleave_size: Consecutive positions that stay on one rank; divides
+            `block_size`, also with one rank.
+        out: int64[at least num_tokens], written in place of a new array, all of it: past
+            `num_tokens` with `PAD_SLOT_ID`. It shares no memory with the inputs, nor its entries
+            with one another; otherwise any stride.
+
+    Returns:
+        int64[num_tokens], in slots: `block id * kernel_block_size + offset`; `PAD_SLOT_ID` for
+        padding and for tokens that another rank holds. With `out`, its first `num_tokens` entries.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: A size below 1 or that does not divide, a rank outside the world, more requests
+            than rows or more tokens than positions, a negative position, or, on the rank that holds
+            the token, a column outside the table or a negative block id. Nothing is written.
+
+    Example:
+        >>> import numpy as np
+        >>> block_table = np.array([[5, 9], [7, 3]], np.int32)
+        >>> query_start_loc = np.array([0, 3, 4], np.int32)
+        >>> positions = np.array([1, 2, 3, 0])
+        >>> compute_slot_mapping(block_table, query_start_loc, positions, 2).tolist()
+        [11, 18, 19, 14]
+        >>> compute_slot_mapping(
+        ...     block_table, query_start_loc, positions, 2, cp_world_size=2, cp_rank=1
+        ... ).tolist()
+        [10, -1, 11, -1]
+
+    Source: the definition is kvtwin's own; the idea and the names are those of vLLM's block tables.
+    """
+    layout = check_block_layout(
+        block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size
+    )
+    starts, positions = check_tokens(query_start_loc, positions)
+    check_array("block_table", block_table, np.int32, ndim=2)
+    if len(block_table) < len(starts) - 1:
+        raise ValueError(
+            f"block_table has {len(block_table)} rows, but query_start_loc has "
+            f"{len(starts) - 1} requests"
+        )
+    if out is not None:
+        check_out(
+            out,
+            len(positions),
+            {
+                "block_table": block_table,
+                "query_start_loc": query_start_loc,
+                "positions": positions,
+            },
+        )
+
+    slots = _slots_of_tokens(block_table, starts, positions.tolist(), layout)
+    if out is None:
+        return np.array(slots, dtype=np.int64)
+    out[:] = PAD_SLOT_ID
+    out[: len(slots)] = slots
+    return out[: len(slots)]
+
+
+def _slots_of_tokens(
+    block_table: Int32Array, starts: list[int], positions: list[int], layout: BlockLayout
+) -> list[int]:
+    """Return the slot of each token, request by request."""
+    num_columns = block_table.shape[1]
+    slots = [PAD_SLOT_ID] * len(positions)
+    for request in range(len(starts) - 1):
+        for token in range(starts[request], starts[request + 1]):
+            position = positions[token]
+            if position < 0:
+                raise ValueError(f"positions[{token}] is {position}, but must be at least 0")
+            place = _place_on_rank(position, layout)
+            if place is None:
+                continue
+            column, offset = place
+            if column >= num_columns:
+                raise ValueError(
+                    f"positions[{token}] is {position} and needs column {column} of row {request} "
+                    f"of block_table, but that has {num_columns} columns"
+                )
+            block_id = int(block_table[request, column])
+            if block_id < 0:
+                raise ValueError(
+                    f"block_table[{request}, {column}] is {block_id}, but must be at least 0: "
+                    f"positions[{token}] is {position}"
+                )
+            slots[token] = block_id * layout.kernel_block_size + offset
+    return slots
+
+
+def _place_on_rank(position: int, layout: BlockLayout) -> tuple[int, int] | None:
+    """Return the column of a table row and the offset in its block; None on another rank."""
+    virtual_block_size = layout.block_size * layout.cp_world_size
+    block = position // virtual_block_size
+    in_virtual_block = position % virtual_block_size
+    if in_virtual_block // layout.interleave % layout.cp_world_size != layout.cp_rank:
+        return None
+    round_of_ranks = in_virtual_block // (layout.cp_world_size * layout.interleave)
+    offset = round_of_ranks * layout.interleave + in_virtual_block % layout.interleave
+    kernel_blocks_per_block = layout.block_size // layout.kernel_block_size
+    column = block * kernel_blocks_per_block + offset // layout.kernel_block_size
+    return column, offset % layout.kernel_block_size
+
+
+def map_to_kernel_blocks(block_ids: IntArray, blocks_per_kv_block: int) -> IntArray:
+    """Replace each of a manager's block ids by the ids of the kernel blocks that it is made of.
+
+    Args:
+        block_ids: int8, int16, int32, int64 or uint8[..., k], none negative.
+        blocks_per_kv_block: Kernel blocks in a manager's block, `n`.
+
+    Returns:
+        A new array [..., k * n] of the same dtype: for each block `b`, in order, `b * n .. b * n +
+        n - 1`.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: No dimensions, a negative id, an id that the dtype cannot hold, a number of
+            kernel blocks outside 1 .. 2**31 - 1.
+
+    Example:
+        >>> import numpy as np
+        >>> map_to_kernel_blocks(np.array([0, 3], np.int32), 2).tolist()
+        [0, 1, 6, 7]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_array("block_ids", block_ids, INTEGER_DTYPES, ndim=None)
+    n = check_size("blocks_per_kv_block", blocks_per_kv_block)
+    greatest = int(np.iinfo(block_ids.dtype).max)
+    for index in np.ndindex(block_ids.shape):
+        block_id = int(block_ids[index])
+        name = f"block_ids[{', '.join(map(str, index))}]"
+        check_int(name, block_id, 0)
+        if (block_id + 1) * n - 1 > greatest:
+            raise ValueError(
+                f"{name} is {block_id}, and its last kernel block {(block_id + 1) * n - 1} "
+                f"with blocks_per_kv_block {n}, but {block_ids.dtype} holds at most {greatest}"
+            )
+
+    *leading, num_blocks = block_ids.shape
+    result = np.empty((*leading, num_blocks * n), block_ids.dtype)
+    for index in np.ndindex(*leading):
+        kernel_ids: list[int] = []
+        for block_id in block_ids[index].tolist():
+            kernel_ids.extend(range(block_id * n, block_id * n + n))
+        result[index] = kernel_ids
+    return result

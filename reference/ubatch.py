@@ -1,0 +1,280 @@
+"""Micro-batches: a batch cut into runs of tokens, and the metadata of each."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference._checks import (
+    Int32Array,
+    IntArray,
+    check_counts,
+    check_int,
+    check_ints,
+    check_list,
+    check_query_start_loc,
+    check_slice,
+)
+from reference.metadata import CommonAttentionMetadata, validate_metadata
+
+
+@dataclass(frozen=True)
+class UBatchSlice:
+    """The requests and the tokens of a micro-batch.
+
+    Attributes:
+        request_slice: The requests with a token in it, as a slice of ints.
+        token_slice: Its tokens, as a slice of ints.
+
+    Example:
+        >>> UBatchSlice(slice(0, 2), slice(0, 9)).num_tokens
+        9
+        >>> UBatchSlice(slice(0, 0), slice(0, 9)).is_empty()
+        True
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    request_slice: slice
+    token_slice: slice
+
+    def is_empty(self) -> bool:
+        """Say whether it has no requests or no tokens."""
+        requests, tokens = self.request_slice, self.token_slice
+        return bool(requests.stop <= requests.start or tokens.stop <= tokens.start)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of its tokens."""
+        return int(self.token_slice.stop - self.token_slice.start)
+
+
+def create_ubatch_slices(
+    num_scheduled_tokens: IntArray, split_points: int | list[int]
+) -> list[UBatchSlice]:
+    """Cut a batch's tokens at split points.
+
+    Args:
+        num_scheduled_tokens: int32 or int64[num_reqs], tokens of each request, on the host.
+        split_points: Where to cut, as token indices: one, or a list that increases; strictly
+            between 0 and the number of tokens. An empty list: one slice.
+
+    Returns:
+        The slices, in order: tokens without gap or overlap, and the requests from the first to the
+        last with a token among them. A request that is cut is in both slices.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: No tokens, a negative number of them, a split point outside, or not greater than
+            the one before it.
+
+    Example:
+        >>> import numpy as np
+        >>> for ubatch in create_ubatch_slices(np.array([4, 10, 5]), [9, 12]):
+        ...     print(ubatch.token_slice, ubatch.request_slice)
+        slice(0, 9, None) slice(0, 2, None)
+        slice(9, 12, None) slice(1, 2, None)
+        slice(12, 19, None) slice(1, 3, None)
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+    counts = check_counts("num_scheduled_tokens", num_scheduled_tokens)
+    num_tokens = sum(counts)
+    if num_tokens == 0:
+        raise ValueError("num_scheduled_tokens has 0 tokens, but must have at least 1")
+    if isinstance(split_points, list):
+        points = check_ints("split_points", split_points, 1, num_tokens - 1)
+    else:
+        points = [check_int("split_points", split_points, 1, num_tokens - 1)]
+    for i in range(1, len(points)):
+        if points[i] <= points[i - 1]:
+            raise ValueError(
+                f"split_points[{i}] is {points[i]}, but must be greater than {points[i - 1]} "
+                "before it"
+            )
+
+    starts = [0]
+    for count in counts:
+        starts.append(starts[-1] + count)
+    slices = []
+    for start, stop in itertools.pairwise([0, *points, num_tokens]):
+        requests = [
+            request
+            for request in range(len(counts))
+            if max(start, starts[request]) < min(stop, starts[request + 1])
+        ]
+        request_slice = slice(requests[0], requests[-1] + 1)
+        slices.append(UBatchSlice(request_slice, slice(start, stop)))
+    return slices
+
+
+def slice_query_start_locs(query_start_loc: Int32Array, request_slice: slice) -> Int32Array:
+    """Return where the tokens of some requests start, counted from the first of these tokens.
+
+    Args:
+        query_start_loc: int32[num_reqs + 1], where each request's tokens start.
+        request_slice: The requests, `0 <= start <= stop <= num_reqs`.
+
+    Returns:
+        A new int32[stop - start + 1], `query_start_loc[start : stop + 1] - query_start_loc[start]`.
+
+    Raises:
+        TypeError: An argument of another type or dtype; a slice whose ends are no ints.
+        ValueError: A slice outside the batch or with a step, or starts that do not begin at 0 or
+            that decrease.
+
+    Example:
+        >>> import numpy as np
+        >>> slice_query_start_locs(np.array([0, 4, 14, 19], np.int32), slice(1, 3)).tolist()
+        [0, 10, 15]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    starts = check_query_start_loc("query_start_loc", query_start_loc)
+    first, stop = check_slice("request_slice", request_slice, len(starts) - 1)
+    shifted = [starts[request] - starts[first] for request in range(first, stop + 1)]
+    return np.array(shifted, dtype=np.int32)
+
+
+def _make_metadata_with_slice(
+    ubatch_slice: UBatchSlice, attn_metadata: CommonAttentionMetadata
+) -> CommonAttentionMetadata:
+    """Make the metadata of a micro-batch; the batch itself is not changed.
+
+    With requests `r0 .. r1 - 1` and tokens `t0 .. t1 - 1`: the starts are
+    `query_start_loc[r0 .. r1]` clipped to `t0 .. t1`, less `t0`, so that a request cut at the front
+    loses its tokens before `t0`, one cut at the back those from `t1` on. Tokens before `t0` count
+    as computed; tokens from `t1` on do not belong to the sequence yet.
+
+    Args:
+        ubatch_slice: Its requests and tokens; with CUDA-graph padding tokens may pass the last
+            request's end. A slice that lies wholly in that padding begins with a request of zero
+            tokens.
+        attn_metadata: The batch, valid.
+
+    Returns:
+        A new metadata. `max_query_len` is the greatest new query length, or the batch's own when
+        that is 0 (a dummy run); `max_seq_len` and `causal` are the batch's own. Block table rows,
+        slots and `encoder_seq_lens` are views. The logits fields and `dcp_local_seq_lens` are None:
+        they must be made anew.
+
+    Raises:
+        TypeError: A field of another type or dtype.
+        ValueError: A metadata that is not valid, a slice that is empty or outside the batch, whose
+            first token is not its first request's, or which has tokens of a later request.
+
+    Example:
+        >>> import numpy as np
+        >>> starts, lens = np.array([0, 4, 14, 19], np.int32), np.array([6, 17, 9], np.int32)
+        >>> computed = np.array([2, 7, 4], np.int32)
+        >>> rows, slots = np.zeros((3, 2), np.int32), np.arange(19)
+        >>> batch = CommonAttentionMetadata(
+        ...     starts, starts, lens, lens, computed, 3, 19, 10, 17, rows, slots
+        ... )
+        >>> part = _make_metadata_with_slice(UBatchSlice(slice(1, 2), slice(9, 12)), batch)
+        >>> part.query_start_loc.tolist(), part.seq_lens.tolist()
+        ([0, 3], [15])
+        >>> part.num_computed_tokens_cpu.tolist()
+        [12]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    validate_metadata(attn_metadata)
+    r0, r1, t0, t1 = _check_ubatch_slice("ubatch_slice", ubatch_slice, attn_metadata)
+    all_starts = attn_metadata.query_start_loc.tolist()
+    all_seq_lens = attn_metadata.seq_lens.tolist()
+    all_computed = attn_metadata.num_computed_tokens_cpu.tolist()
+
+    starts, seq_lens, computed = [0], [], []
+    for request in range(r0, r1):
+        start, stop = all_starts[request], all_starts[request + 1]
+        tokens_before = max(0, min(stop, t0) - start)
+        tokens_after = max(0, stop - max(start, t1))
+        starts.append(min(max(stop, t0), t1) - t0)
+        seq_lens.append(all_seq_lens[request] - tokens_after)
+        computed.append(all_computed[request] + tokens_before)
+
+    max_query_len = max(starts[i + 1] - starts[i] for i in range(r1 - r0))
+    encoder_seq_lens = attn_metadata.encoder_seq_lens
+    return CommonAttentionMetadata(
+        query_start_loc=np.array(starts, dtype=np.int32),
+        query_start_loc_cpu=np.array(starts, dtype=np.int32),
+        seq_lens=np.array(seq_lens, dtype=np.int32),
+        seq_lens_cpu=np.array(seq_lens, dtype=np.int32),
+        num_computed_tokens_cpu=np.array(computed, dtype=np.int32),
+        num_reqs=r1 - r0,
+        num_actual_tokens=t1 - t0,
+        max_query_len=max_query_len or int(attn_metadata.max_query_len),
+        max_seq_len=int(attn_metadata.max_seq_len),
+        block_table_tensor=attn_metadata.block_table_tensor[r0:r1],
+        slot_mapping=attn_metadata.slot_mapping[t0:t1],
+        causal=bool(attn_metadata.causal),
+        encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
+    )
+
+
+def _check_ubatch_slice(
+    name: str, ubatch_slice: UBatchSlice, metadata: CommonAttentionMetadata
+) -> tuple[int, int, int, int]:
+    """Return first and stop of the requests and of the tokens of a slice that fits the batch."""
+    starts = metadata.query_start_loc.tolist()
+    r0, r1 = check_slice(f"{name}.request_slice", ubatch_slice.request_slice, len(starts) - 1)
+    t0, t1 = check_slice(
+        f"{name}.token_slice", ubatch_slice.token_slice, int(metadata.num_actual_tokens)
+    )
+    if r0 == r1 or t0 == t1:
+        raise ValueError(f"{name} is empty: requests {r0}:{r1}, tokens {t0}:{t1}")
+    lies_in_padding = t0 >= starts[-1] and starts[r0] == starts[r0 + 1]
+    if not (starts[r0] <= t0 < starts[r0 + 1] or lies_in_padding):
+        raise ValueError(
+            f"{name} begins with token {t0}, but its first request {r0} has "
+            f"tokens {starts[r0]}:{starts[r0 + 1]}"
+        )
+    if max(t0, starts[r1]) < min(t1, starts[-1]):
+        raise ValueError(
+            f"{name} has tokens {t0}:{t1}, but its last request {r1 - 1} ends at {starts[r1]}, "
+            "and the tokens from there on are a later request's"
+        )
+    return r0, r1, t0, t1
+
+
+def split_attn_metadata(
+    ubatch_slices: list[UBatchSlice], common_attn_metadata: CommonAttentionMetadata
+) -> list[CommonAttentionMetadata]:
+    """Make the metadata of each micro-batch.
+
+    Args:
+        ubatch_slices: The micro-batches' requests and tokens.
+        common_attn_metadata: The batch, valid.
+
+    Returns:
+        `_make_metadata_with_slice` of each slice, in order.
+
+    Raises:
+        TypeError: Slices that are no list, a field of another type or dtype.
+        ValueError: As `_make_metadata_with_slice`.
+
+    Example:
+        >>> import numpy as np
+        >>> starts, lens = np.array([0, 4, 14, 19], np.int32), np.array([6, 17, 9], np.int32)
+        >>> computed = np.array([2, 7, 4], np.int32)
+        >>> rows, slots = np.zeros((3, 2), np.int32), np.arange(19)
+        >>> batch = CommonAttentionMetadata(
+        ...     starts, starts, lens, lens, computed, 3, 19, 10, 17, rows, slots
+        ... )
+        >>> ubatch_slices = create_ubatch_slices(np.diff(starts), 9)
+        >>> [part.seq_lens.tolist() for part in split_attn_metadata(ubatch_slices, batch)]
+        [[6, 12], [17, 9]]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    validate_metadata(common_attn_metadata)
+    check_list("ubatch_slices", ubatch_slices)
+    for i, ubatch_slice in enumerate(ubatch_slices):
+        _check_ubatch_slice(f"ubatch_slices[{i}]", ubatch_slice, common_attn_metadata)
+    return [
+        _make_metadata_with_slice(ubatch_slice, common_attn_metadata)
+        for ubatch_slice in ubatch_slices
+    ]

@@ -1,0 +1,286 @@
+"""The simulator's barriers and warp operations: what they return, and when they are refused."""
+
+import re
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from conformance.simulator import BarrierError, UninitializedReadError, simulate
+
+Array: TypeAlias = npt.NDArray[Any]
+
+cuda: Any = None  # the simulator puts its own in place
+FULL = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_thread_that_returns_while_others_wait_is_refused(seed: int) -> None:
+    """Shows that a barrier which some threads never reach is found, whoever comes first."""
+
+    def kernel(x: Array) -> None:
+        if cuda.threadIdx.x >= x.size:
+            return
+        cuda.syncthreads()
+
+    message = (
+        r"^kernel kernel, block \(0, 0, 0\): thread \(0, 0, 0\) \(and 4 more\) waits at "
+        r"syncthreads \(.*test_simulator_barriers.py:\d+\); "
+        r"thread \(5, 0, 0\) \(and 2 more\) has returned$"
+    )
+    with pytest.raises(BarrierError, match=message):
+        simulate(kernel, 1, 8, (np.zeros(5),), seed=seed)
+
+
+def test_two_barriers_of_one_block_do_not_meet() -> None:
+    """Shows that the two branches of a condition must not hold a barrier each."""
+
+    def kernel() -> None:
+        if cuda.threadIdx.x == 0:
+            cuda.syncthreads()
+        else:
+            cuda.syncthreads()
+
+    with pytest.raises(BarrierError, match=r"thread \(0, 0, 0\) waits at .*; thread \(1, 0, 0\)"):
+        simulate(kernel, 1, 4, ())
+
+
+def test_a_barrier_and_a_warp_operation_do_not_meet() -> None:
+    """Shows that threads that wait for each other in unlike ways are found."""
+
+    def kernel() -> None:
+        if cuda.threadIdx.x == 0:
+            cuda.syncwarp()
+        else:
+            cuda.syncthreads()
+
+    message = r"thread \(0, 0, 0\) waits at syncwarp of lanes 0xffffffff; thread \(1, 0, 0\) \(and"
+    with pytest.raises(BarrierError, match=message):
+        simulate(kernel, 1, 4, ())
+
+
+def test_barriers_count_what_the_threads_bring() -> None:
+    """Shows the three barriers that return something of all threads of the block."""
+
+    def kernel(x: Array, out: Array) -> None:
+        i = cuda.threadIdx.x
+        out[0, i] = cuda.syncthreads_count(x[i])
+        out[1, i] = cuda.syncthreads_and(x[i])
+        out[2, i] = cuda.syncthreads_or(x[i])
+
+    for x, expected in (([3, 0, 1], [2, 0, 1]), ([1, 1, 1], [3, 1, 1]), ([0, 0, 0], [0, 0, 0])):
+        out = np.full((3, 3), -1)
+        simulate(kernel, 1, 3, (np.array(x), out))
+        assert [[each] * 3 for each in expected] == out.tolist()
+
+
+def test_a_kernel_may_pass_many_barriers_with_threads_of_several_warps() -> None:
+    """Shows a rotation of 70 values, one step after each barrier."""
+
+    def kernel(x: Array) -> None:
+        i = cuda.threadIdx.x
+        for _ in range(3):
+            value = x[(i + 1) % 70]
+            cuda.syncthreads()
+            x[i] = value
+            cuda.syncthreads()
+
+    x = np.arange(70)
+    simulate(kernel, 1, 70, (x,))
+    assert np.roll(np.arange(70), -3).tolist() == x.tolist()
+
+
+def test_shuffles_return_the_values_of_other_lanes() -> None:
+    """Shows each shuffle, for a full warp, at both ends of it."""
+
+    def kernel(out: Array) -> None:
+        lane = cuda.laneid
+        value = 100 + lane
+        out[0, lane] = cuda.shfl_sync(FULL, value, 37)  # modulo 32
+        out[1, lane] = cuda.shfl_up_sync(FULL, value, 2)
+        out[2, lane] = cuda.shfl_down_sync(FULL, value, 3)
+        out[3, lane] = cuda.shfl_xor_sync(FULL, value, 1)
+
+    out = np.zeros((4, 32), np.int64)
+    simulate(kernel, 1, 32, (out,))
+    values = list(range(100, 132))
+    assert [105] * 32 == out[0].tolist()
+    assert [*values[:2], *values[:30]] == out[1].tolist()
+    assert [*values[3:], *values[29:]] == out[2].tolist()
+    assert [100 + (lane ^ 1) for lane in range(32)] == out[3].tolist()
+
+
+def test_votes_and_matches_see_all_lanes_of_the_mask() -> None:
+    """Shows each vote and match, in a warp of which half takes part."""
+
+    def kernel(x: Array, out: Array) -> None:
+        lane = cuda.laneid
+        if lane < 4:
+            out[0, lane] = cuda.ballot_sync(0xF, x[lane])
+            out[1, lane] = cuda.any_sync(0xF, x[lane])
+            out[2, lane] = cuda.all_sync(0xF, x[lane])
+            out[3, lane] = cuda.eq_sync(0xF, x[lane])
+            out[4, lane] = cuda.match_any_sync(0xF, x[lane])
+            mask, is_alike = cuda.match_all_sync(0xF, x[lane])
+            out[5, lane] = mask
+            out[6, lane] = is_alike
+
+    out = np.zeros((7, 4), np.int64)
+    simulate(kernel, 1, 8, (np.array([0, 2, 2, 3]), out))
+    assert [[0b1110] * 4, [1] * 4, [0] * 4, [0] * 4] == out[:4].tolist()
+    assert [[0b0001, 0b0110, 0b0110, 0b1000], [0] * 4, [0] * 4] == out[4:].tolist()
+    simulate(kernel, 1, 8, (np.array([2, 2, 2, 2]), out))
+    assert [[0b1111] * 4, [1] * 4, [1] * 4, [1] * 4] == out[:4].tolist()
+    assert [[0b1111] * 4, [0b1111] * 4, [1] * 4] == out[4:].tolist()
+
+
+def test_a_full_ballot_is_minus_one_and_has_32_bits() -> None:
+    """Shows that a ballot is a signed 32-bit number, as in compiled kernels, and popc knows it."""
+
+    def kernel(out: Array) -> None:
+        ballot = cuda.ballot_sync(FULL, True)
+        below = cuda.popc(ballot & cuda.lanemask_lt())
+        if cuda.laneid == 31:
+            out[0], out[1], out[2] = ballot, cuda.popc(ballot), below
+
+    out = np.zeros(3, np.int64)
+    simulate(kernel, 1, 32, (out,))
+    assert [-1, 32, 31] == out.tolist()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (
+            0b1110,
+            "cuda.syncwarp with mask 0x0000000e, which must have 32 bits and name the calling",
+        ),
+        (2**32 | 1, "cuda.syncwarp with mask 0x100000001, which must have 32 bits"),
+    ],
+)
+def test_a_mask_must_name_the_calling_lane(mask: int, message: str) -> None:
+    """Shows that a thread that is not in its own mask is refused."""
+
+    def kernel() -> None:
+        if cuda.laneid == 0:
+            cuda.syncwarp(mask)
+
+    with pytest.raises(BarrierError, match=message):
+        simulate(kernel, 1, 4, ())
+
+
+def test_lanes_that_meet_must_name_the_same_mask() -> None:
+    """Shows that lanes with unlike masks wait for each other for ever, which is found."""
+
+    def kernel() -> None:
+        cuda.syncwarp((0b101, 0b011, 0b110)[cuda.laneid])
+
+    message = re.escape(
+        "thread (0, 0, 0) waits at syncwarp of lanes 0x00000005; "
+        "thread (1, 0, 0) waits at syncwarp of lanes 0x00000003; "
+        "thread (2, 0, 0) waits at syncwarp of lanes 0x00000006"
+    )
+    with pytest.raises(BarrierError, match=message):
+        simulate(kernel, 1, 3, ())
+
+
+def test_lanes_that_meet_must_do_the_same() -> None:
+    """Shows that a shuffle and a ballot of the same lanes do not meet."""
+
+    def kernel() -> None:
+        if cuda.laneid == 0:
+            cuda.shfl_sync(FULL, 1, 0)
+        else:
+            cuda.ballot_sync(FULL, 1)
+
+    message = re.escape(
+        "thread (0, 0, 0) waits at shfl_sync of lanes 0xffffffff; "
+        "thread (1, 0, 0) waits at ballot_sync of lanes 0xffffffff"
+    )
+    with pytest.raises(BarrierError, match=message):
+        simulate(kernel, 1, 2, ())
+
+
+def test_lanes_that_have_returned_take_no_part() -> None:
+    """Shows that a warp operation does not wait for threads that are gone, but cannot read them."""
+
+    def kernel(out: Array, src: int) -> None:
+        lane = cuda.laneid
+        if lane >= 3:
+            return
+        out[lane] = cuda.shfl_sync(FULL, lane * 10, src)
+
+    out = np.zeros(3, np.int64)
+    simulate(kernel, 1, 8, (out, 2))
+    assert [20] * 3 == out.tolist()
+    with pytest.raises(UninitializedReadError, match="a shuffle reads lane 5, which takes no part"):
+        simulate(kernel, 1, 8, (out, 5))
+
+
+def test_parts_of_a_warp_meet_on_their_own() -> None:
+    """Shows that lanes in unlike branches exchange values within their masks."""
+
+    def kernel(out: Array) -> None:
+        lane = cuda.laneid
+        if lane < 2:
+            out[lane] = cuda.shfl_xor_sync(0b0011, lane, 1)
+        else:
+            out[lane] = cuda.shfl_xor_sync(0b1100, lane, 1)
+
+    out = np.zeros(4, np.int64)
+    simulate(kernel, 1, 4, (out,))
+    assert [1, 0, 3, 2] == out.tolist()
+
+
+def test_warps_do_not_wait_for_each_other() -> None:
+    """Shows that a warp operation is of one warp, and lanes are counted within it."""
+
+    def kernel(out: Array) -> None:
+        i = cuda.threadIdx.x
+        if i < 32:
+            cuda.syncwarp()
+        out[i] = cuda.shfl_sync(FULL, i, 1) if i >= 32 else cuda.laneid
+
+    out = np.zeros(40, np.int64)
+    simulate(kernel, 1, 40, (out,))
+    assert [*range(32), *[33] * 8] == out.tolist()
+
+
+def test_a_warp_scan_and_a_compaction_are_right_in_every_order() -> None:
+    """Shows the two usual uses of warp operations, over several seeds."""
+
+    def compact(keep: Array, out: Array, count: Array) -> None:
+        i = cuda.grid(1)
+        kept = i < keep.size and keep[min(i, keep.size - 1)]
+        ballot = cuda.ballot_sync(FULL, kept)
+        base = 0
+        if cuda.laneid == 0:
+            base = cuda.atomic.add(count, 0, cuda.popc(ballot))
+        base = cuda.shfl_sync(FULL, base, 0)
+        if kept:
+            out[base + cuda.popc(ballot & cuda.lanemask_lt())] = i
+
+    keep = np.random.default_rng(1).random(150) < 0.5
+    orders = set()
+    for seed in range(4):
+        out, count = np.full(150, -1), np.zeros(1, np.int64)
+        simulate(compact, 5, 32, (keep, out, count), seed=seed)
+        assert keep.sum() == count[0]
+        assert np.flatnonzero(keep).tolist() == sorted(out[: count[0]])
+        orders.add(tuple(out))
+    assert len(orders) > 1
+
+
+def test_bits_are_counted_as_on_the_gpu() -> None:
+    """Shows popc and ffs, and that popc of a negative number of unknown width is refused."""
+
+    def kernel(out: Array, number: int) -> None:
+        out[0], out[1] = cuda.popc(number), cuda.ffs(number)
+
+    out = np.zeros(2, np.int64)
+    for number, expected in ((0, [0, 0]), (0b10100, [2, 3]), (2**63, [1, 64])):
+        simulate(kernel, 1, 1, (out, number))
+        assert expected == out.tolist()
+    with pytest.raises(ValueError, match=r"popc\(-1\) depends on the number of bits"):
+        simulate(kernel, 1, 1, (out, -1))

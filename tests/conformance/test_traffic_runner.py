@@ -1,0 +1,271 @@
+"""The runner of steps, the two side by side, and the way from a difference to its request."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+import reference
+from conformance.traffic.calls import Calls
+from conformance.traffic.input_batch import InputBatch, RequestSlots
+from conformance.traffic.locate import Coordinates, describe, locate
+from conformance.traffic.runner import Runner
+from conformance.traffic.scheduler import Scheduler, Step
+from conformance.traffic.settings import Settings
+from conformance.traffic.trace import make_trace
+from conformance.traffic.twins import Twins
+from conformance.traffic.zoo import MODELS, get_model
+
+SETTINGS = Settings(
+    token_budget=300,
+    max_num_seqs=10,
+    max_model_len=2048,
+    long_prefill_token_threshold=110,
+    num_speculative_tokens=2,
+    micro_batches=3,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_steps(model: str, settings: Settings, num_steps: int) -> list[Step]:
+    """Make the first steps of the project's own trace."""
+    requests = [request for request in make_trace(60) if request.total_tokens <= 1500]
+    return list(islice(Scheduler(requests, get_model(model), settings), num_steps))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_twins_agree(model: str, checked: bool) -> None:
+    """Both twins get through preemptions, chunks and drafts with the same results."""
+    settings = replace(SETTINGS, num_blocks=SETTINGS.blocks_for(get_model(model), 1600))
+    twins = Twins(get_model(model), settings)
+    steps = make_steps(model, settings, 80)
+    with fast.checks(checked):
+        assert [twins.execute(step) for step in steps] == [None] * 80
+    assert sum(len(step.preempted_ids) for step in steps) > 0
+    assert sum(len(step.resumed_ids) for step in steps) > 0
+    assert all(min(seconds) > 0 for seconds in twins.seconds)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(token_budget=5, max_num_seqs=9, num_blocks=200, max_model_len=3000),
+        Settings(micro_batches=1, padding=1, num_blocks=300, max_num_seqs=3),
+        Settings(block_size=1, num_blocks=7000, padding=3, token_budget=200, max_model_len=1600),
+        Settings(block_size=6, padding=16, num_blocks=1000, max_model_len=1601, micro_batches=7),
+    ],
+    ids=["budget", "alone", "tiny-blocks", "odd"],
+)
+def test_the_twins_agree_in_odd_engines(settings: Settings) -> None:
+    """Tiny budgets and blocks, odd sizes, no micro-batches and no padding make no difference."""
+    model = get_model("gpt-oss-20b")
+    twins = Twins(model, settings)
+    for step in make_steps(model.name, settings, 25):
+        assert twins.execute(step) is None
+
+
+def test_every_name_of_the_twins_is_called() -> None:
+    """A run calls each function and class that both twins export."""
+    called: set[str] = set()
+
+    class Recorder(SimpleNamespace):
+        """The reference, remembering what it was asked for."""
+
+        def __getattr__(self, name: str) -> object:
+            called.add(name)
+            return getattr(reference, name)
+
+    runner = Runner(
+        cast("ModuleType", Recorder()),
+        get_model("llama-4-scout"),
+        array=np.asarray,
+        settings=SETTINGS,
+    )
+    for step in make_steps("llama-4-scout", SETTINGS, 20):
+        runner.execute(step)
+    not_called = {"kv_reads", "kv_writes", "NULL_BLOCK_ID", "PAD_SLOT_ID", "PassConfig"}
+    assert called == set(reference.__all__) - not_called
+
+
+def test_every_result_leads_to_requests() -> None:
+    """Wherever a difference may be, it is of some request of the step, or of padding."""
+    runner = Runner(reference, get_model("llama-4-scout"), array=np.asarray, settings=SETTINGS)
+    for step in make_steps("llama-4-scout", SETTINGS, 40):
+        results = runner.execute(step)
+        coordinates = runner.coordinates(results)
+        known = {"padding", *coordinates[""].rows, *coordinates["rows"].rows}
+        for name, result in results.items():
+            for path, index in places(name, result):
+                assert set(locate(path, index, coordinates)) <= known
+
+
+def places(path: str, value: object) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    """Yield the path and the last index of each array in a tree, and the paths of the rest."""
+    if isinstance(value, np.ndarray):
+        yield f"{path}.shape", None
+        if value.size:
+            yield path, tuple(length - 1 for length in value.shape)
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from places(f"{path}[{i}]", inner)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from places(f"{path}.{name}", getattr(value, name))
+    else:
+        yield path, None
+
+
+def test_handed_out_tensors_keep_their_addresses() -> None:
+    """A CUDA graph captured over the persistent buffers of `fast` sees every step's values."""
+    runner = Runner(fast, get_model("llama-3.1-8b"), array=torch.from_numpy, settings=SETTINGS)
+    addresses = set()
+    for step in make_steps("llama-3.1-8b", SETTINGS, 6):
+        results = runner.execute(step)
+        tensors = [results["block_tables"][0], results["slot_mappings"]]
+        addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
+    assert len(addresses) == 1
+
+
+def impostor(**names: object) -> ModuleType:
+    """Return `fast` with some names replaced."""
+    known = {name: getattr(fast, name) for name in fast.__all__}
+    return cast("ModuleType", SimpleNamespace(**{**known, **names}))
+
+
+def refuse(*_: object, **__: object) -> None:
+    """Refuse whatever comes."""
+    raise ValueError("refused")
+
+
+def test_a_refusal_by_one_twin_is_a_mismatch() -> None:
+    """When only one twin raises, the mismatch names the function and the exception."""
+    steps = make_steps("llama-3.1-8b", SETTINGS, 1)
+    broken = impostor(map_to_kernel_blocks=refuse)
+    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, implementation=broken).execute(steps[0])
+    assert mismatch is not None
+    assert mismatch.line == (
+        "step 0: map_to_kernel_blocks = ValueError('refused'), but should be an answer "
+        "(of request-0)"
+    )
+
+
+def test_a_refusal_by_both_twins_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a scheduler makes is valid, so when both twins refuse it the replay fails too."""
+    monkeypatch.setattr(reference, "slice_query_start_locs", refuse)
+    steps = make_steps("llama-3.1-8b", SETTINGS, 1)
+    broken = impostor(slice_query_start_locs=refuse)
+    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, implementation=broken).execute(steps[0])
+    assert mismatch is not None
+    assert mismatch.difference.line == (
+        "slice_query_start_locs = ValueError('refused') in both twins, but should be an answer"
+    )
+
+
+def test_a_missing_refusal_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When only the reference raises, the mismatch says what should have been raised."""
+    monkeypatch.setattr(reference, "get_dcp_local_seq_lens", refuse)
+    twins = Twins(get_model("llama-3.1-8b"), SETTINGS)
+    mismatch = twins.execute(make_steps("llama-3.1-8b", SETTINGS, 1)[0])
+    assert mismatch is not None
+    assert mismatch.difference.line == (
+        "get_dcp_local_seq_lens = an answer, but should be ValueError('refused')"
+    )
+
+
+def test_newcomers_take_the_places_of_those_who_left() -> None:
+    """The order of the batch is the old one, with holes filled and then closed from the end."""
+    batch = InputBatch(8)
+    batch.place(["a", "b", "c", "d", "e"])
+    batch.place(["x", "b", "d", "e"])
+    assert batch.req_ids == ["x", "b", "e", "d"]
+    batch.place(["d"])
+    assert batch.req_ids == ["d"]
+    batch.place([])
+    assert batch.req_ids == []
+
+
+def test_a_swap_takes_everything_along() -> None:
+    """All that is kept by position is swapped, and whoever follows swaps is told before."""
+    batch = InputBatch(3)
+    batch.place(["a", "b"])
+    batch.num_computed_tokens_cpu[:2] = [4, 0]
+    batch.num_prompt_tokens[:2] = [9, 7]
+    twin, told = batch.copy(), []
+    batch.on_swap = lambda i, j: told.append((i, j, batch.req_ids[i]))
+    batch.swap_states(0, 1)
+    assert told == [(0, 1, "a")]
+    assert batch.req_ids == ["b", "a"]
+    assert batch.num_computed_tokens_cpu.tolist() == [0, 4, 0]
+    assert batch.num_prompt_tokens.tolist() == [7, 9, 0]
+    assert twin.req_ids == ["a", "b"]
+    assert twin.num_computed_tokens_cpu.tolist() == [4, 0, 0]
+
+
+def test_slots_are_compacted_from_the_end() -> None:
+    """The last slot moves into the first hole until there is none before it."""
+    slots = RequestSlots(6)
+    for req_id in "abcde":
+        slots.add(req_id)
+    slots.remove("a")
+    slots.remove("d")
+    moves = []
+    while (move := slots.next_move()) is not None:
+        slots.move(*move)
+        moves.append(move)
+    assert moves == [(4, 0)]
+    assert slots.req_ids == ["e", "b", "c", None, None, None]
+    assert slots.last_req_ids == ["e", "b", "c", "d", "e", None]
+
+
+def test_a_difference_leads_to_its_request() -> None:
+    """Rows, boundaries and tokens lead to a request; what has no single one, to all of the part."""
+    coordinates = {
+        "": Coordinates(["a", "b", None], ["a", "b", "b", None]),
+        "slots": Coordinates(["a", "b", None], ["a", "b", "b", None], "tokens"),
+        "parts[1]": Coordinates(["b"], ["b"]),
+        "starts[1]": Coordinates(["b", "c"], (), "boundaries"),
+    }
+
+    def found(path: str, *index: int) -> list[str]:
+        return locate(path, index or None, coordinates)
+
+    assert found("metadata[0].query_start_loc", 0) == ["a"]
+    assert found("metadata[0].query_start_loc", 2) == ["b"]
+    assert found("metadata[0].block_table_tensor", 1, 77) == ["b"]
+    assert found("metadata[0].seq_lens_cpu", 2) == ["padding"]
+    assert found("metadata[0].max_query_len") == ["a", "b"]
+    assert found("metadata[0].seq_lens.shape") == ["a", "b"]
+    assert found("slots", 0, 2) == ["b"]
+    assert found("slots[4]", 9) == ["padding"]
+    assert found("len(parts[1])") == ["b"]
+    assert found("parts[10].slot_mapping", 0) == ["a"]
+    assert found("starts[1]", 2) == ["c"]
+    assert found("slots_of_another_name", 1) == ["b"]
+    assert describe(["a"] * 5) == "a, a, a and 2 more"
+
+
+def test_calls_are_timed_and_remembered() -> None:
+    """The name of a call is kept for the report, also when it raises."""
+    call = Calls(math)
+    with pytest.raises(ValueError, match="expected a nonnegative input|math domain error"):
+        call("sqrt", -1)
+    assert call.last == "sqrt"
+    assert call.seconds > 0
+    assert call.method([3, 1], "count", 3) == 1
+    assert call.last == "list.count"

@@ -1,0 +1,249 @@
+"""The scheduler: what its steps promise, seen from the steps alone."""
+
+from collections import Counter
+from itertools import islice, pairwise
+
+import pytest
+
+from conformance.traffic.batches import servable, trace_steps
+from conformance.traffic.scheduler import BlockPool, Scheduler, Step
+from conformance.traffic.settings import Settings
+from conformance.traffic.trace import TraceRequest, make_trace
+from conformance.traffic.zoo import MODELS, get_model
+
+SMALL = Settings(token_budget=96, max_num_seqs=6, max_model_len=2048, num_blocks=160)
+SPECULATIVE = Settings(
+    token_budget=256,
+    max_num_seqs=9,
+    max_model_len=2048,
+    num_blocks=150,
+    num_speculative_tokens=3,
+    long_prefill_token_threshold=100,
+)
+ONE_AT_A_TIME = Settings(token_budget=7, max_num_seqs=1, max_model_len=600, num_blocks=90)
+TIGHT = Settings(token_budget=20, max_num_seqs=30, num_blocks=50, num_speculative_tokens=4)
+RUNS = [
+    pytest.param(model, settings, id=f"{model}-{name}")
+    for model in ("llama-3.1-8b", "llama-4-scout")
+    for name, settings in (
+        ("small", SMALL),
+        ("speculative", SPECULATIVE),
+        ("one", ONE_AT_A_TIME),
+        ("tight", TIGHT),
+    )
+]
+
+
+def make_scheduler(model: str, settings: Settings, *, num_requests: int = 40) -> Scheduler:
+    """Make a scheduler for the start of the project's own trace."""
+    requests = servable(make_trace(num_requests), model, settings)
+    return Scheduler(requests, get_model(model), settings, seed=5)
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_no_block_is_owned_twice(model: str, settings: Settings) -> None:
+    """A block is one request's, in one group, until that ends or is preempted; 0 is nobody's."""
+    scheduler = make_scheduler(model, settings)
+    owned: dict[str, list[int]] = {}
+    for step in scheduler:
+        for req_id in (*step.finished_ids, *step.preempted_ids):
+            del owned[req_id]
+        for req_id, new_block_ids in step.new_block_ids.items():
+            assert step.overwrite[req_id] == (req_id not in owned)
+            for ids in new_block_ids:
+                owned.setdefault(req_id, []).extend(ids)
+        all_ids = [block_id for ids in owned.values() for block_id in ids]
+        assert len(all_ids) == len(set(all_ids))
+        assert all(0 < block_id < (settings.num_blocks or 0) for block_id in all_ids)
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_every_token_has_its_block(model: str, settings: Settings) -> None:
+    """After a step each request has as many blocks in each group as its tokens need, no more."""
+    scheduler = make_scheduler(model, settings)
+    num_blocks: dict[str, list[int]] = {}
+    for step in scheduler:
+        for req_id, new_block_ids in step.new_block_ids.items():
+            if step.overwrite[req_id]:
+                num_blocks[req_id] = [0] * len(new_block_ids)
+            end = step.num_computed_tokens[req_id] + step.num_scheduled_tokens[req_id]
+            assert end <= settings.max_model_len
+            for group, block_size in enumerate(scheduler.block_sizes):
+                num_blocks[req_id][group] += len(new_block_ids[group])
+                needed = -(-end // block_size)
+                spare = -(-settings.num_speculative_tokens // block_size)  # of rejected drafts
+                assert needed <= num_blocks[req_id][group] <= needed + spare
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_the_bounds_are_kept(model: str, settings: Settings) -> None:
+    """No step passes the token budget or the number of requests, or is empty."""
+    for step in make_scheduler(model, settings):
+        assert 1 <= sum(step.num_scheduled_tokens.values()) <= settings.token_budget
+        assert 1 <= len(step.num_scheduled_tokens) <= settings.max_num_seqs
+        longest = max(step.num_scheduled_tokens.values())
+        assert longest <= settings.long_prefill_token_threshold
+        assert min(step.num_scheduled_tokens.values()) >= 1
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_every_request_finishes_with_exactly_its_tokens(model: str, settings: Settings) -> None:
+    """Each request ends once, and then all its tokens but the last have been computed."""
+    requests = servable(make_trace(40), model, settings)
+    scheduler = make_scheduler(model, settings)
+    ends: dict[str, int] = {}
+    finished: Counter[str] = Counter()
+    for step in scheduler:
+        finished.update(step.finished_ids)
+        for req_id, num_tokens in step.num_scheduled_tokens.items():
+            ends[req_id] = step.num_computed_tokens[req_id] + num_tokens
+    assert len(requests) == scheduler.num_finished
+    assert set(finished.values()) <= {1}
+    assert {f"request-{i}" for i in range(len(requests))} == set(ends)
+    for i, request in enumerate(requests):
+        past_end = ends[f"request-{i}"] - (request.total_tokens - 1)
+        assert 0 <= past_end <= settings.num_speculative_tokens  # drafts that came too late
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_computed_tokens_only_grow_but_for_preemption(model: str, settings: Settings) -> None:
+    """A request goes on where it stopped, less rejected drafts; a preempted one from the start."""
+    ends: dict[str, int] = {}
+    num_preempted = 0
+    for step in make_scheduler(model, settings):
+        for req_id in step.preempted_ids:
+            ends[req_id] = 0
+            num_preempted += 1
+        for req_id, computed in step.num_computed_tokens.items():
+            before = ends.get(req_id, 0)
+            assert before - settings.num_speculative_tokens <= computed <= before
+            ends[req_id] = computed + step.num_scheduled_tokens[req_id]
+            if req_id in step.resumed_ids:
+                assert computed == 0
+    assert num_preempted > 0 or settings is ONE_AT_A_TIME
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_first_come_is_first_served(model: str, settings: Settings) -> None:
+    """A step's requests are in order of arrival, and only the latest of those running lose out."""
+    running: list[int] = []
+    for step in make_scheduler(model, settings):
+        ended = {number(req_id) for req_id in step.finished_ids}
+        running = [i for i in running if i not in ended]
+        preempted = [number(req_id) for req_id in step.preempted_ids]
+        assert sorted(running)[len(running) - len(preempted) :] == sorted(preempted)
+        running = [i for i in running if i not in preempted]
+        admitted = sorted(number(req_id) for req_id in (*step.new_ids, *step.resumed_ids))
+        assert all(i > max(running, default=-1) for i in admitted)
+        running += admitted
+        scheduled = [number(req_id) for req_id in step.num_scheduled_tokens]
+        assert running[: len(scheduled)] == scheduled
+
+
+def number(req_id: str) -> int:
+    """Return a request's number, which is its place in the trace."""
+    return int(req_id.removeprefix("request-"))
+
+
+def test_some_running_requests_may_not_be_scheduled() -> None:
+    """When decodes alone pass the budget, the latest of them have to wait a step."""
+    waiting = 0
+    running: set[str] = set()
+    for step in make_scheduler("llama-3.1-8b", TIGHT):
+        running -= {*step.finished_ids, *step.preempted_ids}
+        running |= set(step.num_scheduled_tokens)
+        waiting += len(running) > len(step.num_scheduled_tokens)
+    assert waiting > 0
+
+
+def test_drafts_are_brought_along_and_some_rejected() -> None:
+    """Every decode has its drafts, and after it between none and all of them are computed."""
+    settings = Settings(num_speculative_tokens=3)
+    trace = [TraceRequest(0.0, 10, 200)]
+    steps = list(Scheduler(trace, get_model("llama-3.1-8b"), settings))[1:]
+    assert {4} == {step.num_scheduled_tokens["request-0"] for step in steps}
+    computed = [step.num_computed_tokens["request-0"] for step in steps]
+    gains = {b - a for a, b in pairwise(computed)}
+    assert {1, 2, 3, 4} == gains
+
+
+def test_the_longest_sequence_is_not_passed_by_drafts() -> None:
+    """At the end of the longest sequence there is no room for drafts."""
+    settings = Settings(num_speculative_tokens=3, max_model_len=32)
+    steps = list(Scheduler([TraceRequest(0.0, 2, 30)], get_model("llama-3.1-8b"), settings))
+    ends = [step.num_computed_tokens["request-0"] for step in steps]
+    assert max(ends) <= 31
+
+
+def test_arrivals_follow_the_clock() -> None:
+    """A request is not scheduled before it arrives, and an idle engine waits for it."""
+    trace = [TraceRequest(0.0, 4, 1), TraceRequest(100.0, 4, 1)]
+    scheduler = Scheduler(trace, get_model("llama-3.1-8b"), Settings())
+    first, second = list(scheduler)
+    assert list(first.num_scheduled_tokens) == ["request-0"]
+    assert list(second.num_scheduled_tokens) == ["request-1"]
+    assert second.finished_ids == ("request-0",)
+    assert scheduler.clock_seconds > 100
+
+
+def test_the_same_seed_makes_the_same_steps() -> None:
+    """Steps depend on the trace, the settings and the seed alone."""
+
+    def run(seed: int) -> list[Step]:
+        scheduler = Scheduler(make_trace(20), get_model("gpt-oss-20b"), settings, seed=seed)
+        return list(islice(scheduler, 60))
+
+    settings = Settings(num_speculative_tokens=2)
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    """A request longer than the pool or the engine's longest sequence is refused by its number."""
+    trace = [TraceRequest(0.0, 4, 1), TraceRequest(0.0, 60, 5)]
+    for settings in (Settings(num_blocks=5), Settings(max_model_len=64)):
+        with pytest.raises(ValueError, match=r"requests\[1\] has 65 tokens, but at most 64 fit"):
+            Scheduler(trace, get_model("llama-3.1-8b"), settings)
+
+
+def test_a_pool_hands_out_what_was_freed_last() -> None:
+    """Ids come back scattered, never the null block, and no more than there are."""
+    pool = BlockPool(8)
+    taken = pool.take(7)
+    assert taken == [1, 2, 3, 4, 5, 6, 7]
+    pool.give_back([4, 2])
+    pool.give_back([7])
+    assert pool.take(3) == [7, 2, 4]
+    with pytest.raises(ValueError, match="count is 1, but only 0 blocks are free"):
+        pool.take(1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_batches_are_cut_from_the_run(model: str) -> None:
+    """The harness's batches are in order by kind, and have the blocks that their sequences need."""
+    batches = trace_steps(model=model, limit=120)
+    assert len(batches) == 120
+    kinds: Counter[tuple[bool, bool]] = Counter()
+    for batch in batches:
+        is_long = batch.query_lens > batch.decode_threshold
+        is_prefill = is_long & (batch.num_computed_tokens == 0)
+        order = [long + prefill for long, prefill in zip(is_long, is_prefill, strict=True)]
+        assert sorted(order) == order
+        kinds[bool(is_long.any()), bool(is_long.all())] += 1
+        seq_lens = batch.num_computed_tokens + batch.query_lens
+        for block_size, rows in zip(batch.block_sizes, batch.block_ids, strict=True):
+            assert [-(-int(s) // block_size) for s in seq_lens] == [len(row) for row in rows]
+        written = [int(i) for rows in batch.block_ids for row in rows for i in row]
+        assert len(written) == len(set(written))
+    assert {(False, False), (True, False), (True, True)} == set(kinds)
+
+
+def test_batches_are_made_once_and_cannot_be_written() -> None:
+    """The same arguments give the same batches, in a list of the caller's own."""
+    first, again = trace_steps(limit=5), trace_steps(limit=5)
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    assert first is not again
+    with pytest.raises(ValueError, match="read-only"):
+        first[0].query_lens[0] = 1
+    assert trace_steps(limit=5, settings=Settings(token_budget=9))[0].query_lens.sum() <= 9
+    with pytest.raises(ValueError, match=r"has no request that .* can serve"):
+        trace_steps(settings=Settings(num_blocks=1))

@@ -1,0 +1,385 @@
+"""`BlockTables`, step by step: rows of request slots, and what is gathered of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference.block_table
+import reference.slots
+from reference import BlockTables
+
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def make_tables(block_sizes: list[int] | None = None) -> BlockTables:
+    """Make tables for 4 requests of at most 7 tokens, 6 tokens in a step."""
+    sizes = [2, 4] if block_sizes is None else block_sizes
+    return BlockTables(sizes, 4, 6, 7, device="cpu", pin_memory=False)
+
+
+def append(tables: BlockTables, slot: int, *ids: list[int], overwrite: bool = False) -> None:
+    """Append ids to one request slot, a list for each group."""
+    tables.append_block_ids([slot], [[0, len(i)] for i in ids], list(ids), [overwrite])
+
+
+def gather(tables: BlockTables, *slots: int) -> list[list[list[int]]]:
+    """Gather request slots, as lists."""
+    return [table.tolist() for table in tables.gather_block_tables(np.array(slots, np.int32))]
+
+
+def test_names() -> None:
+    """The names of slots are importable from the module that the field looks in."""
+    for name in ("PAD_SLOT_ID", "NULL_BLOCK_ID", "compute_slot_mapping", "map_to_kernel_blocks"):
+        assert getattr(reference.slots, name) is getattr(reference.block_table, name)
+
+
+def test_append_to_several_slots() -> None:
+    """Each listed slot gets its own run of the ids of each group; others are left alone."""
+    tables = make_tables()
+    append(tables, 0, [9], [])
+    tables.append_block_ids([3, 1], [[0, 1, 3], [0, 2, 2]], [[5, 6, 7], [8, 4]], [False, False])
+    expected = [
+        [[9, 0, 0, 0], [6, 7, 0, 0], [0, 0, 0, 0], [5, 0, 0, 0]],
+        [[0, 0], [0, 0], [0, 0], [8, 4]],
+    ]
+    assert expected == gather(tables, 0, 1, 2, 3)
+
+
+def test_append_and_overwrite() -> None:
+    """Ids go behind what a row holds, or in place of all of it, none included."""
+    tables = make_tables([2])
+    append(tables, 1, [5, 6])
+    append(tables, 1, [7])
+    append(tables, 1, [])
+    assert [[[5, 6, 7, 0]]] == gather(tables, 1)
+    append(tables, 1, [8], overwrite=True)
+    assert [[[8, 0, 0, 0]]] == gather(tables, 1)
+    append(tables, 1, [], overwrite=True)
+    assert [[[0, 0, 0, 0]]] == gather(tables, 1)
+
+
+def test_a_row_may_be_full() -> None:
+    """A row holds the blocks of max_model_len tokens, and may be overwritten when full."""
+    tables = make_tables([2])
+    append(tables, 0, [1, 2, 3, 4])
+    assert [[[1, 2, 3, 4]]] == gather(tables, 0)
+    append(tables, 0, [5, 6, 7, 8], overwrite=True)
+    assert [[[5, 6, 7, 8]]] == gather(tables, 0)
+
+
+def test_the_arguments_are_copied() -> None:
+    """A list that is changed after it was appended does not change the row."""
+    tables = make_tables([2])
+    ids = [5, 6]
+    tables.append_block_ids([0], [[0, 2]], [ids], [True])
+    ids[0] = 99
+    assert [[[5, 6, 0, 0]]] == gather(tables, 0)
+
+
+def test_move_swap_and_clear() -> None:
+    """Rows move in all groups; a move empties its source, onto itself it does nothing."""
+    tables = make_tables()
+    append(tables, 0, [5, 6], [7])
+    append(tables, 1, [8], [9])
+    tables.swap_rows(0, 1)
+    assert [[[8, 0, 0, 0], [5, 6, 0, 0]], [[9, 0], [7, 0]]] == gather(tables, 0, 1)
+    tables.move_row(1, 0)
+    assert [[[5, 6, 0, 0], [0, 0, 0, 0]], [[7, 0], [0, 0]]] == gather(tables, 0, 1)
+    tables.move_row(0, 0)
+    tables.swap_rows(0, 0)
+    assert [[[5, 6, 0, 0]], [[7, 0]]] == gather(tables, 0)
+    tables.move_row(0, 3)
+    append(tables, 0, [4], [4])
+    assert [[[4, 0, 0, 0], [5, 6, 0, 0]], [[4, 0], [7, 0]]] == gather(tables, 0, 3)
+    tables.clear_row(3)
+    assert [[[0, 0, 0, 0]], [[0, 0]]] == gather(tables, 3)
+
+
+def test_gathered_rows_change_at_the_next_gather_only() -> None:
+    """Appending, moving and clearing do not touch what was handed out; the next gather does."""
+    tables = make_tables([2])
+    append(tables, 0, [5, 6])
+    (gathered,) = tables.gather_block_tables(np.array([0], np.int32))
+    append(tables, 0, [7])
+    tables.move_row(0, 2)
+    tables.clear_row(2)
+    assert [[5, 6, 0, 0]] == gathered.tolist()
+    gather(tables, 0)
+    assert [[0, 0, 0, 0]] == gathered.tolist()
+
+
+def test_gather_repeats_pads_and_clears() -> None:
+    """Entries repeat, -1 is a row of nulls, and rows of an earlier, longer step are cleared."""
+    tables = make_tables([2])
+    append(tables, 0, [5, 6, 7])
+    append(tables, 2, [8])
+    (whole,) = tables.gather_block_tables(np.array([0, 0, 0, 0], np.int32))
+    (gathered,) = tables.gather_block_tables(np.array([2, -1, 2], np.int32))
+    assert [[8, 0, 0, 0], [0, 0, 0, 0], [8, 0, 0, 0]] == gathered.tolist()
+    assert [0, 0, 0, 0] == whole[3].tolist()
+    assert np.shares_memory(whole, gathered)
+    assert (0, 4) == tables.gather_block_tables(np.array([], np.int32))[0].shape
+    assert not whole.any()
+
+
+def test_slots_of_all_groups() -> None:
+    """Each group's slots are over its own gathered rows; the buffer behind is padding."""
+    tables = make_tables()
+    append(tables, 2, [5, 9], [3])
+    gather(tables, 2)
+    whole = tables.get_dummy_slot_mappings(6)
+    starts = np.array([0, 3], np.int32)
+    slots = tables.compute_slot_mappings(starts, np.array([1, 2, 3, 99]))
+    assert [[11, 18, 19, -1], [13, 14, 15, -1]] == slots.tolist()
+    assert np.shares_memory(whole, slots)
+    slots = tables.compute_slot_mappings(starts, np.array([0, 1, 2]))
+    assert [[10, 11, 18], [12, 13, 14]] == slots.tolist()
+    assert [[10, 11, 18, -1, -1, -1], [12, 13, 14, -1, -1, -1]] == whole.tolist()
+
+
+def test_rows_not_gathered_are_nulls() -> None:
+    """A request past those gathered has null blocks, so its tokens are in block 0."""
+    tables = make_tables([2])
+    append(tables, 0, [5])
+    gather(tables, 0)
+    slots = tables.compute_slot_mappings(np.array([0, 1, 2], np.int32), np.array([1, 3]))
+    assert [[11, 1]] == slots.tolist()
+
+
+def test_no_groups() -> None:
+    """Without groups there are no tables, and no slots; the arguments are still checked."""
+    tables = make_tables([])
+    tables.append_block_ids([0], [], [], [False])
+    assert tables.gather_block_tables(np.array([0], np.int32)) == ()
+    assert tables.get_dummy_block_tables(2) == ()
+    starts = np.array([0, 1], np.int32)
+    assert tables.compute_slot_mappings(starts, np.array([0, 1, 2])).shape == (0, 3)
+    with pytest.raises(ValueError, match=r"^query_start_loc ends at 1, but positions has only 0"):
+        tables.compute_slot_mappings(starts, np.array([], np.int64))
+
+
+def test_dummies_clear_everything() -> None:
+    """What a dummy run is handed out is cleared, and so is the rest of the buffers."""
+    tables = make_tables([2])
+    append(tables, 0, [5, 6])
+    (whole,) = tables.gather_block_tables(np.array([0, 0, 0, 0], np.int32))
+    slots = tables.compute_slot_mappings(np.array([0, 2], np.int32), np.array([0, 1]))
+    (dummy,) = tables.get_dummy_block_tables(3)
+    dummy_slots = tables.get_dummy_slot_mappings(5)
+    assert [[0] * 4] * 3 == dummy.tolist()
+    assert [[-1] * 5] == dummy_slots.tolist()
+    assert not whole.any()
+    assert [[-1, -1]] == slots.tolist()
+    assert np.shares_memory(whole, dummy)
+    assert np.shares_memory(slots, dummy_slots)
+    assert [[[5, 6, 0, 0]]] == gather(tables, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"req_indices": (0, 1)}, TypeError, "req_indices is a tuple, but must be a list"),
+        ({"req_indices": [0, 1.0]}, TypeError, "req_indices[1] is 1.0 (float), but must be an int"),
+        ({"req_indices": [0, 4]}, IndexError, "req_indices[1] is 4, but must be in 0 .. 3"),
+        ({"req_indices": [-1, 1]}, IndexError, "req_indices[0] is -1, but must be in 0 .. 3"),
+        ({"req_indices": [1, 1]}, ValueError, "req_indices[1] is 1, which req_indices[0] is too"),
+        ({"overwrite": [False]}, ValueError, "overwrite has 1 entries, but must have 2"),
+        ({"overwrite": [False, 1]}, TypeError, "overwrite[1] is 1 (int), but must be a bool"),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3]]},
+            ValueError,
+            "cu_num_new_blocks has 1 entries, but must have 2",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], [0, 1]]},
+            ValueError,
+            "cu_num_new_blocks[1] has 2 entries, but must have 3",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]},
+            TypeError,
+            "cu_num_new_blocks[1] is a tuple, but must be a list",
+        ),
+        (
+            {"cu_num_new_blocks": [[1, 1, 3], [0, 0, 1]]},
+            ValueError,
+            "cu_num_new_blocks[0][0] is 1, but must be 0",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 4, 3], [0, 0, 1]]},
+            ValueError,
+            "cu_num_new_blocks[0][2] is 3, but must be at least 4",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 2], [0, 0, 1]]},
+            ValueError,
+            "cu_num_new_blocks[0] ends at 2, but new_block_ids[0] has 3 entries",
+        ),
+        (
+            {"new_block_ids": [[5, 6, 7], np.array([8])]},
+            TypeError,
+            "new_block_ids[1] is a ndarray, but must be a list",
+        ),
+        (
+            {"new_block_ids": [[5, 6, 7], [-1]]},
+            ValueError,
+            "new_block_ids[1][0] is -1, but must be at least 0",
+        ),
+        (
+            {"new_block_ids": [[5, 6, 2**31], [8]]},
+            ValueError,
+            "new_block_ids[0][2] is 2147483648, but must be at most 2147483647",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], [0, 0, 2]], "new_block_ids": [[5, 6, 7], [8, 9]]},
+            ValueError,
+            "new_block_ids[1] brings row 1 to 3 blocks, but max_model_len 7 needs at most 2 of 4",
+        ),
+    ],
+)
+def test_refusals_of_append(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Each precondition broken in turn is refused, in these words, and no row has changed."""
+    tables = make_tables()
+    append(tables, 1, [1], [2])
+    kwargs: dict[str, Any] = {
+        "req_indices": [0, 1],
+        "cu_num_new_blocks": [[0, 1, 3], [0, 0, 1]],
+        "new_block_ids": [[5, 6, 7], [8]],
+        "overwrite": [False, np.False_],
+    }
+    with pytest.raises(error) as caught:
+        tables.append_block_ids(**(kwargs | changes))
+    assert message == str(caught.value)
+    assert [[[0] * 4, [1, 0, 0, 0]], [[0] * 2, [2, 0]]] == gather(tables, 0, 1)
+    tables.append_block_ids(**kwargs)
+    assert [[[5, 0, 0, 0], [1, 6, 7, 0]], [[0] * 2, [2, 8]]] == gather(tables, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "error", "message"),
+    [
+        ("move_row", (4, 0), IndexError, "src is 4, but must be in 0 .. 3"),
+        ("move_row", (0, -1), IndexError, "dst is -1, but must be in 0 .. 3"),
+        ("move_row", (0, None), TypeError, "dst is None (NoneType), but must be an int"),
+        ("swap_rows", (4, 4), IndexError, "a is 4, but must be in 0 .. 3"),
+        ("swap_rows", (0, True), TypeError, "b is True (bool), but must be an int"),
+        ("clear_row", (4,), IndexError, "r is 4, but must be in 0 .. 3"),
+        ("get_dummy_block_tables", (5,), ValueError, "num_reqs is 5, but must be at most 4"),
+        ("get_dummy_block_tables", (-1,), ValueError, "num_reqs is -1, but must be at least 0"),
+        ("get_dummy_slot_mappings", (7,), ValueError, "num_tokens is 7, but must be at most 6"),
+        (
+            "gather_block_tables",
+            (np.array([0, 4], np.int32),),
+            IndexError,
+            "idx_mapping[1] is 4, but must be in -1 .. 3",
+        ),
+        (
+            "gather_block_tables",
+            (np.array([-2], np.int32),),
+            IndexError,
+            "idx_mapping[0] is -2, but must be in -1 .. 3",
+        ),
+        (
+            "gather_block_tables",
+            (np.zeros(5, np.int32),),
+            ValueError,
+            "idx_mapping has 5 entries, but max_num_reqs is 4",
+        ),
+        (
+            "gather_block_tables",
+            (np.zeros(2, np.int64),),
+            TypeError,
+            "idx_mapping has dtype int64, but must have int32",
+        ),
+        (
+            "compute_slot_mappings",
+            (np.zeros(6, np.int32), np.zeros(0, np.int64)),
+            ValueError,
+            "query_start_loc has 5 requests, but max_num_reqs is 4",
+        ),
+        (
+            "compute_slot_mappings",
+            (np.array([0, 1], np.int32), np.zeros(7, np.int64)),
+            ValueError,
+            "positions has 7 entries, but max_num_batched_tokens is 6",
+        ),
+        (
+            "compute_slot_mappings",
+            (np.array([0, 1], np.int32), np.array([8])),
+            ValueError,
+            "positions[0] is 8 and needs column 4 of row 0 of block_table, but that has 4 columns",
+        ),
+    ],
+)
+def test_refusals_of_the_other_methods(
+    method: str, args: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words, and nothing has changed."""
+    tables = make_tables()
+    append(tables, 0, [5, 6], [7])
+    gathered = tables.gather_block_tables(np.array([0, 0], np.int32))
+    slots = tables.compute_slot_mappings(np.array([0, 2], np.int32), np.array([0, 1]))
+    before = [table.tolist() for table in (*gathered, slots)]
+    with pytest.raises(error) as caught:
+        getattr(tables, method)(*args)
+    assert message == str(caught.value)
+    assert before == [table.tolist() for table in (*gathered, slots)]
+    assert [[[5, 6, 0, 0]], [[7, 0]]] == gather(tables, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"block_sizes": 2}, TypeError, "block_sizes is a int, but must be a list"),
+        ({"block_sizes": [2, 0]}, ValueError, "block_sizes[1] is 0, but must be at least 1"),
+        ({"max_num_reqs": 0}, ValueError, "max_num_reqs is 0, but must be at least 1"),
+        (
+            {"max_num_batched_tokens": 2**31},
+            ValueError,
+            "max_num_batched_tokens is 2147483648, but must be at most 2147483647",
+        ),
+        ({"max_model_len": 1.5}, TypeError, "max_model_len is 1.5 (float), but must be an int"),
+        ({"pin_memory": 1}, TypeError, "pin_memory is 1 (int), but must be a bool"),
+    ],
+)
+def test_refusals_of_the_constructor(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """A size or a flag that cannot be is refused, in these words."""
+    kwargs: dict[str, Any] = {
+        "block_sizes": [2],
+        "max_num_reqs": 4,
+        "max_num_batched_tokens": 6,
+        "max_model_len": 7,
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    with pytest.raises(error) as caught:
+        BlockTables(**(kwargs | changes))
+    assert message == str(caught.value)
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(1, 99), max_size=4), min_size=4, max_size=4),
+    earlier=st.lists(st.integers(-1, 3), max_size=4),
+    mapping=st.lists(st.integers(-1, 3), max_size=4),
+)
+@EXAMPLES
+def test_a_gather_depends_on_the_rows_alone(
+    rows: list[list[int]], earlier: list[int], mapping: list[int]
+) -> None:
+    """After any step, the whole buffer holds the rows of this one, and nulls."""
+    tables = make_tables([2])
+    for slot, row in enumerate(rows):
+        append(tables, slot, row)
+    (whole,) = tables.get_dummy_block_tables(4)
+    gather(tables, *earlier)
+    gather(tables, *mapping)
+    for b in range(4):
+        expected = rows[mapping[b]] if b < len(mapping) and mapping[b] != -1 else []
+        assert expected + [0] * (4 - len(expected)) == whole[b].tolist()

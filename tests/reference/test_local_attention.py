@@ -1,0 +1,256 @@
+"""Chunked local attention: the virtual requests of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference import CommonAttentionMetadata, make_local_attention_virtual_batches
+
+BatchMaker: TypeAlias = Callable[..., CommonAttentionMetadata]
+
+EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+
+
+def columns(num_reqs: int, width: int) -> np.ndarray[Any, Any]:
+    """Return a block table in which each block id is its own column."""
+    return np.array([list(range(width))] * num_reqs, np.int32).reshape(num_reqs, width)
+
+
+def query_lens_of(metadata: CommonAttentionMetadata) -> list[int]:
+    """Return the query length of each request."""
+    lens: list[int] = np.diff(metadata.query_start_loc).tolist()
+    return lens
+
+
+def test_the_example(make_batch: BatchMaker) -> None:
+    """The worked example, every field of it."""
+    batch = make_batch(
+        [4, 10, 5],
+        [2, 7, 4],
+        padding_tokens=1,
+        block_table_tensor=columns(3, 10),
+        causal=False,
+        logits_indices_padded=np.array([3]),
+        num_logits_indices=1,
+        encoder_seq_lens=np.array([1, 2, 3]),
+        dcp_local_seq_lens=np.array([1, 2, 3], np.int32),
+    )
+    virtual = make_local_attention_virtual_batches(4, batch, 2)
+    virtual.validate(block_size=2)
+    assert [2, 2, 1, 4, 4, 1, 4, 1] == query_lens_of(virtual)
+    assert virtual.query_start_loc.tolist() == virtual.query_start_loc_cpu.tolist()
+    assert [4, 2, 4, 4, 4, 1, 4, 1] == virtual.seq_lens.tolist() == virtual.seq_lens_cpu.tolist()
+    assert [2, 0, 3, 0, 0, 0, 0, 0] == virtual.num_computed_tokens_cpu.tolist()
+    expected = [[0, 1], [2, 3], [2, 3], [4, 5], [6, 7], [8, 9], [2, 3], [4, 5]]
+    assert expected == virtual.block_table_tensor.tolist()
+    assert (8, 20, 4, 4) == (
+        virtual.num_reqs,
+        virtual.num_actual_tokens,
+        virtual.max_query_len,
+        virtual.max_seq_len,
+    )
+    assert virtual.slot_mapping is batch.slot_mapping
+    assert virtual.causal is True
+    assert virtual.logits_indices_padded is virtual.num_logits_indices is None
+    assert virtual.encoder_seq_lens is virtual.dcp_local_seq_lens is None
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "computed", "chunk", "block_size", "width", "expected"),
+    [
+        pytest.param(
+            [0],
+            [0],
+            4,
+            2,
+            5,
+            ([0], [0], [[0, 1]]),
+            id="nothing at all",
+        ),
+        pytest.param([0], [6], 4, 2, 5, ([0], [2], [[2, 3]]), id="no tokens, within a chunk"),
+        pytest.param([0], [8], 4, 2, 5, ([0], [4], [[2, 3]]), id="no tokens, at a chunk's end"),
+        pytest.param([0], [9], 4, 2, 5, ([0], [1], [[4, 4]]), id="no tokens, past a chunk's end"),
+        pytest.param([1], [3], 4, 2, 5, ([1], [4], [[0, 1]]), id="the last of a chunk"),
+        pytest.param([1], [4], 4, 2, 5, ([1], [1], [[2, 3]]), id="the first of a chunk"),
+        pytest.param([5], [3], 4, 2, 5, ([1, 4], [4, 4], [[0, 1], [2, 3]]), id="ends with one"),
+        pytest.param([3], [0], 8, 2, 2, ([3], [3], [[0, 1, 1, 1]]), id="a table less wide"),
+        pytest.param([1], [8], 8, 2, 5, ([1], [1], [[4, 4, 4, 4]]), id="one column is left"),
+        pytest.param([2], [3], 4, 4, 2, ([1, 1], [4, 1], [[0], [1]]), id="blocks as chunks"),
+        pytest.param([3], [0], 1, 1, 3, ([1, 1, 1], [1, 1, 1], [[0], [1], [2]]), id="chunks of 1"),
+        pytest.param(
+            [1, 0, 2],
+            [0, 0, 3],
+            4,
+            2,
+            3,
+            ([1, 0, 1, 1], [1, 0, 4, 1], [[0, 1], [0, 1], [0, 1], [2, 2]]),
+            id="an empty request between others",
+        ),
+    ],
+)
+def test_corners(
+    make_batch: BatchMaker,
+    query_lens: list[int],
+    computed: list[int],
+    chunk: int,
+    block_size: int,
+    width: int,
+    expected: tuple[list[int], list[int], list[list[int]]],
+) -> None:
+    """Lengths at, just below and just above a chunk's end, empty requests, and narrow tables."""
+    table = columns(len(query_lens), width)
+    batch = make_batch(query_lens, computed, block_table_tensor=table)
+    virtual = make_local_attention_virtual_batches(chunk, batch, block_size)
+    assert expected == (
+        query_lens_of(virtual),
+        virtual.seq_lens.tolist(),
+        virtual.block_table_tensor.tolist(),
+    )
+
+
+def test_a_table_of_no_columns(make_batch: BatchMaker) -> None:
+    """Where there is no last column to repeat, there are nulls."""
+    batch = make_batch([0, 0], [0, 0], block_table_tensor=np.zeros((2, 0), np.int32))
+    virtual = make_local_attention_virtual_batches(6, batch, 2)
+    assert [[0, 0, 0], [0, 0, 0]] == virtual.block_table_tensor.tolist()
+
+
+def test_no_requests(make_batch: BatchMaker) -> None:
+    """A batch of no requests has no virtual ones, and its tables keep their shape."""
+    virtual = make_local_attention_virtual_batches(6, make_batch([], [], padding_tokens=3), 2)
+    virtual.validate(block_size=2)
+    assert [0] == virtual.query_start_loc.tolist()
+    assert (0, 3) == virtual.block_table_tensor.shape
+    assert (0, 3, 0, 0) == (
+        virtual.num_reqs,
+        virtual.num_actual_tokens,
+        virtual.max_query_len,
+        virtual.max_seq_len,
+    )
+
+
+def test_positions_follow_from_the_lengths(make_batch: BatchMaker) -> None:
+    """After fast prefill computed tokens say less than s - q; the last positions are meant."""
+    batch = make_batch([2], [5], num_computed_tokens_cpu=np.array([1], np.int32))
+    virtual = make_local_attention_virtual_batches(4, batch, 2)
+    assert ([2], [3], [1]) == (
+        query_lens_of(virtual),
+        virtual.seq_lens.tolist(),
+        virtual.num_computed_tokens_cpu.tolist(),
+    )
+
+
+def test_counts_are_python_ints(make_batch: BatchMaker) -> None:
+    """An engine's NumPy counts come back as ints."""
+    batch = make_batch([2], [5])
+    batch.num_actual_tokens = np.int64(2)
+    virtual = make_local_attention_virtual_batches(np.int16(4), batch, np.int8(2))
+    assert {int} == {
+        type(count)
+        for count in (
+            virtual.num_reqs,
+            virtual.num_actual_tokens,
+            virtual.max_query_len,
+            virtual.max_seq_len,
+        )
+    }
+
+
+def test_lengths_near_32_bits(make_batch: BatchMaker) -> None:
+    """Lengths and chunks near 2^31 do not overflow."""
+    length = np.array([2**31 - 1], np.int32)
+    batch = make_batch(
+        [2],
+        [0],
+        seq_lens=length,
+        seq_lens_cpu=length,
+        max_seq_len=2**31 - 1,
+        block_table_tensor=np.array([[7, 8]], np.int32),
+    )
+    virtual = make_local_attention_virtual_batches(2**30, batch, 2**30)
+    assert ([2], [2**30 - 1], [[8]]) == (
+        query_lens_of(virtual),
+        virtual.seq_lens.tolist(),
+        virtual.block_table_tensor.tolist(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunk", "block_size", "error", "message"),
+    [
+        (4, 0, ValueError, "block_size is 0, but must be at least 1"),
+        (4, 3, ValueError, "block_size is 3, but must divide attn_chunk_size 4"),
+        (4, 8, ValueError, "block_size is 8, but must divide attn_chunk_size 4"),
+        (0, 2, ValueError, "attn_chunk_size is 0, but must be at least 1"),
+        (4.0, 2, TypeError, "attn_chunk_size is 4.0 (float), but must be an int"),
+        (4, None, TypeError, "block_size is None (NoneType), but must be an int"),
+        (
+            4,
+            1,
+            ValueError,
+            "seq_lens[0] is 7 and needs 7 blocks of 1, but row 0 of block_table_tensor has 5",
+        ),
+    ],
+)
+def test_refusals(
+    make_batch: BatchMaker, chunk: object, block_size: object, error: type[Exception], message: str
+) -> None:
+    """Sizes that do not fit, and rows too short for them, are refused, in these words."""
+    with pytest.raises(error) as caught:
+        make_local_attention_virtual_batches(chunk, make_batch([2], [5]), block_size)
+    assert message == str(caught.value)
+
+
+def test_the_block_size_must_be_given(make_batch: BatchMaker) -> None:
+    """The default is no block size at all."""
+    with pytest.raises(ValueError, match=r"^block_size is 0, but must be at least 1$"):
+        make_local_attention_virtual_batches(4, make_batch([2], [5]))
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=4),
+    chunk_and_block=st.sampled_from([(2, 1), (4, 2), (4, 4), (6, 2)]),
+)
+@EXAMPLES
+def test_virtual_requests_make_up_their_request(
+    make_batch: BatchMaker, requests: list[tuple[int, int]], chunk_and_block: tuple[int, int]
+) -> None:
+    """A request's virtual ones hold its tokens in order, none empty but an empty request's own."""
+    chunk, block_size = chunk_and_block
+    batch = make_batch([q for q, _ in requests], [c for _, c in requests], block_size=block_size)
+    virtual = make_local_attention_virtual_batches(chunk, batch, block_size)
+    virtual.validate(block_size=block_size)
+    assert virtual.max_seq_len <= chunk
+    query_lens = query_lens_of(virtual)
+    assert query_lens == (virtual.seq_lens - virtual.num_computed_tokens_cpu).tolist()
+
+    v = 0
+    for i, (query_len, computed) in enumerate(requests):
+        tokens_left = query_len
+        while True:
+            assert query_lens[v] > 0 or query_len == 0
+            position = computed + query_len - tokens_left  # of the virtual request's first token
+            last = position + query_lens[v] - 1
+            chunk_index = max(last, 0) // chunk
+            if query_lens[v]:
+                assert position // chunk == chunk_index
+                assert last - chunk * chunk_index + 1 == virtual.seq_lens[v]
+            else:
+                chunk_index = max(computed - 1, 0) // chunk
+                assert computed - chunk * chunk_index == virtual.seq_lens[v]
+            own_blocks = virtual.block_table_tensor[v].tolist()
+            first = chunk_index * chunk // block_size
+            for k in range(-(-virtual.seq_lens[v] // block_size)):
+                assert batch.block_table_tensor[i, first + k] == own_blocks[k]
+            tokens_left -= query_lens[v]
+            v += 1
+            if tokens_left <= 0:
+                break
+        assert tokens_left == 0
+    assert v == virtual.num_reqs

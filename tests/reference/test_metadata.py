@@ -1,0 +1,333 @@
+"""`CommonAttentionMetadata`: its fields, its invariants one by one, and `unpadded`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from reference import CommonAttentionMetadata
+from reference.metadata import validate_metadata
+
+BatchMaker: TypeAlias = Callable[..., CommonAttentionMetadata]
+
+
+def int32s(*values: int) -> np.ndarray[Any, Any]:
+    """Return an int32 vector."""
+    return np.array(values, np.int32)
+
+
+def test_fields() -> None:
+    """The fields are in the order that positional construction relies on, with these defaults."""
+    fields = dataclasses.fields(CommonAttentionMetadata)
+    expected = (
+        "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu "
+        "num_computed_tokens_cpu num_reqs num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping causal "
+        "logits_indices_padded num_logits_indices encoder_seq_lens dcp_local_seq_lens"
+    )
+    assert expected.split() == [field.name for field in fields]
+    defaults = [f.default for f in fields if f.default is not dataclasses.MISSING]
+    assert [True, None, None, None, None] == defaults
+
+
+def test_the_constructor_checks_nothing() -> None:
+    """Anything can be constructed: `validate` is what looks."""
+    parameters = inspect.signature(CommonAttentionMetadata).parameters
+    metadata = CommonAttentionMetadata(**dict.fromkeys(parameters, None))
+    with pytest.raises(TypeError, match=r"^query_start_loc is a NoneType, but must be a NumPy"):
+        metadata.validate()
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "computed", "padding_tokens"),
+    [([], [], 0), ([], [], 3), ([1, 0, 4], [5, 0, 0], 0), ([2, 0, 0], [0, 7, 0], 6)],
+)
+def test_valid_batches(
+    make_batch: BatchMaker, query_lens: list[int], computed: list[int], padding_tokens: int
+) -> None:
+    """Padded requests and tokens are valid, and a batch of nothing is."""
+    metadata = make_batch(query_lens, computed, padding_tokens=padding_tokens)
+    metadata.validate()
+    metadata.validate(block_size=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_computed_tokens_cpu": int32s(0, 2, 0)},  # less than s - q: after fast prefill
+        {"num_computed_tokens_cpu": int32s(3, 5, -9)},  # of no meaning without query tokens
+        {"max_query_len": 99, "max_seq_len": 99},
+        {"num_actual_tokens": 6},
+        {"num_reqs": np.int64(3), "causal": np.True_},
+        {"block_table_tensor": np.full((5, 4), -1, np.int32)},
+        {"slot_mapping": np.zeros(20, np.int64)},
+        {"encoder_seq_lens": int32s(7, 0, 0), "dcp_local_seq_lens": int32s(3, 3, 0)},
+        {"logits_indices_padded": np.zeros(9, np.int64), "num_logits_indices": 2},
+    ],
+)
+def test_valid_changes(make_batch: BatchMaker, changes: dict[str, Any]) -> None:
+    """What no invariant forbids is valid."""
+    make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes).validate(block_size=2)
+
+
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"query_start_loc": int32s(1, 2, 5, 5)},
+        ValueError,
+        "query_start_loc[0] is 1, but must be 0",
+    ),
+    (
+        {"query_start_loc": int32s(0, 5, 2, 5)},
+        ValueError,
+        "query_start_loc[2] is 2, less than 5 before it, but must not decrease",
+    ),
+    (
+        {"num_actual_tokens": 4},
+        ValueError,
+        "query_start_loc ends at 5, but num_actual_tokens is 4",
+    ),
+    (
+        {"query_start_loc": int32s(0, 2, 5)},
+        ValueError,
+        "query_start_loc has 3 entries, but must have 4",
+    ),
+    (
+        {"query_start_loc_cpu": int32s(0, 2, 5)},
+        ValueError,
+        "query_start_loc_cpu has 3 entries, but must have 4",
+    ),
+    ({"seq_lens": int32s(5, 8)}, ValueError, "seq_lens has 2 entries, but must have 3"),
+    (
+        {"seq_lens_cpu": int32s(5, 8, 0, 0)},
+        ValueError,
+        "seq_lens_cpu has 4 entries, but must have 3",
+    ),
+    (
+        {"num_computed_tokens_cpu": int32s()},
+        ValueError,
+        "num_computed_tokens_cpu has 0 entries, but must have 3",
+    ),
+    (
+        {"encoder_seq_lens": int32s(1)},
+        ValueError,
+        "encoder_seq_lens has 1 entries, but must have 3",
+    ),
+    (
+        {"dcp_local_seq_lens": int32s(1)},
+        ValueError,
+        "dcp_local_seq_lens has 1 entries, but must have 3",
+    ),
+    (
+        {"block_table_tensor": np.zeros((2, 4), np.int32)},
+        ValueError,
+        "block_table_tensor has 2 rows, but must have at least 3",
+    ),
+    (
+        {"slot_mapping": np.zeros(6, np.int64)},
+        ValueError,
+        "slot_mapping has 6 entries, but must have at least 7",
+    ),
+    (
+        {"query_start_loc_cpu": int32s(0, 2, 4, 5)},
+        ValueError,
+        "query_start_loc_cpu[2] is 4, but query_start_loc[2] is 5",
+    ),
+    (
+        {"seq_lens_cpu": int32s(5, 9, 0)},
+        ValueError,
+        "seq_lens_cpu[1] is 9, but seq_lens[1] is 8",
+    ),
+    (
+        {"seq_lens": int32s(5, 8, -1), "seq_lens_cpu": int32s(5, 8, -1)},
+        ValueError,
+        "seq_lens[2] is -1, but must be at least 0",
+    ),
+    (
+        {"seq_lens": int32s(1, 8, 0), "seq_lens_cpu": int32s(1, 8, 0)},
+        ValueError,
+        "seq_lens[0] is 1, less than its query length 2",
+    ),
+    (
+        {"num_computed_tokens_cpu": int32s(3, 6, 0)},
+        ValueError,
+        (
+            "num_computed_tokens_cpu[1] is 6, but must be in 0 .. 5: "
+            "seq_lens[1] is 8, its query length 3"
+        ),
+    ),
+    (
+        {"num_computed_tokens_cpu": int32s(-1, 5, 0)},
+        ValueError,
+        (
+            "num_computed_tokens_cpu[0] is -1, but must be in 0 .. 3: "
+            "seq_lens[0] is 5, its query length 2"
+        ),
+    ),
+    (
+        {"max_query_len": 2},
+        ValueError,
+        "max_query_len is 2, but request 1 has query length 3",
+    ),
+    ({"max_seq_len": 7}, ValueError, "max_seq_len is 7, but seq_lens[1] is 8"),
+    (
+        {"block_table_tensor": np.zeros((3, 3), np.int32)},
+        ValueError,
+        "seq_lens[1] is 8 and needs 4 blocks of 2, but row 1 of block_table_tensor has 3",
+    ),
+    ({"num_reqs": -1}, ValueError, "num_reqs is -1, but must be at least 0"),
+    ({"num_reqs": True}, TypeError, "num_reqs is True (bool), but must be an int"),
+    ({"max_seq_len": 8.0}, TypeError, "max_seq_len is 8.0 (float), but must be an int"),
+    ({"causal": 1}, TypeError, "causal is 1 (int), but must be a bool"),
+    (
+        {"seq_lens": np.array([5, 8, 0])},
+        TypeError,
+        "seq_lens has dtype int64, but must have int32",
+    ),
+    ({"seq_lens": [5, 8, 0]}, TypeError, "seq_lens is a list, but must be a NumPy array"),
+    (
+        {"slot_mapping": np.zeros(7, np.int32)},
+        TypeError,
+        "slot_mapping has dtype int32, but must have int64",
+    ),
+    (
+        {"block_table_tensor": np.zeros(12, np.int32)},
+        ValueError,
+        "block_table_tensor has shape (12,), but must have 2 dimension(s)",
+    ),
+    (
+        {"logits_indices_padded": np.zeros(2, np.float64)},
+        TypeError,
+        "logits_indices_padded has dtype float64, but must have int32 or int64",
+    ),
+    ({"num_logits_indices": -1}, ValueError, "num_logits_indices is -1, but must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSALS)
+def test_refusals(
+    make_batch: BatchMaker, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """Each invariant broken in turn is refused, in these words; an engine's own object's too."""
+    metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
+    with pytest.raises(error) as caught:
+        metadata.validate(block_size=2)
+    assert message == str(caught.value)
+    with pytest.raises(error) as caught:
+        validate_metadata(SimpleNamespace(**vars(metadata)), 2)
+    assert message == str(caught.value)
+
+
+def test_rows_need_a_block_size(make_batch: BatchMaker) -> None:
+    """The rows of the table are judged with a block size only, and just so wide as needed."""
+    metadata = make_batch([1], [16], block_table_tensor=np.zeros((1, 1), np.int32))
+    metadata.validate()
+    metadata.validate(block_size=17)
+    with pytest.raises(ValueError, match=r"^seq_lens\[0\] is 17 and needs 2 blocks of 16, but row"):
+        metadata.validate(block_size=16)
+    with pytest.raises(ValueError, match=r"^block_size is 0, but must be at least 1$"):
+        metadata.validate(block_size=0)
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(CommonAttentionMetadata)])
+def test_absent_fields_are_not_checked(make_batch: BatchMaker, name: str) -> None:
+    """An engine's own metadata may lack any field, or have only that one."""
+    fields = vars(make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2))
+    lacking = {other: value for other, value in fields.items() if other != name}
+    validate_metadata(SimpleNamespace(**lacking), 2)
+    validate_metadata(SimpleNamespace(**{name: fields[name]}), 2)
+
+
+def test_lengths_without_num_reqs(make_batch: BatchMaker) -> None:
+    """Without num_reqs the starts, or else the sequence lengths, say how many there are."""
+    fields = vars(make_batch([2, 3], [3, 5]))
+    del fields["num_reqs"]
+    fields["seq_lens_cpu"] = int32s(5)
+    with pytest.raises(ValueError, match=r"^seq_lens_cpu has 1 entries, but must have 2$"):
+        validate_metadata(SimpleNamespace(**fields))
+    del fields["query_start_loc"], fields["query_start_loc_cpu"]
+    with pytest.raises(ValueError, match=r"^seq_lens_cpu has 1 entries, but must have 2$"):
+        validate_metadata(SimpleNamespace(**fields))
+
+
+def test_unpadded_cuts_every_field(make_batch: BatchMaker) -> None:
+    """Per-request fields are cut to the requests, slots to the tokens; the rest is as it was."""
+    metadata = make_batch(
+        [2, 3, 0],
+        [3, 5, 0],
+        padding_tokens=2,
+        logits_indices_padded=np.array([1, 4, 0]),
+        num_logits_indices=2,
+        encoder_seq_lens=int32s(7, 8, 9),
+        dcp_local_seq_lens=int32s(3, 4, 0),
+        causal=False,
+    )
+    cut = metadata.unpadded(6, 2)
+    cut.validate(block_size=2)
+    assert [0, 2, 5] == cut.query_start_loc.tolist() == cut.query_start_loc_cpu.tolist()
+    assert [5, 8] == cut.seq_lens.tolist() == cut.seq_lens_cpu.tolist()
+    assert [3, 5] == cut.num_computed_tokens_cpu.tolist()
+    assert (2, 6, 3, 8) == (
+        cut.num_reqs,
+        cut.num_actual_tokens,
+        cut.max_query_len,
+        cut.max_seq_len,
+    )
+    assert metadata.block_table_tensor[:2].tolist() == cut.block_table_tensor.tolist()
+    assert metadata.slot_mapping[:6].tolist() == cut.slot_mapping.tolist()
+    assert cut.encoder_seq_lens is not None
+    assert [7, 8] == cut.encoder_seq_lens.tolist()
+    assert cut.dcp_local_seq_lens is not None
+    assert [3, 4] == cut.dcp_local_seq_lens.tolist()
+    assert not cut.causal
+    assert cut.logits_indices_padded is metadata.logits_indices_padded
+    assert cut.num_logits_indices == 2
+    for name, value in vars(cut).items():
+        if isinstance(value, np.ndarray):
+            assert np.shares_memory(value, getattr(metadata, name)), name
+
+
+def test_unpadded_keeps_the_class_and_python_ints(make_batch: BatchMaker) -> None:
+    """A subclass's metadata is cut to one of the same subclass; counts are ints."""
+    subclass = type("Ours", (CommonAttentionMetadata,), {})
+    metadata = subclass(**vars(make_batch([2], [3])))
+    cut = metadata.unpadded(np.int64(2), np.int32(1))
+    assert type(cut) is subclass
+    assert type(cut.num_actual_tokens) is type(cut.num_reqs) is int
+
+
+def test_unpadded_to_nothing(make_batch: BatchMaker) -> None:
+    """All requests can be cut off."""
+    cut = make_batch([2, 3], [3, 5]).unpadded(0, 0)
+    cut.validate(block_size=2)
+    assert [0] == cut.query_start_loc.tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_reqs", "error", "message"),
+    [
+        (8, 3, ValueError, "num_actual_tokens is 8, but must be at most 7"),
+        (5, 4, ValueError, "num_actual_reqs is 4, but must be at most 3"),
+        (-1, 0, ValueError, "num_actual_tokens is -1, but must be at least 0"),
+        (5, -1, ValueError, "num_actual_reqs is -1, but must be at least 0"),
+        (4, 2, ValueError, "num_actual_tokens is 4, but the first 2 requests have 5 tokens"),
+        (5.0, 2, TypeError, "num_actual_tokens is 5.0 (float), but must be an int"),
+        (5, False, TypeError, "num_actual_reqs is False (bool), but must be an int"),
+    ],
+)
+def test_refusals_of_unpadded(
+    make_batch: BatchMaker,
+    num_tokens: object,
+    num_reqs: object,
+    error: type[Exception],
+    message: str,
+) -> None:
+    """More than there is, less than nothing, or too few tokens is refused, in these words."""
+    metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2)
+    with pytest.raises(error) as caught:
+        metadata.unpadded(num_tokens, num_reqs)
+    assert message == str(caught.value)

@@ -1,0 +1,97 @@
+"""The package: its names, its imports, and the examples in its docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reference
+
+MODULES = sorted(module.name for module in pkgutil.iter_modules(reference.__path__))
+
+NAMES = """
+VllmConfig ModelConfig CacheConfig ParallelConfig SchedulerConfig CompilationConfig PassConfig
+SpeculativeConfig CpuGpuBuffer PAD_SLOT_ID NULL_BLOCK_ID BlockTables compute_slot_mapping
+map_to_kernel_blocks CommonAttentionMetadata split_decodes_and_prefills
+split_decodes_prefills_and_extends reorder_batch_to_split_decodes_and_prefills UBatchSlice
+create_ubatch_slices slice_query_start_locs _make_metadata_with_slice split_attn_metadata
+make_local_attention_virtual_batches get_dcp_local_seq_lens kv_reads kv_writes
+"""
+
+
+def test_names() -> None:
+    """Every name of these modules is importable from the package, which states it in __all__."""
+    assert set(NAMES.split()) <= set(reference.__all__)
+    assert len(reference.__all__) == len(set(reference.__all__))
+    for name in reference.__all__:
+        assert hasattr(reference, name), name
+
+
+def test_sentinels() -> None:
+    """The sentinels are what engines' kernels take them to be."""
+    assert (-1, 0) == (reference.PAD_SLOT_ID, reference.NULL_BLOCK_ID)
+
+
+def test_imports_without_torch_or_numba() -> None:
+    """It works where neither torch nor numba can be imported, nor its twin nor the harness."""
+    blocked = ("torch", "numba", "fast", "conformance", "hypothesis", "pytest")
+    code = (
+        f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
+        "import importlib, pkgutil, reference\n"
+        "for module in pkgutil.iter_modules(reference.__path__):\n"
+        "    importlib.import_module(f'reference.{module.name}')\n"
+        "import numpy as np\n"
+        "print(reference.map_to_kernel_blocks(np.array([0, 3]), 2))\n"
+    )
+    root = Path(reference.__file__).parents[1]
+    result = subprocess.run(  # noqa: S603  # our own code
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert ("[0 1 6 7]\n", "") == (result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize("name", ["__init__", *MODULES])
+def test_doctests(name: str) -> None:
+    """The examples of every docstring give what they say."""
+    module = importlib.import_module(f"reference.{name}" if name != "__init__" else "reference")
+    assert doctest.testmod(module).failed == 0
+
+
+def examined(name: str) -> Any:  # noqa: ANN401  # a function or a class
+    """Return what a name stands for."""
+    return getattr(reference, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in reference.__all__
+        if inspect.isroutine(examined(name))
+        or (inspect.isclass(examined(name)) and not name.endswith("Config"))
+    ],
+)
+def test_docstrings_are_definitions(name: str) -> None:
+    """Each public function and class has an example that runs, and says where it comes from."""
+    documented = examined(name)
+    assert inspect.getdoc(documented)
+    assert "\n    Source: " in documented.__doc__
+    (found,) = doctest.DocTestFinder(recurse=False).find(documented, name)
+    assert found.examples
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in reference.__all__ if inspect.isfunction(examined(name))]
+)
+def test_docstrings_name_every_argument(name: str) -> None:
+    """Each parameter of a public function has its line."""
+    for parameter in inspect.signature(examined(name)).parameters:
+        assert f"\n        {parameter}: " in (examined(name).__doc__ or ""), parameter

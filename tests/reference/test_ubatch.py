@@ -1,0 +1,352 @@
+"""Micro-batches: where a batch is cut, and what the pieces' metadata say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference import (
+    CommonAttentionMetadata,
+    UBatchSlice,
+    _make_metadata_with_slice,
+    create_ubatch_slices,
+    slice_query_start_locs,
+    split_attn_metadata,
+)
+
+BatchMaker: TypeAlias = Callable[..., CommonAttentionMetadata]
+
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+QUERY_LENS = [4, 10, 5]
+COMPUTED = [2, 7, 4]
+
+
+def ubatch(r0: int, r1: int, t0: int, t1: int) -> UBatchSlice:
+    """Return a slice of requests and tokens."""
+    return UBatchSlice(slice(r0, r1), slice(t0, t1))
+
+
+def test_slices_of_the_type() -> None:
+    """A slice counts its tokens, and is empty without requests or without tokens."""
+    assert ubatch(0, 2, 3, 9).num_tokens == 6
+    assert not ubatch(0, 2, 3, 9).is_empty()
+    assert ubatch(2, 2, 3, 9).is_empty()
+    assert ubatch(0, 2, 9, 9).is_empty()
+    assert ubatch(0, 2, 9, 3).is_empty()
+    assert ubatch(0, 2, 3, 9) == ubatch(0, 2, 3, 9)
+    with pytest.raises(AttributeError):
+        ubatch(0, 2, 3, 9).token_slice = slice(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "split_points", "expected"),
+    [
+        (QUERY_LENS, [9, 12], [ubatch(0, 2, 0, 9), ubatch(1, 2, 9, 12), ubatch(1, 3, 12, 19)]),
+        (QUERY_LENS, 9, [ubatch(0, 2, 0, 9), ubatch(1, 3, 9, 19)]),
+        (QUERY_LENS, 4, [ubatch(0, 1, 0, 4), ubatch(1, 3, 4, 19)]),
+        (QUERY_LENS, [], [ubatch(0, 3, 0, 19)]),
+        (QUERY_LENS, [1, 18], [ubatch(0, 1, 0, 1), ubatch(0, 3, 1, 18), ubatch(2, 3, 18, 19)]),
+        ([2, 0, 3], 2, [ubatch(0, 1, 0, 2), ubatch(2, 3, 2, 5)]),
+        ([2, 0, 3], 3, [ubatch(0, 3, 0, 3), ubatch(2, 3, 3, 5)]),
+        ([0, 2, 0, 0], [1], [ubatch(1, 2, 0, 1), ubatch(1, 2, 1, 2)]),
+    ],
+)
+def test_create(counts: list[int], split_points: object, expected: list[UBatchSlice]) -> None:
+    """A slice's requests are those with a token in it; one that is cut is in both."""
+    for dtype in (np.int32, np.int64):
+        assert expected == create_ubatch_slices(np.array(counts, dtype), split_points)
+
+
+def test_create_past_32_bits() -> None:
+    """Counts whose sum passes 2^31 do not overflow, and slices hold Python ints."""
+    most = 2**31 - 1
+    slices = create_ubatch_slices(np.array([most, most], np.int32), np.int64(most + 1))
+    assert [ubatch(0, 2, 0, most + 1), ubatch(1, 2, most + 1, 2 * most)] == slices
+    for one in slices:
+        for part in (one.request_slice, one.token_slice):
+            assert type(part.start) is type(part.stop) is int
+            assert part.step is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "split_points", "error", "message"),
+    [
+        (np.array([], np.int32), [], ValueError, "num_scheduled_tokens has 0 tokens, but must"),
+        (np.array([0, 0]), [], ValueError, "num_scheduled_tokens has 0 tokens, but must"),
+        (
+            np.array([3, -1]),
+            [],
+            ValueError,
+            "num_scheduled_tokens[1] is -1, but must be at least 0",
+        ),
+        (
+            np.array([3], np.int16),
+            [],
+            TypeError,
+            "num_scheduled_tokens has dtype int16, but must have int32 or int64",
+        ),
+        ([3], [], TypeError, "num_scheduled_tokens is a list, but must be a NumPy array"),
+        (np.array([3]), 0, ValueError, "split_points is 0, but must be at least 1"),
+        (np.array([3]), 3, ValueError, "split_points is 3, but must be at most 2"),
+        (np.array([3]), [1, 3], ValueError, "split_points[1] is 3, but must be at most 2"),
+        (
+            np.array([3]),
+            [2, 2],
+            ValueError,
+            "split_points[1] is 2, but must be greater than 2 before it",
+        ),
+        (
+            np.array([3]),
+            [2, 1],
+            ValueError,
+            "split_points[1] is 1, but must be greater than 2 before it",
+        ),
+        (np.array([3]), (1,), TypeError, "split_points is (1,) (tuple), but must be an int"),
+        (np.array([3]), [True], TypeError, "split_points[0] is True (bool), but must be an int"),
+    ],
+)
+def test_refusals_of_create(
+    counts: object, split_points: object, error: type[Exception], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with pytest.raises(error) as caught:
+        create_ubatch_slices(counts, split_points)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [(0, 3, [0, 4, 14, 19]), (1, 3, [0, 10, 15]), (1, 2, [0, 10]), (3, 3, [0]), (0, 0, [0])],
+)
+def test_slice_starts(start: int, stop: int, expected: list[int]) -> None:
+    """Starts are counted from the first request's; what comes back is new."""
+    starts = np.array([0, 4, 14, 19], np.int32)
+    result = slice_query_start_locs(starts, slice(start, stop, 1))
+    assert expected == result.tolist()
+    assert result.dtype == np.int32
+    assert not np.shares_memory(result, starts)
+
+
+@pytest.mark.parametrize(
+    ("request_slice", "error", "message"),
+    [
+        (slice(0, 4), ValueError, "request_slice is 0:4, but must lie within 0:3"),
+        (slice(-1, 3), ValueError, "request_slice is -1:3, but must lie within 0:3"),
+        (slice(2, 1), ValueError, "request_slice is 2:1, but must lie within 0:3"),
+        (slice(None, 3), TypeError, "request_slice.start is None (NoneType), but must be an int"),
+        (slice(0, 3, 2), ValueError, "request_slice.step is 2, but must be None or 1"),
+        (slice(0, 3, 1.0), TypeError, "request_slice.step is 1.0 (float), but must be an int"),
+        ((0, 3), TypeError, "request_slice is a tuple, but must be a slice"),
+    ],
+)
+def test_refusals_of_slice_starts(
+    request_slice: object, error: type[Exception], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with pytest.raises(error) as caught:
+        slice_query_start_locs(np.array([0, 4, 14, 19], np.int32), request_slice)
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "starts", "seq_lens", "computed"),
+    [
+        pytest.param(ubatch(0, 2, 0, 9), [0, 4, 9], [6, 12], [2, 7], id="cut at the back"),
+        pytest.param(ubatch(1, 2, 9, 12), [0, 3], [15], [12], id="one request, cut at both ends"),
+        pytest.param(ubatch(1, 3, 9, 19), [0, 5, 10], [17, 9], [12, 4], id="cut at the front"),
+        pytest.param(
+            ubatch(0, 3, 2, 16),
+            [0, 2, 12, 14],
+            [6, 17, 6],
+            [4, 7, 4],
+            id="in the middle, cut at both ends",
+        ),
+        pytest.param(ubatch(0, 3, 0, 19), [0, 4, 14, 19], [6, 17, 9], COMPUTED, id="all of it"),
+        pytest.param(ubatch(0, 3, 0, 4), [0, 4, 4, 4], [6, 7, 4], COMPUTED, id="more requests"),
+    ],
+)
+def test_make_with_slice(
+    make_batch: BatchMaker,
+    one: UBatchSlice,
+    starts: list[int],
+    seq_lens: list[int],
+    computed: list[int],
+) -> None:
+    """The worked examples: starts are clipped, and sequence and computed tokens follow."""
+    batch = make_batch(QUERY_LENS, COMPUTED, causal=False, encoder_seq_lens=np.array([1, 2, 3]))
+    part = _make_metadata_with_slice(one, batch)
+    part.validate(block_size=2)
+    assert starts == part.query_start_loc.tolist() == part.query_start_loc_cpu.tolist()
+    assert seq_lens == part.seq_lens.tolist() == part.seq_lens_cpu.tolist()
+    assert computed == part.num_computed_tokens_cpu.tolist()
+    requests, tokens = one.request_slice, one.token_slice
+    assert (requests.stop - requests.start, one.num_tokens) == (
+        part.num_reqs,
+        part.num_actual_tokens,
+    )
+    assert (max(np.diff(starts)), 17) == (part.max_query_len, part.max_seq_len)
+    assert batch.block_table_tensor[requests].tolist() == part.block_table_tensor.tolist()
+    assert batch.slot_mapping[tokens].tolist() == part.slot_mapping.tolist()
+    assert part.encoder_seq_lens is not None
+    assert [1, 2, 3][requests] == part.encoder_seq_lens.tolist()
+    assert part.causal is False
+
+
+def test_what_must_be_made_anew(make_batch: BatchMaker) -> None:
+    """The logits fields and the local lengths of a part are None; the batch keeps its own."""
+    batch = make_batch(
+        QUERY_LENS,
+        COMPUTED,
+        logits_indices_padded=np.array([3, 13, 18]),
+        num_logits_indices=3,
+        dcp_local_seq_lens=np.array([6, 17, 9], np.int32),
+    )
+    (part,) = split_attn_metadata([ubatch(0, 3, 0, 19)], batch)
+    assert part.logits_indices_padded is None
+    assert part.num_logits_indices is None
+    assert part.dcp_local_seq_lens is None
+    assert batch.num_logits_indices == 3
+    assert not np.shares_memory(part.seq_lens, batch.seq_lens)
+    assert not np.shares_memory(part.query_start_loc, batch.query_start_loc)
+
+
+def test_counts_are_python_ints(make_batch: BatchMaker) -> None:
+    """An engine's NumPy counts come back as ints."""
+    batch = make_batch([0], [3], padding_tokens=2, max_query_len=np.int32(7))
+    batch.num_actual_tokens, batch.max_seq_len = np.int64(2), np.int64(8)
+    part = _make_metadata_with_slice(ubatch(0, 1, 0, 2), batch)
+    counts = (part.num_reqs, part.num_actual_tokens, part.max_query_len, part.max_seq_len)
+    assert (1, 2, 7, 8) == counts
+    assert {int} == {type(count) for count in counts}
+
+
+def test_padding_behind_the_last_request(make_batch: BatchMaker) -> None:
+    """Tokens of a slice may pass the last request's end; they belong to nobody."""
+    batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
+    part = _make_metadata_with_slice(ubatch(1, 3, 3, 9), batch)
+    assert [0, 2, 2] == part.query_start_loc.tolist()
+    assert [3, 0] == part.seq_lens.tolist()
+    assert [1, 0] == part.num_computed_tokens_cpu.tolist()
+    assert part.num_actual_tokens == 6
+    assert batch.slot_mapping[3:].tolist() == part.slot_mapping.tolist()
+
+
+@pytest.mark.parametrize("request_slice", [slice(1, 2), slice(3, 4), slice(1, 4)])
+def test_a_slice_of_padding_alone(make_batch: BatchMaker, request_slice: slice) -> None:
+    """Wholly in the padding all starts are 0, and the greatest query length is the batch's own."""
+    batch = make_batch([2, 0, 3, 0], [4, 5, 0, 0], padding_tokens=4)
+    part = _make_metadata_with_slice(UBatchSlice(request_slice, slice(6, 8)), batch)
+    part.validate(block_size=2)
+    assert [0] * (part.num_reqs + 1) == part.query_start_loc.tolist()
+    assert batch.seq_lens[request_slice].tolist() == part.seq_lens.tolist()
+    assert batch.seq_lens[request_slice].tolist() == part.num_computed_tokens_cpu.tolist()
+    assert part.max_query_len == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "error", "message"),
+    [
+        (ubatch(0, 0, 0, 4), ValueError, " is empty: requests 0:0, tokens 0:4"),
+        (ubatch(0, 1, 4, 4), ValueError, " is empty: requests 0:1, tokens 4:4"),
+        (
+            ubatch(0, 4, 0, 19),
+            ValueError,
+            ".request_slice is 0:4, but must lie within 0:3",
+        ),
+        (ubatch(0, 3, 0, 20), ValueError, ".token_slice is 0:20, but must lie within 0:19"),
+        (
+            ubatch(0, 2, 4, 9),
+            ValueError,
+            " begins with token 4, but its first request 0 has tokens 0:4",
+        ),
+        (
+            ubatch(1, 2, 3, 9),
+            ValueError,
+            " begins with token 3, but its first request 1 has tokens 4:14",
+        ),
+        (
+            ubatch(0, 1, 0, 5),
+            ValueError,
+            (
+                " has tokens 0:5, but its last request 0 ends at 4, "
+                "and the tokens from there on are a later request's"
+            ),
+        ),
+        (
+            UBatchSlice(slice(0, 3), slice(0, None)),
+            TypeError,
+            ".token_slice.stop is None (NoneType), but must be an int",
+        ),
+        (UBatchSlice(slice(0, 3), slice(0, 9, 3)), ValueError, ".token_slice.step is 3, but must"),
+    ],
+)
+def test_refusals_of_a_slice(
+    make_batch: BatchMaker, one: UBatchSlice, error: type[Exception], message: str
+) -> None:
+    """A slice that does not fit the batch is refused, in these words, by both functions."""
+    batch = make_batch(QUERY_LENS, COMPUTED)
+    with pytest.raises(error) as caught:
+        _make_metadata_with_slice(one, batch)
+    assert str(caught.value).startswith(f"ubatch_slice{message}")
+    with pytest.raises(error) as caught:
+        split_attn_metadata([ubatch(0, 3, 0, 19), one], batch)
+    assert str(caught.value).startswith(f"ubatch_slices[1]{message}")
+
+
+def test_other_refusals(make_batch: BatchMaker) -> None:
+    """The batch is validated, slices come in a list, and an object without them says so."""
+    batch = make_batch(QUERY_LENS, COMPUTED)
+    with pytest.raises(TypeError, match=r"^ubatch_slices is a tuple, but must be a list$"):
+        split_attn_metadata((ubatch(0, 3, 0, 19),), batch)
+    with pytest.raises(AttributeError, match="request_slice"):
+        _make_metadata_with_slice(SimpleNamespace(), batch)
+    batch.max_seq_len = 16
+    with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
+        split_attn_metadata([], batch)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    """Draw query lengths with at least one token, computed tokens, and where to cut."""
+    query_lens = draw(st.lists(st.integers(0, 9), max_size=5))
+    query_lens.insert(draw(st.integers(0, len(query_lens))), draw(st.integers(1, 9)))
+    computed = draw(
+        st.lists(st.integers(0, 20), min_size=len(query_lens), max_size=len(query_lens))
+    )
+    total = sum(query_lens)
+    points = draw(st.sets(st.integers(1, total - 1), max_size=4)) if total > 1 else set()
+    return query_lens, computed, sorted(points)
+
+
+@given(cut=cuts())
+@EXAMPLES
+def test_parts_make_the_whole(
+    make_batch: BatchMaker, cut: tuple[list[int], list[int], list[int]]
+) -> None:
+    """Every part is valid, s = c + q in each, and together they have each token where it stood."""
+    query_lens, computed, points = cut
+    batch = make_batch(query_lens, computed)
+    slices = create_ubatch_slices(np.array(query_lens), points)
+    parts = split_attn_metadata(slices, batch)
+    assert len(points) + 1 == len(parts)
+    seen: dict[int, list[int]] = {i: [] for i in range(len(query_lens))}
+    for one, part in zip(slices, parts, strict=True):
+        part.validate(block_size=2)
+        lens = np.diff(part.query_start_loc)
+        assert part.seq_lens.tolist() == (part.num_computed_tokens_cpu + lens).tolist()
+        assert part.max_query_len == max(lens)
+        assert part.query_start_loc[-1] == part.num_actual_tokens
+        for i in range(part.num_reqs):
+            positions = range(part.num_computed_tokens_cpu[i], part.seq_lens[i])
+            seen[one.request_slice.start + i].extend(positions)
+    for i, positions in seen.items():
+        assert list(range(computed[i], computed[i] + query_lens[i])) == positions
+    slots = np.concatenate([part.slot_mapping for part in parts])
+    assert batch.slot_mapping.tolist() == slots.tolist()

@@ -1,0 +1,1 @@
+"""The project's command lines: run them from the repository's root with `python -m tools.NAME`."""

@@ -1,0 +1,249 @@
+"""Replay a trace of real requests in both twins, and compare every result of every step.
+
+    python -m tools.replay --trace FILE.csv --model NAME
+
+reads a trace (columns TIMESTAMP, ContextTokens, GeneratedTokens), lets a continuous-batching
+scheduler make the steps of an engine of it, and runs each in `reference` and in `fast`. The exit
+status is 0 when all results agree, 1 at the first that does not, 2 when the call was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import fast
+from conformance.traffic.batches import servable
+from conformance.traffic.scheduler import Scheduler
+from conformance.traffic.settings import Settings
+from conformance.traffic.trace import DEFAULT_TRACE, read_trace
+from conformance.traffic.twins import Mismatch, Twins
+from conformance.traffic.zoo import MODELS, get_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conformance.traffic.scheduler import Step
+
+KINDS = ("decode only", "extend only", "prefill only", "mixed")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay a trace as the command line says.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        The exit status: 0 where the twins agree, otherwise 1.
+
+    Raises:
+        SystemExit: With status 2, for a command line or a trace that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        model = get_model(options.model)
+        settings = Settings(
+            token_budget=options.token_budget,
+            max_num_seqs=options.max_num_seqs,
+            num_blocks=options.num_blocks,
+            num_speculative_tokens=options.num_speculative_tokens,
+            micro_batches=options.micro_batches,
+        )
+        trace = read_trace(options.trace, options.requests)
+        requests = servable(trace, options.model, settings)
+        if not requests:
+            parser.error(
+                f"none of the {len(trace)} requests fits: at most "
+                f"{settings.longest_request(model)} tokens do"
+            )
+    except (KeyError, OSError, ValueError) as error:
+        parser.error(str(error.args[0] if isinstance(error, KeyError) else error))
+    fast.warmup()
+    with fast.checks(options.checked):
+        replay = Replay(Scheduler(requests, model, settings, seed=options.seed), model.name)
+        mismatch = replay.run(options.steps)
+    replay.print_table(num_left_out=len(trace) - len(requests))
+    if mismatch is None:
+        return 0
+    print(mismatch.line)
+    return 1
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    defaults = Settings()
+    parser = _Parser(
+        prog="python -m tools.replay",
+        description="Replay a trace of real requests in both twins and compare every result.",
+    )
+    add = parser.add_argument
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE.csv",
+        default=DEFAULT_TRACE,
+        help="default: the project's",
+    )
+    add(
+        "--model",
+        metavar="NAME",
+        default="llama-3.1-8b",
+        help=f"one of {', '.join(MODELS)}; default: %(default)s",
+    )
+    add("--requests", type=_positive, metavar="N", help="the trace's first N; default: all")
+    add("--steps", type=_positive, metavar="N", default=300, help="default: %(default)s")
+    add(
+        "--token-budget",
+        type=_positive,
+        metavar="N",
+        default=defaults.token_budget,
+        help="tokens in a step, at most; default: %(default)s",
+    )
+    add(
+        "--max-num-seqs",
+        type=_positive,
+        metavar="N",
+        default=defaults.max_num_seqs,
+        help="requests running at once, at most; default: %(default)s",
+    )
+    add(
+        "--num-blocks",
+        type=_positive,
+        metavar="N",
+        help="blocks in the pool; default: so few that it runs dry now and then",
+    )
+    add(
+        "--micro-batches",
+        type=_positive,
+        metavar="N",
+        default=defaults.micro_batches,
+        help="parts that each batch is cut into, 1: none; default: %(default)s",
+    )
+    add(
+        "--num-speculative-tokens",
+        type=_not_negative,
+        metavar="N",
+        default=defaults.num_speculative_tokens,
+        help="draft tokens of each decode; default: %(default)s",
+    )
+    add("--checked", action="store_true", help="run fast in checked mode")
+    add("--seed", type=_not_negative, metavar="N", default=0, help="of the accepted draft tokens")
+    return parser
+
+
+def _not_negative(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    number = _not_negative(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
+    return number
+
+
+class Replay:
+    """A run of a scheduler's steps in both twins, and what is counted of it.
+
+    Args:
+        scheduler: Makes the steps.
+        model: The model's name in the zoo.
+    """
+
+    def __init__(self, scheduler: Scheduler, model: str) -> None:
+        self.scheduler = scheduler
+        self.model = model
+        self.twins = Twins(get_model(model), scheduler.settings)
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.num_batches_by_kind: Counter[str] = Counter()
+        self.num_mismatches = 0
+        self.wall_seconds = 0.0
+
+    def run(self, num_steps: int) -> Mismatch | None:
+        """Run steps until one differs, they are so many, or all requests have ended.
+
+        Args:
+            num_steps: The most steps.
+
+        Returns:
+            The first mismatch, None where there is none.
+        """
+        started = time.perf_counter()
+        with tqdm(total=num_steps, desc=self.model, unit="step", file=sys.stderr) as progress:
+            for step in islice(self.scheduler, num_steps):
+                mismatch = self.twins.execute(step)
+                self.num_steps += 1
+                self.num_tokens += sum(step.num_scheduled_tokens.values())
+                self.num_batches_by_kind[self._kind(step)] += 1
+                self.wall_seconds = time.perf_counter() - started
+                if mismatch is not None:
+                    self.num_mismatches += 1
+                    return mismatch
+                progress.update()
+        return None
+
+    def _kind(self, step: Step) -> str:
+        threshold = self.scheduler.settings.decode_threshold
+        kinds = {
+            "decode only"
+            if num_tokens <= threshold
+            else "extend only"
+            if step.num_computed_tokens[req_id] > 0
+            else "prefill only"
+            for req_id, num_tokens in step.num_scheduled_tokens.items()
+        }
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    def print_table(self, *, num_left_out: int) -> None:
+        """Print the closing table.
+
+        Args:
+            num_left_out: Requests of the trace that were too long to serve.
+        """
+        table = Table(title=f"{self.model}: reference and fast", show_header=False)
+        table.add_column("what")
+        table.add_column("how many", justify="right")
+        table.add_row("steps", f"{self.num_steps:,}")
+        table.add_row("requests finished", f"{self.scheduler.num_finished:,}")
+        if num_left_out:
+            table.add_row("requests left out, too long", f"{num_left_out:,}")
+        table.add_row("preemptions", f"{self.scheduler.num_preemptions:,}")
+        for kind in KINDS:
+            table.add_row(f"batches, {kind}", f"{self.num_batches_by_kind[kind]:,}")
+        table.add_row("tokens", f"{self.num_tokens:,}")
+        table.add_section()
+        for twin, name in enumerate(("reference", "fast")):
+            median_ms = statistics.median(pair[twin] for pair in self.twins.seconds) * 1e3
+            table.add_row(f"time per step in {name}, median", f"{median_ms:.2f} ms")
+        table.add_row("time in all", f"{self.wall_seconds:.1f} s")
+        table.add_section()
+        colour = "red" if self.num_mismatches else "green"
+        table.add_row("mismatches", f"{self.num_mismatches}", style=colour)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
