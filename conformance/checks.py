@@ -21,7 +21,7 @@ from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.presets import Preset, presets_of
-from conformance.targets import REFERENCE, Target
+from conformance.targets import REFERENCE, Target, counting_launches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Check:
         def run(example: Any) -> None:
             __tracebackhide__ = True
             LEDGER.count(self.function, target.name, self.meets(example))
-            self.body(target, example)
+            with counting_launches(lambda: LEDGER.launches.update([self.function])):
+                self.body(target, example)
 
         # The derandomised draws are seeded by the test's name: let each check have its own.
         run.__name__ = run.__qualname__ = f"{self.function}_{self.kind.name}".replace(".", "_")
@@ -192,14 +193,14 @@ def same_refusal(contract: Contract) -> Check:
     """
 
     @st.composite
-    def examples(draw: Draw, preset: Preset) -> list[tuple[Fault, Call]]:
+    def examples(draw: Draw, preset: Preset) -> _Broken:
         call = draw(contract.calls(preset))
         broken = [(fault, fault.breaks(call, draw)) for fault in contract.faults]
-        return [(fault, bad) for fault, bad in broken if bad is not None]
+        return _Broken(call, [(fault, bad) for fault, bad in broken if bad is not None])
 
-    def body(target: Target, example: list[tuple[Fault, Call]]) -> None:
+    def body(target: Target, example: _Broken) -> None:
         __tracebackhide__ = True
-        for fault, call in example:
+        for fault, call in example.ways:
             for side in (Side(REFERENCE, call), Side(target, call)):
                 check_refusal(side, fault)
 
@@ -210,9 +211,20 @@ def same_refusal(contract: Contract) -> Check:
         body,
         f"{contract.function} refuses bad calls as reference does, and changes nothing.",
         [fault.situation for fault in contract.faults],
-        lambda example: [fault.situation for fault, _ in example],
+        lambda example: [fault.situation for fault, _ in example.ways],
         contract.has_kernel,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Broken:
+    """A valid call, and the bad ones made of it."""
+
+    call: Call
+    ways: list[tuple[Fault, Call]]
+
+    def __repr__(self) -> str:
+        return f"{self.call!r} broken in {len(self.ways)} ways"
 
 
 def check_refusal(side: Side, fault: Fault) -> None:

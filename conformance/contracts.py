@@ -49,7 +49,7 @@ class Call:
         return dataclasses.replace(self, arguments={**self.arguments, **arguments})
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={plain(value)}" for name, value in self.arguments.items())
+        inside = ", ".join(f"{name}={brief(value)}" for name, value in self.arguments.items())
         return f"{self.function}({inside})"
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
@@ -60,6 +60,16 @@ class Call:
 def plain(value: Any) -> Any:
     """Return a value with its arrays as lists, for printing."""
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def brief(value: Any, most: int = 200) -> str:
+    """Return a value as text, cut where it is long: Hypothesis warns of an example of 30,000 signs.
+
+    >>> brief(np.arange(1000), most=10)
+    '[0, 1, 2,  ...'
+    """
+    text = repr(plain(value))
+    return text if len(text) <= most else text[:most] + " ..."
 
 
 class Draw(Protocol):
@@ -154,8 +164,7 @@ def _follow(value: Any, path: str) -> Any:
 
 
 def _is_empty(array: Any) -> bool:
-    shape: tuple[int, ...] = tuple(array.shape)
-    return 0 in shape
+    return not all(array.shape)
 
 
 def _share_memory(a: Any, b: Any) -> bool:

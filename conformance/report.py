@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.comparison import Difference, Verdict, field_name
-from conformance.contracts import Call, plain
+from conformance.contracts import Call, brief
 
 PER_REQUEST = frozenset(
     {
@@ -125,7 +125,7 @@ def render(call: Call) -> str:
                 del values[name]
         del values["query_start_loc"]
         values.pop("query_start_loc_cpu", None)
-    lines = [f"{name} = {_short(value)}" for name, value in values.items() if value is not None]
+    lines = [f"{name} = {brief(value)}" for name, value in values.items() if value is not None]
     return "\n".join(f"    {line}" for line in lines + _table(columns))
 
 
@@ -148,11 +148,6 @@ def _words(array: Any, most: int = 12) -> str:
     values = np.atleast_1d(array).tolist()
     shown = [str(v) for v in values[:most]]
     return " ".join(shown) + (f" ... ({len(values)})" if len(values) > most else "")
-
-
-def _short(value: object, most: int = 200) -> str:
-    text = repr(plain(value))
-    return text if len(text) <= most else text[:most] + " ..."
 
 
 def _table(columns: dict[str, list[str]]) -> list[str]:

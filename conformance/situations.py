@@ -27,6 +27,12 @@ def pair(first: str, second: str) -> str:
 class Ledger:
     """What a run has met: examples by function and target, situations by function.
 
+    Attributes:
+        examples: The examples of a function on a target.
+        met: The examples of a function that met a situation.
+        launches: The kernels that a function's checks launched in the simulator.
+        expected: The situations that a function's checks must meet.
+
     >>> ledger = Ledger()
     >>> ledger.expect("f", ["empty", "long"])
     >>> ledger.count("f", "host", ["long"])
@@ -37,6 +43,7 @@ class Ledger:
     def __init__(self) -> None:
         self.examples: Counter[tuple[str, str]] = Counter()
         self.met: Counter[tuple[str, str]] = Counter()
+        self.launches: Counter[str] = Counter()
         self.expected: dict[str, list[str]] = {}
 
     def expect(self, function: str, situations: Iterable[str]) -> None:
@@ -60,6 +67,8 @@ class Ledger:
             self.examples[function, target] += number
         for function, name, number in record["met"]:
             self.met[function, name] += number
+        for function, number in record["launches"]:
+            self.launches[function] += number
         for function, names in record["expected"].items():
             self.expect(function, names)
 
@@ -68,6 +77,7 @@ class Ledger:
         return {
             "examples": [[*key, number] for key, number in self.examples.items()],
             "met": [[*key, number] for key, number in self.met.items()],
+            "launches": [[*item] for item in self.launches.items()],
             "expected": self.expected,
         }
 

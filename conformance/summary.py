@@ -73,12 +73,14 @@ class Run:
         return bool(list(self.unmet_lines(ledger)))
 
     def unmet_lines(self, ledger: Ledger) -> Iterable[str]:
-        """Yield a line for each situation that no example met, and each check without examples."""
+        """Yield a line for each situation that no example met, each check that ran nothing."""
         for name in self.judged():
             for target in self.targets:
                 ran = any(f"[{target.name}]" in node for node in self.collected[name])
                 if ran and not ledger.examples[name, target.name]:
                     yield f"no example: {name} on {target.name}"
+                if ran and target.is_simulated and not ledger.launches[name]:
+                    yield f"no kernel was launched: {name} on {target.name}"
             if self.profile.judges_situations:
                 for situation in ledger.unmet(name):
                     yield f"situation never met: {name}: {situation}"

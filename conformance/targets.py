@@ -16,7 +16,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -76,16 +76,30 @@ class _Simulation:
     """A launcher that runs each kernel in the simulator, with a new seed for each launch."""
 
     seed: int
+    counters: ClassVar[list[Callable[[], None]]] = []
 
     def __call__(self, kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
         from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
 
         self.seed += 1
+        for count in self.counters:
+            count()
         simulate(kernel, grid, threads, args, seed=self.seed)
 
 
 REFERENCE = Target("reference", reference, None)
 """The meaning, as if it were a target."""
+
+
+@contextlib.contextmanager
+def counting_launches(count: Callable[[], None]) -> Iterator[None]:
+    """Call `count` for every kernel that is launched in the simulator inside."""
+    _Simulation.counters.append(count)
+    try:
+        yield
+    finally:
+        _Simulation.counters.remove(count)
+
 
 TARGETS = {
     target.name: target

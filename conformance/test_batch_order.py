@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from conformance.strategies.batch_order import (
     SchedulerOutput,
     regions_of,
     reorder_calls,
+    reordered_batches,
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
 from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
 
 
@@ -173,6 +176,51 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
     assert len(batch.swaps) <= sum(i != j for i, j in enumerate(order)) - _cycles(order)
     assert all(i != j for i, j in batch.swaps)
     assert moved is (order != sorted(order))
+
+
+def _in_order(batch: Batch, order: list[int]) -> Batch:
+    """Return the batch with its requests in another order."""
+    return dataclasses.replace(
+        batch,
+        query_lens=tuple(batch.query_lens[i] for i in order),
+        num_computed_tokens=tuple(batch.num_computed_tokens[i] for i in order),
+        rows=tuple(batch.rows[i] for i in order),
+    )
+
+
+@law(
+    "reorder_batch_to_split_decodes_and_prefills",
+    reordered_batches,
+    situations={"a batch out of order": lambda call: _misplaced(call) > 0},
+    presets=(MINIMAL, FEW_PAIRS),
+)
+def test_reordering_renames_tokens(target: Target, call: Call) -> None:
+    """A reordered batch reads and writes what it did, under its tokens' new numbers."""
+    side, before = Side(target, call), call.facts
+    with target.running(checked=True):
+        side.run()
+    order = [int(name[1:]) for name in side.arguments["input_batch"].req_ids]
+    after = _in_order(before, order)
+    name = {
+        before.starts[i] + j: after.starts[at] + j
+        for at, i in enumerate(order)
+        for j in range(before.query_lens[i])
+    }
+    size = before.layout.block_size
+    old, new = before.metadata(), after.metadata()
+    assert reference.kv_reads(new, size) == {
+        (name[token], key, slot) for token, key, slot in reference.kv_reads(old, size)
+    }
+    assert reference.kv_writes(new) == {
+        (name[token], slot) for token, slot in reference.kv_writes(old)
+    }
+    with target.running(checked=True):
+        arguments = {
+            "common_attn_metadata": new,
+            "decode_threshold": call.arguments["decode_threshold"],
+        }
+        decodes = Side(target, Call("split_decodes_and_prefills", arguments)).run()[0]
+    assert decodes == regions_of(call).count(0)
 
 
 @law("split_decodes_and_prefills", split_decodes_and_prefills_calls)

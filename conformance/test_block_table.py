@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -294,6 +295,24 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
         b for b in call.arguments["block_ids"].reshape(-1).tolist() for _ in range(count)
     ]
     assert [block % count for block in flat] == list(range(count)) * (len(flat) // count)
+
+
+@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
+def test_kernel_blocks_rename_no_slot(target: Target, call: Call) -> None:
+    """A token's slot is the same, whether the table lists the manager's blocks or the kernel's."""
+    batch = call.facts
+    whole = dataclasses.replace(batch.layout, kernel_block_size=None)
+    n = batch.layout.blocks_per_kv_block
+    rows = tuple(tuple(block // n for block in row[::n]) for row in batch.rows)
+    managers = dataclasses.replace(batch, layout=whole, rows=rows)
+    kernels = Call("map_to_kernel_blocks", {"block_ids": managers.block_table()})
+    bad_filler = managers.block_table().min(initial=0) < 0 or batch.filler > 2**31 // n - 1
+    if not bad_filler:
+        with target.running(checked=True):
+            mapped = Side(target, kernels.replacing(blocks_per_kv_block=n)).run()
+        call = call.replacing(block_table=mapped.cpu().numpy())
+    by_manager = call.replacing(block_table=managers.block_table(), kernel_block_size=None)
+    assert _slots(target, call) == _slots(target, by_manager)
 
 
 @law("compute_slot_mapping", _unshared_calls)

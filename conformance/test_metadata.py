@@ -85,6 +85,19 @@ def test_unpadded_removes_nothing(target: Target, call: Call) -> None:
     }
 
 
+@law("CommonAttentionMetadata.unpadded", unpadded_calls, presets=(MINIMAL, FEW_PAIRS))
+def test_padding_adds_nothing(target: Target, call: Call) -> None:
+    """Without its padding a batch reads and writes what it did with it."""
+    batch = call.facts
+    num_reqs = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
+    bare = call.replacing(num_actual_tokens=batch.num_tokens, num_actual_reqs=num_reqs)
+    with target.running(checked=True):
+        kept = as_reference(Side(target, bare).run())
+    whole, size = call.arguments["self"], batch.layout.block_size
+    assert reference.kv_reads(kept, size) == reference.kv_reads(whole, size)
+    assert reference.kv_writes(kept) == reference.kv_writes(whole)
+
+
 def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
     """Return a target's metadata as `reference` holds it."""
     fields = reference.CommonAttentionMetadata.__dataclass_fields__

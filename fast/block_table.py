@@ -16,9 +16,8 @@ from fast.kernel_blocks import map_to_kernel_blocks
 from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
 from fast.rows import RequestRows
+from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 from fast.slots import (
-    NULL_BLOCK_ID,
-    PAD_SLOT_ID,
     Layout,
     check_batch,
     check_num_tokens,
@@ -289,5 +288,5 @@ def gather_rows(  # noqa: PLR0917  (a compiled loop takes its arguments by posit
             for k in range(count):
                 gathered[offset + row * width + k] = tables[offset + source * width + k]
             for k in range(count, num_gathered[group, row]):
-                gathered[offset + row * width + k] = 0
+                gathered[offset + row * width + k] = NULL_BLOCK_ID
             num_gathered[group, row] = count

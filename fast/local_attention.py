@@ -7,9 +7,9 @@ import torch
 
 from fast._checks import check_int, check_tensor, host_vector, is_checked
 from fast._compiled import Int32s, compiled
-from fast.block_table import NULL_BLOCK_ID
 from fast.launch import upload, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.sentinels import NULL_BLOCK_ID
 
 
 def make_local_attention_virtual_batches(

@@ -36,7 +36,7 @@ class CommonAttentionMetadata:
         causal: whether a token sees only what is before it.
         logits_indices_padded: int32 or int64[any], tokens whose logits are wanted, then padding.
         num_logits_indices: how many of them count.
-        encoder_seq_lens: NumPy int32 or int64[num_reqs], encoder tokens of each request, on the host.
+        encoder_seq_lens: NumPy int32 or int64[num_reqs], on the host, encoder tokens.
         dcp_local_seq_lens: int32[num_reqs], tokens that this context-parallel rank holds.
 
     Example:

@@ -1,6 +1,6 @@
 """Where tokens stand in the physical cache; the names are imported from `fast.block_table`."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,7 @@ from fast._checks import (
 from fast._compiled import Int32s, Int64s, compiled
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
-
-PAD_SLOT_ID: Final = -1
-"""The slot of a token that is padding, or that another rank holds."""
-
-NULL_BLOCK_ID: Final = 0
-"""The block of no request: what fills a block table where no block is."""
+from fast.sentinels import PAD_SLOT_ID
 
 
 class Layout(NamedTuple):
@@ -239,7 +234,7 @@ def fill_slots(  # noqa: PLR0917  (a compiled loop takes its arguments by positi
     in_one = block_size // kernel_size
     request = 0
     for token in range(len(slots)):
-        slots[token] = -1
+        slots[token] = PAD_SLOT_ID
         if token >= num_tokens:
             continue
         while request < num_reqs - 1 and starts[request + 1] <= token:

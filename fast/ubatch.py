@@ -182,7 +182,7 @@ def _make_metadata_with_slice(
     """
     if is_checked():
         validate_metadata(attn_metadata)
-    return _cut(ubatch_slice, attn_metadata)
+    return _cut("ubatch_slice", ubatch_slice, attn_metadata)
 
 
 def split_attn_metadata(
@@ -211,15 +211,18 @@ def split_attn_metadata(
     check_list("ubatch_slices", ubatch_slices)
     if is_checked():
         validate_metadata(common_attn_metadata)
-    return [_cut(ubatch_slice, common_attn_metadata) for ubatch_slice in ubatch_slices]
+    return [
+        _cut(f"ubatch_slices[{i}]", ubatch_slice, common_attn_metadata)
+        for i, ubatch_slice in enumerate(ubatch_slices)
+    ]
 
 
-def _cut(ubatch_slice: UBatchSlice, metadata: Any) -> CommonAttentionMetadata:  # noqa: ANN401  (an engine's own metadata serves too)
+def _cut(name: str, ubatch_slice: UBatchSlice, metadata: Any) -> CommonAttentionMetadata:  # noqa: ANN401  (an engine's own metadata serves too)
     num_reqs = metadata.num_reqs
     starts = host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, num_reqs + 1)
     seq_lens = host_vector("seq_lens_cpu", metadata.seq_lens_cpu, num_reqs)
     computed = host_vector("num_computed_tokens_cpu", metadata.num_computed_tokens_cpu, num_reqs)
-    r0, r1, t0, t1 = _check_ubatch(ubatch_slice, starts, metadata.num_actual_tokens)
+    r0, r1, t0, t1 = _check_ubatch(name, ubatch_slice, starts, metadata.num_actual_tokens)
 
     size = r1 - r0
     cut_starts_and_lens = np.empty(2 * size + 1, dtype=np.int32)
@@ -303,24 +306,25 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
 
 
 def _check_ubatch(
-    ubatch_slice: UBatchSlice, starts: IntArray, num_tokens: int
+    name: str, ubatch_slice: UBatchSlice, starts: IntArray, num_tokens: int
 ) -> tuple[int, int, int, int]:
     """Return the bounds of a micro-batch: first request and its end, first token and its end."""
     num_reqs = len(starts) - 1
-    r0, r1 = _check_slice("request_slice", ubatch_slice.request_slice, num_reqs)
-    t0, t1 = _check_slice("token_slice", ubatch_slice.token_slice, num_tokens)
+    r0, r1 = _check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
+    t0, t1 = _check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
     if r0 == r1 or t0 == t1:
-        raise ValueError(f"ubatch_slice is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
+        raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
     begin, end, total = int(starts[r0]), int(starts[r0 + 1]), int(starts[num_reqs])
     in_padding = t0 >= total and begin == end
     if not begin <= t0 < end and not in_padding:
         raise ValueError(
-            f"token_slice starts at {t0}, expected it inside request {r0}, tokens {begin} to {end}"
+            f"{name}.token_slice starts at {t0}, expected it inside request {r0},"
+            f" tokens {begin} to {end}"
         )
     last = max(int(starts[r1]), t0)
     if last < min(t1, total):
         raise ValueError(
-            f"request_slice stops at {r1}, but tokens {last} to {min(t1, total)} of token_slice"
-            " are of later requests"
+            f"{name}.request_slice stops at {r1}, but tokens {last} to {min(t1, total)}"
+            " of token_slice are of later requests"
         )
     return r0, r1, t0, t1

@@ -14,9 +14,10 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from rich.console import Console
@@ -25,16 +26,11 @@ from tqdm import tqdm
 
 import fast
 from conformance.traffic.batches import servable
-from conformance.traffic.scheduler import Scheduler
+from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
 from conformance.traffic.zoo import MODELS, get_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from conformance.traffic.scheduler import Step
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
 

@@ -79,15 +79,14 @@ def join_warp(moments: list[Moment]) -> list[Moment]:
 class _Crowd:
     """Unordered moments that touched one element alike: all that a later access must follow.
 
-    Blocks run one after another, so one moment stands for all the blocks that have ended, and in
-    the running block only its present epoch counts.
+    Blocks run one after another, so one moment stands for all those of the blocks that have ended,
+    and of each thread of the running block the last one counts.
     """
 
-    __slots__ = ("_block", "_epoch", "_moments", "_of_ended_block")
+    __slots__ = ("_block", "_moments", "_of_ended_block")
 
     def __init__(self, first: Moment) -> None:
         self._block = first.block
-        self._epoch = first.epoch
         self._moments = {first.thread: first}
         self._of_ended_block: Moment | None = None
 
@@ -97,9 +96,6 @@ class _Crowd:
             self._of_ended_block = next(iter(self._moments.values()))
             self._block = now.block
             self._moments = {}
-        elif self._epoch != now.epoch:
-            self._moments = {}
-        self._epoch = now.epoch
         self._moments[now.thread] = now
 
     def conflict(self, now: Moment) -> Moment | None:

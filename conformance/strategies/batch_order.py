@@ -107,6 +107,21 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
     return Call("reorder_batch_to_split_decodes_and_prefills", arguments)
 
 
+@st.composite
+def reordered_batches(draw: Draw, preset: Preset) -> Call:
+    """Draw reordering calls whose requests are those of a batch, the facts."""
+    batch = draw(batches(preset))
+    ids = [f"r{i}" for i in range(batch.num_reqs)]
+    computed = np.array(batch.num_computed_tokens, np.int32)
+    scheduled = SchedulerOutput(dict(zip(ids, batch.query_lens, strict=True)))
+    arguments: Arguments = {
+        "input_batch": InputBatch(ids, computed, np.zeros_like(computed)),
+        "scheduler_output": scheduled,
+        "decode_threshold": draw(st.integers(1, 4)),
+    }
+    return Call("reorder_batch_to_split_decodes_and_prefills", arguments, batch)
+
+
 def regions_of(call: Call) -> list[int]:
     """Return the region of each request of a reordering call, by its position."""
     arguments = call.arguments

@@ -20,10 +20,12 @@ def create_ubatch_slices_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `create_ubatch_slices`, of batches that have tokens."""
     batch = draw(batches(preset))
     lens = list(batch.query_lens) if batch.num_tokens else [*batch.query_lens, 3]
-    if draw(st.booleans()):
-        lens.insert(draw(st.integers(0, len(lens))), 0)
-    dtype = draw(st.sampled_from((np.int32, np.int64)))
     points = draw(cuts(sum(lens), lens))
+    if points and draw(st.booleans()):
+        # A request of no tokens where the batch is cut, if the cut lies between requests.
+        ends = [int(end) for end in np.cumsum(lens)]
+        lens.insert(next(i for i, end in enumerate(ends) if end >= points[0]) + 1, 0)
+    dtype = draw(st.sampled_from((np.int32, np.int64)))
     if len(points) == 1 and draw(st.booleans()):
         points = points[0]
     arguments = {
@@ -42,15 +44,21 @@ def cuts(draw: Draw, total: int, lens: list[int] | tuple[int, ...]) -> list[int]
     point = st.integers(1, total - 1)
     if edges:
         point = st.one_of(point, st.sampled_from(edges))
-    return sorted(draw(st.sets(point, max_size=4)))
+    points = draw(st.sets(point, max_size=4))
+    longest = max(lens)
+    if longest > 2 and draw(st.booleans()):
+        # Two cuts inside one request.
+        start = int(sum(lens[: list(lens).index(longest)]))
+        points |= {start + 1, start + draw(st.integers(2, longest - 1))}
+    return sorted(points)
 
 
 @st.composite
 def slice_query_start_locs_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `slice_query_start_locs`: any slice of requests, the empty ones too."""
     batch = draw(batches(preset))
-    start = draw(st.integers(0, batch.num_reqs))
-    stop = draw(st.integers(start, batch.num_reqs))
+    start = draw(st.one_of(st.just(0), st.integers(0, batch.num_reqs)))
+    stop = draw(st.one_of(st.just(batch.num_reqs), st.integers(start, batch.num_reqs)))
     arguments = {"query_start_loc": batch.query_start_loc(), "request_slice": slice(start, stop)}
     return Call("slice_query_start_locs", arguments, batch)
 

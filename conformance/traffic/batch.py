@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conformance.traffic.calls import Answer
-    from conformance.traffic.settings import Settings
-    from conformance.traffic.zoo import CacheGroup
+from conformance.traffic.calls import Answer
+from conformance.traffic.settings import Settings
+from conformance.traffic.zoo import CacheGroup
 
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

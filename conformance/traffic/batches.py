@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,9 +15,6 @@ from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace
 from conformance.traffic.zoo import get_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Int32: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -76,7 +74,7 @@ def trace_steps(
     Example:
         >>> first = trace_steps(limit=3)[0]
         >>> first.query_lens.tolist(), first.num_computed_tokens.tolist()
-        ([1885], [0])
+        ([21], [0])
     """
     return list(_trace_steps(Path(path or DEFAULT_TRACE), model, limit, settings, seed))
 

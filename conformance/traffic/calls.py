@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeAlias
 
 Answer: TypeAlias = Any
 """What an implementation answers, of whatever kind."""

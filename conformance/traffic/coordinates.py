@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from conformance.traffic.batch import Batch
+from conformance.traffic.calls import Answer
 from conformance.traffic.locate import (
     BOUNDARIES,
     TOKENS,
     Coordinates,
     owners_of_virtual_requests,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from conformance.traffic.batch import Batch
-    from conformance.traffic.calls import Answer
 
 PLAIN_TOKENS = (
     "slot_mappings",

@@ -5,17 +5,14 @@ Each function here takes the calls of an implementation and a batch, and returns
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from conformance.traffic.batch import Batch
+from conformance.traffic.buffers import NUM_CP_RANKS
+from conformance.traffic.calls import Answer, Calls
 
-    from conformance.traffic.batch import Batch
-    from conformance.traffic.calls import Answer, Calls
-
-NUM_CP_RANKS = 2
 BLOCKS_IN_SMALL_CHUNK = 8
 """Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
 POISON = -77

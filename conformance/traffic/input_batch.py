@@ -7,14 +7,11 @@ the block tables; it outlives the order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from conformance.traffic.scheduler import Step
+from conformance.traffic.scheduler import Step
 
 
 class InputBatch:

@@ -7,11 +7,8 @@ that the field is in: in a micro-batch, row 0 is the batch's request `r0`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 ROWS = "rows"
 TOKENS = "tokens"

@@ -7,32 +7,28 @@ runners that were given the same steps must have had the same results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from conformance.traffic import derived
 from conformance.traffic.batch import Batch
+from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
 from conformance.traffic.calls import Answer, Calls
 from conformance.traffic.coordinates import coordinates_of
 from conformance.traffic.input_batch import InputBatch, RequestSlots
 from conformance.traffic.locate import Coordinates
+from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import ModuleType
-
-    from conformance.traffic.scheduler import Step
-    from conformance.traffic.zoo import Model
+from conformance.traffic.zoo import Model
 
 NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 STEPS_BETWEEN_DUMMY_RUNS = 16
 SHORT_EXTEND_TOKENS = 64
 """The threshold of the order with four regions: with that of decodes, short extends are rare."""
-PADDED_REQUEST = -1
-"""What `idx_mapping` says of a request that is padding."""
 
 
 class Runner:
@@ -81,35 +77,14 @@ class Runner:
         self.call = Calls(implementation)
         self.results: dict[str, Answer] = {}
         self.batch: Batch | None = None
-        self._owners: dict[str, Coordinates] = {}
         self._array = array
+        self._device = device
         self._groups = model.cache_groups(self.settings.block_size)
-        self._config = self._make_config()
-        scheduler_config = self._config.scheduler_config
-        self._max_num_reqs = self.settings.padded(scheduler_config.max_num_seqs)
-        self._max_num_tokens = self.settings.padded(scheduler_config.max_num_batched_tokens)
-        self._slots = RequestSlots(self._max_num_reqs)
-        self._input_batch = InputBatch(self._max_num_reqs)
-        self._tables = self.call(
-            "BlockTables",
-            [group.block_size for group in self._groups],
-            self._max_num_reqs,
-            self._max_num_tokens,
-            self._config.model_config.max_model_len,
-            device,
-            pin_memory=False,
-        )
-        # The whole persistent buffers, as a captured CUDA graph holds on to them.
-        self._all_tables = self._on_tables("get_dummy_block_tables", self._max_num_reqs)
-        self._all_slots = self._on_tables("get_dummy_slot_mappings", self._max_num_tokens)
-        self._all_rows = array(np.arange(self._max_num_reqs, dtype=np.int32))
-        self._idx_mapping = self._buffer(self._max_num_reqs, np.int32, device)
-        self._query_start_loc = self._buffer(self._max_num_reqs + 1, np.int32, device)
-        self._seq_lens = self._buffer(self._max_num_reqs, np.int32, device)
-        self._num_computed_tokens = self._buffer(self._max_num_reqs, np.int32, device)
-        self._positions = self._buffer(self._max_num_tokens, np.int64, device)
-        self._logits_indices = self._buffer(self._max_num_reqs, np.int64, device)
-        self._sampled_tokens = self._buffer(self._max_num_reqs, np.int64, device)
+        self._buffers: Buffers | None = None
+        max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
+        self._slots = RequestSlots(max_num_reqs)
+        self._input_batch = InputBatch(max_num_reqs)
+        self._coordinates: dict[str, Coordinates] = {}
 
     def execute(self, step: Step) -> dict[str, Answer]:
         """Do the whole of a step.
@@ -123,7 +98,7 @@ class Runner:
         """
         self.results = {}
         self.batch = None
-        self._owners = {}
+        self._coordinates = {"": Coordinates(list(step.num_scheduled_tokens))}
         if step.index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
         compacts = step.index % 2 == 0
@@ -146,51 +121,33 @@ class Runner:
         Returns:
             As `locate` takes them.
         """
-        rows: Sequence[str | None] = self._input_batch.req_ids
-        found = {"": Coordinates(rows)}
-        if self.batch is not None:
-            found.update(coordinates_of(self.batch, results))
-        found.update(self._owners)
-        return found
+        of_batch = {} if self.batch is None else coordinates_of(self.batch, results)
+        return {**self._coordinates, **of_batch}
+
+    @property
+    def _persistent(self) -> Buffers:
+        """What is made at the first step, where an exception of it is reported as a step's."""
+        if self._buffers is None:
+            self._buffers = Buffers(
+                self.call, self._groups, self.settings, self._array, self._device
+            )
+        return self._buffers
 
     def _on_tables(self, name: str, *args: object) -> Answer:
-        return self.call.method(self._tables, name, *args)
-
-    def _buffer(self, size: int, dtype: type[np.generic], device: str) -> Answer:
-        own_dtype = self._array(np.empty(0, dtype)).dtype
-        return self.call("CpuGpuBuffer", size, dtype=own_dtype, device=device, pin_memory=False)
-
-    def _make_config(self) -> Answer:
-        settings = self.settings
-        return self.call(
-            "VllmConfig",
-            model_config=self.call("ModelConfig", max_model_len=settings.max_model_len),
-            cache_config=self.call("CacheConfig", block_size=settings.block_size),
-            parallel_config=self.call(
-                "ParallelConfig", decode_context_parallel_size=derived.NUM_CP_RANKS
-            ),
-            scheduler_config=self.call(
-                "SchedulerConfig",
-                max_num_batched_tokens=settings.token_budget,
-                max_num_seqs=settings.max_num_seqs,
-            ),
-            compilation_config=self.call("CompilationConfig"),
-            speculative_config=self.call(
-                "SpeculativeConfig", num_speculative_tokens=settings.num_speculative_tokens
-            ),
-        )
+        return self.call.method(self._persistent.tables, name, *args)
 
     def _run_dummy(self, step: Step) -> None:
         """Ask for what a dummy run gets, as for capturing a CUDA graph: all of it is cleared."""
-        self.results["config"] = self._config
-        num_reqs = self.settings.padded(1 + step.index % self._max_num_reqs)
-        num_tokens = self.settings.padded(1 + step.index % self._max_num_tokens)
-        tables = self._on_tables("get_dummy_block_tables", min(num_reqs, self._max_num_reqs))
-        slots = self._on_tables("get_dummy_slot_mappings", min(num_tokens, self._max_num_tokens))
-        self.results["dummy_block_tables"] = [_copy(table) for table in tables]
-        self.results["dummy_slot_mappings"] = _copy(slots)
-        self.results["cleared_block_tables"] = [_copy(table) for table in self._all_tables]
-        self.results["cleared_slot_mappings"] = _copy(self._all_slots)
+        persistent = self._persistent
+        num_reqs = 1 + step.index % self.settings.max_num_seqs
+        num_tokens = 1 + step.index % self.settings.token_budget
+        dummy_tables = self._on_tables("get_dummy_block_tables", num_reqs)
+        dummy_slots = self._on_tables("get_dummy_slot_mappings", num_tokens)
+        self.results["config"] = persistent.config
+        self.results["dummy_block_tables"] = [_copy(table) for table in dummy_tables]
+        self.results["dummy_slot_mappings"] = _copy(dummy_slots)
+        self.results["cleared_block_tables"] = [_copy(table) for table in persistent.all_tables]
+        self.results["cleared_slot_mappings"] = _copy(persistent.all_slots)
 
     def _free_rows(self, step: Step, *, compacts: bool) -> None:
         for req_id in (*step.finished_ids, *step.preempted_ids):
@@ -242,13 +199,13 @@ class Runner:
 
     def _show_rows(self, name: str) -> None:
         """Gather every request slot, the free ones too, as a result."""
-        tables = self._on_tables("gather_block_tables", self._all_rows)
+        tables = self._on_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
-        self._owners[name] = Coordinates(list(self._slots.last_req_ids))
+        self._coordinates[name] = Coordinates(list(self._slots.last_req_ids))
 
     def _own_places(self, name: str) -> None:
         for position, req_id in enumerate(self.results[name]):
-            self._owners[f"{name}[{position}]"] = Coordinates([req_id])
+            self._coordinates[f"{name}[{position}]"] = Coordinates([req_id])
 
     def _swap_rows(self, i: int, j: int) -> None:
         a, b = (self._slots.slot_of(self._input_batch.req_ids[k]) for k in (i, j))
@@ -257,47 +214,15 @@ class Runner:
 
     def _make_batch(self, step: Step) -> Batch:
         """Gather the batch and put its metadata together, padded for a CUDA graph."""
-        req_ids = self._input_batch.req_ids
+        persistent, req_ids = self._persistent, list(self._input_batch.req_ids)
         query_lens = np.array([step.num_scheduled_tokens[r] for r in req_ids], np.int32)
-        num_reqs, num_tokens = len(req_ids), int(query_lens.sum())
-        num_padded_reqs = self.settings.padded(num_reqs)
-        num_padded_tokens = self.settings.padded(num_tokens)
-        self._fill_buffers(req_ids, query_lens, num_padded_reqs)
-        query_start_loc = self._copied(self._query_start_loc, num_padded_reqs + 1)
-        positions = self._copied(self._positions, num_padded_tokens)
-        idx_mapping = self._copied(self._idx_mapping, num_padded_reqs)
-
-        block_tables = self._on_tables("gather_block_tables", idx_mapping)
-        self.results["block_tables"] = block_tables
-        self.results["all_block_tables"] = self._all_tables
-        slot_mappings = self._on_tables("compute_slot_mappings", query_start_loc, positions)
-        self.results["slot_mappings"] = slot_mappings
-        self.results["all_slot_mappings"] = self._all_slots
-
-        self._read_back(num_reqs)
-        seq_lens = self._copied(self._seq_lens, num_padded_reqs)
-        cp_seq_lens = self.call("get_dcp_local_seq_lens", seq_lens, derived.NUM_CP_RANKS, 0)
-        metadata = [
-            self.call(
-                "CommonAttentionMetadata",
-                query_start_loc=query_start_loc,
-                query_start_loc_cpu=self._query_start_loc.cpu[: num_padded_reqs + 1],
-                seq_lens=seq_lens,
-                seq_lens_cpu=self._seq_lens.cpu[:num_padded_reqs],
-                num_computed_tokens_cpu=self._num_computed_tokens.cpu[:num_padded_reqs],
-                num_reqs=num_padded_reqs,
-                num_actual_tokens=num_padded_tokens,
-                max_query_len=int(query_lens.max()),
-                max_seq_len=int(self._seq_lens.np[:num_reqs].max()),
-                block_table_tensor=block_tables[group],
-                slot_mapping=slot_mappings[group],
-                logits_indices_padded=self._copied(self._logits_indices, num_padded_reqs),
-                num_logits_indices=num_reqs,
-                encoder_seq_lens=self._input_batch.num_prompt_tokens[:num_padded_reqs].copy(),
-                dcp_local_seq_lens=cp_seq_lens,
-            )
-            for group in range(len(self._groups))
-        ]
+        computed = self._input_batch.num_computed_tokens_cpu[: len(req_ids)]
+        num_padded_reqs = self.settings.padded(len(req_ids))
+        num_padded_tokens = self.settings.padded(int(query_lens.sum()))
+        slots = [self._slots.slot_of(req_id) for req_id in req_ids]
+        persistent.fill(slots, query_lens, computed, num_padded_reqs)
+        positions = persistent.to_device(persistent.positions, num_padded_tokens)
+        metadata = self._make_metadata(len(req_ids), num_padded_reqs, positions)
         self.results["metadata"] = metadata
         for group, group_metadata in zip(self._groups, metadata, strict=True):
             self.call.method(group_metadata, "validate", group.block_size)
@@ -305,7 +230,7 @@ class Runner:
             step_index=step.index,
             settings=self.settings,
             groups=self._groups,
-            req_ids=list(req_ids),
+            req_ids=req_ids,
             query_lens=query_lens,
             num_padded_reqs=num_padded_reqs,
             num_padded_tokens=num_padded_tokens,
@@ -314,36 +239,44 @@ class Runner:
             array=self._array,
         )
 
-    def _read_back(self, num_reqs: int) -> None:
-        """Bring made-up sampled tokens from the device to the host."""
-        sampled = self._sampled_tokens
-        sampled.gpu[:num_reqs] = self._array(np.arange(num_reqs, dtype=np.int64) * 7 % 31)
-        self.results["sampled_tokens_cpu"] = self.call.method(sampled, "copy_to_cpu", num_reqs)
-
-    def _fill_buffers(
-        self, req_ids: list[str], query_lens: np.ndarray[Any, np.dtype[np.int32]], num_padded: int
-    ) -> None:
-        """Write the batch into the host halves; positions of padding stay what they were."""
-        num_reqs = len(req_ids)
-        computed = self._input_batch.num_computed_tokens_cpu[:num_reqs]
-        starts = self._query_start_loc.np
-        starts[0] = 0
-        np.cumsum(query_lens, out=starts[1 : num_reqs + 1])
-        starts[num_reqs + 1 : num_padded + 1] = starts[num_reqs]
-        self._idx_mapping.np[:num_reqs] = [self._slots.slot_of(req_id) for req_id in req_ids]
-        self._num_computed_tokens.np[:num_reqs] = computed
-        self._seq_lens.np[:num_reqs] = computed + query_lens
-        self._logits_indices.np[:num_reqs] = starts[1 : num_reqs + 1] - 1
-        self._idx_mapping.np[num_reqs:num_padded] = PADDED_REQUEST
-        for buffer in (self._num_computed_tokens, self._seq_lens, self._logits_indices):
-            buffer.np[num_reqs:num_padded] = 0
-        for i, query_len in enumerate(query_lens):
-            self._positions.np[starts[i] : starts[i + 1]] = np.arange(
-                computed[i], computed[i] + query_len
+    def _make_metadata(
+        self, num_reqs: int, num_padded_reqs: int, positions: Answer
+    ) -> list[Answer]:
+        """Make each group's metadata out of the buffers, all optional fields set."""
+        persistent = self._persistent
+        idx_mapping = persistent.to_device(persistent.idx_mapping, num_padded_reqs)
+        query_start_loc = persistent.to_device(persistent.query_start_loc, num_padded_reqs + 1)
+        block_tables = self._on_tables("gather_block_tables", idx_mapping)
+        self.results["block_tables"] = block_tables
+        self.results["all_block_tables"] = persistent.all_tables
+        slot_mappings = self._on_tables("compute_slot_mappings", query_start_loc, positions)
+        self.results["slot_mappings"] = slot_mappings
+        self.results["all_slot_mappings"] = persistent.all_slots
+        self.results["sampled_tokens_cpu"] = persistent.read_back(num_reqs)
+        seq_lens = persistent.to_device(persistent.seq_lens, num_padded_reqs)
+        return [
+            self.call(
+                "CommonAttentionMetadata",
+                query_start_loc=query_start_loc,
+                query_start_loc_cpu=persistent.query_start_loc.cpu[: num_padded_reqs + 1],
+                seq_lens=seq_lens,
+                seq_lens_cpu=persistent.seq_lens.cpu[:num_padded_reqs],
+                num_computed_tokens_cpu=persistent.num_computed_tokens.cpu[:num_padded_reqs],
+                num_reqs=num_padded_reqs,
+                num_actual_tokens=len(positions),
+                max_query_len=int(np.diff(persistent.query_start_loc.np[: num_reqs + 1]).max()),
+                max_seq_len=int(persistent.seq_lens.np[:num_reqs].max()),
+                block_table_tensor=block_tables[group],
+                slot_mapping=slot_mappings[group],
+                logits_indices_padded=persistent.to_device(
+                    persistent.logits_indices, num_padded_reqs
+                ),
+                num_logits_indices=num_reqs,
+                encoder_seq_lens=self._input_batch.num_prompt_tokens[:num_padded_reqs].copy(),
+                dcp_local_seq_lens=self.call("get_dcp_local_seq_lens", seq_lens, NUM_CP_RANKS, 0),
             )
-
-    def _copied(self, buffer: Answer, count: int) -> Answer:
-        return self.call.method(buffer, "copy_to_gpu", count)
+            for group in range(len(self._groups))
+        ]
 
 
 def _copy(array: Answer) -> Answer:

@@ -54,7 +54,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]
 
     Example:
         >>> read_trace(DEFAULT_TRACE, limit=1)
-        [TraceRequest(arrival_seconds=0.0, context_tokens=1885, generated_tokens=7)]
+        [TraceRequest(arrival_seconds=0.0, context_tokens=21, generated_tokens=46)]
     """
     path = Path(path)
     try:

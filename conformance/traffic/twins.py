@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +12,12 @@ import torch
 import fast
 import reference
 from conformance.comparison import Difference, Verdict, first_difference
+from conformance.traffic.calls import Answer
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from conformance.traffic.calls import Answer
-    from conformance.traffic.scheduler import Step
-    from conformance.traffic.settings import Settings
-    from conformance.traffic.zoo import Model
+from conformance.traffic.scheduler import Step
+from conformance.traffic.settings import Settings
+from conformance.traffic.zoo import Model
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fast._compiled import Int32s, Int64s
 from fast.kernels.cuda import cuda, device_function, kernel
+from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 
 @kernel("void(int32[::1], int32[:, ::1], int64[:, ::1], int64[::1], int64)")
@@ -127,7 +128,7 @@ def gather_block_tables(  # noqa: PLR0917  (a kernel takes its arguments by posi
     left = np.int64(num_gathered[group, row])
     cuda.syncthreads()  # everyone has read num_gathered
     for k in range(np.int64(cuda.threadIdx.x), max(count, left), np.int64(cuda.blockDim.x)):
-        block_id = np.int32(0)
+        block_id = np.int32(NULL_BLOCK_ID)
         if k < count:
             block_id = tables[offset + source * width + k]
         gathered[offset + row * width + k] = block_id
@@ -202,7 +203,7 @@ def compute_slot_mapping(  # noqa: PLR0917  (a kernel takes its arguments by pos
     if num_reqs > 0:
         num_tokens = np.int64(min(query_start_loc[num_reqs * starts_stride], num_positions))
     for token in range(cuda.grid(1), num_slots, cuda.gridsize(1)):
-        slot = np.int64(-1)
+        slot = np.int64(PAD_SLOT_ID)
         if token < num_tokens:
             request = find_request(query_start_loc, starts_stride, num_reqs, token)
             column, offset = find_column(
@@ -248,7 +249,7 @@ def compute_slot_mappings(  # noqa: PLR0917  (a kernel takes its arguments by po
     if num_reqs > 0:
         num_tokens = np.int64(min(query_start_loc[num_reqs * starts_stride], num_positions))
     for token in range(cuda.grid(1), slots.shape[1], cuda.gridsize(1)):
-        slot = np.int64(-1)
+        slot = np.int64(PAD_SLOT_ID)
         if token < num_tokens:
             request = find_request(query_start_loc, starts_stride, num_reqs, token)
             position = positions[token * positions_stride]

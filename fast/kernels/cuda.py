@@ -4,7 +4,6 @@ It does so only when a kernel is launched on a GPU (or compiled by hand): until 
 kernels stand for nothing, so that `fast` imports in no time, and without numba-cuda.
 """
 
-import importlib.util
 import types
 from collections.abc import Callable
 from functools import cache
@@ -140,9 +139,8 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
     Raises:
         ImportError: it is not installed. (numba's own `cuda`, which is deprecated, does not count.)
     """
-    if importlib.util.find_spec("numba_cuda") is None:
-        raise ImportError(INSTALL)
     try:
+        import numba_cuda  # noqa: F401, PLC0415  (whether it is there is what is asked)
         from numba import cuda as real  # noqa: PLC0415  (numba takes 0.3 s to import)
     except ImportError as error:
         raise ImportError(INSTALL) from error

@@ -218,6 +218,18 @@ def test_lanes_that_have_returned_take_no_part() -> None:
         simulate(kernel, 1, 8, (out, 5))
 
 
+def test_a_full_ballot_is_a_mask_as_well() -> None:
+    """Shows that the mask of all lanes may be the number -1, as a ballot returns it."""
+
+    def kernel(out: Array) -> None:
+        mask = cuda.ballot_sync(FULL, True)
+        out[cuda.laneid] = cuda.shfl_xor_sync(mask, cuda.laneid, 1)
+
+    out = np.zeros(32, np.int64)
+    simulate(kernel, 1, 32, (out,))
+    assert [lane ^ 1 for lane in range(32)] == out.tolist()
+
+
 def test_parts_of_a_warp_meet_on_their_own() -> None:
     """Shows that lanes in unlike branches exchange values within their masks."""
 

@@ -178,6 +178,35 @@ def test_the_loads_of_ended_blocks_still_race() -> None:
             simulate(kernel, 4, 3, (np.zeros(1), 2), seed=seed)
 
 
+def test_the_loads_of_ended_blocks_are_not_replaced_by_later_ones() -> None:
+    """Shows that loads by many in two blocks, ordered in the second, still race for the first."""
+
+    def kernel(x: Array) -> None:
+        _ = x[0]
+        cuda.syncthreads()
+        if cuda.grid(1) == 4:
+            x[0] = 1
+
+    for seed in range(5):  # block 1 comes first in some, last in others
+        with pytest.raises(RaceError):
+            simulate(kernel, 3, 3, (np.zeros(1),), seed=seed)
+
+
+def test_what_follows_a_syncwarp_is_not_ordered_by_it() -> None:
+    """Shows that a store after a syncwarp races with a load after the same."""
+
+    def kernel(x: Array) -> None:
+        cuda.syncwarp()
+        if cuda.laneid == 0:
+            x[0] = 1
+        else:
+            _ = x[0]
+
+    for seed in range(4):
+        with pytest.raises(RaceError):
+            simulate(kernel, 1, 2, (np.zeros(1),), seed=seed)
+
+
 def test_syncwarp_orders_the_lanes_that_its_mask_names() -> None:
     """Shows that a syncwarp orders what its lanes did, and nobody else's."""
 

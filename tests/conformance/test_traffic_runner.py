@@ -263,7 +263,7 @@ def test_a_difference_leads_to_its_request() -> None:
 def test_calls_are_timed_and_remembered() -> None:
     """The name of a call is kept for the report, also when it raises."""
     call = Calls(math)
-    with pytest.raises(ValueError, match="expected a nonnegative input|math domain error"):
+    with pytest.raises(ValueError, match=r"nonnegative|math domain"):
         call("sqrt", -1)
     assert call.last == "sqrt"
     assert call.seconds > 0

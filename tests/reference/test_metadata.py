@@ -26,8 +26,9 @@ def test_fields() -> None:
     """The fields are in the order that positional construction relies on, with these defaults."""
     fields = dataclasses.fields(CommonAttentionMetadata)
     expected = (
-        "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu "
-        "num_computed_tokens_cpu num_reqs num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping causal "
+        "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu num_computed_tokens_cpu "
+        "num_reqs num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping "
+        "causal "
         "logits_indices_padded num_logits_indices encoder_seq_lens dcp_local_seq_lens"
     )
     assert expected.split() == [field.name for field in fields]

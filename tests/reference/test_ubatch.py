@@ -95,6 +95,7 @@ def test_create_past_32_bits() -> None:
         ([3], [], TypeError, "num_scheduled_tokens is a list, but must be a NumPy array"),
         (np.array([3]), 0, ValueError, "split_points is 0, but must be at least 1"),
         (np.array([3]), 3, ValueError, "split_points is 3, but must be at most 2"),
+        (np.array([3]), [0, 1], ValueError, "split_points[0] is 0, but must be at least 1"),
         (np.array([3]), [1, 3], ValueError, "split_points[1] is 3, but must be at most 2"),
         (
             np.array([3]),
@@ -251,6 +252,22 @@ def test_a_slice_of_padding_alone(make_batch: BatchMaker, request_slice: slice) 
 
 
 @pytest.mark.parametrize(
+    ("one", "first_tokens"),
+    [
+        pytest.param(ubatch(1, 3, 2, 5), "request 1 has tokens 2:2", id="no padding token"),
+        pytest.param(ubatch(2, 4, 5, 7), "request 2 has tokens 2:5", id="no padded request"),
+    ],
+)
+def test_what_is_not_wholly_in_the_padding(
+    make_batch: BatchMaker, one: UBatchSlice, first_tokens: str
+) -> None:
+    """A padded request needs a token past all requests, and such a token a padded request."""
+    batch = make_batch([2, 0, 3, 0], [4, 5, 0, 0], padding_tokens=4)
+    with pytest.raises(ValueError, match=f"but its first {first_tokens}$"):
+        _make_metadata_with_slice(one, batch)
+
+
+@pytest.mark.parametrize(
     ("one", "error", "message"),
     [
         (ubatch(0, 0, 0, 4), ValueError, " is empty: requests 0:0, tokens 0:4"),
@@ -279,6 +296,7 @@ def test_a_slice_of_padding_alone(make_batch: BatchMaker, request_slice: slice) 
                 "and the tokens from there on are a later request's"
             ),
         ),
+        (ubatch(0, 2, 0, 16), ValueError, " has tokens 0:16, but its last request 1 ends at 14, "),
         (
             UBatchSlice(slice(0, 3), slice(0, None)),
             TypeError,
@@ -310,6 +328,8 @@ def test_other_refusals(make_batch: BatchMaker) -> None:
     batch.max_seq_len = 16
     with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
         split_attn_metadata([], batch)
+    with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
+        _make_metadata_with_slice(ubatch(0, 3, 0, 19), batch)
 
 
 @st.composite

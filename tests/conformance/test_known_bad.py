@@ -1,0 +1,93 @@
+"""Every known-bad implementation is caught, and none for a wrong reason."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+
+import pytest
+from known_bad import ENTRIES, KnownBad
+
+from conformance.checks import Check
+from conformance.comparison import Verdict
+from conformance.profiles import PROFILES, Kind
+from conformance.report import Mismatch
+from conformance.simulator import BarrierError, RaceError, UninitializedReadError
+from conformance.situations import LEDGER
+from conformance.targets import TARGETS
+
+BAD = [entry for entry in ENTRIES if entry.bug is not None]
+HONEST = [entry for entry in ENTRIES if entry.bug is None]
+
+BROKEN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError", "AttributeError")
+"""What a target raises where the bad implementation itself is not what it was meant to be."""
+
+
+def checks_of(entry: KnownBad) -> list[tuple[Check, Callable[[], None]]]:
+    """Return the checks of an entry's function, bound to its target as the default run does."""
+    module = importlib.import_module(f"conformance.test_{entry.module}")
+    target = TARGETS[entry.target]
+    checks = [check for check in vars(module).values() if isinstance(check, Check)]
+    found = [c for c in checks if c.function == entry.function and c.runs_on(target)]
+    if entry.is_refusal:
+        found.sort(key=lambda check: check.kind is not Kind.SAME_REFUSAL)
+    assert found, f"no check looks at {entry.function}"
+    return [(check, check.bind(target, PROFILES["default"], shrink=False)) for check in found]
+
+
+def caught(entry: KnownBad) -> tuple[Check, Exception] | None:
+    """Return the first check that fails, and how; None where all pass."""
+    for check, run in checks_of(entry):
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001  # judged by the caller
+            return check, error
+    return None
+
+
+def parametrized(entries: list[KnownBad]) -> pytest.MarkDecorator:
+    """Return the parameters of a test of entries."""
+    return pytest.mark.parametrize("entry", entries, ids=[entry.name for entry in entries])
+
+
+@parametrized(HONEST)
+def test_honest_ones_pass(entry: KnownBad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each function written anew passes: its planted bugs are caught for nothing else in it."""
+    entry.install(monkeypatch)
+    found = caught(entry)
+    assert found is None, f"{found}"
+
+
+@parametrized(BAD)
+def test_bad_ones_are_caught(
+    entry: KnownBad,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The default run's checks of a function, without shrinking, fail for a bad one."""
+    entry.install(monkeypatch)
+    before = LEDGER.examples[entry.function, entry.target]
+    found = caught(entry)
+    assert found is not None, f"not caught: {entry.name}. {entry.why}"
+    check, error = found
+    record_property("caught by", f"{check.kind.value}: {check.description}")
+    record_property("examples", LEDGER.examples[entry.function, entry.target] - before)
+    assert isinstance(
+        error, Mismatch | AssertionError | BarrierError | RaceError | UninitializedReadError
+    ), f"{type(error).__name__}: {error}"
+    assert not is_broken(error), f"{error}"
+
+
+def is_broken(error: Exception) -> bool:
+    """Tell whether a mismatch is the bad implementation's own breakdown."""
+    if not isinstance(error, Mismatch) or error.difference.verdict is not Verdict.OUTCOME:
+        return False
+    return re.match(rf"(raised )?({'|'.join(BROKEN)}):", str(error.difference.got)) is not None
+
+
+def test_there_are_enough() -> None:
+    """There are at least 25 bad ones, of every function, each with a name of its own."""
+    assert len(BAD) >= 25
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
+    assert all(entry.why.endswith(".") for entry in ENTRIES)

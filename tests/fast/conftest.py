@@ -1,0 +1,68 @@
+"""What the tests of `fast` share: a batch written as lists, and the simulator in a GPU's place."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import fast
+from conformance.simulator import simulate
+from fast.kernels.cuda import Kernel
+from fast.launch import simulated_by
+
+
+def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
+    """Return an int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def make_batch(
+    query_lens: list[int], computed: list[int], **changes: object
+) -> fast.CommonAttentionMetadata:
+    """Make a batch of blocks of 2, in which no two requests share a block."""
+    num_reqs = len(query_lens)
+    starts = [sum(query_lens[:i]) for i in range(num_reqs + 1)]
+    seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
+    width = -(-max(seq_lens, default=0) // 2)
+    blocks = torch.arange(num_reqs * width, dtype=torch.int32).view(num_reqs, width) + 1
+    metadata = fast.CommonAttentionMetadata(
+        query_start_loc=int32(starts),
+        query_start_loc_cpu=int32(starts),
+        seq_lens=int32(seq_lens),
+        seq_lens_cpu=int32(seq_lens),
+        num_computed_tokens_cpu=int32(computed),
+        num_reqs=num_reqs,
+        num_actual_tokens=starts[-1],
+        max_query_len=max(query_lens, default=0),
+        max_seq_len=max(seq_lens, default=0),
+        block_table_tensor=blocks,
+        slot_mapping=torch.arange(starts[-1]),
+    )
+    return dataclasses.replace(metadata, **changes)
+
+
+@pytest.fixture(name="make_batch")
+def make_batch_fixture() -> Callable[..., fast.CommonAttentionMetadata]:
+    """Return the function that makes a batch of query lengths and computed tokens."""
+    return make_batch
+
+
+@pytest.fixture(params=["host", "sim"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a test twice: on the host path, and on the device path with simulated kernels."""
+
+    def launch(kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[object, ...]) -> None:
+        simulate(kernel, grid, threads, args, seed=3)
+
+    if request.param == "host":
+        yield "host"
+        return
+    with simulated_by(launch, threads=4):
+        yield "sim"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Keep torch from starting threads for small tensors."""
+    torch.set_num_threads(1)

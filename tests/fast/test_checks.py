@@ -1,0 +1,111 @@
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+from fast import _checks
+
+
+def load_checks_anew() -> ModuleType:
+    """Run `fast/_checks.py` again, as at the first import."""
+    spec = importlib.util.spec_from_file_location("checks_anew", Path(_checks.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_checked_mode_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the environment variable nothing that costs time is checked."""
+    monkeypatch.delenv("FAST_CHECKS", raising=False)
+    assert not load_checks_anew().is_checked()
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
+def test_environment_variable(
+    value: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`FAST_CHECKS=1` switches checked mode on at import."""
+    monkeypatch.setenv("FAST_CHECKS", value)
+    assert expected is load_checks_anew().is_checked()
+
+
+def test_checks_act_at_once_and_restore() -> None:
+    """`checks` sets the mode when it is called, and as a context manager restores the old one."""
+    before = _checks.is_checked()
+    switch = fast.checks(not before)
+    assert _checks.is_checked() is not before
+    with switch, fast.checks(enabled=before):
+        assert _checks.is_checked() is before
+    assert _checks.is_checked() is before
+
+
+def test_checks_restore_after_an_error() -> None:
+    """An exception in the block restores the old mode too."""
+    before = _checks.is_checked()
+    with pytest.raises(KeyError), fast.checks(not before):
+        raise KeyError
+    assert _checks.is_checked() is before
+
+
+def test_checks_takes_a_bool() -> None:
+    """Checked mode is on or off, not 1."""
+    with pytest.raises(TypeError, match="enabled must be a bool, got 1 of int"):
+        fast.checks(1)  # type: ignore[arg-type]  # that is the test
+
+
+@pytest.mark.parametrize("value", [True, 1.0, None, "1", np.bool_(True), torch.tensor(1)])
+def test_what_is_no_int(value: object) -> None:
+    """A bool, a float or a tensor is no int, and the message names the argument."""
+    with pytest.raises(TypeError, match="block_size must be an int"):
+        _checks.check_int("block_size", value)
+
+
+@pytest.mark.parametrize("value", [np.int32(3), np.uint8(3), 3])
+def test_ints_become_pythons(value: object) -> None:
+    """NumPy's integers are taken, and leave as Python's."""
+    assert type(_checks.check_int("block_size", value)) is int
+
+
+def test_int_out_of_range() -> None:
+    """An int out of range is told with its value and the range."""
+    with pytest.raises(ValueError, match="cp_rank is 2, expected 0 to 1"):
+        _checks.check_int("cp_rank", 2, 0, 1)
+
+
+def test_ints_of_any_size() -> None:
+    """A Python int that no int64 holds is out of range, not an overflow."""
+    with pytest.raises(IndexError, match=r"req_indices\[1\] is 1267650600228229401496703205376"):
+        _checks.check_ints("req_indices", [0, 2**100], 0, 7, IndexError)
+
+
+def test_ints_refuse_bools() -> None:
+    """A list of ints holds no bool, however far back."""
+    with pytest.raises(TypeError, match=r"split_points\[2\] must be an int, got True of bool"):
+        _checks.check_ints("split_points", [1, 2, True], 0, 7)
+
+
+def test_strided_values_are_checked_where_they_stand() -> None:
+    """The index in a message is that of the view."""
+    values = np.array([0, -9, 5, -9, 4, -9])[::2]
+    with pytest.raises(ValueError, match=r"query_start_loc\[2\] is 4, less than 5 before it"):
+        _checks.check_starts("query_start_loc", values)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cpu:x"])
+def test_device_that_is_none(device: str) -> None:
+    """A text that names no device is a ValueError."""
+    with pytest.raises(ValueError, match="expected a device"):
+        _checks.check_device("device", device)
+
+
+def test_host_copies_are_on_the_host() -> None:
+    """A `_cpu` field on another device is refused before anyone waits for that device."""
+    elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
+    with pytest.raises(ValueError, match="seq_lens_cpu must be on the CPU, got meta"):
+        _checks.host_vector("seq_lens_cpu", elsewhere, 2)

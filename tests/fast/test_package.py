@@ -1,0 +1,81 @@
+"""How the package is imported, in a process of its own where numba-cuda cannot be."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import fast
+
+SCRIPT = """
+import json, sys, time
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numba_cuda", "hypothesis", "reference", "conformance"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name == "numba.cuda" or name.startswith("numba.cuda."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import torch
+start = time.perf_counter()
+import fast
+seconds = time.perf_counter() - start
+from fast._compiled import COMPILED
+told = {
+    "seconds": seconds,
+    "numba": "numba" in sys.modules,
+    "compiled": [loop.py_func.__name__ for loop in COMPILED if loop._machine_code],
+    "loaded": [kernel.name for kernel in fast.launch.KERNELS if kernel._loaded],
+}
+table = torch.tensor([[5, 9]], dtype=torch.int32)
+starts = torch.tensor([0, 3], dtype=torch.int32)
+told["slots"] = fast.compute_slot_mapping(table, starts, torch.arange(1, 4), 2).tolist()
+fast.warmup()
+try:
+    fast.launch.KERNELS[0].loaded(0)
+except ImportError as error:
+    told["error"] = str(error)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:  # noqa: ANN401  (what JSON holds)
+    """Import `fast` in a fresh process and return what that told."""
+    run = subprocess.run(  # noqa: S603  (this file's own script)
+        [sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_imports_in_no_time(told: dict[str, Any]) -> None:
+    """`import fast` takes at most 0.3 s on top of torch, and numba is not imported."""
+    assert told["seconds"] < 0.3
+    assert not told["numba"]
+
+
+def test_imports_compile_nothing(told: dict[str, Any]) -> None:
+    """No loop and no kernel is compiled at import."""
+    assert told["compiled"] == []
+    assert told["loaded"] == []
+
+
+def test_host_path_without_numba_cuda(told: dict[str, Any]) -> None:
+    """The host path works where numba-cuda cannot be imported; hypothesis is not needed."""
+    assert told["slots"] == [11, 18, 19]
+
+
+def test_device_path_without_numba_cuda(told: dict[str, Any]) -> None:
+    """A kernel then says what to install."""
+    assert told["error"] == "kernels need numba-cuda: pip install kvtwin[cuda]"
+
+
+def test_all_names_are_there() -> None:
+    """`__all__` names what the package has, without repeats."""
+    assert len(set(fast.__all__)) == len(fast.__all__)
+    assert all(hasattr(fast, name) for name in fast.__all__)
