@@ -35,7 +35,8 @@ class Check:
         body: Raises where an example, on a target, contradicts the statement.
         expects: Names of the situations that a run must meet.
         meets: The situations that an example meets.
-        has_kernel: Whether it is run in the simulator too.
+        has_kernel: Whether it must launch a kernel in the simulator.
+        has_device_path: Whether it goes another way on a device without a kernel of its own.
         presets: The presets to draw from; None for the target's.
         description: The statement, in a sentence.
     """
@@ -48,11 +49,12 @@ class Check:
     expects: Sequence[str] = ()
     meets: Callable[[Any], Iterable[str]] = lambda _: ()
     has_kernel: bool = False
+    has_device_path: bool = False
     presets: Sequence[Preset] | None = None
 
     def runs_on(self, target: Target) -> bool:
         """Tell whether the check says anything new on a target."""
-        return self.has_kernel or not target.is_simulated
+        return self.has_kernel or self.has_device_path or not target.is_simulated
 
     def bind(self, target: Target, profile: Profile, *, shrink: bool = True) -> Callable[[], None]:
         """Return the test of this statement on a target, a function of no arguments."""
@@ -93,6 +95,7 @@ def same_answer(contract: Contract) -> Check:
         names,
         lambda example: situations_met(example.call, contract.situations, contract.pairs),
         contract.has_kernel,
+        contract.has_device_path,
     )
 
 
@@ -213,6 +216,7 @@ def same_refusal(contract: Contract) -> Check:
         [fault.situation for fault in contract.faults],
         lambda example: [fault.situation for fault, _ in example.ways],
         contract.has_kernel,
+        contract.has_device_path,
     )
 
 
@@ -277,7 +281,7 @@ def law(
             list(named),
             lambda example: situations_met(example, named),
             has_kernel,
-            presets,
+            presets=presets,
         )
 
     return decorate

@@ -118,6 +118,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if CHECKED in item.stash:
             check, _ = item.stash[CHECKED]
             run.collected[check.function].add(item.nodeid)
+            if check.has_kernel:
+                run.with_kernel.add(check.function)
     if any("::" in argument for argument in session.config.args):
         run.partial.update(run.collected)
 

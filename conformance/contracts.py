@@ -170,7 +170,7 @@ def _is_empty(array: Any) -> bool:
 def _share_memory(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    return np.shares_memory(a, b)
+    return bool(np.shares_memory(a, b))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +187,8 @@ class Contract:
         observe: What to compare of a caller's own objects after the call, by `changes`.
         aliases: What the definition says of the result's memory.
         has_kernel: Whether it has a kernel, so that it is run in the simulator again.
+        has_device_path: Whether it goes another way on a device without a kernel of its own, so
+            that this way is run on `sim` again.
     """
 
     function: str
@@ -198,3 +200,4 @@ class Contract:
     observe: Callable[[Mapping[str, Any]], object] | None = None
     aliases: Sequence[Alias] = ()
     has_kernel: bool = False
+    has_device_path: bool = False

@@ -24,6 +24,7 @@ class Run:
 
     Attributes:
         collected: The tests of each function that were to be run.
+        with_kernel: Functions that must launch a kernel in the simulator.
         partial: Functions some of whose tests were left out; their situations are not judged.
         finished: The tests that ended.
         failed: Functions with a test that failed, which is said already.
@@ -34,6 +35,7 @@ class Run:
         self.targets = targets
         self.profile = profile
         self.collected: defaultdict[str, set[str]] = defaultdict(set)
+        self.with_kernel: set[str] = set()
         self.partial: set[str] = set()
         self.finished: set[str] = set()
         self.failed: set[str] = set()
@@ -43,6 +45,7 @@ class Run:
         """Return what a worker collected as plain values, which travel to the controller."""
         return {
             "collected": {name: sorted(nodes) for name, nodes in self.collected.items()},
+            "with_kernel": sorted(self.with_kernel),
             "partial": sorted(self.partial),
         }
 
@@ -50,6 +53,7 @@ class Run:
         """Add what a worker collected."""
         for name, nodes in record["collected"].items():
             self.collected[name].update(nodes)
+        self.with_kernel.update(record["with_kernel"])
         self.partial.update(record["partial"])
 
     def note(self, report: pytest.TestReport, function: str, target: str) -> None:
@@ -79,7 +83,12 @@ class Run:
                 ran = any(f"[{target.name}]" in node for node in self.collected[name])
                 if ran and not ledger.examples[name, target.name]:
                     yield f"no example: {name} on {target.name}"
-                if ran and target.is_simulated and not ledger.launches[name]:
+                if (
+                    ran
+                    and target.is_simulated
+                    and name in self.with_kernel
+                    and not ledger.launches[name]
+                ):
                     yield f"no kernel was launched: {name} on {target.name}"
             if self.profile.judges_situations:
                 for situation in ledger.unmet(name):

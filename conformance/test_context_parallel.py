@@ -48,6 +48,7 @@ LOCAL_LENGTHS = Contract(
     },
     pairs=(("every rank's length", "a length near 2**31"),),
     faults=DCP_FAULTS,
+    has_device_path=True,
 )
 
 test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)

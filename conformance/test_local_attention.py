@@ -65,6 +65,7 @@ LOCAL_ATTENTION = Contract(
     ),
     faults=LOCAL_ATTENTION_FAULTS,
     aliases=(Alias("slot_mapping", Relation.SAME, "common_attn_metadata.slot_mapping"),),
+    has_device_path=True,
 )
 
 test_local_attention = same_answer(LOCAL_ATTENTION)

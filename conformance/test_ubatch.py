@@ -122,6 +122,7 @@ MAKE = Contract(
         "not causal": lambda call: not call.facts.causal,
     },
     faults=MAKE_FAULTS,
+    has_device_path=True,
 )
 
 test_make_metadata_with_slice = same_answer(MAKE)
@@ -141,6 +142,7 @@ SPLIT = Contract(
     },
     pairs=(("padded requests at the end", "a request cut at both ends"),),
     faults=SPLIT_FAULTS,
+    has_device_path=True,
 )
 
 test_split_attn_metadata = same_answer(SPLIT)

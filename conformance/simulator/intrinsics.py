@@ -3,7 +3,6 @@
 What is here behaves as numba documents it; what is not is refused by name.
 """
 
-import operator
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -160,8 +159,9 @@ class CudaNamespace(Namespace):
 
     def _meet(self, operation: str, mask: int, value: _T) -> dict[int, _T]:
         """Wait for the lanes that a mask names, and return the values that they brought."""
-        mask = operator.index(mask) & _ALL_LANES if mask < 0 else operator.index(mask)
-        if mask > _ALL_LANES or not mask >> self.laneid & 1:
+        if mask < 0:
+            mask += 2**WARP_SIZE  # a signed 32-bit number, as ballots return
+        if not 0 <= mask <= _ALL_LANES or not mask >> self.laneid & 1:
             raise BarrierError(
                 f"cuda.{operation} with mask 0x{mask:08x}, which must have 32 bits "
                 f"and name the calling lane, {self.laneid}"

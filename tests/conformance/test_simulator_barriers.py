@@ -223,6 +223,8 @@ def test_a_full_ballot_is_a_mask_as_well() -> None:
 
     def kernel(out: Array) -> None:
         mask = cuda.ballot_sync(FULL, True)
+        if cuda.laneid < 7:
+            mask = FULL
         out[cuda.laneid] = cuda.shfl_xor_sync(mask, cuda.laneid, 1)
 
     out = np.zeros(32, np.int64)

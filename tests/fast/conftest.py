@@ -52,7 +52,9 @@ def make_batch_fixture() -> Callable[..., fast.CommonAttentionMetadata]:
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a test twice: on the host path, and on the device path with simulated kernels."""
 
-    def launch(kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[object, ...]) -> None:
+    def launch(
+        kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[object, ...]
+    ) -> None:
         simulate(kernel, grid, threads, args, seed=3)
 
     if request.param == "host":

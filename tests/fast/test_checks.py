@@ -27,9 +27,7 @@ def test_checked_mode_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
-def test_environment_variable(
-    value: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_variable(value: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """`FAST_CHECKS=1` switches checked mode on at import."""
     monkeypatch.setenv("FAST_CHECKS", value)
     assert expected is load_checks_anew().is_checked()

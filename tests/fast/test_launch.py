@@ -54,7 +54,7 @@ def test_blocks_are_counted_as_they_are(
     """`launch_blocks` launches one block for each place."""
     with simulated_by(recorder, threads=4):
         launch_blocks(KERNEL, 9, 2, 7)
-    assert [(KERNEL, (9, 2), 4, (7,))] == recorded
+    assert recorded == [(KERNEL, (9, 2), 4, (7,))]
 
 
 def test_a_simulated_block_is_no_larger_than_the_kernels(
@@ -77,9 +77,7 @@ def test_no_launch_without_work(
     assert recorded == []
 
 
-def test_simulators_nest(
-    recorded: list[tuple[object, ...]], recorder: Callable[..., None]
-) -> None:
+def test_simulators_nest(recorded: list[tuple[object, ...]], recorder: Callable[..., None]) -> None:
     """The innermost simulator launches, and an error in its block takes it away."""
     x = torch.zeros(1)
     assert not uses_kernels(x)

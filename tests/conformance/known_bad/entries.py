@@ -9,8 +9,11 @@ from typing import Any, TypeAlias
 import pytest
 
 import fast
+from conformance.profiles import Kind
 
 Install: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+Bugs: TypeAlias = Mapping[str, str]
+"""For each bug, what happens and why nobody would notice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +27,8 @@ class KnownBad:
         module: The conformance module that looks at the function, without `test_`.
         install: Puts it in the place of the right one, until the end of a test.
         target: The target on which it is run.
-        is_refusal: Whether it answers right and refuses wrong, so that these checks come first.
+        seen_by: The kind of check that is to see it, and is run first.
+        name: What its test is called.
     """
 
     function: str
@@ -33,16 +37,21 @@ class KnownBad:
     module: str
     install: Install
     target: str = "host"
-    is_refusal: bool = False
+    seen_by: Kind = Kind.SAME_ANSWER
 
     @property
     def name(self) -> str:
-        """What the test of it is called."""
         return f"{self.function}: {self.bug or 'honest'}"
 
 
 def rewritten(
-    function: str, module: str, make: Callable[[str | None], Any], bugs: Mapping[str, str]
+    function: str,
+    module: str,
+    make: Callable[[str | None], Any],
+    *,
+    answers: Bugs | None = None,
+    refusals: Bugs | None = None,
+    laws: Bugs | None = None,
 ) -> list[KnownBad]:
     """Return a function written anew, honestly and with each bug planted in it.
 
@@ -50,16 +59,23 @@ def rewritten(
         function: The name in `fast` that it takes; a method is written `Class.method`.
         module: The conformance module that looks at the function.
         make: Returns the function with one bug, or honest for None.
-        bugs: For each bug, why nobody would notice.
+        answers: Bugs that comparison with `reference` is to see.
+        refusals: Bugs that the checks of bad calls are to see.
+        laws: Bugs that only a law sees.
     """
     *owners, name = function.split(".")
     owner: Any = fast
     for part in owners:
         owner = getattr(owner, part)
 
-    def entry(bug: str | None, why: str) -> KnownBad:
-        return KnownBad(
-            function, bug, why, module, lambda patch: patch.setattr(owner, name, make(bug))
-        )
+    def entry(bug: str | None, why: str, kind: Kind) -> KnownBad:
+        def install(patch: pytest.MonkeyPatch) -> None:
+            patch.setattr(owner, name, make(bug))
 
-    return [entry(None, "The definition, written anew."), *(entry(*bug) for bug in bugs.items())]
+        return KnownBad(function, bug, why, module, install, seen_by=kind)
+
+    by_kind = ((Kind.SAME_ANSWER, answers), (Kind.SAME_REFUSAL, refusals), (Kind.LAW, laws))
+    return [
+        entry(None, "The definition, written anew.", Kind.SAME_ANSWER),
+        *(entry(*bug, kind) for kind, bugs in by_kind for bug in (bugs or {}).items()),
+    ]

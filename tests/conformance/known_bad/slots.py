@@ -164,7 +164,7 @@ SLOTS = [
         "compute_slot_mapping",
         "block_table",
         _make_slot_mapping,
-        {
+        answers={
             "slots in int32": "Right until the cache has 2**31 slots.",
             "a request begins one token late": "`searchsorted` on the wrong side: one token of "
             "each request is stored in its neighbour's block.",
@@ -172,12 +172,6 @@ SLOTS = [
             "middle has no tokens.",
             "padding has the last request's slots": "Padded tokens overwrite a live request's "
             "keys, in graph replays only.",
-            "a negative position wraps around": "A -1 reads the row's last block, silently.",
-            "a column outside is the last one": "Clamped to be safe: writes into a live block.",
-            "a column outside is the next row's": "A flat index never leaves the table; it leaves "
-            "the request.",
-            "a negative block gets a slot": "Block -1 gives a slot that is not -1, which the "
-            "kernel that writes the cache takes for one.",
             "ranks take whole blocks": "Every token has one holder; the ranks' attention disagrees "
             "with it.",
             "the rank ignores the interleave": "Right at the default interleave of 1.",
@@ -193,17 +187,29 @@ SLOTS = [
             "a strided out is filled densely": "Right for every contiguous buffer.",
             "positions are reduced in place": "The slots are right; the rotary embedding that "
             "reads the positions next is not.",
+        },
+        refusals={
             "refused when out is half written": "The exception is right; the buffer is not what "
             "it was.",
+        },
+        laws={
+            "a negative position wraps around": "A -1 reads the row's last block, silently.",
+            "a column outside is the last one": "Clamped to be safe: writes into a live block.",
+            "a column outside is the next row's": "A flat index never leaves the table; it leaves "
+            "the request.",
+            "a negative block gets a slot": "Block -1 gives a slot that is not -1, which the "
+            "kernel that writes the cache takes for one.",
         },
     ),
     *rewritten(
         "map_to_kernel_blocks",
         "block_table",
         _make_kernel_blocks,
-        {
+        answers={
             "first pieces first": "The right ids in the wrong order; right for one block.",
             "ids become int64": "Equal values; the kernel reads every other one as 0.",
+        },
+        refusals={
             "room is made for the first piece only": "The last id's last pieces wrap to negative.",
             "a bool passes for a count": "`isinstance(True, int)`.",
             "the message names nothing": "Right class, and nobody knows which argument.",
