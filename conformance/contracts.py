@@ -169,7 +169,7 @@ def _is_empty(array: Any) -> bool:
 
 def _share_memory(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
-        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+        return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
     return bool(np.shares_memory(a, b))
 
 

@@ -35,10 +35,10 @@ class SessionMismatch(Mismatch):
 def session_check(
     function: str,
     sessions: Callable[[Preset], SearchStrategy[Session]],
-    *,
-    situations: Situations,
-    refusals: Sequence[str],
     everything: Callable[[Any, Session], Any],
+    *,
+    situations: Situations | None = None,
+    refusals: Sequence[str] = (),
     has_kernel: bool = False,
 ) -> Check:
     """Return the check that a target's object and `reference`'s agree after every operation.
@@ -46,29 +46,30 @@ def session_check(
     Args:
         function: The class.
         sessions: The strategy of sessions, by preset.
-        situations: Named predicates on a session that a run must meet.
-        refusals: What is wrong with the bad operations that a run must meet.
         everything: Hands out, right after the object is made, views of all that its operations
             write; they are compared after every operation, and must not move.
+        situations: Named predicates on a session that a run must meet.
+        refusals: What is wrong with the bad operations that a run must meet; with any, the check is
+            one of refusals, in checked mode.
         has_kernel: Whether the class has kernels.
     """
+    named = situations or {}
 
-    def body(target: Target, example: tuple[Session, int]) -> None:
+    def body(target: Target, example: tuple[Session, bool, int]) -> None:
         __tracebackhide__ = True
-        session, seed = example
-        checked = any(operation.refused for operation in session.operations)
-        with target.running(checked=checked or seed % 2 == 0, seed=seed):
+        session, checked, seed = example
+        with target.running(checked=checked or bool(refusals), seed=seed):
             _run(target, session, everything)
 
     return Check(
         function,
-        Kind.SAME_ANSWER,
-        lambda preset: st.tuples(sessions(preset), st.integers(0, 2**16)),
+        Kind.SAME_REFUSAL if refusals else Kind.SAME_ANSWER,
+        lambda preset: st.tuples(sessions(preset), st.booleans(), st.integers(0, 2**16)),
         body,
         f"A {function} of a target agrees with reference's after every operation.",
-        [*situations, *(f"refused: {name}" for name in refusals)],
+        [*named, *(f"refused: {name}" for name in refusals)],
         lambda example: [
-            *situations_met(example[0], situations),
+            *situations_met(example[0], named),
             *(f"refused: {op.refused}" for op in example[0].operations if op.refused),
         ],
         has_kernel,

@@ -17,6 +17,7 @@ from conformance.faults.block_table import (
     KERNEL_BLOCKS_FAULTS,
     SLOT_MAPPING_FAULTS,
 )
+from conformance.faults.block_tables import BAD_OPERATIONS, REFUSALS
 from conformance.sessions import session_check
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.block_table import (
@@ -135,9 +136,19 @@ def _mapping_has(session: Session, holds: Any) -> bool:
     )
 
 
+def _everything(tables: Any, session: Session) -> Any:
+    """Hand out all that block tables write."""
+    arguments = session.constructor.arguments
+    return (
+        tables.get_dummy_block_tables(arguments["max_num_reqs"]),
+        tables.get_dummy_slot_mappings(arguments["max_num_batched_tokens"]),
+    )
+
+
 test_block_tables = session_check(
     "BlockTables",
     block_tables_sessions,
+    _everything,
     situations={
         "no groups": lambda s: not s.constructor.arguments["block_sizes"],
         "several groups": lambda s: len(s.constructor.arguments["block_sizes"]) > 1,
@@ -166,22 +177,14 @@ test_block_tables = session_check(
             for i in ids
         ),
     },
-    refusals=[
-        "slot outside",
-        "slot listed twice",
-        "row outgrown",
-        "counts not from 0",
-        "negative block id",
-        "move_row: row outside",
-        "gather_block_tables: slot outside",
-        "compute_slot_mappings: position outside",
-        "compute_slot_mappings: too many tokens",
-        "get_dummy_slot_mappings: too many",
-    ],
-    everything=lambda tables, session: (
-        tables.get_dummy_block_tables(session.constructor.arguments["max_num_reqs"]),
-        tables.get_dummy_slot_mappings(session.constructor.arguments["max_num_batched_tokens"]),
-    ),
+    has_kernel=True,
+)
+
+test_block_tables_refuse = session_check(
+    "BlockTables",
+    lambda preset: block_tables_sessions(preset, tried=BAD_OPERATIONS),
+    _everything,
+    refusals=REFUSALS,
     has_kernel=True,
 )
 

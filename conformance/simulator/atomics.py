@@ -19,6 +19,7 @@ class Atomics(Namespace):
     def _update(
         self, array: CheckedArray, index: object, operation: Callable[[Number], object]
     ) -> Number:
+        """Replace the element by the operation's result, and let others run."""
         old = array.update(index, operation)
         self._machine.thread.wait(None)
         return old

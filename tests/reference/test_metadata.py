@@ -243,6 +243,27 @@ def test_absent_fields_are_not_checked(make_batch: BatchMaker, name: str) -> Non
     validate_metadata(SimpleNamespace(**{name: fields[name]}), 2)
 
 
+def test_fields_that_need_others() -> None:
+    """Computed tokens are judged with both lengths at hand only."""
+    validate_metadata(SimpleNamespace(seq_lens=int32s(1), num_computed_tokens_cpu=int32s(9)))
+    starts = int32s(0, 1)
+    validate_metadata(SimpleNamespace(query_start_loc=starts, num_computed_tokens_cpu=int32s(9)))
+
+
+def test_the_last_request_counts(make_batch: BatchMaker) -> None:
+    """The greatest lengths bound the last request's too."""
+    with pytest.raises(ValueError, match=r"^max_query_len is 2, but request 1 has query length 3$"):
+        make_batch([2, 3], [3, 5], max_query_len=2).validate()
+
+
+def test_equal_only_to_itself(make_batch: BatchMaker) -> None:
+    """Metadata are compared by identity: arrays have no one truth value."""
+    one, other = make_batch([2], [3]), make_batch([2], [3])
+    assert one == one  # noqa: PLR0124  # the point
+    assert one != other
+    assert len({one, other}) == 2
+
+
 def test_lengths_without_num_reqs(make_batch: BatchMaker) -> None:
     """Without num_reqs the starts, or else the sequence lengths, say how many there are."""
     fields = vars(make_batch([2, 3], [3, 5]))

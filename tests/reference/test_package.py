@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,53 @@ def test_names() -> None:
     assert len(reference.__all__) == len(set(reference.__all__))
     for name in reference.__all__:
         assert hasattr(reference, name), name
+
+
+SIGNATURES = {
+    "compute_slot_mapping": "block_table, query_start_loc, positions, block_size, *, "
+    "kernel_block_size=None, cp_world_size=1, cp_rank=0, cp_kv_cache_interleave_size=1, out=None",
+    "map_to_kernel_blocks": "block_ids, blocks_per_kv_block",
+    "BlockTables": "block_sizes, max_num_reqs, max_num_batched_tokens, max_model_len, device, "
+    "pin_memory",
+    "BlockTables.append_block_ids": "self, req_indices, cu_num_new_blocks, new_block_ids, "
+    "overwrite",
+    "BlockTables.move_row": "self, src, dst",
+    "BlockTables.swap_rows": "self, a, b",
+    "BlockTables.clear_row": "self, r",
+    "BlockTables.gather_block_tables": "self, idx_mapping",
+    "BlockTables.compute_slot_mappings": "self, query_start_loc, positions",
+    "BlockTables.get_dummy_block_tables": "self, num_reqs",
+    "BlockTables.get_dummy_slot_mappings": "self, num_tokens",
+    "CpuGpuBuffer": "*size, dtype, device, pin_memory",
+    "CpuGpuBuffer.copy_to_gpu": "self, n=None",
+    "CpuGpuBuffer.copy_to_cpu": "self, n=None",
+    "CommonAttentionMetadata.unpadded": "self, num_actual_tokens, num_actual_reqs",
+    "CommonAttentionMetadata.validate": "self, block_size=None",
+    "split_decodes_and_prefills": "common_attn_metadata, decode_threshold=1, require_uniform=False",
+    "split_decodes_prefills_and_extends": "common_attn_metadata, decode_threshold=1",
+    "reorder_batch_to_split_decodes_and_prefills": "input_batch, scheduler_output, "
+    "decode_threshold=1, *, regions=3",
+    "UBatchSlice": "request_slice, token_slice",
+    "UBatchSlice.is_empty": "self",
+    "create_ubatch_slices": "num_scheduled_tokens, split_points",
+    "slice_query_start_locs": "query_start_loc, request_slice",
+    "_make_metadata_with_slice": "ubatch_slice, attn_metadata",
+    "split_attn_metadata": "ubatch_slices, common_attn_metadata",
+    "make_local_attention_virtual_batches": "attn_chunk_size, common_attn_metadata, block_size=0",
+    "get_dcp_local_seq_lens": "seq_lens, dcp_size=1, dcp_rank=None, cp_kv_cache_interleave_size=1",
+    "kv_reads": "metadata, block_size, *, kernel_block_size=None, cp_world_size=1, cp_rank=0, "
+    "cp_kv_cache_interleave_size=1",
+    "kv_writes": "metadata",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), SIGNATURES.items())
+def test_signatures(name: str, expected: str) -> None:
+    """Parameters have these names, this order and these defaults."""
+    signature = inspect.signature(attrgetter(name)(reference))
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    bare = signature.replace(parameters=parameters, return_annotation=signature.empty)
+    assert f"({expected})" == str(bare)
 
 
 def test_sentinels() -> None:

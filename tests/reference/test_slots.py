@@ -229,14 +229,14 @@ def test_a_column_that_is_not_read_may_be_bad() -> None:
             "positions has shape (1, 4), but must have 1 dimension(s)",
         ),
         (
-            {"positions": np.array([1, 2, -3, 0])},
+            {"positions": np.array([1, 2, -1, 0])},
             ValueError,
-            "positions[2] is -3, but must be at least 0",
+            "positions[2] is -1, but must be at least 0",
         ),
         (
-            {"positions": np.array([1, 2, -3, 0]), "cp_world_size": 2},
+            {"positions": np.array([1, 2, -2, 0]), "cp_world_size": 2},
             ValueError,
-            "positions[2] is -3, but must be at least 0",
+            "positions[2] is -2, but must be at least 0",
         ),
         (
             {"positions": np.array([1, 2, 4, 0])},
@@ -249,9 +249,9 @@ def test_a_column_that_is_not_read_may_be_bad() -> None:
             "block_table has dtype int64, but must have int32",
         ),
         (
-            {"block_table": np.array([[5, 9], [-2, 3]], np.int32)},
+            {"block_table": np.array([[5, 9], [-1, 3]], np.int32)},
             ValueError,
-            "block_table[1, 0] is -2, but must be at least 0: positions[3] is 0",
+            "block_table[1, 0] is -1, but must be at least 0: positions[3] is 0",
         ),
         ({"out": np.zeros(3, np.int64)}, ValueError, "out has 3 entries, but must have at least 4"),
         ({"out": np.zeros(4, np.int32)}, TypeError, "out has dtype int32, but must have int64"),
@@ -386,11 +386,11 @@ def test_map_to_the_edge_of_the_dtype() -> None:
     ("block_ids", "n", "error", "message"),
     [
         (
-            np.array([[0], [64]], np.int8),
-            2,
+            np.array([[0], [42]], np.int8),
+            3,
             ValueError,
             (
-                "block_ids[1, 0] is 64, and its last kernel block 129 with blocks_per_kv_block 2, "
+                "block_ids[1, 0] is 42, and its last kernel block 128 with blocks_per_kv_block 3, "
                 "but int8 holds at most 127"
             ),
         ),

@@ -1,0 +1,245 @@
+"""Bad operations on `BlockTables`, each of which must be refused and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.contracts import Arguments
+from conformance.strategies.sessions import Operation, OperationMaker, TableModel
+
+
+def _bad_append(
+    name: str, error: type[Exception], argument: str, change: Callable[[TableModel, Arguments], Any]
+) -> OperationMaker:
+    """Return a maker of an append of one block to the last slot of every group, made bad."""
+
+    def make(model: TableModel) -> Operation | None:
+        groups = len(model.block_sizes)
+        arguments: Arguments = {
+            "req_indices": [model.max_num_reqs - 1],
+            "cu_num_new_blocks": [[0, 1] for _ in range(groups)],
+            "new_block_ids": [[5] for _ in range(groups)],
+            "overwrite": [True],
+        }
+        changes = change(model, arguments)
+        if changes is None:
+            return None
+        return Operation("append_block_ids", arguments | changes, name, error, argument)
+
+    return make
+
+
+def _last_group(model: TableModel, arguments: Arguments, name: str, value: list[Any]) -> Any:
+    """Return an argument with another value for the last group, None where there is no group."""
+    return {name: [*arguments[name][:-1], value]} if model.block_sizes else None
+
+
+def _outgrown(model: TableModel, arguments: Arguments) -> Any:
+    if not model.block_sizes:
+        return None
+    count = model.widths[-1] + 1
+    return {
+        "cu_num_new_blocks": [*arguments["cu_num_new_blocks"][:-1], [0, count]],
+        "new_block_ids": [*arguments["new_block_ids"][:-1], [5] * count],
+    }
+
+
+def _bad_index(method: str, first: str, rest: Arguments) -> tuple[Any, ...]:
+    """Return makers of row operations with an index outside, or none at all."""
+
+    def make(value: Any, name: str, error: type[Exception]) -> Any:
+        return lambda model: Operation(
+            method,
+            {first: model.max_num_reqs if value is None else value, **rest},
+            f"{method}: {name}",
+            error,
+            first,
+        )
+
+    return (
+        make(None, "row outside", IndexError),
+        make(-1, "negative row", IndexError),
+        make(True, "row is a bool", TypeError),
+    )
+
+
+def _bad_call(
+    method: str,
+    name: str,
+    error: type[Exception],
+    argument: str,
+    make: Callable[[TableModel], Arguments],
+) -> OperationMaker:
+    return lambda model: Operation(method, make(model), f"{method}: {name}", error, argument)
+
+
+def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
+    return np.array(values, dtype)
+
+
+BAD_OPERATIONS = (
+    _bad_append(
+        "slot outside", IndexError, "req_indices", lambda m, _: {"req_indices": [m.max_num_reqs]}
+    ),
+    _bad_append("negative slot", IndexError, "req_indices", lambda *_: {"req_indices": [-1]}),
+    _bad_append("slot is a float", TypeError, "req_indices", lambda *_: {"req_indices": [0.0]}),
+    _bad_append(
+        "slots are an array", TypeError, "req_indices", lambda *_: {"req_indices": _vector(0)}
+    ),
+    _bad_append(
+        "slot listed twice",
+        ValueError,
+        "req_indices",
+        lambda m, _: {
+            "req_indices": [0, 0],
+            "overwrite": [True, True],
+            "cu_num_new_blocks": [[0, 0, 0] for _ in m.block_sizes],
+            "new_block_ids": [[] for _ in m.block_sizes],
+        },
+    ),
+    _bad_append("overwrite is an int", TypeError, "overwrite", lambda *_: {"overwrite": [1]}),
+    _bad_append("overwrite is short", ValueError, "overwrite", lambda *_: {"overwrite": []}),
+    _bad_append(
+        "a group too many",
+        ValueError,
+        "new_block_ids",
+        lambda _, a: {"new_block_ids": [*a["new_block_ids"], []]},
+    ),
+    _bad_append(
+        "counts not from 0",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [1, 1]),
+    ),
+    _bad_append(
+        "counts not to the end",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [0, 0]),
+    ),
+    _bad_append(
+        "counts too long",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [0, 1, 1]),
+    ),
+    _bad_append(
+        "negative block id",
+        ValueError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [-1]),
+    ),
+    _bad_append(
+        "block id past int32",
+        ValueError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [2**31]),
+    ),
+    _bad_append(
+        "block id is a bool",
+        TypeError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [True]),
+    ),
+    _bad_append("row outgrown", ValueError, "new_block_ids", _outgrown),
+    *_bad_index("move_row", "src", {"dst": 0}),
+    *_bad_index("swap_rows", "a", {"b": 0}),
+    *_bad_index("clear_row", "r", {}),
+    _bad_call(
+        "gather_block_tables",
+        "slot outside",
+        IndexError,
+        "idx_mapping",
+        lambda m: {"idx_mapping": _vector(m.max_num_reqs)},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "slot below -1",
+        IndexError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(-2)},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "too many rows",
+        ValueError,
+        "idx_mapping",
+        lambda m: {"idx_mapping": _vector(*[-1] * (m.max_num_reqs + 1))},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "int64",
+        TypeError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(0, dtype=np.int64)},
+    ),
+    _bad_call(
+        "compute_slot_mappings",
+        "too many requests",
+        ValueError,
+        "query_start_loc",
+        lambda m: {
+            "query_start_loc": _vector(*[0] * (m.max_num_reqs + 2)),
+            "positions": _vector(dtype=np.int64),
+        },
+    ),
+    _bad_call(
+        "compute_slot_mappings",
+        "too many tokens",
+        ValueError,
+        "positions",
+        lambda m: {
+            "query_start_loc": _vector(0),
+            "positions": _vector(*[0] * (m.max_num_tokens + 1), dtype=np.int64),
+        },
+    ),
+    lambda model: (
+        Operation(
+            "compute_slot_mappings",
+            {
+                "query_start_loc": _vector(0, 1),
+                "positions": _vector(
+                    max(s * w for s, w in zip(model.block_sizes, model.widths, strict=True)),
+                    dtype=np.int64,
+                ),
+            },
+            "compute_slot_mappings: position outside",
+            ValueError,
+            "positions",
+        )
+        if model.block_sizes
+        else None
+    ),
+    _bad_call(
+        "get_dummy_block_tables",
+        "too many",
+        ValueError,
+        "num_reqs",
+        lambda m: {"num_reqs": m.max_num_reqs + 1},
+    ),
+    _bad_call(
+        "get_dummy_slot_mappings",
+        "too many",
+        ValueError,
+        "num_tokens",
+        lambda m: {"num_tokens": m.max_num_tokens + 1},
+    ),
+    _bad_call(
+        "get_dummy_slot_mappings",
+        "negative",
+        ValueError,
+        "num_tokens",
+        lambda _: {"num_tokens": -1},
+    ),
+)
+"""Makers of operations that must be refused."""
+
+REFUSALS = [
+    operation.refused
+    for make in BAD_OPERATIONS
+    if (operation := make(TableModel([2], 2, 2, 2))) and operation.refused
+]
+"""What is wrong with them, by name."""
