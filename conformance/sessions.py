@@ -55,16 +55,18 @@ def session_check(
     """
     named = situations or {}
 
-    def body(target: Target, example: tuple[Session, bool, int]) -> None:
+    def body(target: Target, example: tuple[Session, int]) -> None:
         __tracebackhide__ = True
-        session, checked, seed = example
-        with target.running(checked=checked or bool(refusals), seed=seed):
-            _run(target, session, everything)
+        session, seed = example
+        # Checked mode first: there a loop that goes astray raises, and does not crash.
+        for checked in (True,) if refusals else (True, False):
+            with target.running(checked=checked, seed=seed):
+                _run(target, session, everything)
 
     return Check(
         function,
         Kind.SAME_REFUSAL if refusals else Kind.SAME_ANSWER,
-        lambda preset: st.tuples(sessions(preset), st.booleans(), st.integers(0, 2**16)),
+        lambda preset: st.tuples(sessions(preset), st.integers(0, 2**16)),
         body,
         f"A {function} of a target agrees with reference's after every operation.",
         [*named, *(f"refused: {name}" for name in refusals)],

@@ -17,7 +17,7 @@ from conformance.faults.block_table import (
     KERNEL_BLOCKS_FAULTS,
     SLOT_MAPPING_FAULTS,
 )
-from conformance.faults.block_tables import BAD_OPERATIONS, REFUSALS
+from conformance.faults.block_tables import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
 from conformance.sessions import session_check
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.block_table import (
@@ -186,6 +186,16 @@ test_block_tables_refuse = session_check(
     _everything,
     refusals=REFUSALS,
     has_kernel=True,
+)
+
+
+test_block_tables_constructor_refuses = same_refusal(
+    Contract(
+        "BlockTables",
+        lambda preset: block_tables_sessions(preset).map(lambda session: session.constructor),
+        {},
+        faults=CONSTRUCTOR_FAULTS,
+    )
 )
 
 

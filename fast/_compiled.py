@@ -1,7 +1,10 @@
 """Loops that are compiled when first called, not when `fast` is imported."""
 
+import types
 from collections.abc import Callable
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+
+from fast._checks import is_checked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,6 +20,9 @@ Int64s: TypeAlias = Any
 class Compiled(Generic[P, R]):
     """A Python function that numba compiles for one signature when it is first called.
 
+    In checked mode a second machine code runs, which raises `IndexError` where the first would
+    write past the end of an array: a mistake in a loop is an exception there, not a crash.
+
     Attributes:
         py_func: the function as it is written.
         signature: numba's signature, as text.
@@ -26,30 +32,44 @@ class Compiled(Generic[P, R]):
         self.py_func = function
         self.signature = signature
         self._machine_code: Callable[P, R] | None = None
+        self._bounds_checked: Callable[P, R] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the compiled function."""
+        if is_checked():
+            if self._bounds_checked is None:
+                self._bounds_checked = self._compile(_renamed(self.py_func), boundscheck=True)
+            return self._bounds_checked(*args, **kwargs)
         if self._machine_code is None:
-            self._machine_code = self._compile()
+            self._machine_code = self._compile(self.py_func)
         return self._machine_code(*args, **kwargs)
 
     def warm_up(self) -> None:
         """Compile the function now, if it is not yet."""
         if self._machine_code is None:
-            self._machine_code = self._compile()
+            self._machine_code = self._compile(self.py_func)
 
-    def _compile(self) -> Callable[P, R]:
-        """Compile the function, or load it from numba's cache on disk."""
+    def _compile(self, function: Callable[P, R], **options: bool) -> Callable[P, R]:
+        """Compile a function, or load it from numba's cache on disk."""
         from numba import njit  # noqa: PLC0415  (numba takes 0.3 s to import)
 
         # One explicit signature for each function: processes that share the cache agree on it.
-        options: dict[str, Any] = {"error_model": "numpy", "nogil": True}
+        settings: dict[str, Any] = {"error_model": "numpy", "nogil": True, **options}
         try:
-            return njit(self.signature, cache=True, **options)(self.py_func)
+            return njit(self.signature, cache=True, **settings)(function)
         except RuntimeError as error:  # no folder of the cache can be written to
             if "cannot cache" not in str(error):
                 raise
-            return njit(self.signature, **options)(self.py_func)
+            return njit(self.signature, **settings)(function)
+
+
+def _renamed(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a copy under another name: numba's cache knows functions by name, not by option."""
+    whole: Any = function
+    copy = types.FunctionType(whole.__code__, whole.__globals__, f"{whole.__name__}_bounds_checked")
+    copy.__qualname__ = copy.__name__
+    copy.__module__ = whole.__module__
+    return copy
 
 
 COMPILED: Final[list[Compiled[Any, Any]]] = []

@@ -39,6 +39,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -87,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
     defaults = Settings()
     parser = _Parser(
         prog="python -m tools.replay",
@@ -148,12 +150,14 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _not_negative(text: str) -> int:
+    """Read a whole number."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)
 
 
 def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
     number = _not_negative(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
@@ -202,6 +206,7 @@ class Replay:
         return None
 
     def _kind(self, step: Step) -> str:
+        """Say which kinds of requests a batch has."""
         threshold = self.scheduler.settings.decode_threshold
         kinds = {
             "decode only"

@@ -105,6 +105,7 @@ def servable(
 def _trace_steps(
     path: Path, model: str, limit: int, settings: Settings, seed: int
 ) -> tuple[TraceBatch, ...]:
+    """Serve a trace and make the batches of its steps."""
     requests = servable(read_trace(path), model, settings)
     if not requests:
         raise ValueError(f"{path} has no request that settings {settings} can serve")
@@ -127,6 +128,7 @@ def _make_batch(
     block_sizes: tuple[int, ...],
     settings: Settings,
 ) -> TraceBatch:
+    """Make a step's batch, given the rows of blocks as they are after it."""
     req_ids = sorted(step.num_scheduled_tokens, key=lambda r: _region(step, r, settings))
     return TraceBatch(
         req_ids=tuple(req_ids),
@@ -142,12 +144,14 @@ def _make_batch(
 
 
 def _region(step: Step, req_id: str, settings: Settings) -> int:
+    """Return the place of a request in batch order: decode, extend or prefill."""
     if step.num_scheduled_tokens[req_id] <= settings.decode_threshold:
         return 0
     return 1 if step.num_computed_tokens[req_id] > 0 else 2
 
 
 def _array(values: list[int]) -> Int32:
+    """Make an int32 array that cannot be written."""
     array = np.array(values, np.int32)
     array.flags.writeable = False
     return array

@@ -117,6 +117,7 @@ class Buffers:
 
 
 def _make_config(call: Calls, settings: Settings) -> Answer:
+    """Make the configuration of the engine that the settings describe."""
     return call(
         "VllmConfig",
         model_config=call("ModelConfig", max_model_len=settings.max_model_len),

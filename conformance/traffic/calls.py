@@ -76,6 +76,7 @@ class Calls:
         return self._timed(getattr, owner, name)
 
     def _timed(self, function: Callable[..., Answer], *args: object, **kwargs: object) -> Answer:
+        """Call a function, and add the time that it takes."""
         started = time.perf_counter()
         try:
             return function(*args, **kwargs)

@@ -58,6 +58,7 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
 def _of_micro_batches(
     batch: Batch, results: Mapping[str, Answer], whole: Coordinates
 ) -> dict[str, Coordinates]:
+    """Say whose the parts of micro-batches are: rows and tokens of their slices."""
     found: dict[str, Coordinates] = {}
     for number, part in enumerate(results.get("micro_batch_slices", ())):
         rows, tokens = whole.rows[part.request_slice], whole.tokens[part.token_slice]
@@ -77,6 +78,7 @@ def _of_micro_batches(
 def _of_virtual_batches(
     name: str, results: Mapping[str, Answer], whole: Coordinates, batch: Batch
 ) -> dict[str, Coordinates]:
+    """Say whose the virtual requests of a result are."""
     num_padding = batch.num_padded_reqs - batch.num_reqs
     query_lens = [*batch.query_lens.tolist(), *[0] * num_padding]
     found = {}

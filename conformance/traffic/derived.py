@@ -97,6 +97,7 @@ def cut_into_micro_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
 
 
 def _with_padding(call: Calls, part: Answer, batch: Batch) -> Answer:
+    """Make the last slice end where the padded batch ends."""
     return call(
         "UBatchSlice",
         slice(part.request_slice.start, batch.num_padded_reqs),

@@ -134,6 +134,7 @@ class Runner:
         return self._buffers
 
     def _on_tables(self, name: str, *args: object) -> Answer:
+        """Call a method of the block tables."""
         return self.call.method(self._persistent.tables, name, *args)
 
     def _run_dummy(self, step: Step) -> None:
@@ -150,6 +151,7 @@ class Runner:
         self.results["cleared_slot_mappings"] = _copy(persistent.all_slots)
 
     def _free_rows(self, step: Step, *, compacts: bool) -> None:
+        """Free the slots of requests that left, and close the holes when rows are compacted."""
         for req_id in (*step.finished_ids, *step.preempted_ids):
             row = self._slots.remove(req_id)
             if compacts:
@@ -159,6 +161,7 @@ class Runner:
             self._on_tables("move_row", *move)
 
     def _append_block_ids(self, step: Step) -> None:
+        """Give the step's requests their new blocks, newcomers a slot as well."""
         for req_id in (*step.new_ids, *step.resumed_ids):
             self._slots.add(req_id)
         cu_num_new_blocks = [[0] for _ in self._groups]
@@ -204,10 +207,12 @@ class Runner:
         self._coordinates[name] = Coordinates(list(self._slots.last_req_ids))
 
     def _own_places(self, name: str) -> None:
+        """Say of a list of requests that each place is the request's that stands there."""
         for position, req_id in enumerate(self.results[name]):
             self._coordinates[f"{name}[{position}]"] = Coordinates([req_id])
 
     def _swap_rows(self, i: int, j: int) -> None:
+        """Swap the rows of the requests at two positions of the batch."""
         a, b = (self._slots.slot_of(self._input_batch.req_ids[k]) for k in (i, j))
         self._slots.swap(a, b)
         self._on_tables("swap_rows", a, b)

@@ -17,9 +17,10 @@ shared.
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from conformance.traffic.block_pool import BlockPool
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import TraceRequest
 from conformance.traffic.zoo import Model
@@ -61,54 +62,6 @@ class Step:
     overwrite: dict[str, bool]
     num_computed_tokens: dict[str, int]
     num_prompt_tokens: dict[str, int]
-
-
-class BlockPool:
-    """The free blocks, last freed, first handed out: ids come out scattered after a while.
-
-    Args:
-        num_blocks: Blocks of the pool, with the null block (number 0), which is never handed out.
-
-    Example:
-        >>> pool = BlockPool(5)
-        >>> pool.take(3), pool.num_free
-        ([1, 2, 3], 1)
-        >>> pool.give_back([1, 2])
-        >>> pool.take(3)
-        [2, 1, 4]
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks - 1, 0, -1))
-
-    @property
-    def num_free(self) -> int:
-        """How many blocks can be taken."""
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """Take free blocks out of the pool.
-
-        Args:
-            count: How many.
-
-        Returns:
-            Their ids.
-
-        Raises:
-            ValueError: There are not so many.
-        """
-        if count > len(self._free):
-            raise ValueError(f"count is {count}, but only {len(self._free)} blocks are free")
-        return [self._free.pop() for _ in range(count)]
-
-    def give_back(self, block_ids: Iterable[int]) -> None:
-        """Put blocks back.
-
-        Args:
-            block_ids: Blocks that were taken.
-        """
-        self._free.extend(block_ids)
 
 
 @dataclass
@@ -210,6 +163,7 @@ class Scheduler:
             yield self._next_step()
 
     def _next_step(self) -> Step:
+        """Make a step, and let it happen."""
         self._receive()
         plan = _Plan(self.settings.token_budget)
         self._schedule_running(plan)
@@ -220,12 +174,14 @@ class Scheduler:
         return step
 
     def _receive(self) -> None:
+        """Queue up what has arrived; when there is nothing else, wait for it."""
         if not self._waiting and not self._running:
             self.clock_seconds = max(self.clock_seconds, self._arriving[0].arrival_seconds)
         while self._arriving and self._arriving[0].arrival_seconds <= self.clock_seconds:
             self._waiting.append(self._arriving.popleft())
 
     def _schedule_running(self, plan: _Plan) -> None:
+        """Give running requests their tokens, preempting from the end where blocks lack."""
         position = 0
         while position < len(self._running) and plan.budget > 0:
             request = self._running[position]
@@ -237,6 +193,7 @@ class Scheduler:
             position += 1
 
     def _schedule_waiting(self, plan: _Plan) -> None:
+        """Admit waiting requests, as long as budget, places and blocks last."""
         while self._waiting and plan.budget > 0 and len(self._running) < self.settings.max_num_seqs:
             request = self._waiting[0]
             if not request.block_ids:
@@ -266,6 +223,7 @@ class Scheduler:
         return True
 
     def _preempt(self, plan: _Plan, request: _Request) -> None:
+        """Take a request's blocks away, and put it first in the queue."""
         self._free_blocks(request)
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
@@ -275,11 +233,13 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _free_blocks(self, request: _Request) -> None:
+        """Give all blocks of a request back."""
         for block_ids in request.block_ids:
             self._pool.give_back(block_ids)
         request.block_ids = ()
 
     def _make_step(self, plan: _Plan) -> Step:
+        """Write the plan down as a step."""
         scheduled = [r for r in self._running if r.request_id in plan.num_scheduled_tokens]
         overwritten = {request.request_id for request in plan.admitted}
         step = Step(
@@ -321,6 +281,7 @@ class Scheduler:
                 self.num_finished += 1
 
     def _count_accepted(self, num_draft_tokens: int) -> int:
+        """Draw how many draft tokens are accepted: up to the first rejected one."""
         for accepted in range(num_draft_tokens):
             if self._random.random() >= ACCEPTANCE_RATE:
                 return accepted

@@ -73,6 +73,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]
 
 
 def _read_rows(path: Path, file: TextIO, limit: int | None) -> list[tuple[datetime, int, int]]:
+    """Read arrival, prompt and output of each row."""
     reader = csv.DictReader(file, strict=True)
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
@@ -104,6 +105,7 @@ def _read_rows(path: Path, file: TextIO, limit: int | None) -> list[tuple[dateti
 
 
 def _read_timestamp(where: str, text: str | None) -> datetime:
+    """Read a date and time of day."""
     try:
         return datetime.fromisoformat((text or "").strip())
     except ValueError:
@@ -113,6 +115,7 @@ def _read_timestamp(where: str, text: str | None) -> datetime:
 
 
 def _read_count(where: str, text: str | None) -> int:
+    """Read a number of tokens."""
     digits = (text or "").strip()
     if not (digits.isascii() and digits.isdecimal() and int(digits) >= 1):
         raise ValueError(f"{where}: {text!r} is no whole number of tokens, 1 or more")
@@ -152,6 +155,7 @@ def make_trace(num_requests: int = 200, *, seed: int = 13) -> list[TraceRequest]
 
 
 def _draw_length(draw: random.Random, *, octaves: tuple[int, ...], longest: int) -> int:
+    """Draw a length: its octave, the shorter the likelier, then its place there."""
     weights = [3 if octave < 9 else 2 for octave in octaves]
     octave = draw.choices(octaves, weights)[0]
     return min(draw.randrange(2**octave, 2 ** (octave + 1)), longest)

@@ -105,6 +105,7 @@ class Twins:
         return Mismatch(step.index, difference, req_ids)
 
     def _to_tensor(self, array: np.ndarray[Any, np.dtype[Any]]) -> Answer:
+        """Make a tensor on the device out of an array."""
         return torch.from_numpy(array).to(self._device)
 
     def _first_difference(self) -> Difference | None:
@@ -134,6 +135,7 @@ class Twins:
 
 
 def _execute(runner: Runner, step: Step) -> Exception | None:
+    """Run a step, and return what it raises."""
     try:
         runner.execute(step)
     except Exception as error:  # noqa: BLE001  # whatever it raises is compared

@@ -6,7 +6,8 @@ from itertools import islice, pairwise
 import pytest
 
 from conformance.traffic.batches import servable, trace_steps
-from conformance.traffic.scheduler import BlockPool, Scheduler, Step
+from conformance.traffic.block_pool import BlockPool
+from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import TraceRequest, make_trace
 from conformance.traffic.zoo import MODELS, get_model

@@ -37,7 +37,7 @@ def make_batch(
         max_query_len=max(query_lens, default=0),
         max_seq_len=max(seq_lens, default=0),
         block_table_tensor=blocks,
-        slot_mapping=torch.arange(starts[-1]),
+        slot_mapping=torch.arange(changes.get("num_actual_tokens", starts[-1])),
     )
     return dataclasses.replace(metadata, **changes)
 
@@ -65,6 +65,8 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Keep torch from starting threads for small tensors."""
+def one_thread_unchecked() -> Iterator[None]:
+    """Keep torch from starting threads for small tensors, and checked mode off, as by default."""
     torch.set_num_threads(1)
+    with fast.checks(enabled=False):
+        yield

@@ -82,9 +82,10 @@ def test_simulators_nest(recorded: list[tuple[object, ...]], recorder: Callable[
     x = torch.zeros(1)
     assert not uses_kernels(x)
     with simulated_by(recorder, threads=2):
-        with pytest.raises(KeyError), simulated_by(recorder, threads=8):
+        with simulated_by(recorder, threads=8):
             launch_blocks(KERNEL, 1, 1)
-            raise KeyError
+        with pytest.raises(TypeError), simulated_by(recorder):
+            launch_blocks(KERNEL, None, 1)  # type: ignore[arg-type]  # that is the error
         assert uses_kernels(x)
         launch_blocks(KERNEL, 1, 1)
     assert not uses_kernels(x)

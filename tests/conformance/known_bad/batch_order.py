@@ -28,11 +28,11 @@ def _make_split_two(bug: str | None) -> Callable[..., Counts]:
         REAL_SPLIT_TWO(common_attn_metadata, decode_threshold, require_uniform)
         metadata, starts = common_attn_metadata, common_attn_metadata.query_start_loc_cpu.numpy()
         q = np.diff(starts)
-        total = metadata.num_actual_tokens
+        total, num_reqs = int(metadata.num_actual_tokens), int(metadata.num_reqs)
         if bug == "padded tokens are nobody's":
             total = int(starts[-1])
         if bug == "a short maximum means all decodes" and metadata.max_query_len <= decode_threshold:
-            return metadata.num_reqs, 0, total, 0
+            return num_reqs, 0, total, 0
         is_late = q >= decode_threshold if bug == "the threshold itself is late" else None
         if is_late is None:
             is_late = q > decode_threshold
@@ -66,7 +66,7 @@ def _make_split_three(bug: str | None) -> Callable[..., Counts]:
         REAL_SPLIT_THREE(common_attn_metadata, decode_threshold)
         starts = common_attn_metadata.query_start_loc_cpu.numpy()
         computed = common_attn_metadata.num_computed_tokens_cpu.numpy()
-        total, n = common_attn_metadata.num_actual_tokens, len(starts) - 1
+        total, n = int(common_attn_metadata.num_actual_tokens), len(starts) - 1
         is_late = np.diff(starts) > decode_threshold
         is_new = computed == 0 if bug == "a short new request is a prefill" else None
         if is_new is None:
@@ -124,12 +124,14 @@ def _make_reorder(bug: str | None) -> Callable[..., bool]:
         args = scheduler_output, decode_threshold
         try:
             REAL_REORDER(copy.deepcopy(input_batch), *args, regions=regions)
-        except (KeyError, ValueError) as error:
+        except KeyError as error:
             if bug == "refused after a swap" and len(input_batch.req_ids) > 1:
                 input_batch.swap_states(0, 1)
-            if bug == "a missing request is a bad value" and isinstance(error, KeyError):
+            if bug == "a missing request is a bad value":
                 raise ValueError(*error.args) from error
-            if bug == "negative counts are prefills" and "computed" in str(error):
+            raise
+        except ValueError as error:
+            if bug == "negative counts are prefills" and "] is -" in str(error):
                 return False
             raise
         n = len(input_batch.req_ids)
@@ -208,9 +210,9 @@ BATCH_ORDER = [
             "later ones first": "In order all the same; the order flips at each step.",
             "moved means not in order afterwards": "Two swapped requests keep stale metadata.",
             "the answer is NumPy's bool": "`is True` fails.",
-            "negative counts are prefills": "A counter that underflowed goes unnoticed.",
         },
         refusals={
+            "negative counts are prefills": "A counter that underflowed goes unnoticed.",
             "refused after a swap": "The engine that catches the error runs a half-moved batch.",
             "a missing request is a bad value": "The handler of KeyError never runs.",
         },

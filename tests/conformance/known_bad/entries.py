@@ -41,7 +41,8 @@ class KnownBad:
 
     @property
     def name(self) -> str:
-        return f"{self.function}: {self.bug or 'honest'}"
+        what = self.bug or "honest"
+        return f"{self.function}: {what}" + (", kernels" if self.target == "sim" and not self.bug else "")
 
 
 def rewritten(

@@ -37,16 +37,16 @@ def _make(bug: str | None) -> Callable[..., Metadata]:
             seq_lens_cpu=s.to(torch.int32),
             num_computed_tokens_cpu=(s - q).to(torch.int32),
             num_reqs=len(request),
-            num_actual_tokens=int(starts[-1])
-            if bug == "padded tokens are dropped"
-            else batch.num_actual_tokens,
-            max_query_len=batch.max_query_len
+            num_actual_tokens=int(
+                starts[-1] if bug == "padded tokens are dropped" else batch.num_actual_tokens
+            ),
+            max_query_len=int(batch.max_query_len)
             if bug == "max_query_len is the batch's"
             else max(q.tolist(), default=0),
             max_seq_len=chunk if bug == "max_seq_len is the chunk" else max(s.tolist(), default=0),
             block_table_tensor=table,
             slot_mapping=slots.clone() if bug == "slots are copied" else slots,
-            causal=batch.causal if bug == "causal is the batch's" else True,
+            causal=bool(batch.causal) if bug == "causal is the batch's" else True,
         )
 
     return make_local_attention_virtual_batches

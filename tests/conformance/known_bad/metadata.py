@@ -50,6 +50,7 @@ def _make_unpadded(bug: str | None) -> Callable[..., Metadata]:
             fields["query_start_loc"] = self.query_start_loc[:reqs]
         if bug == "max_seq_len is the true one":
             fields["max_seq_len"] = max(fields["seq_lens_cpu"].tolist(), default=0)
+        tokens, reqs = int(tokens), int(reqs)
         found = dataclasses.replace(self, num_reqs=reqs, num_actual_tokens=tokens, **fields)
         if bug == "causal is the default again":
             found.causal = True
@@ -87,8 +88,8 @@ def _make_validate(bug: str | None) -> Callable[..., None]:
         if bug == "blocks are counted rounded down" and isinstance(block_size, int):
             table = pad(self.block_table_tensor, (0, 1))
             seen = dataclasses.replace(self, block_table_tensor=table)
-        _refuse_more(bug, self)
         REAL_VALIDATE(seen, block_size)
+        _refuse_more(bug, self)
 
     return validate
 

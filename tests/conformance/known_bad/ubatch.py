@@ -109,10 +109,12 @@ def _cut(bug: str | None, ubatch: Slice, batch: Metadata) -> Metadata:
         num_reqs=r1 - r0,
         num_actual_tokens=tokens,
         max_query_len=_longest(bug, longest, batch),
-        max_seq_len=int(lens.max()) if bug == "max_seq_len is the true one" else batch.max_seq_len,
+        max_seq_len=int(
+            lens.max() if bug == "max_seq_len is the true one" else batch.max_seq_len
+        ),
         block_table_tensor=batch.block_table_tensor[r0:r1],
         slot_mapping=batch.slot_mapping[t0 : t0 + tokens],
-        causal=True if bug == "causal is the default again" else batch.causal,
+        causal=bug == "causal is the default again" or bool(batch.causal),
         encoder_seq_lens=None if encoder is None else encoder[r0:r1],
         dcp_local_seq_lens=_stale(bug, batch, r0, r1),
     )
@@ -120,10 +122,11 @@ def _cut(bug: str | None, ubatch: Slice, batch: Metadata) -> Metadata:
 
 def _longest(bug: str | None, longest: int, batch: Metadata) -> int:
     if bug == "max_query_len is the longest sequence's":
-        return batch.max_seq_len
+        return int(batch.max_seq_len)
     if bug == "max_query_len is the batch's":
-        return batch.max_query_len
-    return longest if longest or bug == "nothing but padding is 0 long" else batch.max_query_len
+        return int(batch.max_query_len)
+    is_kept = longest or bug == "nothing but padding is 0 long"
+    return longest if is_kept else int(batch.max_query_len)
 
 
 def _stale(bug: str | None, batch: Metadata, r0: int, r1: int) -> torch.Tensor | None:

@@ -1,0 +1,131 @@
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+from fast import make_local_attention_virtual_batches as make_virtual
+
+Make = Callable[..., fast.CommonAttentionMetadata]
+
+
+def int32(values: list[int]) -> torch.Tensor:
+    """Return an int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.usefixtures("path")
+def test_the_worked_example(make_batch: Make) -> None:
+    """On both paths chunks become requests; columns past the table repeat its last."""
+    batch = make_batch([4, 10, 5], [2, 7, 4])
+    batch.block_table_tensor = torch.arange(27, dtype=torch.int32).view(9, 3).T
+    local = make_virtual(4, batch, 2)
+    assert local.query_start_loc.diff().tolist() == [2, 2, 1, 4, 4, 1, 4, 1]
+    assert torch.equal(local.query_start_loc, local.query_start_loc_cpu)
+    assert local.seq_lens.tolist() == local.seq_lens_cpu.tolist() == [4, 2, 4, 4, 4, 1, 4, 1]
+    assert local.num_computed_tokens_cpu.tolist() == [2, 0, 3, 0, 0, 0, 0, 0]
+    columns = [[0, 1], [2, 3], [2, 3], [4, 5], [6, 7], [8, 8], [2, 3], [4, 5]]
+    rows = [0, 0, 1, 1, 1, 1, 2, 2]
+    table = batch.block_table_tensor.tolist()
+    expected = [[table[r][c] for c in cs] for r, cs in zip(rows, columns, strict=True)]
+    assert expected == local.block_table_tensor.tolist()
+    assert (local.num_reqs, local.max_query_len, local.max_seq_len) == (8, 4, 4)
+    assert {type(local.max_query_len), type(local.max_seq_len)} == {int}
+    assert local.slot_mapping is batch.slot_mapping
+
+
+@pytest.mark.usefixtures("path")
+def test_requests_without_tokens(make_batch: Make) -> None:
+    """They keep one virtual request, of the chunk of their last position."""
+    batch = make_batch([0, 0, 0, 0], [0, 4, 5, 8], causal=False)
+    local = make_virtual(4, batch, 2)
+    assert local.query_start_loc.tolist() == [0, 0, 0, 0, 0]
+    assert local.seq_lens.tolist() == [0, 4, 1, 4]
+    assert local.num_computed_tokens_cpu.tolist() == [0, 4, 1, 4]
+    first_columns = batch.block_table_tensor[[0, 1, 2, 3], [0, 0, 2, 2]]
+    assert torch.equal(first_columns, local.block_table_tensor[:, 0])
+    assert local.causal is True
+
+
+@pytest.mark.usefixtures("path")
+def test_nothing_to_do(make_batch: Make) -> None:
+    """No requests, or a table without columns, are no trouble."""
+    nothing = make_virtual(4, make_batch([], []), 2)
+    assert nothing.query_start_loc.tolist() == [0]
+    assert nothing.block_table_tensor.shape == (0, 2)
+    assert (nothing.num_reqs, nothing.max_query_len, nothing.max_seq_len) == (0, 0, 0)
+    idle = make_virtual(4, make_batch([0], [0]), 2)
+    assert idle.block_table_tensor.tolist() == [[0, 0]]
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [0, 0], [-(2**31), 900]])
+@pytest.mark.parametrize("starts", [[0, 4, 2], [0, -9, 9], [5, 5, 2**31 - 1]])
+def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
+    """Whatever the values are, only the batch's own blocks are named."""
+    around = torch.full((8, 8), 10**6, dtype=torch.int32)
+    table = around[2:6:2, 2:6:2].copy_(torch.tensor([[1, 2], [3, 4]]))
+    batch = SimpleNamespace(
+        query_start_loc=int32(starts),
+        query_start_loc_cpu=int32(starts),
+        seq_lens=int32(seq_lens),
+        seq_lens_cpu=int32(seq_lens),
+        num_reqs=2,
+        num_actual_tokens=4,
+        block_table_tensor=table,
+        slot_mapping=torch.arange(4),
+    )
+    with fast.checks(enabled=False):
+        local = make_virtual(2**30, batch, 2**28)
+    assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
+
+
+def test_results_are_new(make_batch: Make) -> None:
+    """Two calls share nothing with each other or with the batch."""
+    batch = make_batch([3], [0])
+    first = make_virtual(4, batch, 2)
+    second = make_virtual(4, batch, 2)
+    for name in ("query_start_loc", "seq_lens", "num_computed_tokens_cpu", "block_table_tensor"):
+        getattr(first, name).fill_(-1)
+    assert second.query_start_loc.tolist() == [0, 3]
+    assert second.block_table_tensor.tolist() == [[1, 2]]
+    batch.validate(block_size=2)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "block_size", "error", "message"),
+    [
+        (4, 0, ValueError, "block_size is 0"),
+        (4, 3, ValueError, "block_size 3 does not divide attn_chunk_size 4"),
+        (4, 8, ValueError, "block_size 8 does not divide attn_chunk_size 4"),
+        (0, 1, ValueError, "attn_chunk_size is 0"),
+        (4.0, 2, TypeError, "attn_chunk_size must be an int"),
+    ],
+)
+def test_sizes(
+    chunk: int, block_size: int, error: type[Exception], message: str, make_batch: Make
+) -> None:
+    """The block size is positive and divides the chunk's; without one there is no answer."""
+    with pytest.raises(error, match=message):
+        make_virtual(chunk, make_batch([1], [0]), block_size)
+    with pytest.raises(ValueError, match="block_size is 0"):
+        make_virtual(4, make_batch([1], [0]))
+
+
+def test_lengths_in_any_mode(make_batch: Make) -> None:
+    """Fields of unlike lengths are refused before anyone reads past an end."""
+    with fast.checks(enabled=False):
+        with pytest.raises(ValueError, match="seq_lens_cpu has 1 entries, expected 2"):
+            make_virtual(4, make_batch([1, 1], [0, 0], seq_lens_cpu=int32([1])), 2)
+        with pytest.raises(ValueError, match="block_table_tensor has 0 rows, expected at least 1"):
+            make_virtual(4, make_batch([1], [0], block_table_tensor=torch.zeros(0, 1).int()), 2)
+
+
+def test_checked(make_batch: Make) -> None:
+    """In checked mode the blocks of every sequence must be in the table."""
+    batch = make_batch([5], [0], encoder_seq_lens=np.array([1]))
+    batch.block_table_tensor = batch.block_table_tensor[:, :2]
+    with fast.checks(enabled=True), pytest.raises(ValueError, match="needs 3 blocks of 2"):
+        make_virtual(4, batch, 2)

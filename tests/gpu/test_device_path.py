@@ -1,0 +1,226 @@
+"""What only a GPU can show: no waiting, graphs, side streams, the cost of a launch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import fast
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+NUM_REQS, BLOCK_SIZE = 64, 16
+
+
+class Step:
+    """Block tables of two groups on the GPU, and a decode step of `NUM_REQS` requests."""
+
+    def __init__(self) -> None:
+        self.tables = fast.BlockTables(
+            [BLOCK_SIZE, 2 * BLOCK_SIZE], NUM_REQS, 512, 4096, "cuda", pin_memory=True
+        )
+        self.lens = [17 * i % 1000 + 1 for i in range(NUM_REQS)]
+        self.append()
+        self.idx_mapping = torch.arange(NUM_REQS, dtype=torch.int32, device="cuda")
+        self.starts = torch.arange(NUM_REQS + 1, dtype=torch.int32, device="cuda")
+        self.positions = torch.tensor(self.lens, device="cuda") - 1
+
+    def append(self) -> None:
+        """Give every request its blocks anew."""
+        ends, ids = [], []
+        for size in self.tables.block_sizes:
+            counts = [-(-length // size) for length in self.lens]
+            ends.append([sum(counts[:i]) for i in range(NUM_REQS + 1)])
+            ids.append(list(range(1, ends[-1][-1] + 1)))
+        self.tables.append_block_ids(list(range(NUM_REQS)), ends, ids, [True] * NUM_REQS)
+
+    def metadata(self) -> fast.CommonAttentionMetadata:
+        """Return the step's metadata for the first group."""
+        seq_lens = torch.tensor(self.lens, dtype=torch.int32)
+        return fast.CommonAttentionMetadata(
+            query_start_loc=self.starts,
+            query_start_loc_cpu=torch.arange(NUM_REQS + 1, dtype=torch.int32),
+            seq_lens=seq_lens.to("cuda"),
+            seq_lens_cpu=seq_lens,
+            num_computed_tokens_cpu=seq_lens - 1,
+            num_reqs=NUM_REQS,
+            num_actual_tokens=NUM_REQS,
+            max_query_len=1,
+            max_seq_len=max(self.lens),
+            block_table_tensor=self.tables.gather_block_tables(self.idx_mapping)[0],
+            slot_mapping=self.tables.compute_slot_mappings(self.starts, self.positions)[0],
+        )
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    """Make a step after everything is compiled and loaded."""
+    fast.warmup()
+    return Step()
+
+
+def calls(step: Step) -> dict[str, Callable[[], object]]:
+    """Return a call of every hot function there is."""
+    batch = step.metadata()
+    slices = [
+        fast.UBatchSlice(slice(0, 32), slice(0, 32)),
+        fast.UBatchSlice(slice(32, 64), slice(32, 64)),
+    ]
+    table = batch.block_table_tensor
+    return {
+        "append_block_ids": step.append,
+        "gather_block_tables": lambda: step.tables.gather_block_tables(step.idx_mapping),
+        "compute_slot_mappings": lambda: step.tables.compute_slot_mappings(
+            step.starts, step.positions
+        ),
+        "compute_slot_mapping": lambda: fast.compute_slot_mapping(
+            table, step.starts, step.positions, BLOCK_SIZE
+        ),
+        "move_row and swap_rows": lambda: (
+            step.tables.swap_rows(0, 1),
+            step.tables.swap_rows(1, 0),
+            step.tables.clear_row(5),
+            step.append(),
+        ),
+        "split_decodes_and_prefills": lambda: fast.split_decodes_and_prefills(batch),
+        "split_attn_metadata": lambda: fast.split_attn_metadata(slices, batch),
+        "make_local_attention_virtual_batches": lambda: fast.make_local_attention_virtual_batches(
+            64, batch, BLOCK_SIZE
+        ),
+        "get_dcp_local_seq_lens": lambda: fast.get_dcp_local_seq_lens(batch.seq_lens, 2, 0, 1),
+        "unpadded": lambda: batch.unpadded(32, 32),
+    }
+
+
+NAMES = [
+    "append_block_ids",
+    "gather_block_tables",
+    "compute_slot_mappings",
+    "compute_slot_mapping",
+    "move_row and swap_rows",
+    "split_decodes_and_prefills",
+    "split_attn_metadata",
+    "make_local_attention_virtual_batches",
+    "get_dcp_local_seq_lens",
+    "unpadded",
+]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Make torch raise where a call would wait for the device."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_call_waits_for_the_device(step: Step, name: str) -> None:
+    """A hot function never synchronises, once it is warm."""
+    call = calls(step)[name]
+    call()
+    with no_waiting():
+        call()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
+    """A call on a side stream, behind a long wait there, sees what was written there before it."""
+    call = calls(step)[name]
+    call()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # torch's own tests wait so too
+        call()
+        is_queued = not stream.query()
+    stream.synchronize()
+    if name not in {"split_decodes_and_prefills", "unpadded"}:
+        assert is_queued
+
+
+def captured(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """Return a graph of a call, and the tensor that a replay writes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
+    """A captured gather reads the mapping of the replay, and clears what the last one left."""
+    graph, table = captured(lambda: step.tables.gather_block_tables(step.idx_mapping)[0])
+    for mapping in (torch.arange(NUM_REQS), torch.arange(NUM_REQS).flip(0), -torch.ones(NUM_REQS)):
+        step.idx_mapping.copy_(mapping)
+        graph.replay()
+        got = table.clone()
+        torch.cuda.synchronize()
+        fresh = Step()
+        wanted = fresh.tables.gather_block_tables(step.idx_mapping)[0]
+        assert torch.equal(wanted, got)
+    step.idx_mapping.copy_(torch.arange(NUM_REQS))
+
+
+def test_replayed_slots_read_the_new_positions(step: Step) -> None:
+    """Captured slot mappings, and captured local lengths, read the values of the replay."""
+    step.tables.gather_block_tables(step.idx_mapping)
+    graph, slots = captured(lambda: step.tables.compute_slot_mappings(step.starts, step.positions))
+    before = step.positions.clone()
+    step.positions.copy_(before // 2)
+    graph.replay()
+    got = slots.clone()
+    torch.cuda.synchronize()
+    assert torch.equal(step.tables.compute_slot_mappings(step.starts, step.positions), got)
+    step.positions.copy_(before)
+
+
+def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
+    """A captured `compute_slot_mapping` writes the caller's buffer at each replay."""
+    table = step.tables.gather_block_tables(step.idx_mapping)[0]
+    out = torch.empty(NUM_REQS + 8, dtype=torch.int64, device="cuda")
+    graph, _ = captured(
+        lambda: fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE, out=out)
+    )
+    out.fill_(77)
+    graph.replay()
+    wanted = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
+    assert torch.equal(wanted, out[:NUM_REQS])
+    assert out[NUM_REQS:].eq(fast.PAD_SLOT_ID).all()
+
+
+def test_a_cpu_tensor_is_refused(step: Step) -> None:
+    """A tensor on the CPU is refused, not launched as a host pointer."""
+    with pytest.raises(ValueError, match="idx_mapping"):
+        step.tables.gather_block_tables(step.idx_mapping.cpu())
+
+
+def test_what_a_launch_costs_the_host(
+    step: Step, record_property: Callable[[str, object], None]
+) -> None:
+    """A gather and a slot mapping of all groups each cost the host at most 100 us, when warm."""
+    for name in ("gather_block_tables", "compute_slot_mappings", "compute_slot_mapping"):
+        call = calls(step)[name]
+        call()
+        blocks = []
+        for _ in range(20):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(50):
+                call()
+            blocks.append((time.perf_counter() - begin) / 50 * 1e6)
+        cost_us = sorted(blocks)[len(blocks) // 2]
+        record_property(f"host_us[{name}]", round(cost_us, 1))
+        print(f"host cost of {name}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
+        assert cost_us < 100
