@@ -7,8 +7,9 @@ plugin (`conftest.py`) makes one test of it for each target; whoever has no pyte
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hypothesis import given
@@ -107,6 +108,10 @@ class _Valid:
 
     call: Call
     seed: int
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave the call to the report, which tells it better than Hypothesis can."""
+        printer.text(f"the call above, threads in order {self.seed}")
 
 
 @dataclasses.dataclass
@@ -208,7 +213,7 @@ def same_refusal(contract: Contract) -> Check:
         __tracebackhide__ = True
         for fault, call in example.ways:
             for side in (Side(REFERENCE, call), Side(target, call)):
-                check_refusal(side, fault)
+                check_refusal(side, fault, contract.observe)
 
     return Check(
         contract.function,
@@ -234,17 +239,30 @@ class _Broken:
         return f"{self.call!r} broken in {len(self.ways)} ways"
 
 
-def check_refusal(side: Side, fault: Fault) -> None:
-    """Raise `Mismatch` unless the call is refused as the fault says and changes nothing."""
+def check_refusal(
+    side: Side, fault: Fault, observe: Callable[[Mapping[str, Any]], object] | None = None
+) -> None:
+    """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
+
+    Args:
+        side: Who is called, and with what.
+        fault: What is wrong with the call.
+        observe: What to compare of a caller's own objects.
+    """
     __tracebackhide__ = True
     wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name})"
+    before = copy.deepcopy(observe(side.arguments)) if observe else None
     with side.target.running(checked=True):
         try:
             result = side.run()
-        except Exception as error:  # noqa: BLE001  # whatever it raises is judged
+        except Exception as error:  # whatever it raises is judged
             got = f"{type(error).__name__}: {error}"
             if type(error) is fault.error and fault.argument in str(error):
                 side.check_unchanged(frozenset())
+                after = observe(side.arguments) if observe else None
+                difference = first_difference(before, after, "after the refusal")
+                if difference is not None:
+                    raise Mismatch(side.call, side.target.name, difference) from error
                 return
         else:
             got = f"returned {result!r}"

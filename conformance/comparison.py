@@ -124,17 +124,22 @@ def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]
 
 
 def _has_fields(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_object or isinstance(value, slice)
 
 
 def _walk_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two objects, by the fields of the expected one."""
-    for field in dataclasses.fields(expected):
-        where = f"{path}.{field.name}"
-        if not hasattr(actual, field.name):
+    if isinstance(expected, slice):
+        names = ["start", "stop", "step"]
+    else:
+        names = [field.name for field in dataclasses.fields(expected)]
+    for name in names:
+        where = f"{path}.{name}"
+        if not hasattr(actual, name):
             yield Difference(Verdict.TYPE, where, None, "absent", "a field")
             return
-        yield from _walk(getattr(expected, field.name), getattr(actual, field.name), where)
+        yield from _walk(getattr(expected, name), getattr(actual, name), where)
 
 
 def field_name(path: str) -> str:
@@ -149,9 +154,11 @@ def field_name(path: str) -> str:
 
 
 def _type_difference(expected: object, actual: object, path: str) -> Difference:
-    return Difference(
-        Verdict.TYPE, f"type({path})", None, type(actual).__name__, type(expected).__name__
-    )
+    kinds = type(actual), type(expected)
+    names = [kind.__name__ for kind in kinds]
+    if names[0] == names[1]:  # NumPy's bool is not Python's
+        names = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
+    return Difference(Verdict.TYPE, f"type({path})", None, *names)
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -94,7 +94,13 @@ def _flat(call: Call) -> dict[str, Any]:
             found.update({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
         else:
             found[name] = value
-    return found
+    return {name: found[name] for name in found if not _is_copy(name, found)}
+
+
+def _is_copy(name: str, values: dict[str, Any]) -> bool:
+    """Tell whether a field is another's copy on the CPU, which says nothing new."""
+    whole = name.removesuffix("_cpu")
+    return whole != name and np.array_equal(values[name], values.get(whole, ()))
 
 
 def render(call: Call) -> str:
@@ -124,7 +130,6 @@ def render(call: Call) -> str:
                 columns[name] = cells
                 del values[name]
         del values["query_start_loc"]
-        values.pop("query_start_loc_cpu", None)
     lines = [f"{name} = {brief(value)}" for name, value in values.items() if value is not None]
     return "\n".join(f"    {line}" for line in lines + _table(columns))
 

@@ -51,6 +51,10 @@ SPLIT_TWO = Contract(
         "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
         "a query length is one more": lambda call: _threshold(call) + 1 in call.facts.query_lens,
         "the first request has no tokens": lambda call: call.facts.query_lens[:1] == (0,),
+        "decodes behind a first request of no tokens": lambda call: (
+            call.facts.query_lens[:1] == (0,)
+            and 0 < next(filter(None, call.facts.query_lens), 0) <= _threshold(call)
+        ),
         "short lengths differ": lambda call: (
             len({q for q in call.facts.query_lens if 0 < q <= _threshold(call)}) > 1
         ),
@@ -58,7 +62,7 @@ SPLIT_TWO = Contract(
     pairs=(
         ("uniform is required", "padded requests at the end"),
         ("uniform is required", "short lengths differ"),
-        ("uniform is required", "the first request has no tokens"),
+        ("uniform is required", "decodes behind a first request of no tokens"),
     ),
     faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
 )

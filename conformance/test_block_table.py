@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from conformance.strategies.block_table import (
     rank_of,
 )
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
-from conformance.strategies.sessions import Session, block_tables_sessions
+from conformance.strategies.sessions import TABLE_EVENTS, Session, block_tables_sessions
 from conformance.targets import REFERENCE, Target
 
 
@@ -114,18 +114,8 @@ test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
 test_map_to_kernel_blocks_refuses = same_refusal(KERNEL_BLOCKS)
 
 
-def _methods(session: Session) -> list[str]:
-    return [operation.method for operation in session.operations if not operation.refused]
-
-
-def _regathers(session: Session, *, fewer: bool) -> bool:
-    """Tell whether a gather follows one of more rows (or of at most as many)."""
-    lengths = [
-        len(operation.arguments["idx_mapping"])
-        for operation in session.operations
-        if operation.method == "gather_block_tables" and not operation.refused
-    ]
-    return any((b < a) == fewer and a > 0 for a, b in itertools.pairwise(lengths))
+def _happens(event: str) -> Callable[[Session], bool]:
+    return lambda session: event in session.events
 
 
 def _mapping_has(session: Session, holds: Any) -> bool:
@@ -159,16 +149,9 @@ test_block_tables = session_check(
             s.constructor.arguments["max_model_len"] % size
             for size in s.constructor.arguments["block_sizes"]
         ),
-        "rows are moved": lambda s: "move_row" in _methods(s),
-        "rows are swapped": lambda s: "swap_rows" in _methods(s),
-        "a row is cleared": lambda s: "clear_row" in _methods(s),
-        "a gather of fewer rows than the last": lambda s: _regathers(s, fewer=True),
-        "a gather of as many rows or more": lambda s: _regathers(s, fewer=False),
         "a padded request is gathered": lambda s: _mapping_has(s, lambda m: -1 in m),
         "a row is gathered twice": lambda s: _mapping_has(s, lambda m: len(set(m)) < len(m)),
-        "slots after a gather": lambda s: "compute_slot_mappings" in _methods(s)[1:],
-        "dummy tables after a gather": lambda s: "get_dummy_block_tables" in _methods(s)[1:],
-        "dummy slots after slots": lambda s: "get_dummy_slot_mappings" in _methods(s)[1:],
+        **{event: _happens(event) for event in TABLE_EVENTS},
         "ids near 2**31": lambda s: any(
             i > 2**30
             for op in s.operations
@@ -242,13 +225,21 @@ def test_what_is_written_is_what_is_read(target: Target, call: Call) -> None:
     assert own == writes
 
 
+def _just_past(call: Call) -> int:
+    """Return the first position behind the last block of the table."""
+    layout = call.facts.layout
+    blocks: int = call.arguments["block_table"].shape[1] // layout.blocks_per_kv_block
+    return blocks * layout.block_size * layout.cp_world_size
+
+
 @st.composite
 def _misplaced(draw: Draw, preset: Preset) -> Call:
     """Draw a call one of whose tokens stands at a position that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
     batch, positions = call.facts, call.arguments["positions"].copy()
+    just_past = _just_past(call)
     for token in range(batch.num_tokens):
-        beyond = draw(st.sampled_from((None, -1, -(2**40), 2**31, 2**40)))
+        beyond = draw(st.sampled_from((None, just_past, -1, -(2**40), 2**31, 2**40)))
         if beyond is not None:
             positions[token] = beyond
     table = call.arguments["block_table"].copy()
@@ -281,6 +272,9 @@ def _slot_or_none(call: Call, token: int) -> int:
         "unchecked: a position no block holds": lambda call: bool(
             call.facts.num_tokens
             and max(call.arguments["positions"][: call.facts.num_tokens].tolist()) >= 2**31
+        ),
+        "unchecked: a position just past the table": lambda call: (
+            _just_past(call) in call.arguments["positions"][: call.facts.num_tokens]
         ),
         "unchecked: a negative position": lambda call: bool(
             call.facts.num_tokens and min(call.arguments["positions"][: call.facts.num_tokens]) < 0

@@ -6,7 +6,7 @@ import reference
 from conformance.checks import Side, law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
-from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
@@ -35,6 +35,7 @@ LOCAL_ATTENTION = Contract(
     local_attention_calls,
     {
         **of_batch(),
+        **of_metadata(),
         "a context ends on a chunk boundary": lambda call: any(
             c and c % k == 0 for c, _, k in _requests(call)
         ),

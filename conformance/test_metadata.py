@@ -8,7 +8,7 @@ import reference
 from conformance.checks import Side, law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
-from conformance.strategies.batches import of_batch
+from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.metadata import unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
@@ -25,6 +25,7 @@ UNPADDED = Contract(
     unpadded_calls,
     {
         **of_batch(),
+        **of_metadata(),
         **OPTIONAL_FIELDS,
         "all requests are kept": lambda call: (
             call.arguments["num_actual_reqs"] == call.facts.num_reqs
@@ -57,6 +58,7 @@ VALIDATE = Contract(
     validate_calls,
     {
         **of_batch("no requests", "padded requests at the end", "strided arrays"),
+        **of_metadata(),
         **OPTIONAL_FIELDS,
         "a block size is given": lambda call: call.arguments["block_size"] is not None,
     },

@@ -16,7 +16,7 @@ from conformance.faults.ubatch import (
     SLICE_STARTS_FAULTS,
     SPLIT_FAULTS,
 )
-from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
@@ -109,10 +109,16 @@ MAKE = Contract(
     make_metadata_with_slice_calls,
     {
         **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
+        **of_metadata(),
         "cut at the front": lambda call: _is_cut(call.facts, call.arguments["ubatch_slice"])[0],
         "cut at the back": lambda call: _is_cut(call.facts, call.arguments["ubatch_slice"])[1],
         "one request cut at both ends": lambda call: _is_cut_at_both_ends(
             call.facts, call.arguments["ubatch_slice"]
+        ),
+        "requests with tokens behind its last": lambda call: (
+            call.facts.starts[call.arguments["ubatch_slice"].request_slice.stop - 1]
+            >= call.arguments["ubatch_slice"].token_slice.stop
+            and any(call.facts.query_lens[call.arguments["ubatch_slice"].request_slice][1:])
         ),
         "padding alone": lambda call: (
             call.arguments["ubatch_slice"].token_slice.start >= call.facts.num_tokens
@@ -133,6 +139,7 @@ SPLIT = Contract(
     split_attn_metadata_calls,
     {
         **of_batch("padded requests at the end", "padded tokens at the end", "strided arrays"),
+        **of_metadata(),
         "no micro-batches": lambda call: not call.arguments["ubatch_slices"],
         "two micro-batches": lambda call: len(call.arguments["ubatch_slices"]) == 2,
         "three micro-batches or more": lambda call: len(call.arguments["ubatch_slices"]) > 2,

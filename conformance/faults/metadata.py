@@ -45,7 +45,8 @@ def _seq_len_too_small(metadata: Any, batch: Batch) -> dict[str, Any] | None:
     i = _busy(batch)
     if i is None:
         return None
-    return _both("seq_lens", _with(metadata.seq_lens, i, batch.seq_lens[i] - 1))
+    needed = int(metadata.num_computed_tokens_cpu[i]) + batch.query_lens[i]
+    return _both("seq_lens", _with(metadata.seq_lens, i, needed - 1))
 
 
 def _computed_negative(metadata: Any, batch: Batch) -> dict[str, Any] | None:
@@ -265,7 +266,19 @@ UNPADDED_FAULTS = [
     ),
 ]
 
+
+def _row_too_short_for(call: Call, draw: Draw) -> Call | None:
+    bad = _fields("self", _row_too_short)(call, draw)
+    return None if bad is None else bad.replacing(block_size=call.facts.layout.block_size)
+
+
 VALIDATE_FAULTS = [
+    Fault(
+        "a row of the table is too short for its sequence",
+        ValueError,
+        "block_table_tensor",
+        _row_too_short_for,
+    ),
     Fault("block_size is 0", ValueError, "block_size", replaced("block_size", 0)),
     Fault("block_size is a float", TypeError, "block_size", replaced("block_size", 2.0)),
 ]

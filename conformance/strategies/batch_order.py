@@ -18,7 +18,7 @@ def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
     batch = draw(batches(preset))
     arguments: Arguments = {"common_attn_metadata": batch.metadata()}
-    threshold = draw(st.sampled_from((None, 1, 2, 3, 4, 5)))
+    threshold = draw(st.sampled_from((None, 1, 2, 3, 4, 4, 5)))
     if threshold is not None:
         arguments["decode_threshold"] = threshold
     is_uniform = draw(st.sampled_from((None, False, True, True)))
@@ -75,7 +75,8 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
     Requests stand in any order, or nearly in the wanted one, as in a running engine.
     """
     threshold = draw(st.integers(1, 4))
-    num_reqs = draw(st.integers(0, 6 if preset.name == "minimal" else 40))
+    most = 6 if preset.name == "minimal" else 40
+    num_reqs = draw(st.one_of(st.integers(0, most), st.sampled_from((0, most))))
     small = st.integers(0, threshold + 2)
     kinds = draw(
         st.lists(

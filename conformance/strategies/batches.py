@@ -18,7 +18,7 @@ from conformance.strategies.traffic import traffic_batches
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill")
+KINDS = ("decode", "speculative decode", "short extend", "mixed", "extend", "prefill", "none")
 ROLES = ("decode", "short extend", "extend", "prefill", "idle")
 """What a request may be in a mixed batch."""
 
@@ -79,6 +79,9 @@ class Batch:
         stride: The step between elements in memory; more than 1 makes every array a strided view.
         raised: How far `max_query_len` and `max_seq_len` lie above the true maxima.
         causal: Whether attention is causal.
+        drift: How far `num_computed_tokens_cpu` lies below the tokens before the query, as after
+            fast prefill, and above them where there is no query: what an old step left.
+        extra_slots: Slots past the last token, which may not be read.
         has_numpy_ints: Whether counts are NumPy ints, as arithmetic on arrays gives them.
     """
 
@@ -93,6 +96,8 @@ class Batch:
     stride: int = 1
     raised: int = 0
     causal: bool = True
+    drift: int = 0
+    extra_slots: int = 0
     has_numpy_ints: bool = False
 
     @property
@@ -139,7 +144,7 @@ class Batch:
         return guarded_table(self.rows, self.num_reqs + self.extra_rows, width, self.filler)
 
     def slot_mapping(self) -> Array:
-        """Return every token's slot in the cache, -1 for padding's."""
+        """Return every token's slot in the cache, -1 for padding's, and 7 for what is no token."""
         slots = reference.compute_slot_mapping(
             self.block_table(),
             self.query_start_loc(),
@@ -147,7 +152,12 @@ class Batch:
             self.layout.block_size,
             **self.layout.keywords(),
         )
-        return guarded(slots.tolist(), np.int64, self.stride)
+        return guarded(slots.tolist() + [7] * self.extra_slots, np.int64, self.stride)
+
+    def reported_computed_tokens(self) -> list[int]:
+        """Return what `num_computed_tokens_cpu` says of each request."""
+        pairs = zip(self.num_computed_tokens, self.query_lens, strict=True)
+        return [max(c - self.drift, 0) if q else c + self.drift for c, q in pairs]
 
     def metadata(self) -> reference.CommonAttentionMetadata:
         """Return the batch's attention metadata, as `reference` holds it."""
@@ -159,7 +169,7 @@ class Batch:
             query_start_loc_cpu=starts,
             seq_lens=seq_lens,
             seq_lens_cpu=seq_lens,
-            num_computed_tokens_cpu=guarded(self.num_computed_tokens, np.int32, self.stride),
+            num_computed_tokens_cpu=guarded(self.reported_computed_tokens(), np.int32, self.stride),
             num_reqs=number(self.num_reqs),
             num_actual_tokens=number(self.num_actual_tokens),
             max_query_len=number(max(self.query_lens, default=0) + self.raised),
@@ -211,7 +221,7 @@ def batches(
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
     else:
         query_lens, computed = draw(_requests(preset, layout))
-    num_padding = draw(st.integers(0, 2))
+    num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 0, 2)))
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
     computed += draw(
@@ -232,6 +242,8 @@ def batches(
         stride=draw(st.sampled_from((1, 2))),
         raised=draw(st.sampled_from((0, 3))),
         causal=draw(st.sampled_from((True, True, False))),
+        drift=draw(st.sampled_from((0, 0, 2))),
+        extra_slots=draw(st.sampled_from((0, 0, 3))),
         has_numpy_ints=draw(st.sampled_from((False, False, True))),
     )
 
@@ -240,7 +252,7 @@ def batches(
 def _requests(draw: Draw, preset: Preset, layout: Layout) -> tuple[list[int], list[int]]:
     """Draw the query lengths and the computed tokens of a batch of one kind."""
     kind = draw(st.sampled_from(KINDS))
-    num_reqs = draw(st.integers(0, preset.max_num_reqs))
+    num_reqs = 0 if kind == "none" else draw(st.integers(1, preset.max_num_reqs))
     context = lengths(preset, preset.max_context_len, layout)
     query = lengths(preset, preset.max_query_len, layout)
     uniform = draw(st.integers(2, 4))
@@ -257,6 +269,8 @@ def _requests(draw: Draw, preset: Preset, layout: Layout) -> tuple[list[int], li
         query_lens.append(min(left, wanted))
         left -= query_lens[-1]
         computed.append(0 if role == "prefill" else draw(context))
+    if draw(st.integers(0, 5)) == 5:
+        query_lens[:1] = [0] * len(query_lens[:1])  # an idle request, before all others
     return query_lens, computed
 
 
@@ -315,6 +329,29 @@ BATCH_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
     "a batch of real traffic's size": lambda b: b.num_tokens > 64,
 }
 """Situations of a batch that every function about requests must meet."""
+
+
+METADATA_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
+    "fewer tokens are computed than stand before the query": lambda b: any(
+        q and said < c
+        for q, c, said in zip(
+            b.query_lens, b.num_computed_tokens, b.reported_computed_tokens(), strict=True
+        )
+    ),
+    "an idle request with stale computed tokens": lambda b: b.drift > 0 and 0 in b.query_lens,
+    "more slots than tokens": lambda b: b.extra_slots > 0,
+    "more rows of the table than requests": lambda b: b.extra_rows > 0,
+    "counts are NumPy's": lambda b: b.has_numpy_ints,
+}
+"""Situations of a metadata that every function that takes one should meet."""
+
+
+def of_metadata() -> dict[str, Any]:
+    """Return situations of a call from those of the metadata that its strategy made of a batch."""
+    return {
+        name: lambda call, holds=holds: holds(call.facts)
+        for name, holds in METADATA_SITUATIONS.items()
+    }
 
 
 def of_batch(*names: str) -> dict[str, Any]:

@@ -41,14 +41,40 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """An object's life: how it is made and what is done to it."""
+    """An object's life: how it is made and what is done to it.
+
+    Attributes:
+        constructor: How it is made.
+        operations: What is done to it, in order.
+        events: What happened in its course, as its strategy knows, for situations.
+    """
 
     constructor: Call
     operations: tuple[Operation, ...]
+    events: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         methods = ", ".join(operation.method for operation in self.operations)
         return f"{self.constructor!r} and then {methods}"
+
+
+TABLE_EVENTS = (
+    "a row is overwritten by fewer blocks",
+    "a row with blocks is moved",
+    "a full row is moved",
+    "a row with blocks is moved onto itself",
+    "a shorter row is swapped with a longer one",
+    "a row with blocks is cleared",
+    "blocks are gathered in a second group",
+    "a gathered row is shorter than the one before it",
+    "rows with blocks are no longer gathered",
+    "a strided mapping is gathered",
+    "slots in gathered blocks",
+    "fewer slots than the last time",
+    "dummy tables after blocks were gathered",
+    "dummy slots after more slots",
+)
+"""What may happen to block tables; a run must meet each."""
 
 
 @dataclasses.dataclass
@@ -59,9 +85,13 @@ class TableModel:
         block_sizes: The groups' block sizes.
         max_num_reqs: The number of request slots.
         max_num_tokens: The size of the slot mapping's buffer.
+        max_model_len: The longest sequence.
         widths: The most blocks of a row, by group.
         lengths: The blocks of each row, by group.
+        gathered: The blocks of each gathered row, by group.
+        num_slots: The tokens of the last slot mapping.
         next_id: A block id not used yet.
+        events: What has happened that is worth a situation.
     """
 
     block_sizes: list[int]
@@ -70,11 +100,20 @@ class TableModel:
     max_model_len: int
     widths: list[int] = dataclasses.field(init=False)
     lengths: list[list[int]] = dataclasses.field(init=False)
+    gathered: list[list[int]] = dataclasses.field(init=False)
+    num_slots: int = 0
     next_id: int = 1
+    events: set[str] = dataclasses.field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.widths = [-(-self.max_model_len // size) for size in self.block_sizes]
         self.lengths = [[0] * self.max_num_reqs for _ in self.block_sizes]
+        self.gathered = [[0] * self.max_num_reqs for _ in self.block_sizes]
+
+    def note(self, event: str, *, happens: bool) -> None:
+        """Note an event of `TABLE_EVENTS`, if it happens."""
+        if happens:
+            self.events.add(event)
 
     def new_ids(self, count: int) -> list[int]:
         """Return block ids that no row has yet."""
@@ -99,8 +138,9 @@ def block_tables_sessions(
     """
     is_minimal = preset.name == "minimal"
     sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
+    num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
     model = TableModel(
-        draw(st.lists(sizes, max_size=3)),
+        draw(st.lists(sizes, min_size=num_groups, max_size=num_groups)),
         draw(st.integers(1, 4 if is_minimal else 8)),
         draw(st.integers(1, 8 if is_minimal else 48)),
         draw(st.integers(1, 9 if is_minimal else 300)),
@@ -116,26 +156,31 @@ def block_tables_sessions(
     }
 
     def valid() -> list[Operation]:
-        count = draw(st.sampled_from((1, 4, 6, 8, 10)))
+        count = draw(st.sampled_from((1, 16, 30, 8, 30)))
         return [draw(st.sampled_from(OPERATIONS))(model, draw) for _ in range(count)]
 
     operations = valid()
     if tried:
         operations += filter(None, (make(model) for make in tried))
         operations += valid()
-    return Session(Call("BlockTables", arguments), tuple(operations))
+    return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
 
 
 def _append(model: TableModel, draw: Draw) -> Operation:
     slots = st.integers(0, model.max_num_reqs - 1)
     listed = draw(st.lists(slots, unique=True, max_size=model.max_num_reqs))
+    if not listed and draw(st.integers(0, 3)):
+        listed = [model.max_num_reqs - 1]
     overwrite = [draw(st.booleans()) for _ in listed]
     cu_num_new_blocks, new_block_ids = [], []
     for lengths, width in zip(model.lengths, model.widths, strict=True):
         counts = []
         for slot, is_new in zip(listed, overwrite, strict=True):
             kept = 0 if is_new else lengths[slot]
-            counts.append(draw(st.integers(0, min(width - kept, 6))))
+            room = width - kept
+            count = draw(st.sampled_from((1, 2, 0, 3, 6, room)))
+            counts.append(min(count, room))
+            model.note("a row is overwritten by fewer blocks", happens=counts[-1] < lengths[slot])
             lengths[slot] = kept + counts[-1]
         cu_num_new_blocks.append([0, *accumulate(counts)])
         new_block_ids.append(model.new_ids(sum(counts)))
@@ -150,8 +195,12 @@ def _append(model: TableModel, draw: Draw) -> Operation:
 
 def _move(model: TableModel, draw: Draw) -> Operation:
     src, dst = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
-    if src != dst:
-        for lengths in model.lengths:
+    for lengths, width in zip(model.lengths, model.widths, strict=True):
+        is_same = src == dst and lengths[src] > 0
+        model.note("a row with blocks is moved onto itself", happens=is_same)
+        if src != dst:
+            model.note("a row with blocks is moved", happens=lengths[src] > 0)
+            model.note("a full row is moved", happens=lengths[src] == width)
             lengths[dst], lengths[src] = lengths[src], 0
     return Operation("move_row", {"src": src, "dst": dst})
 
@@ -159,6 +208,7 @@ def _move(model: TableModel, draw: Draw) -> Operation:
 def _swap(model: TableModel, draw: Draw) -> Operation:
     a, b = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
     for lengths in model.lengths:
+        model.note("a shorter row is swapped with a longer one", happens=lengths[a] < lengths[b])
         lengths[a], lengths[b] = lengths[b], lengths[a]
     return Operation("swap_rows", {"a": a, "b": b})
 
@@ -166,14 +216,31 @@ def _swap(model: TableModel, draw: Draw) -> Operation:
 def _clear(model: TableModel, draw: Draw) -> Operation:
     row = draw(st.integers(0, model.max_num_reqs - 1))
     for lengths in model.lengths:
+        model.note("a row with blocks is cleared", happens=lengths[row] > 0)
         lengths[row] = 0
     return Operation("clear_row", {"r": row})
 
 
 def _gather(model: TableModel, draw: Draw) -> Operation:
     entries = st.integers(-1, model.max_num_reqs - 1)
-    mapping = draw(st.lists(entries, max_size=model.max_num_reqs))
-    return Operation("gather_block_tables", {"idx_mapping": guarded(mapping, np.int32)})
+    if draw(st.booleans()):
+        mapping = draw(st.permutations(range(model.max_num_reqs)))
+        mapping = mapping[draw(st.sampled_from((0, 1))) :]
+    else:
+        mapping = draw(st.lists(entries, max_size=model.max_num_reqs))
+    for group, lengths in enumerate(model.lengths):
+        new = [lengths[slot] if slot >= 0 else 0 for slot in mapping]
+        old = model.gathered[group]
+        model.note("blocks are gathered in a second group", happens=bool(group) and any(new))
+        model.note(
+            "a gathered row is shorter than the one before it",
+            happens=any(0 < n < o for n, o in zip(new, old, strict=False)),
+        )
+        model.note("rows with blocks are no longer gathered", happens=any(old[len(new) :]))
+        model.gathered[group] = new + [0] * (model.max_num_reqs - len(new))
+    stride = draw(st.sampled_from((1, 2)))
+    model.note("a strided mapping is gathered", happens=stride > 1 and len(mapping) > 1)
+    return Operation("gather_block_tables", {"idx_mapping": guarded(mapping, np.int32, stride)})
 
 
 def _slots(model: TableModel, draw: Draw) -> Operation:
@@ -182,10 +249,18 @@ def _slots(model: TableModel, draw: Draw) -> Operation:
     cuts = draw(st.lists(st.integers(0, num_positions), min_size=num_reqs, max_size=num_reqs))
     # Every column of the buffer may be read: what was not gathered there is nulls.
     last = min((w * s for w, s in zip(model.widths, model.block_sizes, strict=True)), default=1) - 1
-    known = draw(st.lists(st.integers(0, last), min_size=1, max_size=4))
-    positions = [known[i % len(known)] for i in range(num_positions)]
+    held = [max(row) * size for row, size in zip(model.gathered, model.block_sizes, strict=True)]
+    inside = min(max(held, default=1) - 1, last)
+    known = draw(st.lists(st.integers(0, last), max_size=2))
+    if inside > 0:
+        known += draw(st.lists(st.integers(0, inside), min_size=1, max_size=4))
+    positions = [(known or [0])[i % max(len(known), 1)] for i in range(num_positions)]
+    stride = draw(st.sampled_from((1, 2)))
+    model.note("slots in gathered blocks", happens=inside > 0 and any(cuts))
+    model.note("fewer slots than the last time", happens=0 < num_positions < model.num_slots)
+    model.num_slots = num_positions
     arguments = {
-        "query_start_loc": guarded([0, *sorted(cuts)], np.int32),
+        "query_start_loc": guarded([0, *sorted(cuts)], np.int32, stride),
         "positions": guarded(positions, np.int64, draw(st.sampled_from((1, 2)))),
     }
     return Operation("compute_slot_mappings", arguments)
@@ -193,11 +268,16 @@ def _slots(model: TableModel, draw: Draw) -> Operation:
 
 def _dummy_tables(model: TableModel, draw: Draw) -> Operation:
     count = draw(st.integers(0, model.max_num_reqs))
+    for row in model.gathered:
+        model.note("dummy tables after blocks were gathered", happens=any(row))
+        row[:] = [0] * len(row)
     return Operation("get_dummy_block_tables", {"num_reqs": count})
 
 
 def _dummy_slots(model: TableModel, draw: Draw) -> Operation:
     count = draw(st.integers(0, model.max_num_tokens))
+    model.note("dummy slots after more slots", happens=count < model.num_slots)
+    model.num_slots = 0
     return Operation("get_dummy_slot_mappings", {"num_tokens": count})
 
 
@@ -207,6 +287,7 @@ OPERATIONS = (
     _slots,
     _append,
     _gather,
+    _slots,
     _move,
     _swap,
     _clear,

@@ -21,13 +21,15 @@ def create_ubatch_slices_calls(draw: Draw, preset: Preset) -> Call:
     batch = draw(batches(preset))
     lens = list(batch.query_lens) if batch.num_tokens else [*batch.query_lens, 3]
     points = draw(cuts(sum(lens), lens))
+    if points and draw(st.sampled_from((False, False, True))):
+        points = points[:1]
     if points and draw(st.booleans()):
         # A request of no tokens where the batch is cut, if the cut lies between requests.
         ends = [int(end) for end in np.cumsum(lens)]
         lens.insert(next(i for i, end in enumerate(ends) if end >= points[0]) + 1, 0)
     dtype = draw(st.sampled_from((np.int32, np.int64)))
     if len(points) == 1 and draw(st.booleans()):
-        points = points[0]
+        [points] = points
     arguments = {
         "num_scheduled_tokens": guarded(lens, dtype, batch.stride),
         "split_points": points,
@@ -119,5 +121,10 @@ def make_metadata_with_slice_calls(draw: Draw, preset: Preset) -> Call:
         one = Batch((1,), (0,), batch.layout, ((3,),))
         batch, metadata = one, one.metadata()
         slices = [reference.UBatchSlice(slice(0, 1), slice(0, 1))]
-    arguments = {"ubatch_slice": draw(st.sampled_from(slices)), "attn_metadata": metadata}
+    ubatch = draw(st.sampled_from(slices))
+    # Requests that have none of its tokens may be among a micro-batch's too, as padding.
+    requests = ubatch.request_slice
+    stop = draw(st.one_of(st.just(requests.stop), st.integers(requests.stop, batch.num_reqs)))
+    ubatch = reference.UBatchSlice(slice(requests.start, stop), ubatch.token_slice)
+    arguments = {"ubatch_slice": ubatch, "attn_metadata": metadata}
     return Call("_make_metadata_with_slice", arguments, batch)

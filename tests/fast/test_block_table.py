@@ -5,7 +5,10 @@ import pytest
 import torch
 
 import fast
+from conformance.simulator import simulate
 from fast import BlockTables
+from fast.kernels.cuda import Kernel
+from fast.launch import simulated_by
 
 
 def int32(values: list[int]) -> torch.Tensor:
@@ -339,3 +342,24 @@ def test_dummies_refuse() -> None:
         make().get_dummy_block_tables(5)
     with pytest.raises(ValueError, match="num_tokens is -1, expected 0 to 8"):
         make().get_dummy_slot_mappings(-1)
+
+
+@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
+def test_any_block_of_threads(threads: int, seed: int) -> None:
+    """The kernels' results are the host's, for any threads in a block and any order of them."""
+
+    def launch(kernel: Kernel, grid: tuple[int, int], size: int, args: tuple[object, ...]) -> None:
+        simulate(kernel, grid, size, args, seed=seed)
+
+    def live(tables: BlockTables) -> list[Any]:
+        tables.append_block_ids([1, 3], [[0, 1, 4], [0, 2, 2]], [[9, 8, 7, 6], [5, 4]], [True] * 2)
+        tables.swap_rows(1, 2)
+        tables.move_row(3, 1)
+        tables.gather_block_tables(int32([1, -1, 2, 1]))
+        tables.compute_slot_mappings(int32([0, 2, 2, 5]), torch.tensor([0, 3, 1, 6, 2, 7]))
+        return state(tables)
+
+    expected = live(filled())
+    tables = filled()
+    with simulated_by(launch, threads=threads):
+        assert expected == live(tables)

@@ -71,6 +71,21 @@ def test_reads_of_ranks_by_hand(make_batch: BatchMaker) -> None:
     assert {(0, 0, 8), (0, 3, 3), (0, 6, 6)} == kv_reads(batch, 2, **kernel)
 
 
+def test_what_is_never_read(make_batch: BatchMaker) -> None:
+    """Rows of requests without tokens, and what stands past a row's end, may hold anything."""
+    table = np.array([[5, 9, -1], [-1, -1, -1]], np.int32)
+    batch = make_batch([1, 0], [3, 5], block_table_tensor=table)
+    assert {(0, 0, 10), (0, 1, 11), (0, 2, 18), (0, 3, 19)} == kv_reads(batch, 2)
+
+
+def test_rows_of_no_columns(make_batch: BatchMaker) -> None:
+    """Sequences of no positions need no blocks; one position needs one, read or not."""
+    table = np.zeros((1, 0), np.int32)
+    assert set() == kv_reads(make_batch([0], [0], block_table_tensor=table), 2)
+    with pytest.raises(ValueError, match=r"^seq_lens\[0\] is 1 and needs 1 blocks of 2, but row 0"):
+        kv_reads(make_batch([0], [1], block_table_tensor=table), 2)
+
+
 def test_reads_near_the_greatest_block(make_batch: BatchMaker) -> None:
     """Slots past 2^31 do not overflow."""
     batch = make_batch([1], [0], block_table_tensor=np.array([[2**31 - 1]], np.int32))
@@ -120,10 +135,10 @@ def test_writes_by_hand(make_batch: BatchMaker) -> None:
             "seq_lens[1] is 5 and needs 5 blocks of 1, but row 1 of block_table_tensor has 4",
         ),
         (
-            {"block_table_tensor": np.array([[5, -9, 0], [0, 0, 0]], np.int32)},
+            {"block_table_tensor": np.array([[5, -1, 0], [0, 0, 0]], np.int32)},
             {},
             ValueError,
-            "block_table_tensor[0, 1] is -9, but must be at least 0",
+            "block_table_tensor[0, 1] is -1, but must be at least 0",
         ),
         ({"num_reqs": 3}, {}, ValueError, "query_start_loc has 3 entries, but must have 4"),
     ],

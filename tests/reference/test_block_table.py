@@ -151,6 +151,18 @@ def test_rows_not_gathered_are_nulls() -> None:
     assert [[11, 1]] == slots.tolist()
 
 
+def test_a_full_step() -> None:
+    """As many requests and tokens as there may be are computed; a dummy run may have none."""
+    tables = make_tables([2])
+    append(tables, 1, [5])
+    gather(tables, 1, -1, -1, -1)
+    starts = np.array([0, 2, 4, 5, 6], np.int32)
+    slots = tables.compute_slot_mappings(starts, np.array([0, 1, 0, 7, 2, 4]))
+    assert [[10, 11, 0, 1, 0, 0]] == slots.tolist()
+    assert (1, 0) == tables.get_dummy_slot_mappings(0).shape
+    assert (0, 4) == tables.get_dummy_block_tables(0)[0].shape
+
+
 def test_no_groups() -> None:
     """Without groups there are no tables, and no slots; the arguments are still checked."""
     tables = make_tables([])
@@ -206,9 +218,9 @@ def test_dummies_clear_everything() -> None:
             "cu_num_new_blocks[1] is a tuple, but must be a list",
         ),
         (
-            {"cu_num_new_blocks": [[1, 1, 3], [0, 0, 1]]},
+            {"cu_num_new_blocks": [[2, 2, 3], [0, 0, 1]]},
             ValueError,
-            "cu_num_new_blocks[0][0] is 1, but must be 0",
+            "cu_num_new_blocks[0][0] is 2, but must be 0",
         ),
         (
             {"cu_num_new_blocks": [[0, 4, 3], [0, 0, 1]]},
@@ -219,6 +231,16 @@ def test_dummies_clear_everything() -> None:
             {"cu_num_new_blocks": [[0, 1, 2], [0, 0, 1]]},
             ValueError,
             "cu_num_new_blocks[0] ends at 2, but new_block_ids[0] has 3 entries",
+        ),
+        (
+            {"new_block_ids": [[5, 6, 7]]},
+            ValueError,
+            "new_block_ids has 1 entries, but must have 2",
+        ),
+        (
+            {"new_block_ids": ([5, 6, 7], [8])},
+            TypeError,
+            "new_block_ids is a tuple, but must be a list",
         ),
         (
             {"new_block_ids": [[5, 6, 7], np.array([8])]},
@@ -271,6 +293,7 @@ def test_refusals_of_append(changes: dict[str, Any], error: type[Exception], mes
         ("clear_row", (4,), IndexError, "r is 4, but must be in 0 .. 3"),
         ("get_dummy_block_tables", (5,), ValueError, "num_reqs is 5, but must be at most 4"),
         ("get_dummy_block_tables", (-1,), ValueError, "num_reqs is -1, but must be at least 0"),
+        ("get_dummy_slot_mappings", (-1,), ValueError, "num_tokens is -1, but must be at least 0"),
         ("get_dummy_slot_mappings", (7,), ValueError, "num_tokens is 7, but must be at most 6"),
         (
             "gather_block_tables",

@@ -134,6 +134,33 @@ def test_out_between_the_entries_of_an_input() -> None:
     assert [1, 11, 2, 18, 3, 19, 0, 14] == both.tolist()
 
 
+def test_out_of_one_entry() -> None:
+    """One entry shares no memory with another, whatever its stride is said to be."""
+    out = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (1,), (0,))
+    starts = np.array([0, 1], np.int32)
+    compute_slot_mapping(np.array([[5]], np.int32), starts, np.array([1]), 2, out=out)
+    assert [11] == out.tolist()
+
+
+@pytest.mark.parametrize("stride", [-7, 0, 7])
+def test_out_of_two_entries_that_overlap(stride: int) -> None:
+    """Two entries that share a byte are refused, whichever way the second one lies."""
+    memory = np.zeros(4, np.int64)
+    out = np.lib.stride_tricks.as_strided(memory[1:], (2,), (stride,))
+    starts = np.array([0, 1], np.int32)
+    with pytest.raises(ValueError, match=f"^out has stride {stride} bytes, so its entries share"):
+        compute_slot_mapping(np.array([[5]], np.int32), starts, np.array([1]), 2, out=out)
+    assert [0] * 4 == memory.tolist()
+
+
+def test_out_backwards() -> None:
+    """A stride may be negative."""
+    out = np.full(3, 77, np.int64)
+    starts = np.array([0, 2], np.int32)
+    compute_slot_mapping(np.array([[5]], np.int32), starts, np.array([0, 1]), 2, out=out[::-1])
+    assert [-1, 11, 10] == out.tolist()
+
+
 def test_out_is_padded_to_its_end() -> None:
     """With out, everything past the positions is padding, and the result is a view of it."""
     out = np.full(7, 77, np.int64)
@@ -201,6 +228,11 @@ def test_a_column_that_is_not_read_may_be_bad() -> None:
             {"query_start_loc": np.array([0, 3, 2], np.int32)},
             ValueError,
             "query_start_loc[2] is 2, less than 3 before it, but must not decrease",
+        ),
+        (
+            {"query_start_loc": np.array([0, -1, 4], np.int32)},
+            ValueError,
+            "query_start_loc[1] is -1, less than 0 before it, but must not decrease",
         ),
         (
             {"query_start_loc": np.array([], np.int32)},

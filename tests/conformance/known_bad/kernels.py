@@ -78,7 +78,7 @@ TABLE_EDITS: Edits = {
     ),
     "move: the count stays": (
         "move_row",
-        ("        num_blocks[group, src] = 0\n", ""),
+        ("\n        num_blocks[group, src] = 0", ""),
         "The next request in that slot is appended to somebody's blocks.",
     ),
     "move: no barrier before the count is written": (
@@ -118,8 +118,8 @@ TABLE_EDITS: Edits = {
     ),
     "gather: what was gathered is not recorded": (
         "gather_block_tables",
-        ("num_gathered[group, row] = count", "num_gathered[group, row] = max(count, left)"),
-        "It clears more than it must; never less.",
+        ("num_gathered[group, row] = count", "num_gathered[group, row] = left"),
+        "Nothing is ever cleared; read by padded and speculative positions alone.",
     ),
     "gather: -1 is the last slot": (
         "gather_block_tables",
@@ -209,13 +209,11 @@ SLOT_EDITS: Edits = {
     ),
     "kernel: slots in int32": (
         "compute_slot_mapping",
-        ("block_id = np.int64(table[", "block_id = np.int32(table["),
+        (
+            "slot = block_id * kernel_block_size + offset",
+            "slot = np.int64(np.int32(block_id * kernel_block_size + offset))",
+        ),
         "Right until the cache has 2**31 slots.",
-    ),
-    "kernel: a negative position is looked up": (
-        "find_column",
-        ("    if position < 0:\n        return np.int64(-1), np.int64(0)\n", ""),
-        "Column -1 is refused behind it; the ranks' others are not.",
     ),
     "kernel: the rank ignores the interleave": (
         "find_column",

@@ -132,8 +132,7 @@ class Tables:
                 else:
                     stop = self.left[group][i]
                 table[i, len(row) : stop] = 0
-                if self.bug != "what a longer step left is forgotten" or row:
-                    self.left[group][i] = len(row)
+                self.left[group][i] = len(row)
 
     def compute_slot_mappings(
         self, query_start_loc: torch.Tensor, positions: torch.Tensor
@@ -204,8 +203,6 @@ TABLES = rewritten(
         "-1 is the last slot": "A padded request is given the last slot's blocks.",
         "the end of a shorter row stays": "Read by speculative positions alone.",
         "cleared only when the batch shrinks": "Right for steady batches.",
-        "what a longer step left is forgotten": "Idle rows are cleared again and again; harmless, "
-        "but for a row that is not cleared at all.",
         "slots by the request slots": "Right until the batch order is not the slots'.",
         "group 0's block size for all": "Right with one block size.",
         "slots past the batch stay": "Padded tokens of a larger graph overwrite live keys.",
