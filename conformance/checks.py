@@ -1,8 +1,8 @@
 """Makes tests of contracts: same answer, same refusal, and laws.
 
 A `Check` is what stands in a conformance module under a name that begins with `test_`. The pytest
-plugin (`conftest.py`) makes one test of it for each target; whoever has no pytest calls
-`check.bind(target, profile)()`.
+plugin (`conftest.py`) makes tests of it for each target, with small examples and with large ones;
+whoever has no pytest calls `check.bind(target, profile, size)()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance.contracts import Call, Contract, Draw, Fault
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER, Situations, pair, situations_met
-from conformance.strategies.presets import Preset, presets_of
+from conformance.strategies.presets import SIZES, Preset, presets_of
 from conformance.targets import REFERENCE, Target, counting_launches
 
 
@@ -57,9 +57,21 @@ class Check:
         """Tell whether the check says anything new on a target."""
         return self.has_kernel or self.has_device_path or not target.is_simulated
 
-    def bind(self, target: Target, profile: Profile, *, shrink: bool = True) -> Callable[[], None]:
-        """Return the test of this statement on a target, a function of no arguments."""
-        presets = self.presets or presets_of(target)
+    def bind(
+        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
+    ) -> Callable[[], None]:
+        """Return a test of this statement on a target, a function of no arguments.
+
+        Args:
+            target: What is under test.
+            profile: How many examples the test spends.
+            size: `minimal` or `real`, the size of its examples.
+            shrink: Whether a failing example is made small.
+
+        Returns:
+            The test, which raises where an example contradicts the statement.
+        """
+        presets = filter(SIZES[size], self.presets or presets_of(target))
         strategy = st.one_of([self.examples(preset) for preset in presets])
 
         def run(example: Any) -> None:
@@ -68,8 +80,9 @@ class Check:
             with counting_launches(lambda: LEDGER.launches.update([self.function])):
                 self.body(target, example)
 
-        # The derandomised draws are seeded by the test's name: let each check have its own.
-        run.__name__ = run.__qualname__ = f"{self.function}_{self.kind.name}".replace(".", "_")
+        # The derandomised draws are seeded by the test's name: let each test have its own.
+        name = f"{self.function}_{self.kind.name}_{size}".replace(".", "_")
+        run.__name__ = run.__qualname__ = name
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
         test: Callable[[], None] = options(given(example=strategy)(run))

@@ -17,6 +17,7 @@ import torch
 from conformance.checks import Check
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
+from conformance.strategies.presets import SIZES
 from conformance.strategies.traffic import use_trace
 from conformance.summary import Run
 from conformance.targets import choose_targets
@@ -80,16 +81,18 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Function] | None:
-    """Make a test for each target of a module's `Check`."""
+    """Make the tests of a module's `Check`, for each target and size."""
     if not isinstance(obj, Check) or not name.startswith("test_"):
         return None
     run = collector.config.stash[RUN]
     items = []
     for target in filter(obj.runs_on, run.targets):
-        test = obj.bind(target, run.profile)
-        item = pytest.Function.from_parent(collector, name=f"{name}[{target.name}]", callobj=test)
-        item.stash[CHECKED] = (obj, target.name)
-        items.append(item)
+        for size in SIZES:
+            test = obj.bind(target, run.profile, size)
+            label = f"{name}[{target.name}-{size}]"
+            item = pytest.Function.from_parent(collector, name=label, callobj=test)
+            item.stash[CHECKED] = (obj, target.name)
+            items.append(item)
     return items
 
 

@@ -80,7 +80,7 @@ class Run:
         """Yield a line for each situation that no example met, each check that ran nothing."""
         for name in self.judged():
             for target in self.targets:
-                ran = any(f"[{target.name}]" in node for node in self.collected[name])
+                ran = any(f"[{target.name}-" in node for node in self.collected[name])
                 if ran and not ledger.examples[name, target.name]:
                     yield f"no example: {name} on {target.name}"
                 if (

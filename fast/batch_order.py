@@ -190,6 +190,8 @@ def reorder_batch_to_split_decodes_and_prefills(
         check_array("num_prompt_tokens", prompts, num_reqs)
     if is_checked():
         check_minimum("num_computed_tokens_cpu", computed[:num_reqs], 0)
+        if regions == 4:
+            check_minimum("num_prompt_tokens", prompts[:num_reqs], 0)
 
     region = find_regions(
         tokens,

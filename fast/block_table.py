@@ -69,7 +69,7 @@ class BlockTables(RequestRows):
     Source: the definition is kvtwin's own; the names are vLLM's block tables.
     """
 
-    def __init__(  # noqa: PLR0917  (the field's signature)
+    def __init__(
         self,
         block_sizes: list[int],
         max_num_reqs: int,
@@ -268,7 +268,7 @@ class BlockTables(RequestRows):
 
 
 @compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int32[::1], int32[:, ::1], int32[:])")
-def gather_rows(  # noqa: PLR0917  (a compiled loop takes its arguments by position)
+def gather_rows(
     tables: Int32s,
     num_blocks: Int32s,
     groups: Int64s,

@@ -132,10 +132,11 @@ def _names() -> list[str]:
 
 
 def _check_logits_indices(indices: object) -> None:
-    dtype = torch.int32
-    if isinstance(indices, torch.Tensor) and indices.dtype == torch.int64:
-        dtype = torch.int64
-    check_tensor("logits_indices_padded", indices, dtype, 1)
+    if not isinstance(indices, torch.Tensor):
+        raise TypeError(f"logits_indices_padded must be a tensor, got {type(indices).__name__}")
+    if indices.dtype not in {torch.int32, torch.int64}:
+        raise TypeError(f"logits_indices_padded must be int32 or int64, got {indices.dtype}")
+    check_tensor("logits_indices_padded", indices, indices.dtype, 1)
 
 
 def _check_copies(name: str, values: IntArray | None, copy: IntArray | None) -> None:

@@ -138,7 +138,7 @@ def count_virtual_requests(starts: Int32s, seq_lens: Int32s, chunk_size: int) ->
 
 
 @compiled("UniTuple(int64, 2)(int32[:], int32[:], int64, int64, int32[::1], int32[::1])")
-def fill_virtual_requests(  # noqa: PLR0917  (a compiled loop takes its arguments by position)
+def fill_virtual_requests(
     starts: Int32s,
     seq_lens: Int32s,
     chunk_size: int,

@@ -214,7 +214,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @compiled("void(int32[:, :], int32[:], int64[:], int64[:], int64, int64, int64, int64, int64)")
-def fill_slots(  # noqa: PLR0917  (a compiled loop takes its arguments by position)
+def fill_slots(
     table: Int32s,
     starts: Int32s,
     positions: Int64s,

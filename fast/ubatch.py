@@ -254,7 +254,7 @@ def _cut(name: str, ubatch_slice: UBatchSlice, metadata: Any) -> CommonAttention
 
 
 @compiled("int64(int32[:], int32[:], int32[:], int64, int64, int64, int64, int32[::1], int32[::1])")
-def cut_requests(  # noqa: PLR0917  (a compiled loop takes its arguments by position)
+def cut_requests(
     starts: Int32s,
     seq_lens: Int32s,
     computed: Int32s,

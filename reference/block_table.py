@@ -69,7 +69,7 @@ class BlockTables:
     Source: the definition is kvtwin's own; the names are those of vLLM's block tables.
     """
 
-    def __init__(  # noqa: PLR0917  # the field's signature
+    def __init__(  # the field's signature
         self,
         block_sizes: list[int],
         max_num_reqs: int,

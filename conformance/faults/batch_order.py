@@ -54,7 +54,16 @@ def _negative(array: Any, count: int) -> Any:
     return array
 
 
+def _negative_prompt(call: Call, _: Draw) -> Call | None:
+    batch = copy.deepcopy(call.arguments["input_batch"])
+    if not batch.req_ids:
+        return None
+    batch.num_prompt_tokens[0] = -1
+    return call.replacing(input_batch=batch, regions=4)
+
+
 REORDER_FAULTS = [
+    Fault("prompt tokens are negative", ValueError, "num_prompt_tokens", _negative_prompt),
     *int_faults("decode_threshold"),
     Fault("regions is 5", ValueError, "regions", replaced("regions", 5)),
     Fault("regions is a float", TypeError, "regions", replaced("regions", 3.0)),

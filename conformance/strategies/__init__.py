@@ -6,6 +6,16 @@ strategy takes a preset, which says how large things are.
 """
 
 from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.presets import MINIMAL, REAL, TRAFFIC, Preset, presets_of
+from conformance.strategies.presets import MINIMAL, REAL, SIZES, TRAFFIC, Preset, presets_of
 
-__all__ = ["MINIMAL", "REAL", "TRAFFIC", "Batch", "Layout", "Preset", "batches", "presets_of"]
+__all__ = [
+    "MINIMAL",
+    "REAL",
+    "SIZES",
+    "TRAFFIC",
+    "Batch",
+    "Layout",
+    "Preset",
+    "batches",
+    "presets_of",
+]

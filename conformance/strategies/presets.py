@@ -51,7 +51,14 @@ TRAFFIC = dataclasses.replace(REAL, name="traffic", is_traffic=True)
 
 
 def presets_of(target: Target) -> tuple[Preset, ...]:
-    """Return the presets whose examples a target is given, the one to shrink to first."""
+    """Return the presets whose examples a target is given."""
     if target.is_simulated:
         return MINIMAL, REAL_IN_SIMULATOR
     return MINIMAL, REAL, TRAFFIC
+
+
+SIZES = {
+    "minimal": lambda preset: preset is MINIMAL,
+    "real": lambda preset: preset is not MINIMAL,
+}
+"""Every check is two tests, small and large: what small input shows fails with small input."""

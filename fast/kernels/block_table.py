@@ -96,7 +96,7 @@ def swap_rows(tables: Int32s, num_blocks: Int32s, groups: Int64s, a: int, b: int
     "void(int32[::1], int32[:, ::1], int64[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64,"
     " int64)"
 )
-def gather_block_tables(  # noqa: PLR0917  (a kernel takes its arguments by position)
+def gather_block_tables(
     tables: Int32s,
     num_blocks: Int32s,
     groups: Int64s,
@@ -151,7 +151,7 @@ def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int
 
 
 @device_function
-def find_column(  # noqa: PLR0917  (a kernel takes its arguments by position)
+def find_column(
     position: int, block_size: int, kernel_block_size: int, world: int, rank: int, interleave: int
 ) -> tuple[np.int64, np.int64]:
     """Return the column of a position in its row and its offset in that block; (-1, 0) elsewhere.
@@ -173,7 +173,7 @@ def find_column(  # noqa: PLR0917  (a kernel takes its arguments by position)
     "void(int32[::1], int64, int64, int64, int32[::1], int64, int64, int64[::1], int64, int64,"
     " int64[::1], int64, int64, int64, int64, int64, int64, int64)"
 )
-def compute_slot_mapping(  # noqa: PLR0917  (a kernel takes its arguments by position)
+def compute_slot_mapping(
     table: Int32s,
     row_stride: int,
     column_stride: int,
@@ -225,7 +225,7 @@ def compute_slot_mapping(  # noqa: PLR0917  (a kernel takes its arguments by pos
     "void(int32[::1], int64[:, ::1], int32[::1], int64, int64, int64[::1], int64, int64,"
     " int64[:, ::1])"
 )
-def compute_slot_mappings(  # noqa: PLR0917  (a kernel takes its arguments by position)
+def compute_slot_mappings(
     tables: Int32s,
     groups: Int64s,
     query_start_loc: Int32s,

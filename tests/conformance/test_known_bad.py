@@ -15,6 +15,7 @@ from conformance.profiles import PROFILES, Profile
 from conformance.report import Mismatch
 from conformance.simulator import BarrierError, RaceError, UninitializedReadError
 from conformance.situations import LEDGER
+from conformance.strategies import SIZES
 from conformance.targets import TARGETS
 
 BAD = [entry for entry in ENTRIES if entry.bug is not None]
@@ -36,7 +37,9 @@ def checks_of(entry: KnownBad, profile: Profile) -> list[tuple[Check, Callable[[
     found = [c for c in checks if c.function == entry.function and c.runs_on(target)]
     found.sort(key=lambda check: check.kind is not entry.seen_by)
     assert found, f"no check looks at {entry.function}"
-    return [(check, check.bind(target, profile, shrink=False)) for check in found]
+    return [
+        (check, check.bind(target, profile, size, shrink=False)) for check in found for size in SIZES
+    ]
 
 
 def caught(entry: KnownBad, profile: Profile) -> tuple[Check, Exception] | None:

@@ -85,7 +85,7 @@ def test_create_takes_numpy() -> None:
         (cut(0, 3, 0, 19), [0, 4, 14, 19], [6, 17, 9], [2, 7, 4], 10),
     ],
 )
-def test_parts(  # noqa: PLR0917  (a parameter for each column)
+def test_parts(
     part: UBatchSlice,
     starts: list[int],
     seq_lens: list[int],

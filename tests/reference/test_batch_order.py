@@ -78,7 +78,7 @@ def test_padding_tokens_go_with_the_last_kind(make_batch: BatchMaker) -> None:
         ([4, 1, 9, 0], [3, 0, 0, 0], 1, 0, (0, 2, 2, 0, 5, 9)),
     ],
 )
-def test_split_in_three(  # noqa: PLR0917  # a parameter for each column
+def test_split_in_three(  # a parameter for each column
     make_batch: BatchMaker,
     query_lens: list[int],
     computed: list[int],
@@ -225,7 +225,7 @@ def reorder(batch: Batch, tokens: list[int], **kwargs: object) -> bool:
         ("abcde", [9, 1, 1, 8, 1], [0, 3, 3, 0, 3], 1, "ebcda", 1),
     ],
 )
-def test_reorder(  # noqa: PLR0917  # a parameter for each column
+def test_reorder(  # a parameter for each column
     ids: str,
     tokens: list[int],
     computed: list[int],

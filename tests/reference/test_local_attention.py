@@ -94,7 +94,7 @@ def test_the_example(make_batch: BatchMaker) -> None:
         ),
     ],
 )
-def test_corners(  # noqa: PLR0917  # a parameter for each column
+def test_corners(  # a parameter for each column
     make_batch: BatchMaker,
     query_lens: list[int],
     computed: list[int],
