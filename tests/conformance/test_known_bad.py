@@ -25,7 +25,7 @@ BROKEN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError", "Attri
 """What a target raises where the bad implementation itself is not what it was meant to be."""
 
 
-FEWER = Profile("fewer", 60, 20)
+FEWER = Profile("fewer", 25, 10)
 """Enough for the honest ones: a bug that takes more examples is caught by its own check."""
 
 
@@ -38,7 +38,9 @@ def checks_of(entry: KnownBad, profile: Profile) -> list[tuple[Check, Callable[[
     found.sort(key=lambda check: check.kind is not entry.seen_by)
     assert found, f"no check looks at {entry.function}"
     return [
-        (check, check.bind(target, profile, size, shrink=False)) for check in found for size in SIZES
+        (check, check.bind(target, profile, size, shrink=False))
+        for check in found
+        for size in SIZES
     ]
 
 

@@ -31,7 +31,10 @@ def _make_split_two(bug: str | None) -> Callable[..., Counts]:
         total, num_reqs = int(metadata.num_actual_tokens), int(metadata.num_reqs)
         if bug == "padded tokens are nobody's":
             total = int(starts[-1])
-        if bug == "a short maximum means all decodes" and metadata.max_query_len <= decode_threshold:
+        if (
+            bug == "a short maximum means all decodes"
+            and metadata.max_query_len <= decode_threshold
+        ):
             return num_reqs, 0, total, 0
         is_late = q >= decode_threshold if bug == "the threshold itself is late" else None
         if is_late is None:

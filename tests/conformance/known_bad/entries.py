@@ -28,7 +28,6 @@ class KnownBad:
         install: Puts it in the place of the right one, until the end of a test.
         target: The target on which it is run.
         seen_by: The kind of check that is to see it, and is run first.
-        name: What its test is called.
     """
 
     function: str
@@ -41,8 +40,9 @@ class KnownBad:
 
     @property
     def name(self) -> str:
-        what = self.bug or "honest"
-        return f"{self.function}: {what}" + (", kernels" if self.target == "sim" and not self.bug else "")
+        """What its test is called."""
+        honest = "honest" if self.target == "host" else f"honest on {self.target}"
+        return f"{self.function}: {self.bug or honest}"
 
 
 def rewritten(

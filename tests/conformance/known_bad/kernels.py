@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import inspect
 import linecache
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from conformance.profiles import Kind
 from fast.kernels import block_table, cuda
 from known_bad.entries import KnownBad
 
 SOURCE = inspect.getsource(block_table)
 
-Edits = Mapping[str, tuple[str, tuple[str, str], str]]
-"""For each bug: the kernel or device function, a piece of its source and what replaces it, why."""
+
+class Edit(NamedTuple):
+    """A bug of a kernel.
+
+    Attributes:
+        function: The kernel or device function.
+        old: A piece of its source.
+        new: What replaces it.
+        why: What happens, and why nobody would notice.
+        seen_by: The kind of check that is to see it.
+    """
+
+    function: str
+    old: str
+    new: str
+    why: str
+    seen_by: Kind = Kind.SAME_ANSWER
 
 
 def _edited(function: str, old: str, new: str) -> str:
@@ -44,203 +59,228 @@ def install(patch: pytest.MonkeyPatch, source: str) -> None:
         patch.setattr(block_table, kernel.name, names[kernel.name])
 
 
-def _entry(checked: str, bug: str | None, why: str, edit: tuple[str, str, str] | None) -> KnownBad:
+def _honest(checked: str) -> KnownBad:
+    why = "The kernels as they are, compiled anew."
+    return KnownBad(
+        checked, None, why, "block_table", lambda patch: install(patch, SOURCE), target="sim"
+    )
+
+
+def _bad(checked: str, bug: str, edit: Edit) -> KnownBad:
     def put(patch: pytest.MonkeyPatch) -> None:
-        install(patch, SOURCE if edit is None else _edited(*edit))
+        install(patch, _edited(edit.function, edit.old, edit.new))
 
-    return KnownBad(checked, bug, why, "block_table", put, target="sim")
+    return KnownBad(checked, bug, edit.why, "block_table", put, "sim", edit.seen_by)
 
 
-MISSING_BARRIER = "    cuda.syncthreads()  # everyone has read {}\n"
-
-TABLE_EDITS: Edits = {
-    "append: no barrier before the count is written": (
+TABLE_EDITS = {
+    "append: no barrier before the count is written": Edit(
         "append_block_ids",
-        (MISSING_BARRIER.format("num_blocks"), ""),
+        "    cuda.syncthreads()  # everyone has read num_blocks\n",
+        "",
         "A late warp reads the new count and writes behind the row; early ones never do.",
     ),
-    "append: the first group's ends for all": (
+    "append: the first group's ends for all": Edit(
         "append_block_ids",
-        ("2 * num_listed + group * (num_listed + 1)", "2 * num_listed"),
+        "2 * num_listed + group * (num_listed + 1)",
+        "2 * num_listed",
         "Right with one group.",
     ),
-    "append: the count is every thread's to write": (
+    "append: the count is every thread's to write": Edit(
         "append_block_ids",
-        ("    if cuda.threadIdx.x == 0:\n        num_blocks[group, row] = used + count",
-         "    num_blocks[group, row] += count // cuda.blockDim.x + 1"),
+        "    if cuda.threadIdx.x == 0:\n        num_blocks[group, row] = used + count",
+        "    num_blocks[group, row] += count // cuda.blockDim.x + 1",
         "An update that is not atomic.",
     ),
-    "append: a row as long as the block at most": (
+    "append: a row as long as the block at most": Edit(
         "append_block_ids",
-        ("count, np.int64(cuda.blockDim.x))",
-         "min(count, np.int64(cuda.blockDim.x)), np.int64(cuda.blockDim.x))"),
+        "count, np.int64(cuda.blockDim.x))",
+        "min(count, np.int64(cuda.blockDim.x)), np.int64(cuda.blockDim.x))",
         "One element for each thread: right for fewer new blocks than threads.",
     ),
-    "move: the count stays": (
+    "move: the count stays": Edit(
         "move_row",
-        ("\n        num_blocks[group, src] = 0", ""),
+        "\n        num_blocks[group, src] = 0",
+        "",
         "The next request in that slot is appended to somebody's blocks.",
     ),
-    "move: no barrier before the count is written": (
+    "move: no barrier before the count is written": Edit(
         "move_row",
-        (MISSING_BARRIER.format("num_blocks"), ""),
+        "    cuda.syncthreads()  # everyone has read num_blocks\n",
+        "",
         "A late warp finds an empty row and copies nothing.",
     ),
-    "move: one block too many": (
+    "move: one block too many": Edit(
         "move_row",
-        ("np.int64(cuda.threadIdx.x), count,", "np.int64(cuda.threadIdx.x), count + 1,"),
+        "np.int64(cuda.threadIdx.x), count,",
+        "np.int64(cuda.threadIdx.x), count + 1,",
         "`<=` for `<`: it copies what stands past the row, which is seldom read.",
     ),
-    "swap: as many as the first row has": (
+    "swap: as many as the first row has": Edit(
         "swap_rows",
-        ("longer = max(count_a, count_b)", "longer = count_a"),
+        "longer = max(count_a, count_b)",
+        "longer = count_a",
         "Right when the longer one comes first.",
+        Kind.SAME_REFUSAL,
     ),
-    "swap: only the first group": (
+    "swap: only the first group": Edit(
         "swap_rows",
-        ("    longer = max(count_a, count_b)", "    longer = max(count_a, count_b) * (group == 0)"),
+        "    longer = max(count_a, count_b)",
+        "    longer = max(count_a, count_b) * (group == 0)",
         "Right with one group; the counts are right always.",
+        Kind.SAME_REFUSAL,
     ),
-    "gather: no barrier before the count is written": (
+    "gather: no barrier before the count is written": Edit(
         "gather_block_tables",
-        (MISSING_BARRIER.format("num_gathered"), ""),
+        "    cuda.syncthreads()  # everyone has read num_gathered\n",
+        "",
         "A late warp clears too little.",
     ),
-    "gather: one block too many": (
+    "gather: one block too many": Edit(
         "gather_block_tables",
-        ("if k < count:", "if k <= count:"),
+        "if k < count:",
+        "if k <= count:",
         "`<=` for `<`: a stale id behind the row, where a longer row was before.",
     ),
-    "gather: what was left is left": (
+    "gather: what was left is left": Edit(
         "gather_block_tables",
-        ("max(count, left)", "count"),
+        "max(count, left)",
+        "count",
         "Read by padded and speculative positions alone.",
     ),
-    "gather: what was gathered is not recorded": (
+    "gather: what was gathered is not recorded": Edit(
         "gather_block_tables",
-        ("num_gathered[group, row] = count", "num_gathered[group, row] = left"),
+        "num_gathered[group, row] = count",
+        "num_gathered[group, row] = left",
         "Nothing is ever cleared; read by padded and speculative positions alone.",
     ),
-    "gather: -1 is the last slot": (
+    "gather: -1 is the last slot": Edit(
         "gather_block_tables",
-        ("if source >= 0 and source < num_blocks.shape[1]:", "if source < num_blocks.shape[1]:"),
+        "if source >= 0 and source < num_blocks.shape[1]:",
+        "if source < num_blocks.shape[1]:",
         "numba wraps a negative index, silently.",
     ),
-    "gather: rows past the batch are read from the mapping": (
+    "gather: rows past the batch are read from the mapping": Edit(
         "gather_block_tables",
-        ("if row < num_reqs:", "if row <= num_reqs:"),
+        "if row < num_reqs:",
+        "if row <= num_reqs:",
         "One entry past the mapping, which is usually there: the buffer is longer.",
     ),
-    "gather: a dense mapping": (
+    "gather: a dense mapping": Edit(
         "gather_block_tables",
-        ("idx_mapping[row * idx_stride]", "idx_mapping[row]"),
+        "idx_mapping[row * idx_stride]",
+        "idx_mapping[row]",
         "Right for every contiguous mapping.",
     ),
-    "slots: a request begins one token late": (
+    "slots: a request begins one token late": Edit(
         "find_request",
-        ("[middle * stride] <= token", "[middle * stride] < token"),
+        "[middle * stride] <= token",
+        "[middle * stride] < token",
         "One token of each request is stored in its neighbour's block.",
     ),
-    "slots: the last request is never found": (
+    "slots: the last request is never found": Edit(
         "find_request",
-        ("high = np.int64(num_reqs)", "high = np.int64(max(num_reqs - 1, 1))"),
+        "high = np.int64(num_reqs)",
+        "high = np.int64(max(num_reqs - 1, 1))",
         "Right for one request.",
     ),
-    "slots: to the end of the block of threads": (
+    "slots: to the end of the block of threads": Edit(
         "compute_slot_mappings",
-        ("range(cuda.grid(1), slots.shape[1], cuda.gridsize(1))",
-         "range(cuda.grid(1), num_positions, cuda.gridsize(1))"),
+        "range(cuda.grid(1), slots.shape[1], cuda.gridsize(1))",
+        "range(cuda.grid(1), num_positions, cuda.gridsize(1))",
         "What is behind the batch stays from a longer step.",
     ),
-    "slots: every block of threads does the first one's": (
+    "slots: every block of threads does the first one's": Edit(
         "compute_slot_mappings",
-        ("range(cuda.grid(1), slots.shape[1], cuda.gridsize(1))",
-         "range(cuda.threadIdx.x, slots.shape[1], cuda.blockDim.x)"),
+        "range(cuda.grid(1), slots.shape[1], cuda.gridsize(1))",
+        "range(cuda.threadIdx.x, slots.shape[1], cuda.blockDim.x)",
         "The right values, each written many times.",
     ),
-    "slots: blocks in ascending order": (
+    "slots: blocks in ascending order": Edit(
         "compute_slot_mappings",
-        ("        slots[group, token] = slot",
-         "        if group + 1 < groups.shape[0]:\n"
-         "            slots[group + 1, token] = np.int64(-1)\n"
-         "        slots[group, token] = slot"),
+        "        slots[group, token] = slot",
+        "        if group + 1 < groups.shape[0]:\n"
+        "            slots[group + 1, token] = np.int64(-1)\n"
+        "        slots[group, token] = slot",
         "Each group clears the next one's: right while block (x, 0) runs before block (x, 1).",
     ),
-    "slots: positions of another stride": (
+    "slots: positions of another stride": Edit(
         "compute_slot_mappings",
-        ("positions[token * positions_stride]", "positions[token]"),
+        "positions[token * positions_stride]",
+        "positions[token]",
         "Right for every contiguous vector.",
     ),
-    "slots: starts of another stride": (
+    "slots: starts of another stride": Edit(
         "compute_slot_mappings",
-        ("find_request(query_start_loc, starts_stride,", "find_request(query_start_loc, 1,"),
+        "find_request(query_start_loc, starts_stride,",
+        "find_request(query_start_loc, 1,",
         "Right for every contiguous vector.",
     ),
-    "slots: one group's tables for all": (
+    "slots: one group's tables for all": Edit(
         "compute_slot_mappings",
-        ("offset = groups[group, 0]", "offset = groups[0, 0]"),
+        "offset = groups[group, 0]",
+        "offset = groups[0, 0]",
         "Right with one group.",
     ),
 }
 """Bugs of the kernels that a session of `BlockTables` runs."""
 
-SLOT_EDITS: Edits = {
-    "kernel: one thread past the end": (
+SLOT_EDITS = {
+    "kernel: one thread past the end": Edit(
         "compute_slot_mapping",
-        ("range(cuda.grid(1), num_slots, cuda.gridsize(1))",
-         "range(cuda.grid(1), num_slots + 1, cuda.gridsize(1))"),
+        "range(cuda.grid(1), num_slots, cuda.gridsize(1))",
+        "range(cuda.grid(1), num_slots + 1, cuda.gridsize(1))",
         "It writes one slot behind the buffer, which is usually padding of the allocator.",
     ),
-    "kernel: one thread for each slot and no more": (
+    "kernel: one thread for each slot and no more": Edit(
         "compute_slot_mapping",
-        ("range(cuda.grid(1), num_slots, cuda.gridsize(1))",
-         "range(cuda.grid(1), min(num_slots, cuda.gridsize(1)), cuda.gridsize(1))"),
+        "range(cuda.grid(1), num_slots, cuda.gridsize(1))",
+        "range(cuda.grid(1), min(num_slots, cuda.gridsize(1)), cuda.gridsize(1))",
         "Right while the grid is as large as `out`.",
     ),
-    "kernel: one column too many": (
+    "kernel: one column too many": Edit(
         "compute_slot_mapping",
-        ("column < num_columns", "column <= num_columns"),
+        "column < num_columns",
+        "column <= num_columns",
         "`<=` for `<`: a position behind the table reads the next row.",
+        Kind.LAW,
     ),
-    "kernel: a dense table": (
+    "kernel: a dense table": Edit(
         "compute_slot_mapping",
-        ("request * row_stride + column", "request * num_columns + column"),
+        "request * row_stride + column",
+        "request * num_columns + column",
         "Right for every contiguous table.",
     ),
-    "kernel: slots in int32": (
+    "kernel: slots in int32": Edit(
         "compute_slot_mapping",
-        (
-            "slot = block_id * kernel_block_size + offset",
-            "slot = np.int64(np.int32(block_id * kernel_block_size + offset))",
-        ),
+        "slot = block_id * kernel_block_size + offset",
+        "slot = np.int64(np.int32(block_id * kernel_block_size + offset))",
         "Right until the cache has 2**31 slots.",
     ),
-    "kernel: the rank ignores the interleave": (
+    "kernel: the rank ignores the interleave": Edit(
         "find_column",
-        ("(in_virtual_block // interleave) % world != rank", "in_virtual_block % world != rank"),
+        "(in_virtual_block // interleave) % world != rank",
+        "in_virtual_block % world != rank",
         "Right at the default interleave of 1.",
     ),
-    "kernel: the interleave's offset is dropped": (
+    "kernel: the interleave's offset is dropped": Edit(
         "find_column",
-        (" * interleave + in_virtual_block % interleave", " * interleave"),
+        " * interleave + in_virtual_block % interleave",
+        " * interleave",
         "Right at the default interleave of 1.",
     ),
-    "kernel: padding has slots": (
+    "kernel: padding has slots": Edit(
         "compute_slot_mapping",
-        ("        if token < num_tokens:", "        if token < num_positions:"),
+        "        if token < num_tokens:",
+        "        if token < num_positions:",
         "Padded tokens overwrite a live request's keys, in graph replays only.",
     ),
 }
 """Bugs of the kernel of `compute_slot_mapping`."""
 
 KERNELS = [
-    entry
-    for checked, edits in (("BlockTables", TABLE_EDITS), ("compute_slot_mapping", SLOT_EDITS))
-    for entry in (
-        _entry(checked, None, "The kernels as they are, compiled anew.", None),
-        *(
-            _entry(checked, bug, why, (function, *edit))
-            for bug, (function, edit, why) in edits.items()
-        ),
-    )
+    _honest("BlockTables"),
+    *(_bad("BlockTables", bug, edit) for bug, edit in TABLE_EDITS.items()),
+    _honest("compute_slot_mapping"),
+    *(_bad("compute_slot_mapping", bug, edit) for bug, edit in SLOT_EDITS.items()),
 ]

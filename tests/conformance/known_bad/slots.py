@@ -16,7 +16,7 @@ REAL_KERNEL_BLOCKS = fast.map_to_kernel_blocks
 
 
 def _make_slot_mapping(bug: str | None) -> Callable[..., torch.Tensor]:
-    def compute_slot_mapping(  # noqa: PLR0913, PLR0917  # the function's own
+    def compute_slot_mapping(
         block_table: torch.Tensor,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
@@ -125,6 +125,8 @@ def _written(bug: str | None, slots: torch.Tensor, out: torch.Tensor | None) -> 
         return slots
     if bug == "a strided out is filled densely":
         out = out.as_strided((len(out),), (1,))
+    if bug == "one slot past out is written":
+        out.as_strided((1,), (1,), out.storage_offset() + len(out) * out.stride(0)).fill_(-1)
     if bug == "out is filled with a copy":
         return slots
     out[: len(slots)] = slots
@@ -185,6 +187,7 @@ SLOTS = [
             "out is filled with a copy": "The values returned are right; the graph's buffer is "
             "never written.",
             "a strided out is filled densely": "Right for every contiguous buffer.",
+            "one slot past out is written": "Padding of the allocator, mostly.",
             "positions are reduced in place": "The slots are right; the rotary embedding that "
             "reads the positions next is not.",
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ def _make_create(bug: str | None) -> Callable[..., list[Slice]]:
         if bug == "the last slice ends with the last request's start":
             edges[-1] = max(int(ends[-2]), edges[-2] + 1) if len(ends) > 1 else edges[-1]
         found = []
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in itertools.pairwise(edges):
             side = "left" if bug == "a request that ends at a cut is in both" else "right"
             r0 = int(np.searchsorted(ends, first, side=side))
             if bug == "a cut request is in the first alone" and first:
@@ -109,9 +110,7 @@ def _cut(bug: str | None, ubatch: Slice, batch: Metadata) -> Metadata:
         num_reqs=r1 - r0,
         num_actual_tokens=tokens,
         max_query_len=_longest(bug, longest, batch),
-        max_seq_len=int(
-            lens.max() if bug == "max_seq_len is the true one" else batch.max_seq_len
-        ),
+        max_seq_len=int(lens.max() if bug == "max_seq_len is the true one" else batch.max_seq_len),
         block_table_tensor=batch.block_table_tensor[r0:r1],
         slot_mapping=batch.slot_mapping[t0 : t0 + tokens],
         causal=bug == "causal is the default again" or bool(batch.causal),
@@ -156,7 +155,9 @@ def _make_split(bug: str | None) -> Callable[..., Any]:
                 r0, r1, _, _ = _bounds(ubatch)
                 part.num_computed_tokens_cpu = batch.num_computed_tokens_cpu[r0:r1].clone()
         if bug == "one micro-batch is the batch" and len(found) == 1:
-            found = [dataclasses.replace(batch, logits_indices_padded=None, num_logits_indices=None)]
+            found = [
+                dataclasses.replace(batch, logits_indices_padded=None, num_logits_indices=None)
+            ]
         if bug == "padded requests are dropped" and found:
             with contextlib.suppress(ValueError):
                 busy = int((found[-1].query_start_loc_cpu.diff() > 0).sum())
