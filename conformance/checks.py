@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, shared_memory
 from conformance.contracts import Call, Contract, Draw, Fault
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
@@ -99,8 +101,13 @@ def same_answer(contract: Contract) -> Check:
     def body(target: Target, example: _Valid) -> None:
         __tracebackhide__ = True
         # Checked mode first: there a loop that goes astray raises, and does not crash.
-        for checked in (True, False):
+        results = [
             _check_same_answer(contract, target, example, checked=checked)
+            for checked in (True, False)
+        ]
+        difference = shared_memory(*results)
+        if difference is not None:
+            raise Mismatch(example.call, target.name, difference)
 
     return Check(
         contract.function,
@@ -117,7 +124,13 @@ def same_answer(contract: Contract) -> Check:
 
 @dataclasses.dataclass(frozen=True)
 class _Valid:
-    """A valid call, and the order of threads with which to make it."""
+    """A valid call, and how to make it.
+
+    Attributes:
+        call: The call.
+        seed: The order of threads; the lowest bits say whether ints are NumPy's, and whether
+            arguments are given by position.
+    """
 
     call: Call
     seed: int
@@ -134,11 +147,13 @@ class Side:
     Attributes:
         target: Whose side it is.
         call: The call as drawn.
+        is_positional: Whether arguments are given by position, as far as they can be.
         arguments: This side's copies of the arguments.
     """
 
     target: Target
     call: Call
+    is_positional: bool = False
 
     def __post_init__(self) -> None:
         self.carrier = self.target.carrier()
@@ -148,7 +163,16 @@ class Side:
 
     def run(self) -> Any:
         """Call the function and return what it returns."""
-        return self.target.lookup(self.call.function)(**self.arguments)
+        function = self.target.lookup(self.call.function)
+        if not self.is_positional:
+            return function(**self.arguments)
+        named, by_position = dict(self.arguments), []
+        parameters = inspect.signature(REFERENCE.lookup(self.call.function)).parameters
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY or name not in named:
+                break
+            by_position.append(named.pop(name))
+        return function(*by_position, **named)
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
         """Raise `Mismatch` where an argument that may not change has changed."""
@@ -159,10 +183,13 @@ class Side:
 
 def _check_same_answer(
     contract: Contract, target: Target, example: _Valid, *, checked: bool
-) -> None:
+) -> Any:
+    """Raise `Mismatch` where a target answers otherwise than reference; return its answer."""
     __tracebackhide__ = True
-    call = example.call
-    expected, actual = Side(REFERENCE, call), Side(target, call)
+    call = example.call.with_numpy_ints() if example.seed & 1 else example.call
+    is_positional = bool(example.seed & 2)
+    expected = Side(REFERENCE, call, is_positional)
+    actual = Side(target, call, is_positional)
     wanted = expected.run()
     with target.running(checked=checked, seed=example.seed):
         try:
@@ -181,6 +208,7 @@ def _check_same_answer(
         raise Mismatch(call, target.name, found)
     expected.check_unchanged(contract.changes)
     actual.check_unchanged(contract.changes)
+    return got
 
 
 def _aliasing(contract: Contract, side: Side, result: object) -> Difference | None:
@@ -227,13 +255,15 @@ def same_refusal(contract: Contract) -> Check:
         for fault, call in example.ways:
             for side in (Side(REFERENCE, call), Side(target, call)):
                 check_refusal(side, fault, contract.observe)
+            check_stays_inside(Side(target, call), fault, contract.changes)
 
     return Check(
         contract.function,
         Kind.SAME_REFUSAL,
         examples,
         body,
-        f"{contract.function} refuses bad calls as reference does, and changes nothing.",
+        f"{contract.function} refuses bad calls as reference does, and changes nothing; with "
+        "checks off they stay inside their memory.",
         [fault.situation for fault in contract.faults],
         lambda example: [fault.situation for fault, _ in example.ways],
         contract.has_kernel,
@@ -248,8 +278,9 @@ class _Broken:
     call: Call
     ways: list[tuple[Fault, Call]]
 
-    def __repr__(self) -> str:
-        return f"{self.call!r} broken in {len(self.ways)} ways"
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave the bad call to the report, which tells it better than Hypothesis can."""
+        printer.text(f"the call above, one of {len(self.ways)} bad ones made of {self.call!r}")
 
 
 def check_refusal(
@@ -280,6 +311,30 @@ def check_refusal(
         else:
             got = f"returned {result!r}"
     raise Mismatch(side.call, side.target.name, _outcome(got, wanted))
+
+
+def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> None:
+    """Raise `Mismatch` where a bad call, with checks off, reaches outside its memory.
+
+    Args:
+        side: Who is called, and with what.
+        fault: What is wrong with the call. What the answer to it is, nobody says.
+        changes: The arguments that the function changes.
+    """
+    __tracebackhide__ = True
+    with side.target.running(checked=False):
+        try:
+            side.run()
+        except Exception as error:
+            if str(error).startswith("kernel "):  # the simulator's; all others are refusals
+                got = f"{type(error).__name__}: {error}"
+                wanted = f"an answer or a refusal ({fault.name}, with checks off)"
+                raise Mismatch(side.call, side.target.name, _outcome(got, wanted)) from error
+    arrays = {n: a for n, a in side.call.arguments.items() if isinstance(a, np.ndarray)}
+    written = [arrays[name] for name in changes & arrays.keys()]
+    # A bad `out` may be an input; then that changes with it.
+    changing = {n for n, a in arrays.items() if any(np.shares_memory(a, w) for w in written)}
+    side.check_unchanged(changes | changing)
 
 
 def law(

@@ -142,6 +142,34 @@ def _walk_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Diff
         yield from _walk(getattr(expected, name), getattr(actual, name), where)
 
 
+def shared_memory(first: object, second: object, path: str = "result") -> Difference | None:
+    """Return the first tensor of a result that lies in the memory of another result.
+
+    >>> a, b = torch.zeros(3), torch.zeros(3)
+    >>> shared_memory((a, b), (a[1:], b.clone())).line
+    "result[0] = the memory of another call's result, but should be its own memory"
+    """
+    taken = {tensor.untyped_storage().data_ptr() for _, tensor in tensors_in(first, path)}
+    for where, tensor in tensors_in(second, path):
+        if tensor.untyped_storage().data_ptr() in taken:
+            got = "the memory of another call's result"
+            return Difference(Verdict.IDENTITY, where, None, got, "its own memory")
+    return None
+
+
+def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a tree that are not empty, with their paths."""
+    if isinstance(value, torch.Tensor):
+        if value.numel():
+            yield path, value
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from tensors_in(inner, f"{path}[{i}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name), f"{path}.{field.name}")
+
+
 def field_name(path: str) -> str:
     """Return the last name in a path: `query_start_loc` of `result[0].query_start_loc`.
 

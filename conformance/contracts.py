@@ -48,6 +48,15 @@ class Call:
         """
         return dataclasses.replace(self, arguments={**self.arguments, **arguments})
 
+    def with_numpy_ints(self) -> Call:
+        """Return the same call with NumPy's ints for Python's, which must be taken as well.
+
+        >>> Call("f", {"a": 1, "b": True}).with_numpy_ints()
+        f(a=np.int64(1), b=True)
+        """
+        ints = {name: np.int64(v) for name, v in self.arguments.items() if type(v) is int}
+        return self.replacing(**ints)
+
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={brief(value)}" for name, value in self.arguments.items())
         return f"{self.function}({inside})"

@@ -108,6 +108,7 @@ KERNEL_BLOCKS = Contract(
         ),
     },
     faults=KERNEL_BLOCKS_FAULTS,
+    aliases=(Alias("", Relation.NEW, "block_ids"),),
 )
 
 test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
@@ -228,8 +229,9 @@ def test_what_is_written_is_what_is_read(target: Target, call: Call) -> None:
 def _just_past(call: Call) -> int:
     """Return the first position behind the last block of the table."""
     layout = call.facts.layout
-    blocks: int = call.arguments["block_table"].shape[1] // layout.blocks_per_kv_block
-    return blocks * layout.block_size * layout.cp_world_size
+    blocks = call.arguments["block_table"].shape[1] // layout.blocks_per_kv_block
+    past: int = blocks * layout.block_size * layout.cp_world_size
+    return past
 
 
 @st.composite

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.checks import Side, law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, Draw
+from conformance.contracts import Alias, Call, Contract, Draw, Relation
 from conformance.faults.context_parallel import DCP_FAULTS
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import batches
@@ -48,6 +48,7 @@ LOCAL_LENGTHS = Contract(
     },
     pairs=(("every rank's length", "a length near 2**31"),),
     faults=DCP_FAULTS,
+    aliases=(Alias("", Relation.NEW, "seq_lens"),),
     has_device_path=True,
 )
 

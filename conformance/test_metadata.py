@@ -45,6 +45,8 @@ UNPADDED = Contract(
     ),
     faults=UNPADDED_FAULTS,
     aliases=(
+        Alias("query_start_loc", Relation.VIEW, "self.query_start_loc"),
+        Alias("seq_lens", Relation.VIEW, "self.seq_lens"),
         Alias("block_table_tensor", Relation.VIEW, "self.block_table_tensor"),
         Alias("slot_mapping", Relation.VIEW, "self.slot_mapping"),
     ),

@@ -128,6 +128,10 @@ MAKE = Contract(
         "not causal": lambda call: not call.facts.causal,
     },
     faults=MAKE_FAULTS,
+    aliases=(
+        Alias("block_table_tensor", Relation.VIEW, "attn_metadata.block_table_tensor"),
+        Alias("slot_mapping", Relation.VIEW, "attn_metadata.slot_mapping"),
+    ),
     has_device_path=True,
 )
 

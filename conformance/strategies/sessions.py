@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
@@ -53,9 +53,9 @@ class Session:
     operations: tuple[Operation, ...]
     events: frozenset[str] = frozenset()
 
-    def __repr__(self) -> str:
-        methods = ", ".join(operation.method for operation in self.operations)
-        return f"{self.constructor!r} and then {methods}"
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave the session to the report, which tells it better than Hypothesis can."""
+        printer.text(f"the session above, of {len(self.operations)} operations")
 
 
 TABLE_EVENTS = (
