@@ -75,7 +75,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     seed = config.getoption("--hypothesis-seed") if run.profile.is_random else "derandomized"
     names = ", ".join(target.name for target in run.targets)
     module = run.targets[0].implementation.__name__
-    return [f"conformance: {module} on {names}; profile {run.profile.name}; seed {seed}"]
+    trace = config.getoption("trace_file") or "the project's own"
+    return [
+        f"conformance: {module} on {names}; profile {run.profile.name}; seed {seed}; trace {trace}"
+    ]
 
 
 def pytest_pycollect_makeitem(

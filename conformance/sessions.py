@@ -80,19 +80,13 @@ def session_check(
 
 def _run(target: Target, session: Session, everything: Callable[[Any, Session], Any]) -> None:
     __tracebackhide__ = True
-    pairs = []
-    for side in (REFERENCE, target):
-        arguments = dict(session.constructor.arguments)
-        if side.device is not None:
-            arguments["device"] = side.device
-        pairs.append(side.lookup(session.constructor.function)(**arguments))
-    ours, theirs = pairs
+    ours, theirs = construct(REFERENCE, session), construct(target, session)
     held, seen = everything(ours, session), everything(theirs, session)
     addresses = [_address(tensor) for tensor in _tensors(seen)]
     device = target.device or "cpu"
     for step, operation in enumerate(session.operations):
-        wanted = _perform(REFERENCE, ours, operation)
-        got = _perform(target, theirs, operation)
+        wanted = perform(REFERENCE, ours, operation)
+        got = perform(target, theirs, operation)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
         if difference is None and operation.refused is None:
             difference = first_difference(wanted, got, "result", device)
@@ -104,7 +98,15 @@ def _run(target: Target, session: Session, everything: Callable[[Any, Session], 
             raise SessionMismatch(session, step, target.name, difference)
 
 
-def _perform(target: Target, self: Any, operation: Operation) -> Any:
+def construct(target: Target, session: Session) -> Any:
+    """Return a session's object, as a target makes it."""
+    arguments = dict(session.constructor.arguments)
+    if target.device is not None:
+        arguments["device"] = target.device
+    return target.lookup(session.constructor.function)(**arguments)
+
+
+def perform(target: Target, self: Any, operation: Operation) -> Any:
     """Call the method and return its result, or the exception; check its arguments afterwards."""
     carrier = target.carrier()
     arguments = {name: carrier.carry(value, name) for name, value in operation.arguments.items()}
@@ -158,4 +160,4 @@ def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
     return None
 
 
-__all__ = ["SessionMismatch", "session_check"]
+__all__ = ["SessionMismatch", "construct", "perform", "session_check"]

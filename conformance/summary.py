@@ -98,7 +98,7 @@ class Run:
         """Yield the lines of the closing table: functions by targets."""
         names = [target.name for target in self.targets]
         functions = list(dict.fromkeys(name for name, _ in self.outcomes))
-        width = max(map(len, functions), default=0)
+        width = max(map(len, ["function", *functions]))
         yield "  ".join(
             ["function".ljust(width), *(name.ljust(22) for name in names), "situations", "time"]
         )

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Draw, Relation
 from conformance.faults.block_table import (
     KERNEL_BLOCKS_FAULTS,
     SLOT_MAPPING_FAULTS,
 )
 from conformance.faults.block_tables import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
-from conformance.sessions import session_check
+from conformance.sessions import construct, perform, session_check
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.block_table import (
     compute_slot_mapping_calls,
@@ -26,7 +27,12 @@ from conformance.strategies.block_table import (
     rank_of,
 )
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
-from conformance.strategies.sessions import TABLE_EVENTS, Session, block_tables_sessions
+from conformance.strategies.sessions import (
+    TABLE_EVENTS,
+    Operation,
+    Session,
+    block_tables_sessions,
+)
 from conformance.targets import REFERENCE, Target
 
 
@@ -290,6 +296,42 @@ def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
         got = Side(target, call).run().tolist()
     wanted = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
     assert got == wanted + [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
+
+
+def _gathering(slots: list[int]) -> Operation:
+    return Operation("gather_block_tables", {"idx_mapping": np.array(slots, np.int32)})
+
+
+@law("BlockTables", block_tables_sessions, has_kernel=True)
+def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
+    """Without checked mode a slot that is not there gives nulls, a position outside gives -1."""
+    num_slots = session.constructor.arguments["max_num_reqs"]
+    num_tokens = session.constructor.arguments["max_num_batched_tokens"]
+    bad = [num_slots, *range(num_slots), -2, 2**31 - 1][:num_slots]
+    good = [slot if slot in range(num_slots) else -1 for slot in bad]
+    ours, theirs = construct(REFERENCE, session), construct(target, session)
+    with target.running(checked=False):
+        for operation in session.operations:
+            perform(REFERENCE, ours, operation)
+            perform(target, theirs, operation)
+        wanted = perform(REFERENCE, ours, _gathering(good))
+        found = perform(target, theirs, _gathering(bad))
+        assert first_difference(wanted, found, "gathered", target.device or "cpu") is None
+        sizes = session.constructor.arguments["block_sizes"]
+        widths = [table.shape[1] for table in wanted]
+        ends = [size * width for size, width in zip(sizes, widths, strict=True)]
+        positions = [0, -1, *ends, 2**40, -(2**40)][:num_tokens]
+        arguments = {
+            "query_start_loc": np.array([0, len(positions)], np.int32),
+            "positions": np.array(positions, np.int64),
+        }
+        slots = perform(target, theirs, Operation("compute_slot_mappings", arguments)).tolist()
+    for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        row = wanted[group][0]
+        assert slots[group] == [
+            int(row[p // size]) * size + p % size if 0 <= p < end else reference.PAD_SLOT_ID
+            for p in positions
+        ]
 
 
 @law("map_to_kernel_blocks", map_to_kernel_blocks_calls)

@@ -51,7 +51,13 @@ def _make_split_two(bug: str | None) -> Callable[..., Counts]:
         tokens = starts[first] if bug == "tokens are NumPy's ints" else int(starts[first])
         return first, len(q) - first, tokens, total - tokens
 
-    return split_decodes_and_prefills
+    def reordered(
+        common_attn_metadata: Metadata, require_uniform: bool = False, decode_threshold: int = 1
+    ) -> Counts:
+        return split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
+
+    is_other = bug == "parameters in another order"
+    return reordered if is_other else split_decodes_and_prefills
 
 
 def _unlike(bug: str | None, q: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -185,6 +191,7 @@ BATCH_ORDER = [
             "uniform by the first request": "Right unless the first request has no tokens.",
             "padding is not uniform": "Every padded batch falls back to the slow path.",
             "a short maximum means all decodes": "An early exit that forgets `require_uniform`.",
+            "parameters in another order": "Right for everybody who names them.",
             "padded tokens are nobody's": "The sum is short by the padding, in graphs only.",
             "tokens are NumPy's ints": "Equal and hashable; not an int to what is compiled.",
         },

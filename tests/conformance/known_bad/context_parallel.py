@@ -47,6 +47,8 @@ def _make(bug: str | None) -> Callable[..., torch.Tensor]:
             local = local.flip(1)
         if bug != "local lengths are int64":
             local = local.to(torch.int32)
+        if bug == "one rank's lengths are the input" and size == 1 and dcp_rank == 0:
+            return seq_lens
         is_all = not dcp_rank if bug == "rank 0 is no rank" else dcp_rank is None
         if is_all:
             return local.T.contiguous() if bug == "a row for each rank" else local
@@ -67,6 +69,8 @@ CONTEXT_PARALLEL = rewritten(
         "the last rank comes first": "The sum is right.",
         "local lengths are int64": "Equal values; the kernel reads every other one as 0.",
         "rank 0 is no rank": "`if not dcp_rank`: right on every other rank.",
+        "one rank's lengths are the input": "Right until the runner writes the next step's "
+        "lengths in their place.",
         "a row for each rank": "The same numbers, transposed; right for one request and one rank.",
     },
     refusals={"a rank outside holds nothing": "A job with a wrong world size runs, and forgets."},

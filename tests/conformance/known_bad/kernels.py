@@ -160,6 +160,20 @@ TABLE_EDITS = {
         "if source < num_blocks.shape[1]:",
         "numba wraps a negative index, silently.",
     ),
+    "gather: a slot that is not there is looked up": Edit(
+        "gather_block_tables",
+        "if source >= 0 and source < num_blocks.shape[1]:",
+        "if source >= 0:",
+        "Only what is checked never asks for one; unchecked, it reads behind the table.",
+        Kind.LAW,
+    ),
+    "slots: a column past the row is the next row's": Edit(
+        "compute_slot_mappings",
+        "if position >= 0 and column < width:",
+        "if position >= 0 and offset + request * width + column < tables.size:",
+        "It never leaves the table; it leaves the request.",
+        Kind.LAW,
+    ),
     "gather: rows past the batch are read from the mapping": Edit(
         "gather_block_tables",
         "if row < num_reqs:",
@@ -268,6 +282,13 @@ SLOT_EDITS = {
         " * interleave + in_virtual_block % interleave",
         " * interleave",
         "Right at the default interleave of 1.",
+    ),
+    "kernel: as many tokens as the starts say": Edit(
+        "compute_slot_mapping",
+        "np.int64(min(query_start_loc[num_reqs * starts_stride], num_positions))",
+        "np.int64(query_start_loc[num_reqs * starts_stride])",
+        "Starts of another batch, unchecked, read behind the positions.",
+        Kind.SAME_REFUSAL,
     ),
     "kernel: padding has slots": Edit(
         "compute_slot_mapping",

@@ -12,6 +12,7 @@ import fast
 from known_bad.entries import rewritten
 
 REAL_SLOT_MAPPING = fast.compute_slot_mapping
+BUFFER = torch.zeros(4096, dtype=torch.int64)
 REAL_KERNEL_BLOCKS = fast.map_to_kernel_blocks
 
 
@@ -34,6 +35,8 @@ def _make_slot_mapping(bug: str | None) -> Callable[..., torch.Tensor]:
             "cp_rank": cp_rank,
             "cp_kv_cache_interleave_size": cp_kv_cache_interleave_size,
         }
+        if bug == "NumPy's ints are refused" and type(block_size) is not int:
+            raise TypeError("block_size is no int")
         _refuse(bug, out, block_table, query_start_loc, positions, block_size, **layout)
         if bug == "the ranks' blocks are the kernel's":
             block_size = kernel_block_size or block_size
@@ -122,6 +125,9 @@ def _blocks(
 def _written(bug: str | None, slots: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """Write slots to `out`, if it is there, and return them."""
     if out is None:
+        if bug == "a result lies in a buffer that is used again":
+            BUFFER[: len(slots)] = slots
+            return BUFFER[: len(slots)]
         return slots
     if bug == "a strided out is filled densely":
         out = out.as_strided((len(out),), (1,))
@@ -151,6 +157,8 @@ def _make_kernel_blocks(bug: str | None) -> Callable[..., torch.Tensor]:
             most = torch.iinfo(block_ids.dtype).max
             if (block_ids < 0).any() or (block_ids.long() * count > most).any():
                 raise
+        if bug == "one piece is the block itself" and count == 1:
+            return block_ids
         steps = torch.arange(count)
         wide = block_ids.long().unsqueeze(-1) * count + steps
         if bug == "first pieces first":
@@ -188,6 +196,9 @@ SLOTS = [
             "never written.",
             "a strided out is filled densely": "Right for every contiguous buffer.",
             "one slot past out is written": "Padding of the allocator, mostly.",
+            "NumPy's ints are refused": "`type(x) is int`; sizes that come from an array fail.",
+            "a result lies in a buffer that is used again": "Right until the next call, and in "
+            "every test that makes one.",
             "positions are reduced in place": "The slots are right; the rotary embedding that "
             "reads the positions next is not.",
         },
@@ -210,6 +221,7 @@ SLOTS = [
         _make_kernel_blocks,
         answers={
             "first pieces first": "The right ids in the wrong order; right for one block.",
+            "one piece is the block itself": "Right until the manager writes its ids anew.",
             "ids become int64": "Equal values; the kernel reads every other one as 0.",
         },
         refusals={

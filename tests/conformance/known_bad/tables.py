@@ -122,7 +122,7 @@ class Tables:
                 if i >= len(mapping) and self.bug == "rows past the batch stay":
                     break
                 source = mapping[i] if i < len(mapping) else -1
-                row = self.rows[group][source] if source >= 0 else []
+                row = self.rows[group][source] if 0 <= source < self.slots_of else []
                 if source == -1 and i < len(mapping) and self.bug == "-1 is the last slot":
                     row = self.rows[group][source]
                 row = row[: table.shape[1]]

@@ -28,7 +28,7 @@ def _make_create(bug: str | None) -> Callable[..., list[Slice]]:
         if bug == "equal split points pass" and isinstance(split_points, list):
             split_points = list(dict.fromkeys(split_points))
         REAL_CREATE(num_scheduled_tokens, split_points)
-        points = split_points if isinstance(split_points, list) else [split_points]
+        points = split_points if isinstance(split_points, list) else [int(split_points)]
         ends = np.cumsum(num_scheduled_tokens)
         edges = [0, *points, int(ends[-1])]
         if bug == "the last slice ends with the last request's start":
@@ -112,11 +112,15 @@ def _cut(bug: str | None, ubatch: Slice, batch: Metadata) -> Metadata:
         max_query_len=_longest(bug, longest, batch),
         max_seq_len=int(lens.max() if bug == "max_seq_len is the true one" else batch.max_seq_len),
         block_table_tensor=batch.block_table_tensor[r0:r1],
-        slot_mapping=batch.slot_mapping[t0 : t0 + tokens],
+        slot_mapping=_slots(bug, batch.slot_mapping[t0 : t0 + tokens]),
         causal=bug == "causal is the default again" or bool(batch.causal),
         encoder_seq_lens=None if encoder is None else encoder[r0:r1],
         dcp_local_seq_lens=_stale(bug, batch, r0, r1),
     )
+
+
+def _slots(bug: str | None, slots: torch.Tensor) -> torch.Tensor:
+    return slots.clone() if bug == "slots are copied" else slots
 
 
 def _longest(bug: str | None, longest: int, batch: Metadata) -> int:
@@ -186,6 +190,7 @@ CUT = {
     "nothing but padding is 0 long": "A dummy run launches an empty grid.",
     "padded tokens are dropped": "A graph's last micro-batch is shorter than captured.",
     "causal is the default again": "Encoder layers become causal.",
+    "slots are copied": "The right values; a captured graph reads the other buffer.",
     "local lengths are the batch's": "Right for requests that are not cut.",
 }
 

@@ -1,0 +1,193 @@
+"""The exact comparator: each verdict, and its one form of message, to the letter."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import fast
+import reference
+from conformance.comparison import Verdict, first_difference, shared_memory
+from conformance.contracts import Alias, Relation
+
+
+@dataclasses.dataclass
+class Answer:
+    """A result with fields."""
+
+    seq_lens: Any
+    seq_lens_cpu: Any = None
+
+
+def ints(*values: int, dtype: type[np.generic] = np.int32) -> np.ndarray[Any, Any]:
+    """Return values as an array."""
+    return np.array(values, dtype)
+
+
+def tensor(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Return values as a tensor."""
+    return torch.tensor(values, dtype=dtype)
+
+
+def nan(payload: int) -> float:
+    """Return a NaN with a payload."""
+    return float(struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000000 | payload))[0])
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "verdict", "line"),
+    [
+        (5, torch.tensor(5), Verdict.TYPE, "type(result) = Tensor, but should be int"),
+        (5, np.int64(5), Verdict.TYPE, "type(result) = int64, but should be int"),
+        (True, 1, Verdict.TYPE, "type(result) = int, but should be bool"),
+        (
+            True,
+            np.True_,
+            Verdict.TYPE,
+            "type(result) = numpy.bool, but should be builtins.bool",
+        ),
+        (None, tensor(1), Verdict.TYPE, "type(result) = Tensor, but should be NoneType"),
+        ((1,), [1], Verdict.TYPE, "type(result) = list, but should be tuple"),
+        (ints(1), ints(1), Verdict.TYPE, "type(result) = ndarray, but should be Tensor"),
+        (ints(1), [1], Verdict.TYPE, "type(result) = list, but should be Tensor"),
+        (
+            {"encoder_seq_lens": ints(1)},
+            {"encoder_seq_lens": tensor(1)},
+            Verdict.TYPE,
+            "type(result['encoder_seq_lens']) = Tensor, but should be ndarray",
+        ),
+        (
+            reference.UBatchSlice(slice(0, 1), slice(0, 2)),
+            fast.UBatchSlice(slice(0, 1), slice(0, np.int64(2))),
+            Verdict.TYPE,
+            "type(result.token_slice.stop) = int64, but should be int",
+        ),
+        (
+            Answer(ints(1), ints(1)),
+            type("Answer", (), {"seq_lens": tensor(1)})(),
+            Verdict.TYPE,
+            "result.seq_lens_cpu = absent, but should be a field",
+        ),
+        ((1, 2), (1,), Verdict.SHAPE, "len(result) = 1, but should be 2"),
+        ({"a": 1}, {"b": 1}, Verdict.SHAPE, "list(result) = ['b'], but should be ['a']"),
+        (ints(1), tensor(1, 2), Verdict.SHAPE, "result.shape = (2,), but should be (1,)"),
+        (ints(1), torch.tensor(1), Verdict.SHAPE, "result.shape = (), but should be (1,)"),
+        (
+            [ints(1), ints(1, dtype=np.int64)],
+            [tensor(2), tensor(1)],
+            Verdict.DTYPE,
+            "result[1].dtype = torch.int32, but should be torch.int64",
+        ),
+        (
+            ints(1),
+            torch.zeros(1, dtype=torch.int32, device="meta"),
+            Verdict.DEVICE,
+            "result.device = meta, but should be cpu",
+        ),
+        (5, 6, Verdict.VALUE, "result = 6, but should be 5"),
+        (slice(0, 2), slice(1, 2), Verdict.VALUE, "result.start = 1, but should be 0"),
+        (
+            (0, Answer(ints(1, 2, 3))),
+            (0, Answer(tensor(1, 2, 9))),
+            Verdict.VALUE,
+            "result[1].seq_lens[2] = 9, but should be 3",
+        ),
+        (
+            np.arange(4).reshape(2, 2),
+            torch.tensor([[0, 1], [7, 8]]),
+            Verdict.VALUE,
+            "result[1, 0] = 7, but should be 2",
+        ),
+        (
+            np.array([0.0]),
+            torch.tensor([-0.0], dtype=torch.float64),
+            Verdict.VALUE,
+            "result[0] = -0.0, but should be 0.0",
+        ),
+        (
+            np.array([1.0, nan(1)]),
+            torch.from_numpy(np.array([1.0, nan(2)])),
+            Verdict.VALUE,
+            "result[1] = nan, but should be nan",
+        ),
+    ],
+)
+def test_differences(expected: object, actual: object, verdict: Verdict, line: str) -> None:
+    """Each kind of difference is told by its verdict and its line."""
+    difference = first_difference(expected, actual)
+    assert difference is not None
+    assert (verdict, line) == (difference.verdict, difference.line)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (None, None),
+        (float("nan"), float("nan")),
+        (np.array([nan(3)]), torch.from_numpy(np.array([nan(3)]))),
+        (np.array([1.5], ml_dtypes.bfloat16), torch.tensor([1.5], dtype=torch.bfloat16)),
+        (np.zeros((0, 3), np.int32), torch.zeros(0, 3, dtype=torch.int32)),
+        (np.arange(6)[::2], torch.tensor([0, 9, 2, 9, 4])[::2]),
+        (np.array([True]), torch.tensor([True])),
+        ({"num_scheduled_tokens": ints(1)}, {"num_scheduled_tokens": ints(1)}),
+        (reference.UBatchSlice(slice(0, 1), slice(2)), fast.UBatchSlice(slice(0, 1), slice(2))),
+    ],
+)
+def test_equals(expected: object, actual: object) -> None:
+    """What is bit for bit the same has no difference, whatever its strides or its package."""
+    assert first_difference(expected, actual) is None
+
+
+def test_structure_comes_before_values() -> None:
+    """A wrong dtype anywhere is told before a wrong value anywhere."""
+    difference = first_difference((ints(1), ints(2)), (tensor(9), torch.tensor([2])))
+    assert difference is not None
+    assert Verdict.DTYPE is difference.verdict
+
+
+def test_copies_on_the_cpu_stay_there() -> None:
+    """On a GPU's target a field lies on the GPU, unless its name ends in `_cpu`."""
+    difference = first_difference(
+        Answer(ints(1), ints(1)), Answer(tensor(1), tensor(1)), "r", "xpu"
+    )
+    assert difference is not None
+    assert difference.line == "r.seq_lens.device = cpu, but should be xpu"
+
+
+@pytest.mark.parametrize(
+    ("relation", "result", "line"),
+    [
+        (Relation.SAME, "other", "result = another object, but should be the same object (of x)"),
+        (Relation.SAME, "view", "result = another object, but should be the same object (of x)"),
+        (Relation.VIEW, "other", "result = new memory, but should be a view (of x)"),
+        (Relation.NEW, "view", "result = a view, but should be new memory (of x)"),
+        (Relation.NEW, "x", "result = a view, but should be new memory (of x)"),
+        (Relation.SAME, "x", None),
+        (Relation.VIEW, "view", None),
+        (Relation.NEW, "other", None),
+    ],
+)
+def test_identity(relation: Relation, result: str, line: str | None) -> None:
+    """What a result is to an argument is told in the words of the definition, for both twins."""
+    for x, other in ((ints(1, 2), ints(1, 2)), (tensor(1, 2), tensor(1, 2))):
+        results = {"x": x, "view": x[1:], "other": other}
+        difference = Alias("", relation, "x").difference(results[result], {"x": x})
+        assert line == (difference.line if difference else None)
+        assert difference is None or difference.verdict is Verdict.IDENTITY
+
+
+def test_results_that_share_memory() -> None:
+    """Two results that lie in one memory are told by the path of the second."""
+    buffer = torch.zeros(8)
+    difference = shared_memory(Answer(buffer[:4]), [torch.zeros(2), Answer(buffer[4:])])
+    assert difference is not None
+    assert difference.line == (
+        "result[1].seq_lens = the memory of another call's result, but should be its own memory"
+    )
+    assert shared_memory(Answer(buffer), Answer(buffer.clone())) is None

@@ -1,0 +1,108 @@
+"""What is carried to a side, and what is compared there after a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+import reference
+from conformance.conversion import Carrier
+from conformance.strategies.arrays import guarded, guarded_table, poisoned_out
+from conformance.strategies.batch_order import InputBatch
+from conformance.strategies.batches import Batch, Layout
+
+
+def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> str | None:
+    """Return what a target is told that makes a change to a strided argument `x`."""
+    drawn = {"x": guarded([1, 2, 3], np.int64, stride=2), "y": 5}
+    carrier = Carrier(fast, "cpu")
+    carried = {name: carrier.carry(value, name) for name, value in drawn.items()}
+    change(carried["x"])
+    difference = carrier.changed(drawn, carried, frozenset(allowed))
+    return difference.line if difference else None
+
+
+def past_the_end(x: torch.Tensor) -> None:
+    """Write one element behind a vector."""
+    x.as_strided((1,), (1,), x.storage_offset() + 2 * len(x)).fill_(9)
+
+
+def between(x: torch.Tensor) -> None:
+    """Fill a strided vector as if it were dense."""
+    x.as_strided((len(x),), (1,), x.storage_offset()).fill_(1)
+
+
+def test_an_untouched_argument_is_unchanged() -> None:
+    """A call that changes nothing is told nothing."""
+    assert written(lambda _: None) is None
+
+
+def test_a_changed_argument_is_told() -> None:
+    """An argument that changed is told by its element, and not where it may change."""
+    assert written(lambda x: x[1].fill_(9)) == "x[1] = 9, but should be 2"
+    assert written(lambda x: x[1].fill_(9), ("x",)) is None
+
+
+@pytest.mark.parametrize("allowed", [(), ("x",)])
+def test_guard_bands_are_watched(allowed: tuple[str, ...]) -> None:
+    """A write behind an argument is told, of one that may change too."""
+    line = "memory around x[8] = changed, but should be as it was"
+    assert line == written(past_the_end, allowed)
+
+
+def test_gaps_of_a_strided_output_are_watched() -> None:
+    """A strided output that is filled as if it were dense is told."""
+    line = "memory around x[3] = changed, but should be as it was"
+    assert line == written(between, ("x",))
+
+
+def test_a_strided_argument_stays_strided() -> None:
+    """A view is carried with the memory it lies in, to either twin."""
+    drawn = guarded_table([[5, 9], [7]], 2, 3, 0)
+    ours, theirs = Carrier(reference, None), Carrier(fast, "cpu")
+    table, tensor = ours.carry(drawn, "block_table"), theirs.carry(drawn, "block_table")
+    assert drawn.tolist() == table.tolist() == tensor.tolist()
+    assert drawn.strides == table.strides == tuple(4 * step for step in tensor.stride())
+    assert not np.shares_memory(drawn, table)
+    assert tensor.dtype is torch.int32
+
+
+def test_two_arguments_in_one_memory_stay_so() -> None:
+    """Arguments that share memory share it on the other side too."""
+    drawn = np.arange(6)
+    carrier = Carrier(fast, "cpu")
+    first, second = carrier.carry(drawn[:4], "a"), carrier.carry(drawn[2:], "b")
+    first[2] = 9
+    assert second[0].item() == 9
+
+
+def test_an_output_is_poisoned() -> None:
+    """An output buffer is full of poison, so that what is not written shows."""
+    out = Carrier(fast, "cpu").carry(poisoned_out(3, np.int64), "out")
+    assert out.tolist() == [-0x5555555555555556] * 3
+
+
+def test_classes_become_the_targets() -> None:
+    """Objects of `reference` become the target's; what is NumPy in both twins stays NumPy."""
+    metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
+    metadata.encoder_seq_lens = np.array([4, 4])
+    carried = Carrier(fast, "cpu").carry(metadata, "metadata")
+    assert type(carried) is fast.CommonAttentionMetadata
+    assert isinstance(carried.seq_lens, torch.Tensor)
+    assert isinstance(carried.encoder_seq_lens, np.ndarray)
+    assert carried.num_reqs == 2
+
+
+def test_a_callers_own_objects_are_copies() -> None:
+    """An engine's own batch is a copy, so that one side's changes are not the other's."""
+    batch = InputBatch(["a", "b"], np.array([1, 2]), np.array([3, 4]))
+    carried = Carrier(fast, "cpu").carry(batch, "input_batch")
+    carried.swap_states(0, 1)
+    assert carried.req_ids == ["b", "a"]
+    assert batch.req_ids == ["a", "b"]
+    assert batch.num_computed_tokens_cpu.tolist() == [1, 2]

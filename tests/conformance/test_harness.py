@@ -1,0 +1,214 @@
+"""The conformance run itself: its options, its verdict on situations, its terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import hypothesis.core
+import pytest
+import torch
+
+import conformance.checks
+import conformance.conftest
+from conformance.checks import Check
+from conformance.profiles import PROFILES
+from conformance.situations import Ledger
+
+pytest_plugins = ["pytester"]
+
+HEAD = """
+from hypothesis import strategies as st
+from conformance.checks import law
+
+def digits(preset):
+    return st.integers(0, 9)
+"""
+
+TOY = (
+    HEAD
+    + """
+@law("toy", digits, situations={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
+def test_first(target, n):
+    "Shows nothing."
+
+@law("toy", digits, situations={"small": lambda n: n < 5})
+def test_second(target, n):
+    "Shows nothing."
+"""
+)
+
+IMPOSSIBLE = (
+    HEAD
+    + """
+@law("other", digits, situations={"even": lambda n: n % 2 == 0, "huge": lambda n: n > 99})
+def test_impossible(target, n):
+    "Shows nothing."
+"""
+)
+
+
+class Runner:
+    """Makes small conformance runs, in this process where that can be.
+
+    Args:
+        pytester: Pytest's own fixture.
+        monkeypatch: Likewise.
+    """
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester, self.monkeypatch = pytester, monkeypatch
+        pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
+        # A run in this process must neither count with this process' nor leave it a seed.
+        monkeypatch.setattr(hypothesis.core, "global_force_seed", None)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest in this process with a ledger of its own."""
+        ledger = Ledger()
+        self.monkeypatch.setattr(conformance.checks, "LEDGER", ledger)
+        self.monkeypatch.setattr(conformance.conftest, "LEDGER", ledger)
+        return self.pytester.runpytest_inprocess(*arguments)
+
+
+@pytest.fixture
+def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """Return a maker of small conformance runs."""
+    return Runner(pytester, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("--target", "nonsense"),
+            "ERROR: target 'nonsense' is unknown; there are host, sim, cuda",
+        ),
+        (
+            ("--profile", "nonsense"),
+            "ERROR: --profile 'nonsense' is unknown; there are dev, default, nightly",
+        ),
+    ],
+)
+def test_unknown_names_end_the_run(runner: Runner, arguments: tuple[str, str], line: str) -> None:
+    """A target or profile that is not there is a usage error, in one line that says what is."""
+    runner.pytester.makepyfile(TOY)
+    result = runner.run(*arguments)
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines([line])
+
+
+def test_a_target_without_its_machine_ends_the_run(runner: Runner) -> None:
+    """A GPU that is asked for and is not there is a usage error, never a green run."""
+    runner.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    runner.pytester.makepyfile(TOY)
+    result = runner.run("--target", "host,cuda")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["ERROR: target 'cuda' needs a GPU, and torch sees none"])
+
+
+def test_a_missing_trace_ends_the_run(runner: Runner) -> None:
+    """A trace that cannot be read is a usage error that names it."""
+    runner.pytester.makepyfile(TOY)
+    result = runner.run("--trace", "nowhere.csv")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["ERROR: *nowhere.csv*"])
+
+
+def test_a_green_run_says_what_it_ran(runner: Runner) -> None:
+    """The header names implementation, targets and profile; the end is functions by targets."""
+    runner.pytester.makepyfile(TOY)
+    result = runner.run("--target", "host")
+    assert pytest.ExitCode.OK == result.ret
+    result.stdout.fnmatch_lines(
+        [
+            "conformance: fast on host; profile default; seed derandomized",
+            "function  host                    situations  time",
+            "toy       conforms (*)                   3/3     0 s",
+        ]
+    )
+
+
+def test_targets_that_say_nothing_new_are_left_out(runner: Runner) -> None:
+    """A check without a kernel is not run in the simulator again."""
+    runner.pytester.makepyfile(TOY)
+    result = runner.run("--target", "host,sim", "--collect-only", "-q")
+    result.stdout.no_fnmatch_line("*sim*]*")
+    result.stdout.fnmatch_lines(["*test_first[[]host*"])
+
+
+def test_an_impossible_situation_fails_the_run(runner: Runner) -> None:
+    """A situation that no example met fails a run of green tests, by name."""
+    runner.pytester.makepyfile(IMPOSSIBLE)
+    result = runner.run("--target", "host")
+    assert result.parseoutcomes().keys() == {"passed"}
+    assert pytest.ExitCode.TESTS_FAILED == result.ret
+    result.stdout.fnmatch_lines(["situation never met: other: huge"])
+    result.stdout.no_fnmatch_line("*never met*even*")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--profile", "dev"), ("-k", "first"), ("test_toy.py::test_first[host-real]",)]
+)
+def test_what_is_not_judged(runner: Runner, arguments: tuple[str, ...]) -> None:
+    """Profile dev judges no situations, and no run judges a function it ran but a part of."""
+    impossible = TOY.replace("n < 5", "n > 99")
+    runner.pytester.makepyfile(test_toy=impossible)
+    result = runner.run("--target", "host", *arguments)
+    assert pytest.ExitCode.OK == result.ret
+    result.stdout.no_fnmatch_line("*never met*")
+
+
+def test_failed_functions_are_not_judged(runner: Runner) -> None:
+    """A function that failed is said to fail; what it did not meet meanwhile is not said."""
+    runner.pytester.makepyfile(IMPOSSIBLE.replace('"Shows nothing."', "assert n != 3"))
+    result = runner.run("--target", "host")
+    assert pytest.ExitCode.TESTS_FAILED == result.ret
+    result.stdout.fnmatch_lines(["other*FAILS*"])
+    result.stdout.no_fnmatch_line("*never met*")
+
+
+def test_a_check_without_examples_fails_the_run(runner: Runner) -> None:
+    """A check that ran no example is no success."""
+    runner.pytester.makepyfile(TOY)
+    runner.monkeypatch.setattr(Check, "bind", lambda *_, **__: lambda: None)
+    result = runner.run("--target", "host", "--profile", "dev")
+    assert pytest.ExitCode.TESTS_FAILED == result.ret
+    result.stdout.fnmatch_lines(["no example: toy on host"])
+
+
+def test_workers_counts_are_joined(runner: Runner) -> None:
+    """Under pytest-xdist a situation that one worker met is met, and an impossible one fails."""
+    runner.pytester.makepyfile(test_toy=TOY, test_impossible=IMPOSSIBLE)
+    result = runner.pytester.runpytest_subprocess("--target", "host", "-n", "2")
+    assert pytest.ExitCode.TESTS_FAILED == result.ret
+    assert result.parseoutcomes().keys() == {"passed"}
+    result.stdout.fnmatch_lines(["other*conforms*1/2*", "toy*conforms*3/3*"])
+    result.stdout.fnmatch_lines(["situation never met: other: huge"])
+    result.stdout.no_fnmatch_line("*never met: toy*")
+
+
+def test_nightly_prints_its_seed(runner: Runner) -> None:
+    """A nightly run prints a seed, and with that seed it is the same run again."""
+    few = dataclasses.replace(PROFILES["nightly"], same_answer_examples=20, other_examples=20)
+    runner.monkeypatch.setitem(PROFILES, "nightly", few)
+    body = 'with open("seen.txt", "a") as file: file.write(f"{n} ")'
+    runner.pytester.makepyfile(
+        HEAD.replace("(0, 9)", "(0, 2**64)")
+        + f"""
+@law("toy", digits)
+def test_first(target, n):
+    {body}
+"""
+    )
+    seen = []
+    seed: tuple[str, ...] = ()
+    for _ in range(2):
+        result = runner.run("--target", "host", "--profile", "nightly", *seed)
+        assert pytest.ExitCode.OK == result.ret
+        printed = set(re.findall(r"seed (\d+)", result.stdout.str()))
+        assert len(printed) == 1
+        seed = (f"--hypothesis-seed={printed.pop()}",)
+        path = runner.pytester.path / "seen.txt"
+        seen.append(path.read_text())
+        path.unlink()
+    assert seen[0] == seen[1]
