@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, seed
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -82,13 +83,16 @@ class Check:
             with counting_launches(lambda: LEDGER.launches.update([self.function])):
                 self.body(target, example)
 
-        # The derandomised draws are seeded by the test's name: let each test have its own.
-        name = f"{self.function}_{self.kind.name}_{size}".replace(".", "_")
+        name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}".replace(".", "_")
         run.__name__ = run.__qualname__ = name
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
         test: Callable[[], None] = options(given(example=strategy)(run))
-        return test
+        if profile.is_random:
+            return test
+        # Hypothesis would seed by the source of `run`, which is that of all tests, and all would
+        # see the same draws.
+        return seed(zlib.crc32(name.encode()))(test)
 
 
 def same_answer(contract: Contract) -> Check:

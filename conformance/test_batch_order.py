@@ -55,6 +55,11 @@ SPLIT_TWO = Contract(
             call.facts.query_lens[:1] == (0,)
             and 0 < next(filter(None, call.facts.query_lens), 0) <= _threshold(call)
         ),
+        "short lengths differ, and none is long": lambda call: (
+            _first_long(call) == call.facts.num_reqs
+            and call.facts.raised == 0
+            and len(set(call.facts.query_lens) - {0}) > 1
+        ),
         "short lengths differ": lambda call: (
             len({q for q in call.facts.query_lens if 0 < q <= _threshold(call)}) > 1
         ),
@@ -62,6 +67,7 @@ SPLIT_TWO = Contract(
     pairs=(
         ("uniform is required", "padded requests at the end"),
         ("uniform is required", "short lengths differ"),
+        ("uniform is required", "short lengths differ, and none is long"),
         ("uniform is required", "decodes behind a first request of no tokens"),
     ),
     faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
@@ -130,6 +136,9 @@ REORDER = Contract(
             _misplaced(call) == 0 < len(call.arguments["input_batch"].req_ids)
         ),
         "two change places": lambda call: _misplaced(call) == 2,
+        "two requests change places": lambda call: (
+            _misplaced(call) == 2 == len(call.arguments["input_batch"].req_ids)
+        ),
         "three or more are misplaced": lambda call: _misplaced(call) > 2,
         "four regions": lambda call: call.arguments.get("regions") == 4,
         "every region of three": lambda call: (

@@ -40,6 +40,8 @@ def copies(draw: Draw, preset: Preset) -> Copies:
     """Draw a buffer and what is copied between its halves."""
     del preset
     size = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
+    if draw(st.sampled_from((False, False, False, True))):
+        size = draw(st.sampled_from(((0, 2**31), (2**40, 0))))
     number = st.one_of(st.none(), st.integers(0, size[0]))
     half = st.sampled_from(("cpu", "gpu"))
     steps = draw(st.lists(st.tuples(half, st.integers(0, 100), number), max_size=4))
@@ -78,6 +80,7 @@ def _plain(array: Any) -> Any:
         "copied both ways": lambda e: len({half for half, _, _ in e.copies}) == 2,
         "a dtype that NumPy lacks": lambda e: e.dtype in NO_NUMPY,
         "an empty buffer": lambda e: 0 in e.size,
+        "an axis past 2**31": lambda e: max(e.size) >= 2**31,
         "several axes": lambda e: len(e.size) > 1,
     },
 )

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+from hypothesis import strategies as st
+
 import reference
-from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.checks import Check, Side, law, same_answer, same_refusal
+from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
+from conformance.report import Mismatch
+from conformance.strategies.batch_order import (
+    split_decodes_and_prefills_calls,
+    split_decodes_prefills_and_extends_calls,
+)
 from conformance.strategies.batches import of_batch, of_metadata
+from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import unpadded_calls, validate_calls
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
-from conformance.targets import Target
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.strategies.ubatch import make_metadata_with_slice_calls, split_attn_metadata_calls
+from conformance.targets import REFERENCE, Target
 
 OPTIONAL_FIELDS: dict[str, Any] = {
     "the optional fields are there": lambda call: (
@@ -109,3 +121,71 @@ def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
     return reference.CommonAttentionMetadata(
         **{n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in values.items()}
     )
+
+
+LACKING: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "query_start_loc": ("query_start_loc", "query_start_loc_cpu"),
+    "seq_lens": ("seq_lens", "seq_lens_cpu"),
+    **{
+        name: (name,)
+        for name in reference.CommonAttentionMetadata.__dataclass_fields__
+        if name.removesuffix("_cpu") not in {"query_start_loc", "seq_lens"}
+    },
+}
+"""What an engine's own metadata may lack; of a field and its copy on the CPU, a twin reads one."""
+
+
+def _own(target: Target, call: Call, lacking: str) -> Any:
+    """Return what a target makes of an engine's own metadata, or that it told what it lacks."""
+    side = Side(target, call)
+    [name] = {"common_attn_metadata", "attn_metadata"} & side.arguments.keys()
+    fields = {k: v for k, v in vars(side.arguments[name]).items() if k not in LACKING[lacking]}
+    side.arguments[name] = SimpleNamespace(**fields)
+    with target.running(checked=True):
+        try:
+            return side.run()
+        except AttributeError:
+            return "an AttributeError"
+
+
+def _lacks(name: str) -> Callable[[tuple[Call, list[str]]], bool]:
+    return lambda example: name in example[1]
+
+
+def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrategy[Call]]) -> Check:
+    """Return the check that a target reads no other fields of a metadata than `reference` does."""
+    few = st.lists(st.sampled_from(tuple(LACKING)), min_size=5, max_size=5, unique=True)
+
+    @law(
+        function,
+        lambda preset: st.tuples(calls(preset), few),
+        situations={f"an engine's own metadata without {name}": _lacks(name) for name in LACKING},
+        presets=(MINIMAL, FEW_PAIRS),
+    )
+    def reads_as_reference(target: Target, example: tuple[Call, list[str]]) -> None:
+        """Any object with the fields that are read serves as metadata; another is refused."""
+        call, names = example
+        for name in names:
+            wanted, got = _own(REFERENCE, call, name), _own(target, call, name)
+            path = f"result_without_{name}"
+            difference = first_difference(wanted, got, path, target.device or "cpu")
+            if difference is not None:
+                raise Mismatch(call, target.name, difference)
+
+    return reads_as_reference
+
+
+test_own_metadata_is_split = _reads_as_reference(
+    "split_decodes_and_prefills", split_decodes_and_prefills_calls
+)
+test_own_metadata_is_split_in_three = _reads_as_reference(
+    "split_decodes_prefills_and_extends", split_decodes_prefills_and_extends_calls
+)
+test_own_metadata_is_cut = _reads_as_reference(
+    "_make_metadata_with_slice", make_metadata_with_slice_calls
+)
+test_own_metadata_is_cut_up = _reads_as_reference("split_attn_metadata", split_attn_metadata_calls)
+test_own_metadata_becomes_virtual = _reads_as_reference(
+    "make_local_attention_virtual_batches", local_attention_calls
+)

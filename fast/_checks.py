@@ -25,8 +25,8 @@ class checks:  # noqa: N801  (called like a function; what it returns restores t
     """Switch checked mode on or off, at once; as a context manager, until its end.
 
     In checked mode `fast` reads the values of the tensors it is given and refuses exactly what
-    `reference` refuses. On a GPU that waits for the device. The environment variable
-    `FAST_CHECKS=1` switches it on when `fast` is imported.
+    `reference` refuses, in all threads. On a GPU that waits for the device. The environment
+    variable `FAST_CHECKS=1` switches it on when `fast` is imported.
 
     Args:
         enabled: whether to check, bool.

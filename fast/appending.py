@@ -29,7 +29,8 @@ def check_listed(
         raise ValueError(f"req_indices lists request slot {twice} twice, expected once")
     for kind in set(map(type, overwrite)):
         if kind not in (bool, np.bool_):
-            raise TypeError(f"overwrite must hold bools, got {kind.__name__}")
+            at = next(i for i, value in enumerate(overwrite) if type(value) is kind)
+            raise TypeError(f"overwrite[{at}] must be a bool, got {overwrite[at]!r}")
     return rows, np.array(overwrite, dtype=np.bool_)
 
 

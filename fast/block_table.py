@@ -7,6 +7,7 @@ from fast._checks import (
     check_int,
     check_ints,
     check_same_device,
+    check_starts,
     check_tensor,
     is_checked,
     to_host,
@@ -41,7 +42,8 @@ class BlockTables(RequestRows):
 
     Rows are request slots, which outlive the batch order. What is handed out are views of
     persistent buffers, which keep their addresses, so that a CUDA graph can be captured over them.
-    On a GPU no call waits for the device, but in checked mode.
+    On a GPU no call waits for the device, but in checked mode. The host counts the blocks of rows
+    for itself: a replay that moves, swaps or clears rows is not counted, only the captured call.
 
     Args:
         block_sizes: positions in a block, for each of the G groups; a list, may be empty.
@@ -69,6 +71,7 @@ class BlockTables(RequestRows):
     Source: the definition is kvtwin's own; the names are vLLM's block tables.
     """
 
+    @torch.inference_mode(mode=False)  # the tables outlive the mode in which they are made
     def __init__(
         self,
         block_sizes: list[int],
@@ -191,9 +194,11 @@ class BlockTables(RequestRows):
                 f" {self.max_num_batched_tokens}"
             )
         if is_checked():
+            starts, where = to_host(query_start_loc), to_host(positions)
+            check_starts("query_start_loc", starts)  # without groups too
+            check_num_tokens(starts, where)
             for view, size in zip(self._gathered_views, self.block_sizes, strict=True):
-                layout = Layout(size, size)
-                check_slots(to_host(view), to_host(query_start_loc), to_host(positions), layout)
+                check_slots(to_host(view), starts, where, Layout(size, size))
         if uses_kernels(self._tables):
             launch_threads(
                 kernels.compute_slot_mappings,

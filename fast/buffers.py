@@ -41,14 +41,15 @@ class CpuGpuBuffer:
     ) -> None:
         if not size:
             raise ValueError("size is empty, expected at least 1 dimension")
-        shape = [check_int(f"size[{axis}]", length, 0) for axis, length in enumerate(size)]
+        shape = [check_int(f"size[{i}]", length, 0, 2**63 - 1) for i, length in enumerate(size)]
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype must be a torch dtype, got {dtype!r}")
         check_bool("pin_memory", pin_memory)
         device = check_device("device", device)
         pinned = bool(pin_memory) and torch.cuda.is_available()
-        self.cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pinned)
-        self.gpu = torch.zeros(shape, dtype=dtype, device=device)
+        with torch.inference_mode(mode=False):  # a buffer outlives the mode in which it is made
+            self.cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pinned)
+            self.gpu = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def np(self) -> npt.NDArray[Any]:
@@ -64,6 +65,8 @@ class CpuGpuBuffer:
 
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
         """Copy the first entries to the device, without blocking.
+
+        What is written to them in `cpu` before the copy has ended may travel or not.
 
         Args:
             n: entries of the first dimension; None: all.

@@ -133,7 +133,7 @@ class CompilationConfig:
     pass_config: PassConfig = field(default_factory=PassConfig)
     splitting_ops: list[str] | None = None
     use_inductor_graph_partition: bool = False
-    compile_sizes: list[int | str] | None = None
+    compile_sizes: list[int] | None = None
 
 
 @dataclass(kw_only=True)

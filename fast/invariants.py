@@ -120,7 +120,7 @@ def check_values(fields: Fields, block_size: int | None) -> None:
     if seq_lens is not None and query_lens is not None:
         _check_sequences(seq_lens.astype(np.int64), query_lens, computed)
     _check_maximum("max_query_len", fields, "query length", query_lens)
-    _check_maximum("max_seq_len", fields, "seq_lens", seq_lens)
+    _check_maximum("max_seq_len", fields, "sequence length", seq_lens)
     table = fields.tensors.get("block_table_tensor")
     if block_size is not None and seq_lens is not None and table is not None:
         _check_blocks(seq_lens.astype(np.int64), table.shape[1], block_size)
@@ -218,7 +218,7 @@ def _check_maximum(name: str, fields: Fields, what: str, values: IntArray | None
     above = np.flatnonzero(values > bound)
     if len(above):
         at = above[0]
-        raise ValueError(f"{name} is {bound}, less than the {what}[{at}] {values[at]}")
+        raise ValueError(f"{name} is {bound}, less than the {what} {values[at]} of request {at}")
 
 
 def _check_blocks(seq_lens: IntArray, width: int, block_size: int) -> None:

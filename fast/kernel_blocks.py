@@ -2,9 +2,10 @@
 
 from typing import Final
 
+import numpy as np
 import torch
 
-from fast._checks import check_int, check_minimum, is_checked, to_host
+from fast._checks import check_int, is_checked, to_host
 
 BLOCK_ID_DTYPES: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -47,11 +48,12 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     if greatest < 0:
         raise ValueError(f"blocks_per_kv_block is {number}, which {block_ids.dtype} cannot count")
     if is_checked():
-        values = to_host(block_ids).reshape(-1)
-        check_minimum("block_ids", values, 0)
-        if values.max() > greatest:
+        values = to_host(block_ids)
+        wrong = np.argwhere((values < 0) | (values > greatest))
+        if len(wrong):
+            index = tuple(wrong[0].tolist())
             raise ValueError(
-                f"block_ids[{values.argmax()}] is {values.max()}, expected at most {greatest} for"
+                f"block_ids{list(index)} is {values[index]}, expected 0 to {greatest}, as each is"
                 f" {number} kernel blocks in {block_ids.dtype}"
             )
     steps = torch.arange(number, dtype=torch.int64, device=block_ids.device)

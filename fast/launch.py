@@ -4,6 +4,7 @@ On CUDA tensors a kernel is launched on torch's current stream. With `simulated_
 takes the GPU's place, and CPU tensors take the device path.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +20,16 @@ Argument: TypeAlias = torch.Tensor | int
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
 
 _SIMULATORS: Final[list[tuple[Launcher, int]]] = []
+
+
+class _Thread(threading.local):
+    """The GPUs whose context the running thread has entered."""
+
+    def __init__(self) -> None:
+        self.entered: set[int] = set()
+
+
+_THREAD: Final = _Thread()
 
 
 @contextmanager
@@ -145,8 +156,18 @@ def _launch_on_gpu(
     loaded = kernel.loaded(index)
     from cuda.core import launch  # noqa: PLC0415  (there only with numba-cuda)
 
+    if index not in _THREAD.entered:
+        _enter_context(index)
     handle = torch.cuda.current_stream(index).cuda_stream
     launch(_stream(index, handle), _shape(grid, threads), loaded, *flatten(args))
+
+
+def _enter_context(index: int) -> None:
+    """Enter a GPU's context, in which a new thread is not: a launch does not, nor all of torch."""
+    from cuda.core import Device  # noqa: PLC0415  (there only with numba-cuda)
+
+    Device(index).set_current()
+    _THREAD.entered.add(index)
 
 
 def flatten(args: tuple[Argument, ...]) -> list[int]:

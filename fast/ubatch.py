@@ -248,7 +248,7 @@ def _cut(name: str, ubatch_slice: UBatchSlice, metadata: Any) -> CommonAttention
         max_seq_len=int(metadata.max_seq_len),
         block_table_tensor=metadata.block_table_tensor[r0:r1],
         slot_mapping=metadata.slot_mapping[t0:t1],
-        causal=metadata.causal,
+        causal=bool(metadata.causal),
         encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
     )
 

@@ -63,10 +63,12 @@ def make_local_attention_virtual_batches(
         raise ValueError(f"block_size is {block_size}, but must divide attn_chunk_size {chunk}")
     validate_metadata(common_attn_metadata, block_size)
     all_starts = common_attn_metadata.query_start_loc.tolist()
+    all_seq_lens = common_attn_metadata.seq_lens.tolist()
     block_table = common_attn_metadata.block_table_tensor
 
     query_lens, seq_lens, rows = [], [], []
-    for request, seq_len in enumerate(common_attn_metadata.seq_lens.tolist()):
+    for request in range(int(common_attn_metadata.num_reqs)):
+        seq_len = all_seq_lens[request]
         first_query = seq_len - (all_starts[request + 1] - all_starts[request])
         request_row = block_table[request].tolist()
         for chunk_index in _chunks_touched(first_query, seq_len, chunk):

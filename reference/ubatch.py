@@ -220,10 +220,9 @@ def _check_ubatch_slice(
 ) -> tuple[int, int, int, int]:
     """Return first and stop of the requests and of the tokens of a slice that fits the batch."""
     starts = metadata.query_start_loc.tolist()
-    r0, r1 = check_slice(f"{name}.request_slice", ubatch_slice.request_slice, len(starts) - 1)
-    t0, t1 = check_slice(
-        f"{name}.token_slice", ubatch_slice.token_slice, int(metadata.num_actual_tokens)
-    )
+    num_reqs, num_tokens = int(metadata.num_reqs), int(metadata.num_actual_tokens)
+    r0, r1 = check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
+    t0, t1 = check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
     if r0 == r1 or t0 == t1:
         raise ValueError(f"{name} is empty: requests {r0}:{r1}, tokens {t0}:{t1}")
     lies_in_padding = t0 >= starts[-1] and starts[r0] == starts[r0 + 1]

@@ -81,6 +81,17 @@ def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
     return np.array(values, dtype)
 
 
+def _bad_starts(name: str, *starts: int) -> OperationMaker:
+    """Return a maker of slots of one position, with these starts."""
+    arguments = {
+        "query_start_loc": _vector(*starts),
+        "positions": _vector(0, dtype=np.int64),
+    }
+    return _bad_call(
+        "compute_slot_mappings", name, ValueError, "query_start_loc", lambda _: arguments
+    )
+
+
 BAD_OPERATIONS = (
     _bad_append(
         "slot outside", IndexError, "req_indices", lambda m, _: {"req_indices": [m.max_num_reqs]}
@@ -197,6 +208,9 @@ BAD_OPERATIONS = (
             "positions": _vector(*[0] * (m.max_num_tokens + 1), dtype=np.int64),
         },
     ),
+    _bad_starts("starts do not start at 0", 1, 1),
+    _bad_starts("starts decrease", 0, -1),
+    _bad_starts("more tokens than positions", 0, 2),
     lambda model: (
         Operation(
             "compute_slot_mappings",

@@ -16,12 +16,15 @@ from conformance.strategies.presets import Preset
 @st.composite
 def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
-    batch = draw(batches(preset))
+    is_uniform = draw(st.sampled_from((None, False, True, True)))
+    # Uniformity is of short requests: draw them often, where it is asked for.
+    kind = draw(st.sampled_from((None, "short extend", "speculative decode")))
+    batch = draw(batches(preset, kind=kind if is_uniform else None))
     arguments: Arguments = {"common_attn_metadata": batch.metadata()}
-    threshold = draw(st.sampled_from((None, 1, 2, 3, 4, 4, 5)))
+    longest = max(batch.query_lens, default=0)
+    threshold = draw(st.sampled_from((None, 1, 2, 3, 4, 5, max(longest, 1))))
     if threshold is not None:
         arguments["decode_threshold"] = threshold
-    is_uniform = draw(st.sampled_from((None, False, True, True)))
     if is_uniform is not None:
         arguments["require_uniform"] = is_uniform
     return Call("split_decodes_and_prefills", arguments, batch)
@@ -76,7 +79,7 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
     """
     threshold = draw(st.integers(1, 4))
     most = 6 if preset.name == "minimal" else 40
-    num_reqs = draw(st.one_of(st.integers(0, most), st.sampled_from((0, most))))
+    num_reqs = draw(st.one_of(st.integers(0, most), st.sampled_from((0, 2, 3, most))))
     small = st.integers(0, threshold + 2)
     kinds = draw(
         st.lists(

@@ -82,7 +82,8 @@ class Batch:
         drift: How far `num_computed_tokens_cpu` lies below the tokens before the query, as after
             fast prefill, and above them where there is no query: what an old step left.
         extra_slots: Slots past the last token, which may not be read.
-        has_numpy_ints: Whether counts are NumPy ints, as arithmetic on arrays gives them.
+        has_numpy_ints: Whether counts are NumPy ints, as arithmetic on arrays gives them, and
+            `causal` NumPy's bool.
     """
 
     query_lens: tuple[int, ...]
@@ -163,6 +164,7 @@ class Batch:
         """Return the batch's attention metadata, as `reference` holds it."""
         starts = self.query_start_loc()
         number: Callable[[int], Any] = np.int32 if self.has_numpy_ints else int
+        boolean: Callable[[bool], Any] = np.bool_ if self.has_numpy_ints else bool
         seq_lens = guarded(self.seq_lens, np.int32, self.stride)
         return reference.CommonAttentionMetadata(
             query_start_loc=starts,
@@ -176,7 +178,7 @@ class Batch:
             max_seq_len=number(max(self.seq_lens, default=0) + self.raised),
             block_table_tensor=self.block_table(),
             slot_mapping=self.slot_mapping(),
-            causal=self.causal,
+            causal=boolean(self.causal),
         )
 
 
@@ -200,7 +202,12 @@ def lengths(preset: Preset, most: int, layout: Layout) -> st.SearchStrategy[int]
 
 @st.composite
 def batches(
-    draw: Draw, preset: Preset, *, layout: Layout | None = None, is_shared: bool | None = None
+    draw: Draw,
+    preset: Preset,
+    *,
+    layout: Layout | None = None,
+    is_shared: bool | None = None,
+    kind: str | None = None,
 ) -> Batch:
     """Draw a batch.
 
@@ -209,6 +216,7 @@ def batches(
         preset: The sizes.
         layout: How positions lie in blocks; None draws a block size of the preset.
         is_shared: Whether some requests share the physical blocks of a common prefix; None draws.
+        kind: One of `KINDS`, for a preset without a trace; None draws.
 
     Returns:
         A valid batch: decode-only, speculative decode, mixed, extend or prefill; idle and padded
@@ -220,7 +228,8 @@ def batches(
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
     else:
-        query_lens, computed = draw(_requests(preset, layout))
+        kind = draw(st.sampled_from(KINDS)) if kind is None else kind
+        query_lens, computed = draw(_requests(preset, layout, kind))
     num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 0, 2)))
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
@@ -249,9 +258,8 @@ def batches(
 
 
 @st.composite
-def _requests(draw: Draw, preset: Preset, layout: Layout) -> tuple[list[int], list[int]]:
+def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[list[int], list[int]]:
     """Draw the query lengths and the computed tokens of a batch of one kind."""
-    kind = draw(st.sampled_from(KINDS))
     num_reqs = 0 if kind == "none" else draw(st.integers(1, preset.max_num_reqs))
     context = lengths(preset, preset.max_context_len, layout)
     query = lengths(preset, preset.max_query_len, layout)

@@ -168,9 +168,19 @@ def test_reads_read_only_arrays() -> None:
     ("changes", "tokens", "error", "message"),
     [
         ({}, [9], KeyError, "num_scheduled_tokens has no request 'r1'"),
-        ({}, [9, None], TypeError, r"num_scheduled_tokens\[1\] must be an int, got None"),
-        ({}, [9, True], TypeError, r"num_scheduled_tokens\[1\] must be an int, got True"),
-        ({}, [9, -1], ValueError, r"num_scheduled_tokens\[1\] is -1"),
+        (
+            {},
+            [9, None],
+            TypeError,
+            r"num_scheduled_tokens of req_ids\[1\] must be an int, got None",
+        ),
+        (
+            {},
+            [9, True],
+            TypeError,
+            r"num_scheduled_tokens of req_ids\[1\] must be an int, got True",
+        ),
+        ({}, [9, -1], ValueError, r"num_scheduled_tokens of req_ids\[1\] is -1"),
         ({"req_ids": ("r0", "r1")}, [9, 1], TypeError, "req_ids must be a list"),
         (
             {"num_computed_tokens_cpu": np.array([1])},

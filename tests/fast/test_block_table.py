@@ -191,6 +191,21 @@ def test_without_groups() -> None:
     assert tables.gather_block_tables(int32([1])) == ()
     assert tables.compute_slot_mappings(int32([0, 2]), torch.arange(2)).shape == (0, 2)
     assert tables.get_dummy_slot_mappings(3).shape == (0, 3)
+    for starts in ([0, 2, 1], [1, 1], [0, 3]):
+        with fast.checks(enabled=True), pytest.raises(ValueError, match="query_start_loc"):
+            tables.compute_slot_mappings(int32(starts), torch.arange(2))
+
+
+@pytest.mark.usefixtures("path")
+def test_outlive_inference_mode() -> None:
+    """Tables that are made in inference mode can be written outside, and the other way round."""
+    with torch.inference_mode():
+        tables = filled()
+        tables.clear_row(0)
+    tables.clear_row(2)
+    tables.get_dummy_block_tables(1)
+    tables.get_dummy_slot_mappings(1)
+    assert gathered(tables, [0, 2]) == [[[0] * 4] * 2, [[0] * 2] * 2]
 
 
 GOOD: dict[str, Any] = {
@@ -210,7 +225,7 @@ GOOD: dict[str, Any] = {
         ({"req_indices": [-1, 2]}, IndexError, r"req_indices\[0\] is -1"),
         ({"req_indices": [1, 1]}, ValueError, "req_indices lists request slot 1 twice"),
         ({"overwrite": [True]}, ValueError, "overwrite has 1 entries, expected 2"),
-        ({"overwrite": [True, 0]}, TypeError, "overwrite must hold bools, got int"),
+        ({"overwrite": [True, 0]}, TypeError, r"overwrite\[1\] must be a bool, got 0"),
         ({"cu_num_new_blocks": [[0, 1, 2]]}, ValueError, "cu_num_new_blocks has 1 entries"),
         (
             {"cu_num_new_blocks": [[0, 1, 2], [0, 0]]},

@@ -39,6 +39,15 @@ def test_without_entries() -> None:
     assert make(0, 4).copy_to_gpu().shape == (0, 4)
 
 
+def test_outlives_inference_mode() -> None:
+    """What is made in inference mode can be written outside."""
+    with torch.inference_mode():
+        buffer = make(2)
+    buffer.np[:] = 7
+    assert buffer.copy_to_gpu().tolist() == [7, 7]
+    assert buffer.copy_to_cpu().tolist() == [7, 7]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_dtypes_without_numpy(dtype: torch.dtype) -> None:
     """NumPy has no such numbers; the halves work all the same."""

@@ -42,8 +42,10 @@ def test_greatest_result() -> None:
         assert fast.map_to_kernel_blocks(torch.tensor([63], dtype=torch.int8), 2)[-1] == 127
         last = torch.tensor([2**63 - 1])
         assert fast.map_to_kernel_blocks(last, 1).tolist() == [2**63 - 1]
-        with pytest.raises(ValueError, match=r"block_ids\[1\] is 64, expected at most 63"):
+        with pytest.raises(ValueError, match=r"block_ids\[1\] is 64, expected 0 to 63"):
             fast.map_to_kernel_blocks(torch.tensor([63, 64], dtype=torch.int8), 2)
+        with pytest.raises(ValueError, match=r"block_ids\[1, 0\] is -1, expected 0 to 63"):
+            fast.map_to_kernel_blocks(torch.tensor([[1, 2], [-1, 2]], dtype=torch.int8), 2)
 
 
 def test_refuses() -> None:

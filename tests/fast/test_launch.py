@@ -1,4 +1,7 @@
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -104,22 +107,63 @@ def test_words_of_arguments() -> None:
     assert [0, 0, 6, 4, x.data_ptr(), 2, 3, 12, 4, 9] == flatten((x, 9))
 
 
-def test_a_launch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real launch goes to torch's current stream with the kernel of that GPU, once compiled."""
+class Gpu:
+    """Stands for the GPUs: who enters which one's context, and what is launched."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[int, str]] = []
+        self.launched: list[tuple[Any, ...]] = []
+
+    def device(self, index: int) -> SimpleNamespace:
+        """Stand for `cuda.core.Device`."""
+        name = threading.current_thread().name
+        return SimpleNamespace(set_current=lambda: self.entered.append((index, name)))
+
+    def launch(self, *args: object) -> None:
+        """Stand for `cuda.core.launch`."""
+        self.launched.append(args)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Put a stand-in in the place of cuda.core's devices and launches."""
     core = pytest.importorskip("cuda.core")
-    launched: list[tuple[object, ...]] = []
-    stream = type("Stream", (), {"cuda_stream": 77})()
-    monkeypatch.setattr(core, "launch", lambda *args: launched.append(args))
+    gpu, stream = Gpu(), SimpleNamespace(cuda_stream=77)
+    monkeypatch.setattr(core, "Device", gpu.device)
+    monkeypatch.setattr(core, "launch", gpu.launch)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(launch, "_stream", lambda index, handle: (index, handle))
+    monkeypatch.setattr(launch, "_THREAD", type(launch._THREAD)())
+    return gpu
+
+
+def launch_double(index: int, *args: torch.Tensor | int) -> None:
+    """Launch a kernel that is compiled already."""
     kernel = Kernel(double, "void(int32[::1])", threads=64)
-    kernel._loaded[1] = "machine code"
+    kernel._loaded[index] = "machine code"
+    launch._launch_on_gpu(kernel, index, (5, 2), 64, args)
+
+
+def test_a_launch_on_a_gpu(gpu: Gpu) -> None:
+    """A real launch goes to torch's current stream with the kernel of that GPU, once compiled."""
     x = torch.zeros(2, dtype=torch.int32)
-    launch._launch_on_gpu(kernel, 1, (5, 2), 64, (x, 3))
-    [(on, shape, code, *words)] = launched
+    launch_double(1, x, 3)
+    [(on, shape, code, *words)] = gpu.launched
     assert (on, code, words) == ((1, 77), "machine code", flatten((x, 3)))
     assert shape.grid == (5, 2, 1)
     assert shape.block == (64, 1, 1)
+
+
+def test_each_thread_enters_the_context(gpu: Gpu) -> None:
+    """A thread's first launch on a GPU enters its context: a new thread of Python's has none."""
+    for index in (1, 1, 0, 1):
+        launch_double(index, 3)
+    other = threading.Thread(target=launch_double, args=(1, 3), name="other")
+    other.start()
+    other.join()
+    this = threading.current_thread().name
+    assert gpu.entered == [(1, this), (0, this), (1, "other")]
+    assert len(gpu.launched) == 5
 
 
 def test_upload_to_the_cpu_copies_nothing() -> None:

@@ -95,8 +95,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"num_computed_tokens_cpu\[0\] is 5, expected 0 to 4",
     ),
-    ({"max_query_len": 1}, ValueError, r"max_query_len is 1, less than the query length\[0\] 2"),
-    ({"max_seq_len": 5}, ValueError, r"max_seq_len is 5, less than the seq_lens\[0\] 6"),
+    ({"max_query_len": 1}, ValueError, "is 1, less than the query length 2 of request 0"),
+    ({"max_seq_len": 5}, ValueError, "is 5, less than the sequence length 6 of request 0"),
 ]
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +77,7 @@ def calls(step: Step) -> dict[str, Callable[[], object]]:
         fast.UBatchSlice(slice(32, 64), slice(32, 64)),
     ]
     table = batch.block_table_tensor
+    buffer = fast.CpuGpuBuffer(NUM_REQS, dtype=torch.int32, device="cuda", pin_memory=True)
     return {
         "append_block_ids": step.append,
         "gather_block_tables": lambda: step.tables.gather_block_tables(step.idx_mapping),
@@ -80,9 +87,9 @@ def calls(step: Step) -> dict[str, Callable[[], object]]:
         "compute_slot_mapping": lambda: fast.compute_slot_mapping(
             table, step.starts, step.positions, BLOCK_SIZE
         ),
-        "move_row and swap_rows": lambda: (
+        "move_row, swap_rows and clear_row": lambda: (
             step.tables.swap_rows(0, 1),
-            step.tables.swap_rows(1, 0),
+            step.tables.move_row(2, 3),
             step.tables.clear_row(5),
             step.append(),
         ),
@@ -92,6 +99,9 @@ def calls(step: Step) -> dict[str, Callable[[], object]]:
             64, batch, BLOCK_SIZE
         ),
         "get_dcp_local_seq_lens": lambda: fast.get_dcp_local_seq_lens(batch.seq_lens, 2, 0, 1),
+        "slice_query_start_locs": lambda: fast.slice_query_start_locs(step.starts, slice(3, 9)),
+        "map_to_kernel_blocks": lambda: fast.map_to_kernel_blocks(table, 2),
+        "CpuGpuBuffer": lambda: (buffer.copy_to_gpu(), buffer.copy_to_cpu(3)),
         "unpadded": lambda: batch.unpadded(32, 32),
     }
 
@@ -101,11 +111,14 @@ NAMES = [
     "gather_block_tables",
     "compute_slot_mappings",
     "compute_slot_mapping",
-    "move_row and swap_rows",
+    "move_row, swap_rows and clear_row",
     "split_decodes_and_prefills",
     "split_attn_metadata",
     "make_local_attention_virtual_batches",
     "get_dcp_local_seq_lens",
+    "slice_query_start_locs",
+    "map_to_kernel_blocks",
+    "CpuGpuBuffer",
     "unpadded",
 ]
 
@@ -114,7 +127,9 @@ NAMES = [
 def no_waiting() -> Iterator[None]:
     """Make torch raise where a call would wait for the device."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that it does not find all waiting
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -146,7 +161,35 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
         assert is_queued
 
 
-def captured(call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+def test_a_new_thread_launches(step: Step) -> None:
+    """A thread in which nothing has called CUDA yet, and so without a context, launches too."""
+    wanted = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        tables = pool.submit(step.tables.gather_block_tables, step.idx_mapping).result()
+    assert torch.equal(wanted, tables[0])
+
+
+WARM_AND_CAPTURE = """
+import torch, fast
+fast.warmup()
+tables = fast.BlockTables([16], 4, 8, 64, "cuda", pin_memory=True)
+mapping = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    tables.gather_block_tables(mapping)
+graph.replay()
+torch.cuda.synchronize()
+"""
+
+
+def test_warmup_is_enough_for_a_capture() -> None:
+    """In a new process, what `warmup` has loaded can be captured before it was ever launched."""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", WARM_AND_CAPTURE], cwd=root, check=True)  # noqa: S603  # our own
+
+
+def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return a graph of a call, and the tensor that a replay writes."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -174,7 +217,7 @@ def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
 
 
 def test_replayed_slots_read_the_new_positions(step: Step) -> None:
-    """Captured slot mappings, and captured local lengths, read the values of the replay."""
+    """Captured slot mappings read the values of the replay."""
     step.tables.gather_block_tables(step.idx_mapping)
     graph, slots = captured(lambda: step.tables.compute_slot_mappings(step.starts, step.positions))
     before = step.positions.clone()
@@ -198,6 +241,34 @@ def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
     wanted = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
     assert torch.equal(wanted, out[:NUM_REQS])
     assert out[NUM_REQS:].eq(fast.PAD_SLOT_ID).all()
+
+
+def test_replayed_local_lengths_read_the_new_lengths() -> None:
+    """Captured local lengths read the lengths of the replay."""
+    seq_lens = torch.tensor([5, 8], dtype=torch.int32, device="cuda")
+    graph, local = captured(lambda: fast.get_dcp_local_seq_lens(seq_lens, 2, 0, 2))
+    seq_lens.copy_(torch.tensor([8, 6]))
+    graph.replay()
+    assert local.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("move", "rows"),
+    [
+        (lambda tables: tables.swap_rows(0, 1), [1, 0, 2]),
+        (lambda tables: tables.move_row(0, 1), [-1, 0, 2]),
+        (lambda tables: tables.clear_row(0), [-1, 1, 2]),
+    ],
+)
+def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list[int]) -> None:
+    """A captured mover of rows does at a replay what it does when it is called."""
+    step = Step()
+    mapping = torch.tensor(rows, dtype=torch.int32, device="cuda")
+    wanted = step.tables.gather_block_tables(mapping)[0].clone()
+    graph, _ = captured(lambda: move(step.tables))
+    step.append()  # all rows as they were at first
+    graph.replay()
+    assert torch.equal(wanted, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
 
 
 def test_a_cpu_tensor_is_refused(step: Step) -> None:

@@ -1,0 +1,238 @@
+"""Checks: what they see, what they say of it, and which examples they draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import fast
+from conformance.checks import Check, law, same_answer, same_refusal
+from conformance.contracts import Alias, Call, Contract, Fault, Relation, replaced
+from conformance.profiles import PROFILES, Kind
+from conformance.report import Mismatch
+from conformance.sessions import session_check
+from conformance.situations import LEDGER
+from conformance.strategies.arrays import guarded
+from conformance.strategies.sessions import block_tables_sessions
+from conformance.targets import TARGETS, Target
+
+LOCAL_LENGTHS = Contract(
+    "get_dcp_local_seq_lens",
+    lambda _: st.just(
+        Call(
+            "get_dcp_local_seq_lens",
+            {"seq_lens": guarded([5, 8], np.int32), "dcp_size": 2, "dcp_rank": 0},
+        )
+    ),
+    {"a length of 8": lambda call: 8 in call.arguments["seq_lens"]},
+    faults=[Fault("the rank is outside", ValueError, "dcp_rank", replaced("dcp_rank", 2))],
+    aliases=(Alias("", Relation.NEW, "seq_lens"),),
+)
+
+
+def target_of(function: Callable[..., Any], name: str = "get_dcp_local_seq_lens") -> Target:
+    """Return a target that has one function and no more."""
+    module = ModuleType("toy")
+    setattr(module, name, function)
+    return Target("toy", module)
+
+
+def failure(check: Check, target: Target) -> list[str]:
+    """Return the lines that a failing check says."""
+    with pytest.raises(Mismatch) as caught:
+        check.bind(target, PROFILES["dev"], "minimal", shrink=False)()
+    return str(caught.value).splitlines()
+
+
+def honest(seq_lens: torch.Tensor, dcp_size: int = 1, dcp_rank: int | None = None) -> torch.Tensor:
+    """Answer as `fast` does, in checked mode."""
+    with fast.checks(True):
+        return fast.get_dcp_local_seq_lens(seq_lens, dcp_size, dcp_rank)
+
+
+def test_right_answers_pass() -> None:
+    """A target that answers and refuses as reference does passes, and its examples count."""
+    before = LEDGER.examples["get_dcp_local_seq_lens", "toy"]
+    for check in (same_answer(LOCAL_LENGTHS), same_refusal(LOCAL_LENGTHS)):
+        check.bind(target_of(honest), PROFILES["dev"], "minimal")()
+    assert LEDGER.examples["get_dcp_local_seq_lens", "toy"] > before
+    assert LEDGER.met["get_dcp_local_seq_lens", "a length of 8"]
+    assert LEDGER.met["get_dcp_local_seq_lens", "refused: the rank is outside"]
+
+
+def test_a_wrong_answer_is_told_line_by_line() -> None:
+    """The report names function, target and verdict, the first difference, where, and the call."""
+    lines = failure(same_answer(LOCAL_LENGTHS), target_of(lambda **a: honest(**a) * 2))
+    assert lines[:2] == [
+        "get_dcp_local_seq_lens on toy: another value",
+        "    result[0] = 6, but should be 3",
+    ]
+    assert "    seq_lens = [5, 8]" in lines
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (
+            lambda **_: torch.zeros(2),
+            "    result.dtype = torch.float32, but should be torch.int32",
+        ),
+        (lambda **_: [3, 4], "    type(result) = list, but should be Tensor"),
+        (
+            lambda **a: a["seq_lens"].copy_(honest(**a)),
+            "    result = a view, but should be new memory (of seq_lens)",
+        ),
+        (
+            lambda **a: (honest(**a), a["seq_lens"].add_(1))[0],
+            "    seq_lens[0] = 6, but should be 5",
+        ),
+        (
+            lambda **a: (honest(**a), a["seq_lens"].as_strided((1,), (1,), 4).zero_())[0],
+            "    memory around seq_lens[4] = changed, but should be as it was",
+        ),
+    ],
+)
+def test_every_verdict_is_told(function: Callable[..., Any], line: str) -> None:
+    """Structure, aliasing, changed arguments and guard bands are looked at, whatever the values."""
+
+    def by_name(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int) -> object:
+        return function(seq_lens=seq_lens, dcp_size=dcp_size, dcp_rank=dcp_rank)
+
+    assert line == failure(same_answer(LOCAL_LENGTHS), target_of(by_name))[1]
+
+
+def test_an_exception_is_no_answer() -> None:
+    """A valid call that raises is told as an outcome, with what was raised."""
+
+    def raising(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    lines = failure(same_answer(LOCAL_LENGTHS), target_of(raising))
+    assert lines[:2] == [
+        "get_dcp_local_seq_lens on toy: another outcome",
+        "    the call = raised RuntimeError: out of luck, but should be a result",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "got"),
+    [
+        (IndexError("dcp_rank is 2"), "IndexError: dcp_rank is 2"),
+        (ValueError("out of range"), "ValueError: out of range"),
+        (None, "returned 7"),
+    ],
+)
+def test_a_wrong_refusal_is_told(error: Exception | None, got: str) -> None:
+    """Another class, a message that does not name the argument, and none at all are told."""
+
+    def refusing(**_: object) -> int:
+        if error is not None:
+            raise error
+        return 7
+
+    line = f"    the call = {got}, but should be ValueError naming dcp_rank (the rank is outside)"
+    assert line == failure(same_refusal(LOCAL_LENGTHS), target_of(refusing))[1]
+
+
+def test_a_refusal_that_comes_too_late_is_told() -> None:
+    """A target that changes an argument and then refuses is told by what it changed."""
+
+    def late(seq_lens: torch.Tensor, **_: object) -> None:
+        seq_lens[1] = 0
+        raise ValueError("dcp_rank")
+
+    lines = failure(same_refusal(LOCAL_LENGTHS), target_of(late))
+    assert lines[1] == "    seq_lens[1] = 0, but should be 8"
+
+
+def test_a_changed_object_of_the_caller_is_told() -> None:
+    """What a refused call did to an object of the caller's own is told, where it is observed."""
+
+    @dataclasses.dataclass
+    class Box:
+        value: int
+
+    def late(seq_lens: Box, **_: object) -> None:
+        seq_lens.value = 1
+        raise TypeError("seq_lens")
+
+    contract = Contract(
+        "get_dcp_local_seq_lens",
+        lambda _: st.just(Call("get_dcp_local_seq_lens", {"seq_lens": Box(0)})),
+        {},
+        faults=[Fault("lengths are a box", TypeError, "seq_lens", lambda call, _: call)],
+        observe=lambda arguments: {"value": arguments["seq_lens"].value},
+    )
+    lines = failure(same_refusal(contract), target_of(late))
+    assert lines[1] == "    after the refusal['value'] = 1, but should be 0"
+
+
+def test_a_session_is_told_with_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference in the course of a session is told with the operations before it."""
+
+    class Bad(fast.BlockTables):
+        def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+            return super().get_dummy_slot_mappings(num_tokens) + 1
+
+    monkeypatch.setattr(fast, "BlockTables", Bad)
+    check = session_check(
+        "BlockTables", block_tables_sessions, lambda *_: [], situations={"any": lambda _: True}
+    )
+    lines = failure(check, TARGETS["host"])
+    assert lines[0] == "BlockTables.get_dummy_slot_mappings on host: another value"
+    told = lines.index("  after")
+    assert lines[told + 1].startswith("    made by BlockTables(block_sizes=")
+
+
+def seen(profile: str, size: str = "minimal", **changes: Any) -> list[int]:
+    """Return the examples that a law is given in a run of a profile."""
+    examples: list[int] = []
+
+    @law("toy", lambda _: st.integers(0, 2**64))
+    def collect(target: Target, example: int) -> None:
+        """See an example."""
+        del target
+        examples.append(example)
+
+    few = dataclasses.replace(
+        PROFILES[profile], same_answer_examples=20, other_examples=20, **changes
+    )
+    collect.bind(TARGETS["host"], few, size)()
+    return examples
+
+
+def test_the_default_run_is_the_same_every_time() -> None:
+    """Two runs of the default profile see the same examples; the sizes see others."""
+    assert seen("default") == seen("default")
+    assert seen("default") != seen("default", "real")
+
+
+def test_the_nightly_run_is_another_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nightly runs see other examples, also where `CI` makes Hypothesis deterministic."""
+    monkeypatch.setenv("CI", "true")
+    assert seen("nightly") != seen("nightly")
+
+
+@pytest.mark.parametrize(
+    ("profile", "kind", "is_simulated", "examples"),
+    [
+        ("dev", Kind.SAME_ANSWER, False, 25),
+        ("default", Kind.SAME_ANSWER, False, 200),
+        ("default", Kind.SAME_ANSWER, True, 50),
+        ("default", Kind.LAW, False, 50),
+        ("nightly", Kind.SAME_REFUSAL, True, 10_000),
+    ],
+)
+def test_profiles(profile: str, kind: Kind, examples: int, *, is_simulated: bool) -> None:
+    """A profile says how many examples a check spends; nothing is kept between runs."""
+    settings = PROFILES[profile].settings(kind, simulated=is_simulated)
+    assert examples == settings.max_examples
+    assert settings.deadline is None
+    assert settings.database is None
