@@ -88,11 +88,11 @@ class Check:
         run.__doc__ = self.description
         options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
         test: Callable[[], None] = options(given(example=strategy)(run))
-        if profile.is_random:
+        if profile.seed is None:
             return test
-        # Hypothesis would seed by the source of `run`, which is that of all tests, and all would
-        # see the same draws.
-        return seed(zlib.crc32(name.encode()))(test)
+        # Hypothesis itself would seed all tests alike, by a run's seed or by the source of `run`,
+        # and all would see the same draws.
+        return seed(zlib.crc32(f"{profile.seed} {name}".encode()))(test)
 
 
 def same_answer(contract: Contract) -> Check:

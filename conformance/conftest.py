@@ -7,6 +7,7 @@ situation was met by no example.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         # Workers inherit the controller's options, so all draw from the one seed that is printed.
         config.option.hypothesis_seed = str(secrets.randbits(64))
+    if profile.is_random:
+        profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
     run = config.stash[RUN] = Run(targets, profile)
     config.pluginmanager.register(_Outcomes(run), "conformance-outcomes")
     use_trace(trace)

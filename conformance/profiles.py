@@ -29,6 +29,7 @@ class Profile:
         same_answer_examples: Examples of each "same answer" check, targets with a simulator apart.
         other_examples: Examples of every other check, and of every check in the simulator.
         is_random: Whether each run draws new examples.
+        seed: What the draws of all checks come from; None for a new one each time.
         judges_situations: Whether a situation that no example met fails the run.
     """
 
@@ -37,6 +38,7 @@ class Profile:
     other_examples: int
     is_random: bool = False
     judges_situations: bool = True
+    seed: int | None = 0
 
     def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> settings:
         """Return Hypothesis' settings for one check.
@@ -70,6 +72,6 @@ PROFILES = {
     for profile in (
         Profile("dev", 25, 25, judges_situations=False),
         Profile("default", 200, 50),
-        Profile("nightly", 10_000, 10_000, is_random=True),
+        Profile("nightly", 10_000, 10_000, is_random=True, seed=None),
     )
 }

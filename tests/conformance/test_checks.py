@@ -91,7 +91,7 @@ def test_a_wrong_answer_is_told_line_by_line() -> None:
         ),
         (
             lambda **a: (honest(**a), a["seq_lens"].add_(1))[0],
-            "    seq_lens[0] = 6, but should be 5",
+            "    seq_lens[0] = 6, but should be 5  (request 0)",
         ),
         (
             lambda **a: (honest(**a), a["seq_lens"].as_strided((1,), (1,), 4).zero_())[0],
@@ -149,7 +149,7 @@ def test_a_refusal_that_comes_too_late_is_told() -> None:
         raise ValueError("dcp_rank")
 
     lines = failure(same_refusal(LOCAL_LENGTHS), target_of(late))
-    assert lines[1] == "    seq_lens[1] = 0, but should be 8"
+    assert lines[1] == "    seq_lens[1] = 0, but should be 8  (request 1)"
 
 
 def test_a_changed_object_of_the_caller_is_told() -> None:
@@ -178,20 +178,23 @@ def test_a_session_is_told_with_what_came_before(monkeypatch: pytest.MonkeyPatch
     """A difference in the course of a session is told with the operations before it."""
 
     class Bad(fast.BlockTables):
-        def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
-            return super().get_dummy_slot_mappings(num_tokens) + 1
+        def clear_row(self, r: int) -> None:
+            del r
 
     monkeypatch.setattr(fast, "BlockTables", Bad)
     check = session_check(
-        "BlockTables", block_tables_sessions, lambda *_: [], situations={"any": lambda _: True}
+        "BlockTables",
+        block_tables_sessions,
+        lambda tables, _: [tables.get_dummy_block_tables(1), tables.get_dummy_slot_mappings(1)],
     )
     lines = failure(check, TARGETS["host"])
-    assert lines[0] == "BlockTables.get_dummy_slot_mappings on host: another value"
-    told = lines.index("  after")
-    assert lines[told + 1].startswith("    made by BlockTables(block_sizes=")
+    assert lines[0].startswith("BlockTables.")
+    story = lines[lines.index("  after") + 1 :]
+    assert story[0].startswith("    made by BlockTables(block_sizes=")
+    assert any(line.startswith("    clear_row(r=") for line in story)
 
 
-def seen(profile: str, size: str = "minimal", **changes: Any) -> list[int]:
+def seen(profile: str, size: str = "minimal") -> list[int]:
     """Return the examples that a law is given in a run of a profile."""
     examples: list[int] = []
 
@@ -201,9 +204,7 @@ def seen(profile: str, size: str = "minimal", **changes: Any) -> list[int]:
         del target
         examples.append(example)
 
-    few = dataclasses.replace(
-        PROFILES[profile], same_answer_examples=20, other_examples=20, **changes
-    )
+    few = dataclasses.replace(PROFILES[profile], same_answer_examples=20, other_examples=20)
     collect.bind(TARGETS["host"], few, size)()
     return examples
 

@@ -1,11 +1,11 @@
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import fast
-from conformance.simulator import simulate
 from fast import BlockTables
 from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
@@ -360,7 +360,7 @@ def test_dummies_refuse() -> None:
 
 
 @pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
-def test_any_block_of_threads(threads: int, seed: int) -> None:
+def test_any_block_of_threads(threads: int, seed: int, simulate: Callable[..., None]) -> None:
     """The kernels' results are the host's, for any threads in a block and any order of them."""
 
     def launch(kernel: Kernel, grid: tuple[int, int], size: int, args: tuple[object, ...]) -> None:

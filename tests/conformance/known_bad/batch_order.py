@@ -1,5 +1,7 @@
 """Splitting and ordering a batch, as one writes it with NumPy in a hurry."""
 
+# ruff: noqa: C901  # a branch for each bug
+
 from __future__ import annotations
 
 import copy
@@ -25,6 +27,12 @@ def _make_split_two(bug: str | None) -> Callable[..., Counts]:
     ) -> Counts:
         if bug == "a bool passes for a threshold" and decode_threshold is True:
             decode_threshold = 1
+        if bug == "an engine's own metadata is refused" and not isinstance(
+            common_attn_metadata, Metadata
+        ):
+            raise TypeError("common_attn_metadata is no CommonAttentionMetadata")
+        if bug == "a field that is not needed is read":
+            _ = common_attn_metadata.causal
         REAL_SPLIT_TWO(common_attn_metadata, decode_threshold, require_uniform)
         metadata, starts = common_attn_metadata, common_attn_metadata.query_start_loc_cpu.numpy()
         q = np.diff(starts)
@@ -179,7 +187,6 @@ def _reorder_by(bug: str | None, batch: Any, regions: list[int]) -> bool:  # noq
 BATCH_ORDER = [
     *rewritten(
         "split_decodes_and_prefills",
-        "batch_order",
         _make_split_two,
         answers={
             "none found is found at 0": "`argmax` of all False: a batch of decodes becomes one of "
@@ -196,10 +203,13 @@ BATCH_ORDER = [
             "tokens are NumPy's ints": "Equal and hashable; not an int to what is compiled.",
         },
         refusals={"a bool passes for a threshold": "`True` is 1."},
+        laws={
+            "an engine's own metadata is refused": "Nobody here has another.",
+            "a field that is not needed is read": "Ours has them all.",
+        },
     ),
     *rewritten(
         "split_decodes_prefills_and_extends",
-        "batch_order",
         _make_split_three,
         answers={
             "a short new request is a prefill": "A prompt of one token ends the decodes.",
@@ -209,7 +219,6 @@ BATCH_ORDER = [
     ),
     *rewritten(
         "reorder_batch_to_split_decodes_and_prefills",
-        "batch_order",
         _make_reorder,
         answers={
             "the threshold itself is long": "`>=` for `>`.",

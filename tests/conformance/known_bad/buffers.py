@@ -55,7 +55,6 @@ def _make(bug: str | None) -> type[Real]:
 
 BUFFERS = rewritten(
     "CpuGpuBuffer",
-    "buffers",
     _make,
     laws={
         "one half is not zeroed": "What is copied over it hides it.",

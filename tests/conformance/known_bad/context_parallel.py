@@ -59,7 +59,6 @@ def _make(bug: str | None) -> Callable[..., torch.Tensor]:
 
 CONTEXT_PARALLEL = rewritten(
     "get_dcp_local_seq_lens",
-    "context_parallel",
     _make,
     answers={
         "the interleave is ignored": "Right at the default, and the sum is always right.",

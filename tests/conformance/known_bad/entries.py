@@ -24,7 +24,6 @@ class KnownBad:
         function: The function that is wrong, as its checks name it.
         bug: What is wrong, in a few words; None for an honest one, which must pass every check.
         why: What happens, and why nobody would notice.
-        module: The conformance module that looks at the function, without `test_`.
         install: Puts it in the place of the right one, until the end of a test.
         target: The target on which it is run.
         seen_by: The kind of check that is to see it, and is run first.
@@ -33,7 +32,6 @@ class KnownBad:
     function: str
     bug: str | None
     why: str
-    module: str
     install: Install
     target: str = "host"
     seen_by: Kind = Kind.SAME_ANSWER
@@ -47,7 +45,6 @@ class KnownBad:
 
 def rewritten(
     function: str,
-    module: str,
     make: Callable[[str | None], Any],
     *,
     answers: Bugs | None = None,
@@ -58,7 +55,6 @@ def rewritten(
 
     Args:
         function: The name in `fast` that it takes; a method is written `Class.method`.
-        module: The conformance module that looks at the function.
         make: Returns the function with one bug, or honest for None.
         answers: Bugs that comparison with `reference` is to see.
         refusals: Bugs that the checks of bad calls are to see.
@@ -73,7 +69,7 @@ def rewritten(
         def install(patch: pytest.MonkeyPatch) -> None:
             patch.setattr(owner, name, make(bug))
 
-        return KnownBad(function, bug, why, module, install, seen_by=kind)
+        return KnownBad(function, bug, why, install, seen_by=kind)
 
     by_kind = ((Kind.SAME_ANSWER, answers), (Kind.SAME_REFUSAL, refusals), (Kind.LAW, laws))
     return [

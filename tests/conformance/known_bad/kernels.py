@@ -61,16 +61,14 @@ def install(patch: pytest.MonkeyPatch, source: str) -> None:
 
 def _honest(checked: str) -> KnownBad:
     why = "The kernels as they are, compiled anew."
-    return KnownBad(
-        checked, None, why, "block_table", lambda patch: install(patch, SOURCE), target="sim"
-    )
+    return KnownBad(checked, None, why, lambda patch: install(patch, SOURCE), target="sim")
 
 
 def _bad(checked: str, bug: str, edit: Edit) -> KnownBad:
     def put(patch: pytest.MonkeyPatch) -> None:
         install(patch, _edited(edit.function, edit.old, edit.new))
 
-    return KnownBad(checked, bug, edit.why, "block_table", put, "sim", edit.seen_by)
+    return KnownBad(checked, bug, edit.why, put, "sim", edit.seen_by)
 
 
 TABLE_EDITS = {

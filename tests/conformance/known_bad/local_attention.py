@@ -103,7 +103,6 @@ def _columns(
 
 LOCAL_ATTENTION = rewritten(
     "make_local_attention_virtual_batches",
-    "local_attention",
     _make,
     answers={
         "the last length is a remainder": "0 for a sequence that ends on a chunk boundary.",

@@ -129,7 +129,6 @@ VALIDATE_ANSWERS = {
 METADATA = [
     *rewritten(
         "CommonAttentionMetadata.unpadded",
-        "metadata",
         _make_unpadded,
         answers={
             "the table keeps its padded rows": "Kernels read the first rows only.",
@@ -150,7 +149,6 @@ METADATA = [
     ),
     *rewritten(
         "CommonAttentionMetadata.validate",
-        "metadata",
         _make_validate,
         answers=VALIDATE_ANSWERS,
         refusals={

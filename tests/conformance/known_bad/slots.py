@@ -172,7 +172,6 @@ def _make_kernel_blocks(bug: str | None) -> Callable[..., torch.Tensor]:
 SLOTS = [
     *rewritten(
         "compute_slot_mapping",
-        "block_table",
         _make_slot_mapping,
         answers={
             "slots in int32": "Right until the cache has 2**31 slots.",
@@ -217,7 +216,6 @@ SLOTS = [
     ),
     *rewritten(
         "map_to_kernel_blocks",
-        "block_table",
         _make_kernel_blocks,
         answers={
             "first pieces first": "The right ids in the wrong order; right for one block.",

@@ -182,7 +182,6 @@ class Tables:
 
 TABLES = rewritten(
     "BlockTables",
-    "block_table",
     _make,
     answers={
         "a last block that is not full has no column": "`//` for `ceil`: right unless the model's "

@@ -198,7 +198,6 @@ CUT = {
 UBATCH = [
     *rewritten(
         "create_ubatch_slices",
-        "ubatch",
         _make_create,
         answers={
             "a request that ends at a cut is in both": "`searchsorted` on the left: it has no "
@@ -214,7 +213,6 @@ UBATCH = [
     ),
     *rewritten(
         "slice_query_start_locs",
-        "ubatch",
         _make_starts,
         answers={
             "the last end is missing": "Off by one.",
@@ -224,14 +222,12 @@ UBATCH = [
     ),
     *rewritten(
         "_make_metadata_with_slice",
-        "ubatch",
         _make_make,
         answers=CUT,
         refusals={"tokens of later requests are let in": "They are nobody's, and get attention."},
     ),
     *rewritten(
         "split_attn_metadata",
-        "ubatch",
         _make_split,
         answers={
             "one in the middle is not cut at its front": "Right with two micro-batches.",
