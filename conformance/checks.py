@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +23,7 @@ from conformance.comparison import Difference, Verdict, first_difference, shared
 from conformance.contracts import Call, Contract, Draw, Fault
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
+from conformance.sides import MANNERS, Manner, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.presets import SIZES, Preset, presets_of
 from conformance.targets import REFERENCE, Target, counting_launches
@@ -97,10 +98,19 @@ class Check:
 
 def same_answer(contract: Contract) -> Check:
     """Return the check that a target answers each valid call as `reference` does."""
-    names = [*contract.situations, *(pair(a, b) for a, b in contract.pairs)]
+    named = [*contract.situations, *(pair(a, b) for a, b in contract.pairs)]
+    # An idle step would change a caller's own objects for good.
+    free = {
+        "has_numpy_scalars": True,
+        "is_positional": True,
+        "has_own_objects": contract.takes_objects,
+        "follows_idle_step": contract.observe is None,
+    }
+    choices = {name: st.booleans() if is_free else st.just(False) for name, is_free in free.items()}
+    manners = st.builds(Manner, **choices)
 
     def examples(preset: Preset) -> SearchStrategy[_Valid]:
-        return st.builds(_Valid, contract.calls(preset), st.integers(0, 2**16))
+        return st.builds(_Valid, contract.calls(preset), st.integers(0, 2**16), manners)
 
     def body(target: Target, example: _Valid) -> None:
         __tracebackhide__ = True
@@ -113,14 +123,18 @@ def same_answer(contract: Contract) -> Check:
         if difference is not None:
             raise Mismatch(example.call, target.name, difference)
 
+    def meets(example: _Valid) -> list[str]:
+        met = situations_met(example.call, contract.situations, contract.pairs)
+        return met + example.manner.situations
+
     return Check(
         contract.function,
         Kind.SAME_ANSWER,
         examples,
         body,
         f"{contract.function} answers valid calls as reference does.",
-        names,
-        lambda example: situations_met(example.call, contract.situations, contract.pairs),
+        [*named, *(name for field, name in MANNERS.items() if free[field])],
+        meets,
         contract.has_kernel,
         contract.has_device_path,
     )
@@ -132,57 +146,18 @@ class _Valid:
 
     Attributes:
         call: The call.
-        seed: The order of threads; the lowest bits say whether ints are NumPy's, and whether
-            arguments are given by position.
+        seed: The order of threads.
+        manner: What the caller is free to choose.
     """
 
     call: Call
     seed: int
+    manner: Manner
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave the call to the report, which tells it better than Hypothesis can."""
-        printer.text(f"the call above, threads in order {self.seed}")
-
-
-@dataclasses.dataclass
-class Side:
-    """One side's copy of a call, before and after it was made.
-
-    Attributes:
-        target: Whose side it is.
-        call: The call as drawn.
-        is_positional: Whether arguments are given by position, as far as they can be.
-        arguments: This side's copies of the arguments.
-    """
-
-    target: Target
-    call: Call
-    is_positional: bool = False
-
-    def __post_init__(self) -> None:
-        self.carrier = self.target.carrier()
-        self.arguments = {
-            name: self.carrier.carry(value, name) for name, value in self.call.arguments.items()
-        }
-
-    def run(self) -> Any:
-        """Call the function and return what it returns."""
-        function = self.target.lookup(self.call.function)
-        if not self.is_positional:
-            return function(**self.arguments)
-        named, by_position = dict(self.arguments), []
-        parameters = inspect.signature(REFERENCE.lookup(self.call.function)).parameters
-        for name, parameter in parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY or name not in named:
-                break
-            by_position.append(named.pop(name))
-        return function(*by_position, **named)
-
-    def check_unchanged(self, allowed: frozenset[str]) -> None:
-        """Raise `Mismatch` where an argument that may not change has changed."""
-        difference = self.carrier.changed(self.call.arguments, self.arguments, allowed)
-        if difference is not None:
-            raise Mismatch(self.call, self.target.name, difference)
+        manner = ", ".join(self.manner.situations) or "called plainly"
+        printer.text(f"the call above, {manner}, threads in order {self.seed}")
 
 
 def _check_same_answer(
@@ -190,36 +165,30 @@ def _check_same_answer(
 ) -> Any:
     """Raise `Mismatch` where a target answers otherwise than reference; return its answer."""
     __tracebackhide__ = True
-    call = example.call.with_numpy_ints() if example.seed & 1 else example.call
-    is_positional = bool(example.seed & 2)
-    expected = Side(REFERENCE, call, is_positional)
-    actual = Side(target, call, is_positional)
+    is_twice = example.manner.follows_idle_step and not (checked or target.is_simulated)
+    manner = dataclasses.replace(example.manner, follows_idle_step=False)
+    expected = Side(REFERENCE, example.call, manner)
+    actual = Side(target, example.call, example.manner if is_twice else manner)
     wanted = expected.run()
     with target.running(checked=checked, seed=example.seed):
         try:
             got = actual.run()
         except Exception as error:
             difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
-            raise Mismatch(call, target.name, difference) from error
+            raise Mismatch(example.call, target.name, difference) from error
     device = target.device or "cpu"
+    aliases = [alias for alias in contract.aliases if alias.applies(example.call)]
     found = (
         first_difference(wanted, got, "result", device)
-        or _aliasing(contract, expected, wanted)
-        or _aliasing(contract, actual, got)
+        or next(expected.aliasing(wanted, aliases), None)
+        or next(actual.aliasing(got, aliases), None)
         or _changes(contract, expected, actual)
     )
     if found is not None:
-        raise Mismatch(call, target.name, found)
+        raise Mismatch(example.call, target.name, found)
     expected.check_unchanged(contract.changes)
     actual.check_unchanged(contract.changes)
     return got
-
-
-def _aliasing(contract: Contract, side: Side, result: object) -> Difference | None:
-    """Return the first difference of what a result shares memory with from the definition."""
-    applying = [alias for alias in contract.aliases if alias.applies(side.call)]
-    found = (alias.difference(result, side.arguments) for alias in applying)
-    return next(filter(None, found), None)
 
 
 def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | None:
@@ -259,7 +228,10 @@ def same_refusal(contract: Contract) -> Check:
         for fault, call in example.ways:
             for side in (Side(REFERENCE, call), Side(target, call)):
                 check_refusal(side, fault, contract.observe)
-            check_stays_inside(Side(target, call), fault, contract.changes)
+            if fault.is_value:
+                check_stays_inside(Side(target, call), fault, contract.changes)
+            else:
+                check_refusal(Side(target, call), fault, contract.observe, checked=False)
 
     return Check(
         contract.function,
@@ -288,7 +260,11 @@ class _Broken:
 
 
 def check_refusal(
-    side: Side, fault: Fault, observe: Callable[[Mapping[str, Any]], object] | None = None
+    side: Side,
+    fault: Fault,
+    observe: Callable[[Mapping[str, Any]], object] | None = None,
+    *,
+    checked: bool = True,
 ) -> None:
     """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
 
@@ -296,16 +272,18 @@ def check_refusal(
         side: Who is called, and with what.
         fault: What is wrong with the call.
         observe: What to compare of a caller's own objects.
+        checked: Whether in checked mode.
     """
     __tracebackhide__ = True
-    wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name})"
+    mode = "" if checked else ", with checks off"
+    wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name}{mode})"
     before = copy.deepcopy(observe(side.arguments)) if observe else None
-    with side.target.running(checked=True):
+    with side.target.running(checked=checked):
         try:
             result = side.run()
         except Exception as error:  # whatever it raises is judged
             got = f"{type(error).__name__}: {error}"
-            if type(error) is fault.error and fault.argument in str(error):
+            if is_named(fault.error, fault.argument, error):
                 side.check_unchanged(frozenset())
                 after = observe(side.arguments) if observe else None
                 difference = first_difference(before, after, "after the refusal")
@@ -315,6 +293,17 @@ def check_refusal(
         else:
             got = f"returned {result!r}"
     raise Mismatch(side.call, side.target.name, _outcome(got, wanted))
+
+
+def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bool:
+    """Tell whether an exception is of a class, exactly, and its message names an argument.
+
+    >>> is_named(ValueError, "a", ValueError("a is -1"))
+    True
+    >>> is_named(ValueError, "a", ValueError("bad"))
+    False
+    """
+    return type(error) is wanted and re.search(rf"\b{argument}\b", str(error)) is not None
 
 
 def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> None:

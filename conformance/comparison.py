@@ -143,31 +143,54 @@ def _walk_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Diff
 
 
 def shared_memory(first: object, second: object, path: str = "result") -> Difference | None:
-    """Return the first tensor of a result that lies in the memory of another result.
+    """Return the first array of a result that lies in the memory of another result.
 
     >>> a, b = torch.zeros(3), torch.zeros(3)
     >>> shared_memory((a, b), (a[1:], b.clone())).line
     "result[0] = the memory of another call's result, but should be its own memory"
     """
-    taken = {tensor.untyped_storage().data_ptr() for _, tensor in tensors_in(first, path)}
-    for where, tensor in tensors_in(second, path):
-        if tensor.untyped_storage().data_ptr() in taken:
+    taken = [part for _, part in parts(first, path) if is_array(part)]
+    for where, part in parts(second, path):
+        if is_array(part) and any(share_memory(part, other) for other in taken):
             got = "the memory of another call's result"
             return Difference(Verdict.IDENTITY, where, None, got, "its own memory")
     return None
 
 
-def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a tree that are not empty, with their paths."""
-    if isinstance(value, torch.Tensor):
-        if value.numel():
-            yield path, value
+def parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays and tensors of a tree, and the objects that hold them, with their paths.
+
+    >>> [path for path, _ in parts([torch.zeros(1), (3, np.zeros(2))], "result")]
+    ['result[0]', 'result[1][1]']
+    """
+    if is_array(value):
+        yield path, value
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
-            yield from tensors_in(inner, f"{path}[{i}]")
+            yield from parts(inner, f"{path}[{i}]")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield path, value
         for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name), f"{path}.{field.name}")
+            yield from parts(getattr(value, field.name), f"{path}.{field.name}")
+
+
+def is_array(value: object) -> bool:
+    """Tell whether a value is NumPy's or torch's."""
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def share_memory(a: Any, b: Any) -> bool:
+    """Tell whether two arrays lie in the same memory: tensors in one storage, arrays overlapping.
+
+    >>> a = torch.zeros(4)
+    >>> share_memory(a[:2], a[2:]), share_memory(a, torch.zeros(4)), share_memory(a, a[:0])
+    (True, False, False)
+    """
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        is_empty = not (a.numel() and b.numel())
+        return not is_empty and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    is_numpy = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    return is_numpy and bool(np.shares_memory(a, b))
 
 
 def field_name(path: str) -> str:
@@ -207,7 +230,7 @@ def _structure(expected: object, actual: object, path: str, device: str) -> Diff
         return None if type(actual) is type(expected) else _type_difference(expected, actual, path)
     name = field_name(path)
     wanted = np.ndarray if name in NUMPY_IN_BOTH_TWINS else torch.Tensor
-    if not isinstance(actual, np.ndarray | torch.Tensor) or not isinstance(actual, wanted):
+    if not isinstance(actual, np.ndarray | torch.Tensor) or type(actual) is not wanted:
         where = f"type({path})"
         return Difference(Verdict.TYPE, where, None, type(actual).__name__, wanted.__name__)
     is_tensor = isinstance(actual, torch.Tensor)
@@ -230,13 +253,24 @@ def _values(expected: object, actual: object, path: str) -> Difference | None:
         if actual == expected or (expected != expected and actual != actual):  # noqa: PLR0124  # NaN
             return None
         return Difference(Verdict.VALUE, path, None, actual, expected)
+    index = first_unequal(expected, actual)
+    if index is None:
+        return None
+    got = actual[index]  # type: ignore[index]  # an array or a tensor, by its structure
+    return Difference(Verdict.VALUE, path, index, got.item(), expected[index].item())
+
+
+def first_unequal(expected: np.ndarray[Any, Any], actual: object) -> Index | None:
+    """Return the first index at which two arrays of one shape and dtype differ in a bit.
+
+    >>> first_unequal(np.array([0.0, 0.0]), torch.tensor([0.0, -0.0], dtype=torch.float64))
+    (1,)
+    """
     unequal = as_bytes(expected) != as_bytes(actual)
     if not unequal.any():
         return None
     flat = int(np.flatnonzero(unequal.any(axis=-1))[0])
-    index = tuple(int(i) for i in np.unravel_index(flat, expected.shape))
-    got = actual[index]  # type: ignore[index]  # an array or a tensor, by its structure
-    return Difference(Verdict.VALUE, path, index, got.item(), expected[index].item())
+    return tuple(int(i) for i in np.unravel_index(flat, expected.shape))
 
 
 def as_bytes(array: object) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
-from conformance.comparison import Difference, Verdict
+from conformance.comparison import Difference, Verdict, share_memory
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -48,14 +47,13 @@ class Call:
         """
         return dataclasses.replace(self, arguments={**self.arguments, **arguments})
 
-    def with_numpy_ints(self) -> Call:
-        """Return the same call with NumPy's ints for Python's, which must be taken as well.
+    def with_numpy_scalars(self) -> Call:
+        """Return the same call with NumPy's ints and bools for Python's, in lists and slices too.
 
-        >>> Call("f", {"a": 1, "b": True}).with_numpy_ints()
-        f(a=np.int64(1), b=True)
+        >>> Call("f", {"a": 1, "b": [True]}).with_numpy_scalars()
+        f(a=np.int32(1), b=[np.True_])
         """
-        ints = {name: np.int64(v) for name, v in self.arguments.items() if type(v) is int}
-        return self.replacing(**ints)
+        return self.replacing(**{name: numpy_scalars(v) for name, v in self.arguments.items()})
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={brief(value)}" for name, value in self.arguments.items())
@@ -64,6 +62,26 @@ class Call:
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Print a falsifying example in one line, as Hypothesis asks its printer to."""
         printer.text(repr(self))
+
+
+def numpy_scalars(value: Any) -> Any:
+    """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
+
+    >>> numpy_scalars(slice(1, 2**40))
+    slice(np.int32(1), np.int64(1099511627776), None)
+    """
+    if isinstance(value, bool):
+        return np.bool_(value)
+    if isinstance(value, int):
+        return np.int32(value) if abs(value) < 2**31 else np.int64(value)
+    if isinstance(value, slice):
+        return slice(*map(numpy_scalars, (value.start, value.stop, value.step)))
+    if isinstance(value, list):
+        return [numpy_scalars(inner) for inner in value]
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith("reference"):
+        cls: Any = type(value)
+        return cls(**{name: numpy_scalars(v) for name, v in vars(value).items()})
+    return value
 
 
 def plain(value: Any) -> Any:
@@ -102,12 +120,15 @@ class Fault:
         error: The class of exception that it gets, exactly.
         argument: The name that the message must mention.
         breaks: Makes a valid call bad.
+        is_value: Whether it stands in the values of an array or tensor, or in a metadata, which
+            are looked at in checked mode only. Everything else is refused always.
     """
 
     name: str
     error: type[Exception]
     argument: str
     breaks: Breaks
+    is_value: bool = False
 
     @property
     def situation(self) -> str:
@@ -125,19 +146,21 @@ def replaced(argument: str, value: object) -> Breaks:
 
 
 class Relation(enum.Enum):
-    """What a part of a result is to the memory of an argument."""
+    """What a part of a result is to an argument, if it is no new memory."""
 
     SAME = "the same object"
     VIEW = "a view"
-    NEW = "new memory"
 
 
 @dataclasses.dataclass(frozen=True)
 class Alias:
     """What the definition says of a part of the result and of an argument.
 
+    What no alias speaks of is new memory, a new object.
+
     Attributes:
-        result: The part of the result, as an attribute path; "" is the result itself.
+        result: The part of the result, or of each of its entries if it is a list, as an attribute
+            path; "" is the result itself.
         relation: What it is to the argument.
         argument: The argument, as an attribute path that begins with its name.
         applies: Whether the definition speaks of this call at all.
@@ -148,38 +171,39 @@ class Alias:
     argument: str
     applies: Callable[[Call], bool] = lambda _: True
 
-    def difference(self, result: object, arguments: Arguments) -> Difference | None:
-        """Return the difference from what the definition says, None where there is none."""
+    def differences(self, result: object, arguments: Arguments) -> Iterator[Difference]:
+        """Yield the differences from what the definition says."""
+        if isinstance(result, list):
+            for i, entry in enumerate(result):
+                yield from self._differences(entry, arguments, f"result[{i}]")
+        else:
+            yield from self._differences(result, arguments, "result")
+
+    def _differences(self, result: object, arguments: Arguments, path: str) -> Iterator[Difference]:
         part = _follow(result, self.result)
         name, _, rest = self.argument.partition(".")
         argument = _follow(arguments[name], rest)
+        if argument is None:
+            return
         if self.relation is Relation.SAME:
-            found = "the same object" if part is argument else "another object"
-        elif _is_empty(part) or _is_empty(argument):
-            return None
+            is_so = part is argument
         else:
-            found = "a view" if _share_memory(part, argument) else "new memory"
-        if found == self.relation.value:
-            return None
-        path = "result" + (f".{self.result}" if self.result else "")
-        wanted = f"{self.relation.value} (of {self.argument})"
-        return Difference(Verdict.IDENTITY, path, None, found, wanted)
+            is_so = 0 in part.shape or share_memory(part, argument)
+        if not is_so:
+            path += f".{self.result}" if self.result else ""
+            wanted = f"{self.relation.value} (of {self.argument})"
+            yield Difference(Verdict.IDENTITY, path, None, "another object", wanted)
+
+
+def views_of(argument: str, *fields: str) -> tuple[Alias, ...]:
+    """Return that fields of a result are views of those of an argument with the same names."""
+    return tuple(Alias(field, Relation.VIEW, f"{argument}.{field}") for field in fields)
 
 
 def _follow(value: Any, path: str) -> Any:
     for name in filter(None, path.split(".")):
-        value = value[int(name)] if name.isdigit() else getattr(value, name)
+        value = getattr(value, name)
     return value
-
-
-def _is_empty(array: Any) -> bool:
-    return not all(array.shape)
-
-
-def _share_memory(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
-    return bool(np.shares_memory(a, b))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +222,8 @@ class Contract:
         has_kernel: Whether it has a kernel, so that it is run in the simulator again.
         has_device_path: Whether it goes another way on a device without a kernel of its own, so
             that this way is run on `sim` again.
+        takes_objects: Whether it takes objects (a metadata, slices) for which a caller's own with
+            the same attributes serve.
     """
 
     function: str
@@ -210,3 +236,4 @@ class Contract:
     aliases: Sequence[Alias] = ()
     has_kernel: bool = False
     has_device_path: bool = False
+    takes_objects: bool = False

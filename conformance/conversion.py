@@ -7,10 +7,11 @@ argument could reach can be compared with what it was.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,9 +22,10 @@ from conformance.comparison import (
     Difference,
     Verdict,
     as_bytes,
-    first_difference,
+    first_unequal,
     torch_dtype,
 )
+from conformance.strategies.arrays import poisoned
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,40 +46,67 @@ class _Root:
     carried: Array | torch.Tensor
     is_seen: Array
 
+    def write(self, values: Array) -> None:
+        """Write values to all of the carried memory."""
+        if isinstance(self.carried, torch.Tensor):
+            self.carried.copy_(_to_tensor(values, "cpu"))
+        else:
+            self.carried[...] = values
+
+    def holds(self, address: int) -> bool:
+        """Tell whether an address lies in the carried memory."""
+        first = address_of(self.carried)
+        return first <= address < first + self.carried.nbytes
+
 
 class Carrier:
-    """Copies values to one side and remembers the memory behind them.
+    """Copies values to one side and remembers them, and the memory behind them.
 
     Args:
         implementation: The module whose classes take the place of `reference`'s, by name.
         device: The device of tensors, or None where arrays stay NumPy arrays (`reference`).
+        has_own_objects: Whether objects are a caller's own, with the same attributes, in place of
+            the implementation's.
     """
 
-    def __init__(self, implementation: ModuleType, device: str | None) -> None:
+    def __init__(
+        self, implementation: ModuleType, device: str | None, *, has_own_objects: bool = False
+    ) -> None:
         self.implementation = implementation
         self.device = device
+        self.has_own_objects = has_own_objects
         self._roots: dict[tuple[int, str], _Root] = {}
+        self._arrays: list[tuple[str, Array, Array | torch.Tensor]] = []
+        self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
 
     def carry(self, value: Any, path: str) -> Any:
         """Return this side's copy of a value.
 
         Args:
             value: What was drawn. Objects of classes that `reference` has become objects of the
-                implementation's class of the same name; a caller's own objects (an input batch) are
-                deep copies.
+                implementation's class of the same name, or a caller's own; other objects of a
+                caller (an input batch) are deep copies.
             path: The name of the value in messages; the last part decides the device.
         """
         if isinstance(value, np.ndarray):
             return self._carry_array(value, path)
-        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            return type(value)(self.carry(v, f"{path}[{i}]") for i, v in enumerate(value))
-        if dataclasses.is_dataclass(value) and type(value).__module__.startswith("reference"):
-            cls = getattr(self.implementation, type(value).__name__)
-            fields = dataclasses.fields(value)
-            return cls(
-                **{f.name: self.carry(getattr(value, f.name), f"{path}.{f.name}") for f in fields}
+        carried: Any
+        if isinstance(value, list):
+            carried = [self.carry(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        elif _is_reference_object(value) or type(value) is SimpleNamespace:
+            carried = self._class_for(value, path)(
+                **{name: self.carry(v, f"{path}.{name}") for name, v in vars(value).items()}
             )
-        return copy.deepcopy(value)
+        else:
+            return copy.deepcopy(value)
+        self._holders.append((path, carried, _held(carried)))
+        return carried
+
+    def _class_for(self, value: Any, path: str) -> Any:
+        """Return the class of an object on this side; a method's own object is never a caller's."""
+        if not _is_reference_object(value) or (self.has_own_objects and path != "self"):
+            return SimpleNamespace
+        return getattr(self.implementation, type(value).__name__)
 
     def _carry_array(self, array: Array, path: str) -> Array | torch.Tensor:
         name = path.rsplit(".", 1)[-1]
@@ -88,57 +117,89 @@ class Carrier:
         drawn = array
         while isinstance(drawn.base, np.ndarray):
             drawn = drawn.base
+        if not drawn.flags.c_contiguous:
+            raise ValueError(f"{path} lies in memory that is not C-contiguous; draw it in such")
         root = self._roots.get((id(drawn), where))
         if root is None:
             copied = drawn.copy()
-            carried = copied if where == "numpy" else _to_tensor(copied, where)
-            is_seen = np.zeros(drawn.size, np.bool_)
-            root = self._roots[id(drawn), where] = _Root(path, drawn, carried, is_seen)
+            memory = copied if where == "numpy" else _to_tensor(copied, where)
+            is_seen = np.zeros(drawn.shape, np.bool_)
+            root = self._roots[id(drawn), where] = _Root(path, drawn, memory, is_seen)
         offset = array.__array_interface__["data"][0] - drawn.__array_interface__["data"][0]
         offset = offset // array.itemsize if array.size else 0
         strides = [stride // array.itemsize for stride in array.strides]
         np.ndarray(array.shape, np.bool_, root.is_seen.data, offset, strides)[...] = True
+        carried: Array | torch.Tensor
         if isinstance(root.carried, torch.Tensor):
-            return root.carried.as_strided(array.shape, strides, offset)
-        memory = root.carried.reshape(-1).view(np.uint8).data
-        start = offset * array.itemsize
-        return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
+            carried = root.carried.as_strided(array.shape, strides, offset)
+        else:
+            data = root.carried.reshape(-1).view(np.uint8).data
+            start = offset * array.itemsize
+            carried = np.ndarray(array.shape, array.dtype, data, start, array.strides)
+        self._arrays.append((path, array, carried))
+        return carried
 
-    def changed(
-        self, drawn: Mapping[str, Any], carried: Mapping[str, Any], allowed: frozenset[str]
-    ) -> Difference | None:
+    @contextlib.contextmanager
+    def idle_step(self) -> Iterator[None]:
+        """Make all that arguments show 0 inside, as an idle step leaves a runner's buffers."""
+        for root in self._roots.values():
+            root.write(np.where(root.is_seen, np.zeros((), root.drawn.dtype), root.drawn))
+        yield
+        for root in self._roots.values():
+            root.write(root.drawn)
+
+    def scribble(self) -> None:
+        """Overwrite all arguments, as a caller may that uses its buffers again."""
+        for root in self._roots.values():
+            root.write(poisoned(root.drawn.shape, root.drawn.dtype))
+        for _, holder, _ in self._holders:
+            if isinstance(holder, list):
+                holder.clear()
+
+    def owner(self, value: Any) -> str | None:
+        """Return the argument that an object is, or in whose memory an array lies; None if none."""
+        if not isinstance(value, np.ndarray | torch.Tensor):
+            return next((path for path, holder, _ in self._holders if holder is value), None)
+        if not address_of(value):
+            return None
+        address = address_of(value)
+        return next((root.path for root in self._roots.values() if root.holds(address)), None)
+
+    def changed(self, allowed: frozenset[str]) -> Difference | None:
         """Return the first difference of the carried arguments from what was drawn.
 
         Args:
-            drawn: The arguments as drawn.
-            carried: This side's copies, after the call.
             allowed: Names of arguments that the function may change.
 
         Returns:
-            The first changed element of an argument or of the memory around it, None where there is
-            none.
+            The first changed element of an argument, attribute of an object, or element of the
+            memory around an argument; None where there is none.
         """
-        twin = Carrier(self.implementation, None)
-        for name, value in drawn.items():
-            if name in allowed or _is_callers_object(value):
-                continue
-            expected = twin.carry(value, name)
-            difference = (
-                _numpy_difference(expected, carried[name], name)
-                if self.device is None
-                else first_difference(expected, carried[name], name, self.device)
-            )
-            if difference is not None:
-                return difference
+        return next(self._changes(allowed), None)
+
+    def _changes(self, allowed: frozenset[str]) -> Iterator[Difference]:
+        """Yield differences: of lists and objects, of arrays, of the memory around these."""
+        for path, holder, held in self._holders:
+            if _argument(path) not in allowed:
+                yield from _holder_differences(path, held, _held(holder))
+        for path, drawn, carried in self._arrays:
+            if _argument(path) not in allowed:
+                yield from _array_differences(path, drawn, carried)
         for root in self._roots.values():
             unequal = (as_bytes(root.drawn) != as_bytes(root.carried)).any(axis=-1)
-            if root.path.split(".")[0].split("[")[0] in allowed:
-                unequal &= ~root.is_seen  # what it may write, and not the guard bands
+            if _argument(root.path) in allowed:
+                unequal &= ~root.is_seen.reshape(-1)  # what it may write, and not the guard bands
             if unequal.any():
                 where = f"memory around {root.path}"
                 at = (int(np.flatnonzero(unequal)[0]),)
-                return Difference(Verdict.VALUE, where, at, "changed", "as it was")
-        return None
+                yield Difference(Verdict.VALUE, where, at, "changed", "as it was")
+
+
+def address_of(array: Array | torch.Tensor) -> int:
+    """Return where an array's first element lies; 0 for one without elements."""
+    if isinstance(array, torch.Tensor):
+        return array.data_ptr() if array.numel() else 0
+    return int(array.__array_interface__["data"][0]) if array.size else 0
 
 
 def _to_tensor(array: Array, device: str) -> torch.Tensor:
@@ -147,33 +208,46 @@ def _to_tensor(array: Array, device: str) -> torch.Tensor:
     return data.to(device)
 
 
-def _is_callers_object(value: object) -> bool:
-    """Tell whether a value is an object of the caller's own, which the comparator cannot walk."""
-    plain = (int, float, str, slice, np.ndarray, list, tuple, dict, type(None), np.generic)
-    return not isinstance(value, plain) and not (
-        dataclasses.is_dataclass(value) and type(value).__module__.startswith("reference")
-    )
+def _is_reference_object(value: object) -> bool:
+    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_object and type(value).__module__.startswith("reference")
 
 
-def _numpy_difference(expected: object, actual: object, path: str) -> Difference | None:
-    """Compare two trees that both hold NumPy arrays."""
-    pairs = zip(_arrays(expected, path), _arrays(actual, path), strict=True)
-    for (where, before), (_, after) in pairs:
-        unequal = (as_bytes(before) != as_bytes(after)).any(axis=-1)
-        if unequal.any():
-            flat = int(np.flatnonzero(unequal)[0])
-            index = tuple(int(i) for i in np.unravel_index(flat, before.shape))
-            return Difference(Verdict.VALUE, where, index, after[index], before[index])
-    return None
+def _held(holder: Any) -> dict[Any, Any]:
+    """Return what a list or an object holds now."""
+    return dict(enumerate(holder) if isinstance(holder, list) else vars(holder))
 
 
-def _arrays(value: Any, path: str) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of a tree with their paths."""
-    if isinstance(value, np.ndarray):
-        yield path, value
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from _arrays(inner, f"{path}[{i}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _arrays(getattr(value, field.name), f"{path}.{field.name}")
+def _argument(path: str) -> str:
+    """Return the argument that a path begins with.
+
+    >>> _argument("ubatch_slices[0].token_slice"), _argument("self.seq_lens"), _argument("out")
+    ('ubatch_slices', 'self', 'out')
+    """
+    return path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+
+
+def _holder_differences(
+    path: str, before: dict[Any, Any], after: dict[Any, Any]
+) -> Iterator[Difference]:
+    """Yield the entries or attributes that are no longer the same objects."""
+    if list(before) != list(after):
+        yield Difference(Verdict.SHAPE, f"list({path})", None, list(after), list(before))
+        return
+    for key, value in after.items():
+        if value is not before[key]:
+            where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"
+            yield Difference(Verdict.IDENTITY, where, None, "another object", "as it was")
+
+
+def _array_differences(
+    path: str, drawn: Array, carried: Array | torch.Tensor
+) -> Iterator[Difference]:
+    """Yield where an array is no longer of its shape, or else its first changed element."""
+    if tuple(carried.shape) != drawn.shape:
+        yield Difference(Verdict.SHAPE, f"{path}.shape", None, tuple(carried.shape), drawn.shape)
+        return
+    index = first_unequal(drawn, carried)
+    if index is not None:
+        got = carried[index].item()
+        yield Difference(Verdict.VALUE, path, index, got, drawn[index].item())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.checks import Check
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.checks import Check, is_named
+from conformance.comparison import Difference, Verdict, first_difference, parts
 from conformance.contracts import Call
+from conformance.conversion import address_of
 from conformance.profiles import Kind
 from conformance.report import Mismatch
+from conformance.sides import MANNERS, PLAIN, Manner
 from conformance.situations import Situations, situations_met
 from conformance.strategies.presets import Preset
 from conformance.strategies.sessions import Operation, Session
@@ -50,52 +52,103 @@ def session_check(
             write; they are compared after every operation, and must not move.
         situations: Named predicates on a session that a run must meet.
         refusals: What is wrong with the bad operations that a run must meet; with any, the check is
-            one of refusals, in checked mode.
+            one of refusals.
         has_kernel: Whether the class has kernels.
     """
     named = situations or {}
 
-    def body(target: Target, example: tuple[Session, int]) -> None:
+    def body(target: Target, example: _Life) -> None:
         __tracebackhide__ = True
-        session, seed = example
         # Checked mode first: there a loop that goes astray raises, and does not crash.
-        for checked in (True,) if refusals else (True, False):
-            with target.running(checked=checked, seed=seed):
-                _run(target, session, everything)
+        modes = (True,) if refusals and target.is_simulated else (True, False)
+        for checked in modes:
+            with target.running(checked=checked, seed=example.seed):
+                _run(target, example, everything, checked=checked)
 
+    def meets(example: _Life) -> list[str]:
+        refused = [op.refused for op in example.session.operations if op.refused]
+        met = situations_met(example.session, named) + example.manner.situations
+        return met + [f"refused: {name}" for name in refused]
+
+    manners = st.builds(Manner, st.booleans(), st.booleans())
     return Check(
         function,
         Kind.SAME_REFUSAL if refusals else Kind.SAME_ANSWER,
-        lambda preset: st.tuples(sessions(preset), st.integers(0, 2**16)),
+        lambda preset: st.builds(_Life, sessions(preset), manners, st.integers(0, 2**16)),
         body,
         f"A {function} of a target agrees with reference's after every operation.",
-        [*named, *(f"refused: {name}" for name in refusals)],
-        lambda example: [
-            *situations_met(example[0], named),
-            *(f"refused: {op.refused}" for op in example[0].operations if op.refused),
-        ],
+        [*named, *list(MANNERS.values())[:2], *(f"refused: {name}" for name in refusals)],
+        meets,
         has_kernel,
     )
 
 
-def _run(target: Target, session: Session, everything: Callable[[Any, Session], Any]) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Life:
+    """A session, and how it is lived.
+
+    Attributes:
+        session: What is done.
+        manner: What the caller is free to choose.
+        seed: The order of threads.
+    """
+
+    session: Session
+    manner: Manner
+    seed: int
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave the session to the report, which tells it better than Hypothesis can."""
+        printer.text(f"the session above, of {len(self.session.operations)} operations")
+
+
+def _run(
+    target: Target, life: _Life, everything: Callable[[Any, Session], Any], *, checked: bool
+) -> None:
     __tracebackhide__ = True
-    ours, theirs = construct(REFERENCE, session), construct(target, session)
-    held, seen = everything(ours, session), everything(theirs, session)
-    addresses = [_address(tensor) for tensor in _tensors(seen)]
-    device = target.device or "cpu"
+    session = life.session
+    lives = [_Pair(target, life, everything) for _ in range(1 if target.is_simulated else 2)]
     for step, operation in enumerate(session.operations):
-        wanted = perform(REFERENCE, ours, operation)
-        got = perform(target, theirs, operation)
+        if checked or not operation.is_value:
+            lives[0].go_on(step)
+    # What one object did is nothing to another of the same making.
+    for step, operation in enumerate(session.operations[:NUM_STEPS_OF_ANOTHER]):
+        if lives[1:] and not operation.refused:
+            lives[1].go_on(step)
+
+
+NUM_STEPS_OF_ANOTHER = 6
+"""Operations of a second object, made with the first and used after it."""
+
+
+class _Pair:
+    """An object of a target's and `reference`'s, to which the same is done."""
+
+    def __init__(
+        self, target: Target, life: _Life, everything: Callable[[Any, Session], Any]
+    ) -> None:
+        self.target, self.life = target, life
+        self.ours, self.theirs = (construct(side, life.session) for side in (REFERENCE, target))
+        self.held = everything(self.ours, life.session)
+        self.seen = everything(self.theirs, life.session)
+        self.addresses = [address_of(tensor) for _, tensor in parts(self.seen, "everything")]
+
+    def go_on(self, step: int) -> None:
+        """Do one operation to both and raise `SessionMismatch` where they differ."""
+        __tracebackhide__ = True
+        operation, device = self.life.session.operations[step], self.target.device or "cpu"
+        manner = PLAIN if operation.refused else self.life.manner
+        wanted = perform(REFERENCE, self.ours, operation, manner)
+        got = perform(self.target, self.theirs, operation, manner)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
         if difference is None and operation.refused is None:
             difference = first_difference(wanted, got, "result", device)
         if difference is None:
-            difference = first_difference(held, seen, "everything", device)
+            difference = first_difference(self.held, self.seen, "everything", device)
         if difference is None:
-            difference = _moved(got, addresses)
+            difference = _moved(got, self.addresses)
         if difference is not None:
-            raise SessionMismatch(session, step, target.name, difference)
+            raise SessionMismatch(self.life.session, step, self.target.name, difference)
 
 
 def construct(target: Target, session: Session) -> Any:
@@ -106,18 +159,25 @@ def construct(target: Target, session: Session) -> Any:
     return target.lookup(session.constructor.function)(**arguments)
 
 
-def perform(target: Target, self: Any, operation: Operation) -> Any:
-    """Call the method and return its result, or the exception; check its arguments afterwards."""
+def perform(target: Target, self: Any, operation: Operation, manner: Manner = PLAIN) -> Any:
+    """Call the method and return its result, or the exception; check its arguments afterwards.
+
+    Then its arguments are overwritten: a caller may use its lists and buffers again.
+    """
+    call = Call(operation.method, operation.arguments)
+    call = call.with_numpy_scalars() if manner.has_numpy_scalars else call
     carrier = target.carrier()
-    arguments = {name: carrier.carry(value, name) for name, value in operation.arguments.items()}
+    arguments = {name: carrier.carry(value, name) for name, value in call.arguments.items()}
+    method = getattr(self, operation.method)
     result: Any
     try:
-        result = getattr(self, operation.method)(**arguments)
+        result = method(*arguments.values()) if manner.is_positional else method(**arguments)
     except Exception as error:  # noqa: BLE001  # judged by the caller
         result = error
-    difference = carrier.changed(operation.arguments, arguments, frozenset())
+    difference = carrier.changed(frozenset())
     if difference is not None:
-        raise Mismatch(Call(operation.method, operation.arguments), target.name, difference)
+        raise Mismatch(call, target.name, difference)
+    carrier.scribble()
     return result
 
 
@@ -128,7 +188,7 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
             return None
         got, wanted = f"raised {type(outcome).__name__}: {outcome}", "a result"
     else:
-        if type(outcome) is operation.error and operation.argument in str(outcome):
+        if is_named(operation.error, operation.argument, outcome):
             return None
         got = repr(outcome)
         name = operation.error.__name__ if operation.error else ""
@@ -136,27 +196,12 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
     return Difference(Verdict.OUTCOME, f"the call of {whose}", None, got, wanted)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for inner in value for tensor in _tensors(inner)]
-    return []
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return (
-        tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
-    )
-
-
 def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
     """Return a difference where a tensor handed out lies elsewhere than it first did."""
-    for i, tensor in enumerate(_tensors(result)):
-        if tensor.numel() and _address(tensor) not in addresses:
-            path = f"result[{i}].data_ptr()"
-            return Difference(Verdict.IDENTITY, path, None, "moved", "where it first was")
+    for path, tensor in parts(result, "result"):
+        if tensor.numel() and address_of(tensor) not in addresses:
+            where = f"{path}.data_ptr()"
+            return Difference(Verdict.IDENTITY, where, None, "moved", "where it first was")
     return None
 
 

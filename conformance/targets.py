@@ -49,9 +49,9 @@ class Target:
             found = getattr(found, part)
         return found  # type: ignore[no-any-return]  # a module's attribute
 
-    def carrier(self) -> Carrier:
-        """Return a new carrier of arguments to this target."""
-        return Carrier(self.implementation, self.device)
+    def carrier(self, *, has_own_objects: bool = False) -> Carrier:
+        """Return a new carrier of arguments to this target, its own objects or a caller's."""
+        return Carrier(self.implementation, self.device, has_own_objects=has_own_objects)
 
     @contextlib.contextmanager
     def running(self, *, checked: bool = False, seed: int = 0) -> Iterator[None]:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.faults.batch_order import REORDER_FAULTS, SPLIT_FAULTS, UNIFORM_FAULTS
+from conformance.sides import Side
 from conformance.strategies.batch_order import (
     InputBatch,
     SchedulerOutput,
@@ -71,6 +72,7 @@ SPLIT_TWO = Contract(
         ("uniform is required", "decodes behind a first request of no tokens"),
     ),
     faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
+    takes_objects=True,
 )
 
 test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
@@ -105,6 +107,7 @@ SPLIT_THREE = Contract(
         ("all are decodes", "padded tokens at the end"),
     ),
     faults=SPLIT_FAULTS,
+    takes_objects=True,
 )
 
 test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
-from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Draw, Relation
 from conformance.faults.block_table import (
@@ -20,6 +20,7 @@ from conformance.faults.block_table import (
 )
 from conformance.faults.block_tables import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
 from conformance.sessions import construct, perform, session_check
+from conformance.sides import Side
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.block_table import (
     compute_slot_mapping_calls,
@@ -114,7 +115,6 @@ KERNEL_BLOCKS = Contract(
         ),
     },
     faults=KERNEL_BLOCKS_FAULTS,
-    aliases=(Alias("", Relation.NEW, "block_ids"),),
 )
 
 test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)

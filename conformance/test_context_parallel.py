@@ -9,9 +9,10 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
-from conformance.checks import Side, law, same_answer, same_refusal
-from conformance.contracts import Alias, Call, Contract, Draw, Relation
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract, Draw
 from conformance.faults.context_parallel import DCP_FAULTS
+from conformance.sides import Side
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import batches
 from conformance.strategies.block_table import layouts
@@ -48,7 +49,6 @@ LOCAL_LENGTHS = Contract(
     },
     pairs=(("every rank's length", "a length near 2**31"),),
     faults=DCP_FAULTS,
-    aliases=(Alias("", Relation.NEW, "seq_lens"),),
     has_device_path=True,
 )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import reference
-from conformance.checks import Side, law, same_answer, same_refusal
+from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
+from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
@@ -67,6 +68,7 @@ LOCAL_ATTENTION = Contract(
     faults=LOCAL_ATTENTION_FAULTS,
     aliases=(Alias("slot_mapping", Relation.SAME, "common_attn_metadata.slot_mapping"),),
     has_device_path=True,
+    takes_objects=True,
 )
 
 test_local_attention = same_answer(LOCAL_ATTENTION)

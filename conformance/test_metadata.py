@@ -9,11 +9,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
-from conformance.checks import Check, Side, law, same_answer, same_refusal
+from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Alias, Call, Contract, Relation, views_of
 from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
 from conformance.report import Mismatch
+from conformance.sides import Side
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
@@ -57,10 +58,19 @@ UNPADDED = Contract(
     ),
     faults=UNPADDED_FAULTS,
     aliases=(
-        Alias("query_start_loc", Relation.VIEW, "self.query_start_loc"),
-        Alias("seq_lens", Relation.VIEW, "self.seq_lens"),
-        Alias("block_table_tensor", Relation.VIEW, "self.block_table_tensor"),
-        Alias("slot_mapping", Relation.VIEW, "self.slot_mapping"),
+        *views_of(
+            "self",
+            "query_start_loc",
+            "query_start_loc_cpu",
+            "seq_lens",
+            "seq_lens_cpu",
+            "num_computed_tokens_cpu",
+            "block_table_tensor",
+            "slot_mapping",
+            "encoder_seq_lens",
+            "dcp_local_seq_lens",
+        ),
+        Alias("logits_indices_padded", Relation.SAME, "self.logits_indices_padded"),
     ),
 )
 
@@ -76,7 +86,7 @@ VALIDATE = Contract(
         **OPTIONAL_FIELDS,
         "a block size is given": lambda call: call.arguments["block_size"] is not None,
     },
-    faults=[*metadata_faults("self"), *VALIDATE_FAULTS],
+    faults=[*metadata_faults("self", is_value=False), *VALIDATE_FAULTS],
 )
 
 test_validate = same_answer(VALIDATE)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.checks import Side, law, same_answer, same_refusal
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract, views_of
 from conformance.faults.ubatch import (
     CREATE_FAULTS,
     MAKE_FAULTS,
     SLICE_STARTS_FAULTS,
     SPLIT_FAULTS,
 )
+from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.strategies.ubatch import (
@@ -83,7 +84,6 @@ SLICE_STARTS = Contract(
         ),
     },
     faults=SLICE_STARTS_FAULTS,
-    aliases=(Alias("", Relation.NEW, "query_start_loc"),),
 )
 
 test_slice_query_start_locs = same_answer(SLICE_STARTS)
@@ -128,11 +128,9 @@ MAKE = Contract(
         "not causal": lambda call: not call.facts.causal,
     },
     faults=MAKE_FAULTS,
-    aliases=(
-        Alias("block_table_tensor", Relation.VIEW, "attn_metadata.block_table_tensor"),
-        Alias("slot_mapping", Relation.VIEW, "attn_metadata.slot_mapping"),
-    ),
+    aliases=views_of("attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"),
     has_device_path=True,
+    takes_objects=True,
 )
 
 test_make_metadata_with_slice = same_answer(MAKE)
@@ -153,7 +151,11 @@ SPLIT = Contract(
     },
     pairs=(("padded requests at the end", "a request cut at both ends"),),
     faults=SPLIT_FAULTS,
+    aliases=views_of(
+        "common_attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"
+    ),
     has_device_path=True,
+    takes_objects=True,
 )
 
 test_split_attn_metadata = same_answer(SPLIT)

@@ -20,11 +20,18 @@ def changed(argument: str, change: Callable[[Any], Any]) -> Breaks:
 
 
 def int_faults(argument: str, *, least: int = 1) -> list[Fault]:
-    """Return the faults of an int argument that must be at least `least`."""
+    """Return the faults of an int argument that must be at least `least`, and fit an int32."""
+    bad: tuple[tuple[str, type[Exception], object], ...] = (
+        (f"{least - 1}", ValueError, least - 1),
+        ("2**31", ValueError, 2**31),
+        ("past int64", ValueError, 2**64),
+        ("a bool", TypeError, True),
+        ("NumPy's bool", TypeError, np.True_),
+        ("a float", TypeError, float(least)),
+    )
     return [
-        Fault(f"{argument} is {least - 1}", ValueError, argument, replaced(argument, least - 1)),
-        Fault(f"{argument} is a bool", TypeError, argument, replaced(argument, True)),
-        Fault(f"{argument} is a float", TypeError, argument, replaced(argument, float(least))),
+        Fault(f"{argument} is {what}", error, argument, replaced(argument, value))
+        for what, error, value in bad
     ]
 
 
@@ -83,6 +90,9 @@ def query_start_loc_faults(argument: str = "query_start_loc") -> list[Fault]:
             ValueError,
             argument,
             element(argument, lambda _, i: 1 if i == 0 else None),
+            is_value=True,
         ),
-        Fault("starts decrease", ValueError, argument, element(argument, decreasing)),
+        Fault(
+            "starts decrease", ValueError, argument, element(argument, decreasing), is_value=True
+        ),
     ]

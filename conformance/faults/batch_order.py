@@ -63,7 +63,13 @@ def _negative_prompt(call: Call, _: Draw) -> Call | None:
 
 
 REORDER_FAULTS = [
-    Fault("prompt tokens are negative", ValueError, "num_prompt_tokens", _negative_prompt),
+    Fault(
+        "prompt tokens are negative",
+        ValueError,
+        "num_prompt_tokens",
+        _negative_prompt,
+        is_value=True,
+    ),
     *int_faults("decode_threshold"),
     Fault("regions is 5", ValueError, "regions", replaced("regions", 5)),
     Fault("regions is a float", TypeError, "regions", replaced("regions", 3.0)),
@@ -84,6 +90,10 @@ REORDER_FAULTS = [
         _computed(lambda array, _: array * 1.0),
     ),
     Fault(
-        "computed tokens are negative", ValueError, "num_computed_tokens_cpu", _computed(_negative)
+        "computed tokens are negative",
+        ValueError,
+        "num_computed_tokens_cpu",
+        _computed(_negative),
+        is_value=True,
     ),
 ]

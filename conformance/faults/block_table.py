@@ -72,6 +72,12 @@ def _out(dtype: type[np.generic], missing: int) -> Breaks:
     return breaks
 
 
+def _out_is_one_element(call: Call, _: Draw) -> Call | None:
+    length = len(call.arguments["positions"])
+    out = np.ndarray((length,), np.int64, np.zeros(1, np.int64), strides=(0,))
+    return call.replacing(out=out) if length > 1 else None
+
+
 def _out_is_positions(call: Call, _: Draw) -> Call | None:
     positions = call.arguments["positions"]
     return call.replacing(out=positions) if len(positions) else None
@@ -89,7 +95,7 @@ SLOT_MAPPING_FAULTS = [
     Fault(
         "the interleave does not divide the block size",
         ValueError,
-        "interleave",
+        "cp_kv_cache_interleave_size",
         lambda call, _: call.replacing(
             cp_kv_cache_interleave_size=call.arguments["block_size"] + 1
         ),
@@ -115,13 +121,26 @@ SLOT_MAPPING_FAULTS = [
         ),
     ),
     Fault("there are fewer rows than requests", ValueError, "block_table", _too_few_rows),
-    Fault("there are fewer positions than tokens", ValueError, "positions", _too_few_positions),
-    Fault("a position is negative", ValueError, "positions", _negative_position),
-    Fault("a position's column is outside the table", ValueError, "positions", _column_outside),
-    Fault("a block id is negative", ValueError, "block_table", _negative_block),
+    Fault(
+        "there are fewer positions than tokens",
+        ValueError,
+        "positions",
+        _too_few_positions,
+        is_value=True,
+    ),
+    Fault("a position is negative", ValueError, "positions", _negative_position, is_value=True),
+    Fault(
+        "a position's column is outside the table",
+        ValueError,
+        "positions",
+        _column_outside,
+        is_value=True,
+    ),
+    Fault("a block id is negative", ValueError, "block_table", _negative_block, is_value=True),
     Fault("out has another dtype", TypeError, "out", _out(np.int32, 0)),
     Fault("out is too short", ValueError, "out", _out(np.int64, 1)),
-    Fault("out is an input", ValueError, "out", _out_is_positions),
+    Fault("out is one element repeated", ValueError, "out", _out_is_one_element),
+    Fault("out is an input", ValueError, "out", _out_is_positions, is_value=True),
 ]
 
 
@@ -150,6 +169,12 @@ KERNEL_BLOCKS_FAULTS = [
     Fault("block_ids are bools", TypeError, "block_ids", changed("block_ids", lambda a: a > 0)),
     Fault("block_ids has no axis", ValueError, "block_ids", replaced("block_ids", np.array(3))),
     *int_faults("blocks_per_kv_block"),
-    Fault("a block id is negative", ValueError, "block_ids", _negative_id),
-    Fault("the dtype cannot hold a kernel block", ValueError, "block_ids", _unholdable),
+    Fault("a block id is negative", ValueError, "block_ids", _negative_id, is_value=True),
+    Fault(
+        "the dtype cannot hold a kernel block",
+        ValueError,
+        "block_ids",
+        _unholdable,
+        is_value=True,
+    ),
 ]

@@ -33,7 +33,7 @@ def _bad_append(
     return make
 
 
-def _last_group(model: TableModel, arguments: Arguments, name: str, value: list[Any]) -> Any:
+def _last_group(model: TableModel, arguments: Arguments, name: str, value: Any) -> Any:
     """Return an argument with another value for the last group, None where there is no group."""
     return {name: [*arguments[name][:-1], value]} if model.block_sizes else None
 
@@ -48,23 +48,24 @@ def _outgrown(model: TableModel, arguments: Arguments) -> Any:
     }
 
 
-def _bad_index(method: str, first: str, rest: Arguments) -> tuple[Any, ...]:
-    """Return makers of row operations with an index outside, or none at all."""
+def _bad_index(method: str, *names: str) -> list[OperationMaker]:
+    """Return makers of row operations with an index outside, or none at all, for each argument."""
 
-    def make(value: Any, name: str, error: type[Exception]) -> Any:
-        return lambda model: Operation(
-            method,
-            {first: model.max_num_reqs if value is None else value, **rest},
-            f"{method}: {name}",
-            error,
-            first,
-        )
+    def make(name: str, what: str, error: type[Exception], value: Any) -> OperationMaker:
+        def operation(model: TableModel) -> Operation:
+            bad = model.max_num_reqs if value is None else value
+            arguments = dict.fromkeys(names, 0) | {name: bad}
+            return Operation(method, arguments, f"{method}: {name} {what}", error, name)
 
-    return (
-        make(None, "row outside", IndexError),
-        make(-1, "negative row", IndexError),
-        make(True, "row is a bool", TypeError),
+        return operation
+
+    kinds: tuple[tuple[str, type[Exception], Any], ...] = (
+        ("is outside", IndexError, None),
+        ("is negative", IndexError, -1),
+        ("is a bool", TypeError, True),
+        ("is a float", TypeError, 0.0),
     )
+    return [make(name, *kind) for name in names for kind in kinds]
 
 
 def _bad_call(
@@ -73,23 +74,36 @@ def _bad_call(
     error: type[Exception],
     argument: str,
     make: Callable[[TableModel], Arguments],
+    *,
+    is_value: bool = False,
 ) -> OperationMaker:
-    return lambda model: Operation(method, make(model), f"{method}: {name}", error, argument)
+    what = f"{method}: {name}"
+    return lambda model: Operation(method, make(model), what, error, argument, is_value)
+
+
+def _bad_starts(name: str, *starts: int) -> OperationMaker:
+    """Return a maker of slots for one token of the wrong starts."""
+
+    def arguments(_: TableModel) -> Arguments:
+        return {"query_start_loc": _vector(*starts), "positions": _vector(0, dtype=np.int64)}
+
+    method = "compute_slot_mappings"
+    return _bad_call(method, name, ValueError, "query_start_loc", arguments, is_value=True)
+
+
+def _counts_decrease(model: TableModel, _: Arguments) -> Any:
+    if not model.block_sizes or model.max_num_reqs < 2:
+        return None
+    return {
+        "req_indices": [0, 1],
+        "overwrite": [True, True],
+        "cu_num_new_blocks": [[0, 1, 0] for _ in model.block_sizes],
+        "new_block_ids": [[] for _ in model.block_sizes],
+    }
 
 
 def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
     return np.array(values, dtype)
-
-
-def _bad_starts(name: str, *starts: int) -> OperationMaker:
-    """Return a maker of slots of one position, with these starts."""
-    arguments = {
-        "query_start_loc": _vector(*starts),
-        "positions": _vector(0, dtype=np.int64),
-    }
-    return _bad_call(
-        "compute_slot_mappings", name, ValueError, "query_start_loc", lambda _: arguments
-    )
 
 
 BAD_OPERATIONS = (
@@ -156,16 +170,24 @@ BAD_OPERATIONS = (
         "new_block_ids",
         lambda m, a: _last_group(m, a, "new_block_ids", [True]),
     ),
+    _bad_append("counts decrease", ValueError, "cu_num_new_blocks", _counts_decrease),
+    _bad_append(
+        "block ids are a tuple",
+        TypeError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", (5,)),
+    ),
     _bad_append("row outgrown", ValueError, "new_block_ids", _outgrown),
-    *_bad_index("move_row", "src", {"dst": 0}),
-    *_bad_index("swap_rows", "a", {"b": 0}),
-    *_bad_index("clear_row", "r", {}),
+    *_bad_index("move_row", "src", "dst"),
+    *_bad_index("swap_rows", "a", "b"),
+    *_bad_index("clear_row", "r"),
     _bad_call(
         "gather_block_tables",
         "slot outside",
         IndexError,
         "idx_mapping",
         lambda m: {"idx_mapping": _vector(m.max_num_reqs)},
+        is_value=True,
     ),
     _bad_call(
         "gather_block_tables",
@@ -173,6 +195,7 @@ BAD_OPERATIONS = (
         IndexError,
         "idx_mapping",
         lambda _: {"idx_mapping": _vector(-2)},
+        is_value=True,
     ),
     _bad_call(
         "gather_block_tables",
@@ -224,6 +247,7 @@ BAD_OPERATIONS = (
             "compute_slot_mappings: position outside",
             ValueError,
             "positions",
+            is_value=True,
         )
         if model.block_sizes
         else None

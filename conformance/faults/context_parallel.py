@@ -31,5 +31,6 @@ DCP_FAULTS = [
         ValueError,
         "seq_lens",
         element("seq_lens", lambda _, i: -1 if i == 0 else None),
+        is_value=True,
     ),
 ]

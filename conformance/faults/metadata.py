@@ -198,7 +198,10 @@ def _row_too_short(metadata: Any, batch: Batch) -> dict[str, Any] | None:
 
 
 def metadata_faults(
-    argument: str = "common_attn_metadata", *, has_block_size: bool = False
+    argument: str = "common_attn_metadata",
+    *,
+    has_block_size: bool = False,
+    is_value: bool = True,
 ) -> list[Fault]:
     """Return the faults of a metadata argument.
 
@@ -206,12 +209,13 @@ def metadata_faults(
         argument: The argument's name.
         has_block_size: Whether the function knows the block size, so that a row of the table that
             is too short for its sequence is refused.
+        is_value: Whether the metadata is looked at in checked mode only.
 
     Returns:
         One fault for each invariant.
     """
     faults = [
-        Fault(f"metadata: {name}", error, field, _fields(argument, change))
+        Fault(f"metadata: {name}", error, field, _fields(argument, change), is_value)
         for name, error, field, change in METADATA_FAULTS
     ]
     if has_block_size:
@@ -221,6 +225,7 @@ def metadata_faults(
                 ValueError,
                 "block_table_tensor",
                 _fields(argument, _row_too_short),
+                is_value,
             )
         )
     return faults

@@ -41,6 +41,7 @@ CREATE_FAULTS = [
         ValueError,
         "num_scheduled_tokens",
         changed("num_scheduled_tokens", _negative_count),
+        is_value=True,
     ),
     Fault("a split point is 0", ValueError, "split_points", replaced("split_points", 0)),
     Fault("a split point is the end", ValueError, "split_points", _split_points(lambda n: [n])),
@@ -170,7 +171,7 @@ def _last_slice(argument: str, cut: Cut) -> Breaks:
 def _slice_faults(argument: str, breaks: Callable[[str, Cut], Breaks]) -> list[Fault]:
     """Return the faults of one micro-batch's slices."""
     return [
-        Fault(f"the micro-batch {name}", ValueError, "slice", breaks(argument, cut))
+        Fault(f"the micro-batch {name}", ValueError, argument, breaks(argument, cut))
         for name, cut in BAD_CUTS.items()
     ]
 

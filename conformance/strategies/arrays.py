@@ -16,7 +16,7 @@ GUARD = 2
 """Elements of a guard band."""
 
 
-def poisoned(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
     """Return an array whose every byte is poison.
 
     >>> poisoned((2,), np.int32).tolist()

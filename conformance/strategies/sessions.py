@@ -26,10 +26,11 @@ class Operation:
 
     Attributes:
         method: Its name.
-        arguments: Its arguments by name.
+        arguments: Its arguments by name, in the order of the method's parameters.
         refused: What is wrong with it, None where it is valid.
         error: The class of the exception that it gets then.
         argument: The name that the exception's message must mention.
+        is_value: Whether that stands in the values of a tensor, looked at in checked mode only.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Operation:
     refused: str | None = None
     error: type[Exception] | None = None
     argument: str = ""
+    is_value: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

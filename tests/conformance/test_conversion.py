@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> s
     carrier = Carrier(fast, "cpu")
     carried = {name: carrier.carry(value, name) for name, value in drawn.items()}
     change(carried["x"])
-    difference = carrier.changed(drawn, carried, frozenset(allowed))
+    difference = carrier.changed(frozenset(allowed))
     return difference.line if difference else None
 
 
@@ -106,3 +107,76 @@ def test_a_callers_own_objects_are_copies() -> None:
     assert carried.req_ids == ["b", "a"]
     assert batch.req_ids == ["a", "b"]
     assert batch.num_computed_tokens_cpu.tolist() == [1, 2]
+
+
+def test_changed_lists_are_told() -> None:
+    """A list that a call appends to, and one whose entry it replaces, are told."""
+    carrier = Carrier(fast, "cpu")
+    points = carrier.carry([3, 2**40], "split_points")
+    points[1] = 2**40 + 1
+    difference = carrier.changed(frozenset())
+    assert difference is not None
+    assert difference.line == "split_points[1] = another object, but should be as it was"
+    points.append(9)
+    assert carrier.changed(frozenset()).path == "list(split_points)"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("seq_lens", "metadata.seq_lens = another object, but should be as it was"),
+        ("_cached", None),
+    ],
+)
+def test_changed_objects_are_told(name: str, line: str | None) -> None:
+    """A field that is replaced by its copy, and an attribute that is put beside it, are told."""
+    metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
+    carrier = Carrier(fast, "cpu")
+    carried = carrier.carry(metadata, "metadata")
+    setattr(carried, name, carried.seq_lens.clone())
+    difference = carrier.changed(frozenset())
+    assert difference is not None
+    assert (line or difference.line) == difference.line
+    assert difference.path == (f"metadata.{name}" if line else "list(metadata)")
+
+
+def test_objects_can_be_a_callers_own() -> None:
+    """A caller's own objects have the same attributes; a method's object is never one."""
+    metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
+    carrier = Carrier(fast, "cpu", has_own_objects=True)
+    own, bound = carrier.carry(metadata, "metadata"), carrier.carry(metadata, "self")
+    assert type(own) is SimpleNamespace
+    assert type(bound) is fast.CommonAttentionMetadata
+    assert vars(own).keys() == vars(bound).keys()
+
+
+def test_an_idle_step_is_zeros_and_passes() -> None:
+    """An idle step shows zeros in the same memory, guard bands apart; then all is as it was."""
+    carrier = Carrier(fast, "cpu")
+    x = carrier.carry(guarded([1, 2, 3], np.int64, stride=2), "x")
+    with carrier.idle_step():
+        assert x.tolist() == [0, 0, 0]
+        assert x.as_strided((1,), (1,), 0).item() != 0
+    assert x.tolist() == [1, 2, 3]
+    assert carrier.changed(frozenset()) is None
+
+
+def test_scribbling_leaves_nothing() -> None:
+    """What is scribbled over holds nothing that was drawn."""
+    carrier = Carrier(fast, "cpu")
+    x, ids = carrier.carry(guarded([1, 2], np.int32), "x"), carrier.carry([[5], [6]], "ids")
+    inner = ids[0]
+    carrier.scribble()
+    assert x.tolist() == [-0x55555556] * 2
+    assert ids == inner == []
+
+
+def test_owners_are_found() -> None:
+    """An argument's memory is told from new memory, and its object from another."""
+    metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
+    carrier = Carrier(fast, "cpu")
+    carried = carrier.carry(metadata, "metadata")
+    assert carrier.owner(carried) == "metadata"
+    assert carrier.owner(carried.slot_mapping[1:]) == "metadata.slot_mapping"
+    assert carrier.owner(carried.slot_mapping.clone()) is None
+    assert carrier.owner(carried.slot_mapping[:0]) is None

@@ -3,6 +3,7 @@
 from known_bad.batch_order import BATCH_ORDER
 from known_bad.buffers import BUFFERS
 from known_bad.context_parallel import CONTEXT_PARALLEL
+from known_bad.device import DEVICE
 from known_bad.entries import KnownBad
 from known_bad.kernels import KERNELS
 from known_bad.local_attention import LOCAL_ATTENTION
@@ -20,6 +21,7 @@ ENTRIES: list[KnownBad] = [
     *LOCAL_ATTENTION,
     *CONTEXT_PARALLEL,
     *BUFFERS,
+    *DEVICE,
     *KERNELS,
 ]
 

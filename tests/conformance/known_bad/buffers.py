@@ -57,12 +57,16 @@ BUFFERS = rewritten(
     "CpuGpuBuffer",
     _make,
     laws={
-        "one half is not zeroed": "What is copied over it hides it.",
-        "what NumPy lacks is shown as bytes": "A wrong shape and nonsense instead of an error.",
-        "np is a copy": "Reads are right; writes are lost.",
-        "0 means all": "`n or None`: an empty step copies last step's values.",
-        "a count is not checked": "Slicing forgives.",
-        "all of it is returned": "The caller slices it again.",
-        "both copies go the same way": "Half of the buffers are never copied back.",
+        "test_buffers_copy": {
+            "one half is not zeroed": "What is copied over it hides it.",
+            "0 means all": "`n or None`: an empty step copies last step's values.",
+            "all of it is returned": "The caller slices it again.",
+            "both copies go the same way": "Half of the buffers are never copied back.",
+        },
+        "test_np_is_a_view_of_cpu": {
+            "what NumPy lacks is shown as bytes": "A wrong shape and nonsense instead of an error.",
+            "np is a copy": "Reads are right; writes are lost.",
+        },
+        "test_buffers_refuse": {"a count is not checked": "Slicing forgives."},
     },
 )

@@ -26,7 +26,7 @@ class KnownBad:
         why: What happens, and why nobody would notice.
         install: Puts it in the place of the right one, until the end of a test.
         target: The target on which it is run.
-        seen_by: The kind of check that is to see it, and is run first.
+        seen_by: The kind of check that is to see it, or the law's name; it is run first.
     """
 
     function: str
@@ -34,7 +34,7 @@ class KnownBad:
     why: str
     install: Install
     target: str = "host"
-    seen_by: Kind = Kind.SAME_ANSWER
+    seen_by: Kind | str = Kind.SAME_ANSWER
 
     @property
     def name(self) -> str:
@@ -49,30 +49,38 @@ def rewritten(
     *,
     answers: Bugs | None = None,
     refusals: Bugs | None = None,
-    laws: Bugs | None = None,
+    laws: Mapping[str, Bugs] | None = None,
+    place: str | None = None,
+    target: str = "host",
 ) -> list[KnownBad]:
     """Return a function written anew, honestly and with each bug planted in it.
 
     Args:
-        function: The name in `fast` that it takes; a method is written `Class.method`.
+        function: Its name in `fast`; a method is written `Class.method`.
         make: Returns the function with one bug, or honest for None.
         answers: Bugs that comparison with `reference` is to see.
         refusals: Bugs that the checks of bad calls are to see.
-        laws: Bugs that only a law sees.
+        laws: Bugs that only a law sees, by the law's name.
+        place: What is replaced, where it is a part of the function: `module.part`.
+        target: The target on which it is run.
     """
-    *owners, name = function.split(".")
+    *owners, name = (place or function).split(".")
     owner: Any = fast
     for part in owners:
         owner = getattr(owner, part)
 
-    def entry(bug: str | None, why: str, kind: Kind) -> KnownBad:
+    def entry(bug: str | None, why: str, seen_by: Kind | str) -> KnownBad:
         def install(patch: pytest.MonkeyPatch) -> None:
             patch.setattr(owner, name, make(bug))
 
-        return KnownBad(function, bug, why, install, seen_by=kind)
+        return KnownBad(function, bug, why, install, target, seen_by)
 
-    by_kind = ((Kind.SAME_ANSWER, answers), (Kind.SAME_REFUSAL, refusals), (Kind.LAW, laws))
+    by_check: dict[Kind | str, Bugs] = {
+        Kind.SAME_ANSWER: answers or {},
+        Kind.SAME_REFUSAL: refusals or {},
+        **(laws or {}),
+    }
     return [
         entry(None, "The definition, written anew.", Kind.SAME_ANSWER),
-        *(entry(*bug, kind) for kind, bugs in by_kind for bug in (bugs or {}).items()),
+        *(entry(*bug, seen_by) for seen_by, bugs in by_check.items() for bug in bugs.items()),
     ]

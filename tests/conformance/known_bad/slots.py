@@ -151,7 +151,7 @@ def _make_kernel_blocks(bug: str | None) -> Callable[..., torch.Tensor]:
         except ValueError as error:
             if bug == "the message names nothing":
                 raise ValueError("out of range") from error
-            is_first_fine = "dtype" not in str(error) and block_ids.ndim and count >= 1
+            is_first_fine = "dtype" not in str(error) and block_ids.ndim and 1 <= count < 1000
             if bug != "room is made for the first piece only" or not is_first_fine:
                 raise
             most = torch.iinfo(block_ids.dtype).max
@@ -206,12 +206,14 @@ SLOTS = [
             "it was.",
         },
         laws={
-            "a negative position wraps around": "A -1 reads the row's last block, silently.",
-            "a column outside is the last one": "Clamped to be safe: writes into a live block.",
-            "a column outside is the next row's": "A flat index never leaves the table; it leaves "
-            "the request.",
-            "a negative block gets a slot": "Block -1 gives a slot that is not -1, which the "
-            "kernel that writes the cache takes for one.",
+            "test_a_misplaced_token_gets_no_slot": {
+                "a negative position wraps around": "A -1 reads the row's last block, silently.",
+                "a column outside is the last one": "Clamped to be safe: writes into a live block.",
+                "a column outside is the next row's": "A flat index never leaves the table; it "
+                "leaves the request.",
+                "a negative block gets a slot": "Block -1 gives a slot that is not -1, which the "
+                "kernel that writes the cache takes for one.",
+            },
         },
     ),
     *rewritten(

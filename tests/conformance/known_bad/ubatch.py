@@ -28,7 +28,8 @@ def _make_create(bug: str | None) -> Callable[..., list[Slice]]:
         if bug == "equal split points pass" and isinstance(split_points, list):
             split_points = list(dict.fromkeys(split_points))
         REAL_CREATE(num_scheduled_tokens, split_points)
-        points = split_points if isinstance(split_points, list) else [int(split_points)]
+        points = split_points if isinstance(split_points, list) else [split_points]
+        points = [int(point) for point in points]
         ends = np.cumsum(num_scheduled_tokens)
         edges = [0, *points, int(ends[-1])]
         if bug == "the last slice ends with the last request's start":
@@ -69,7 +70,7 @@ def _make_starts(bug: str | None) -> Callable[..., torch.Tensor]:
 
 def _bounds(ubatch: Slice) -> tuple[int, int, int, int]:
     requests, tokens = ubatch.request_slice, ubatch.token_slice
-    return requests.start, requests.stop, tokens.start, tokens.stop
+    return int(requests.start), int(requests.stop), int(tokens.start), int(tokens.stop)
 
 
 def _cut(bug: str | None, ubatch: Slice, batch: Metadata) -> Metadata:
@@ -133,8 +134,9 @@ def _longest(bug: str | None, longest: int, batch: Metadata) -> int:
 
 
 def _stale(bug: str | None, batch: Metadata, r0: int, r1: int) -> torch.Tensor | None:
-    local = batch.dcp_local_seq_lens
-    return local[r0:r1] if bug == "local lengths are the batch's" and local is not None else None
+    if bug != "local lengths are the batch's" or batch.dcp_local_seq_lens is None:
+        return None
+    return batch.dcp_local_seq_lens[r0:r1]
 
 
 def _make_make(bug: str | None) -> Callable[..., Metadata]:

@@ -1,0 +1,138 @@
+"""One side's copy of a call, and the manner in which it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from conformance.comparison import Difference, Verdict, parts
+from conformance.contracts import Alias, Arguments, Call
+from conformance.conversion import Carrier
+from conformance.report import Mismatch
+from conformance.targets import REFERENCE, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Manner:
+    """How a call is made: what a caller is free to choose, and what changes no answer.
+
+    Attributes:
+        has_numpy_scalars: Whether ints and bools are NumPy's.
+        is_positional: Whether arguments are given by position, as far as they can be.
+        has_own_objects: Whether objects are a caller's own, with the same attributes.
+        follows_idle_step: Whether the same call was made before with zeros in the same memory, as a
+            runner's step follows its dummy run.
+    """
+
+    has_numpy_scalars: bool = False
+    is_positional: bool = False
+    has_own_objects: bool = False
+    follows_idle_step: bool = False
+
+    @property
+    def situations(self) -> list[str]:
+        """Return the names of what is so, under which a run counts it."""
+        return [name for field, name in MANNERS.items() if getattr(self, field)]
+
+
+MANNERS = {
+    "has_numpy_scalars": "called with NumPy's scalars",
+    "is_positional": "called by position",
+    "has_own_objects": "called with a caller's own objects",
+    "follows_idle_step": "called after an idle step in the same memory",
+}
+
+PLAIN = Manner()
+"""By name, with Python's ints and the implementation's objects."""
+
+
+@dataclasses.dataclass
+class Side:
+    """One side's copy of a call, before and after it was made.
+
+    Attributes:
+        target: Whose side it is.
+        call: The call as drawn.
+        manner: How it is made.
+        carrier: What copied the arguments.
+        arguments: This side's copies of the arguments.
+    """
+
+    target: Target
+    call: Call
+    manner: Manner = PLAIN
+    carrier: Carrier = dataclasses.field(init=False)
+    arguments: Arguments = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.manner.has_numpy_scalars:
+            self.call = self.call.with_numpy_scalars()
+        self.carrier = self.target.carrier(has_own_objects=self.manner.has_own_objects)
+        self.arguments = {
+            name: self.carrier.carry(value, name) for name, value in self.call.arguments.items()
+        }
+
+    def run(self) -> Any:
+        """Call the function and return what it returns."""
+        if self.manner.follows_idle_step:
+            # A step of no tokens may be refused.
+            with self.carrier.idle_step(), suppress(ValueError):
+                self._run()
+        return self._run()
+
+    def _run(self) -> Any:
+        function = self.target.lookup(self.call.function)
+        if not self.manner.is_positional:
+            return function(**self.arguments)
+        by_position, rest = by_position_of(REFERENCE.lookup(self.call.function), self.arguments)
+        return function(*by_position, **rest)
+
+    def check_unchanged(self, allowed: frozenset[str]) -> None:
+        """Raise `Mismatch` where an argument that may not change has changed."""
+        difference = self.carrier.changed(allowed)
+        if difference is not None:
+            raise Mismatch(self.call, self.target.name, difference)
+
+    def aliasing(self, result: object, aliases: list[Alias]) -> Iterator[Difference]:
+        """Yield where a result shares memory with arguments otherwise than aliases say."""
+        for alias in aliases:
+            yield from alias.differences(result, self.arguments)
+        shared = {alias.result for alias in aliases}
+        for path, part in parts(result, "result"):
+            if re.sub(r"^result(\[\d+\])*\.?", "", path) in shared:
+                continue
+            owner = self.carrier.owner(part)
+            if owner is not None:
+                got, wanted = f"{owner} itself, or a view of it", "new memory"
+                yield Difference(Verdict.IDENTITY, path, None, got, wanted)
+            elif isinstance(part, torch.Tensor) and repeats_itself(part):
+                wanted = "memory for each element"
+                yield Difference(Verdict.IDENTITY, path, None, "one element repeated", wanted)
+
+
+def by_position_of(
+    function: Callable[..., Any], arguments: Arguments
+) -> tuple[list[Any], Arguments]:
+    """Split arguments into those that can be given by position, in order, and the rest."""
+    rest, by_position = dict(arguments), []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY or name not in rest:
+            break
+        by_position.append(rest.pop(name))
+    return by_position, rest
+
+
+def repeats_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether several elements of a tensor are one place in memory.
+
+    >>> repeats_itself(torch.zeros(1).expand(3)), repeats_itself(torch.zeros(3))
+    (True, False)
+    """
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in sizes)
