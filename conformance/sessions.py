@@ -17,8 +17,8 @@ from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.sides import MANNERS, PLAIN, Manner
 from conformance.situations import Situations, situations_met
+from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
-from conformance.strategies.sessions import Operation, Session
 from conformance.targets import REFERENCE, Target
 
 

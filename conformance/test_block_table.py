@@ -1,124 +1,25 @@
-"""Block tables and slots: where each token's key and value are stored."""
+"""Block tables: the blocks of each request slot, gathered in batch order, step after step."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import strategies as st
 
 import reference
-from conformance.checks import law, same_answer, same_refusal
+from conformance.checks import law, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Alias, Call, Contract, Draw, Relation
-from conformance.faults.block_table import (
-    KERNEL_BLOCKS_FAULTS,
-    SLOT_MAPPING_FAULTS,
-)
-from conformance.faults.block_tables import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
+from conformance.contracts import Contract
+from conformance.faults.block_table import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
 from conformance.sessions import construct, perform, session_check
-from conformance.sides import Side
-from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.block_table import (
-    compute_slot_mapping_calls,
-    map_to_kernel_blocks_calls,
-    rank_of,
-)
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
-from conformance.strategies.sessions import (
     TABLE_EVENTS,
     Operation,
     Session,
     block_tables_sessions,
 )
 from conformance.targets import REFERENCE, Target
-
-
-def _ends_on_a_block(batch: Batch, shift: int) -> bool:
-    size = batch.layout.block_size
-    return any(
-        q and s % size == shift % size
-        for q, s in zip(batch.query_lens, batch.seq_lens, strict=True)
-    )
-
-
-def _is_shared(batch: Batch) -> bool:
-    return any(a and b and a[0] == b[0] for a in batch.rows[:1] for b in batch.rows[1:])
-
-
-def _layout(holds: Any) -> Any:
-    return lambda call: holds(call.facts.layout)
-
-
-SLOT_MAPPING = Contract(
-    "compute_slot_mapping",
-    compute_slot_mapping_calls,
-    {
-        **of_batch(),
-        "a sequence ends on a block boundary": lambda call: _ends_on_a_block(call.facts, 0),
-        "a sequence ends just past a block boundary": lambda call: _ends_on_a_block(call.facts, 1),
-        "requests share blocks": lambda call: _is_shared(call.facts),
-        "a slot past 2**31": lambda call: any(
-            b * (call.facts.layout.kernel_block_size or call.facts.layout.block_size) >= 2**31
-            for row in call.facts.rows
-            for b in row
-        ),
-        "several ranks": _layout(lambda layout: layout.cp_world_size > 1),
-        "not the first rank": _layout(lambda layout: layout.cp_rank > 0),
-        "an interleave of more than 1": _layout(
-            lambda layout: layout.cp_kv_cache_interleave_size > 1
-        ),
-        "kernel blocks split the manager's": _layout(lambda layout: layout.blocks_per_kv_block > 1),
-        "a table wider than any request needs": lambda call: call.facts.extra_columns > 0,
-        "a table of more rows than requests": lambda call: call.facts.extra_rows > 0,
-        "padding's positions are negative": lambda call: (
-            call.facts.filler < 0 and call.facts.num_padding_tokens > 0
-        ),
-        "out is given": lambda call: "out" in call.arguments,
-        "out is longer than the tokens": lambda call: (
-            len(call.arguments.get("out", ())) > call.facts.num_actual_tokens
-        ),
-        "out is strided": lambda call: (
-            "out" in call.arguments and call.arguments["out"].strides[0] > 8
-        ),
-    },
-    pairs=(
-        ("several ranks", "kernel blocks split the manager's"),
-        ("several ranks", "an interleave of more than 1"),
-        ("out is longer than the tokens", "out is strided"),
-        ("padded requests at the end", "padded tokens at the end"),
-        ("several ranks", "a slot past 2**31"),
-    ),
-    faults=SLOT_MAPPING_FAULTS,
-    changes=frozenset({"out"}),
-    aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
-    has_kernel=True,
-)
-
-test_compute_slot_mapping = same_answer(SLOT_MAPPING)
-test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
-
-KERNEL_BLOCKS = Contract(
-    "map_to_kernel_blocks",
-    map_to_kernel_blocks_calls,
-    {
-        "no ids": lambda call: call.arguments["block_ids"].size == 0,
-        "several axes": lambda call: call.arguments["block_ids"].ndim > 1,
-        "one kernel block a block": lambda call: call.arguments["blocks_per_kv_block"] == 1,
-        "the last id that the dtype can hold": lambda call: (
-            call.arguments["block_ids"].size > 0
-            and (int(call.arguments["block_ids"].max()) + 1) * call.arguments["blocks_per_kv_block"]
-            > np.iinfo(call.arguments["block_ids"].dtype).max
-        ),
-    },
-    faults=KERNEL_BLOCKS_FAULTS,
-)
-
-test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
-test_map_to_kernel_blocks_refuses = same_refusal(KERNEL_BLOCKS)
 
 
 def _happens(event: str) -> Callable[[Session], bool]:
@@ -189,115 +90,6 @@ test_block_tables_constructor_refuses = same_refusal(
 )
 
 
-def _slots(target: Target, call: Call) -> list[int]:
-    """Return what a target answers to a call of `compute_slot_mapping`, as a list."""
-    with target.running(checked=True):
-        found: list[int] = Side(target, call).run().tolist()
-    return found
-
-
-def _unshared_calls(preset: Preset) -> st.SearchStrategy[Call]:
-    return compute_slot_mapping_calls(preset, is_scattered=False, is_shared=False)
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
-def test_slots_of_a_step_are_distinct(target: Target, call: Call) -> None:
-    """No two new tokens in unshared blocks get one slot."""
-    slots = [slot for slot in _slots(target, call) if slot != reference.PAD_SLOT_ID]
-    assert len(slots) == len(set(slots))
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
-def test_each_token_lies_on_one_rank(target: Target, call: Call) -> None:
-    """The ranks of a context-parallel group partition the tokens; nobody stores padding."""
-    world = call.facts.layout.cp_world_size
-    answers = [_slots(target, call.replacing(cp_rank=rank)) for rank in range(world)]
-    for token, slots in enumerate(zip(*answers, strict=True)):
-        holders = sum(slot != reference.PAD_SLOT_ID for slot in slots)
-        assert holders == (1 if token < call.facts.num_tokens else 0)
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True, presets=(MINIMAL, FEW_PAIRS))
-def test_what_is_written_is_what_is_read(target: Target, call: Call) -> None:
-    """The slot in which a token's key is stored is the one from which it is read later."""
-    batch = call.facts
-    writes = {
-        (token, slot)
-        for token, slot in enumerate(_slots(target, call))
-        if slot != reference.PAD_SLOT_ID
-    }
-    layout = batch.layout
-    reads = reference.kv_reads(batch.metadata(), layout.block_size, **layout.keywords())
-    own = {(token, slot) for token, key, slot in reads if key == call.arguments["positions"][token]}
-    assert own == writes
-
-
-def _just_past(call: Call) -> int:
-    """Return the first position behind the last block of the table."""
-    layout = call.facts.layout
-    blocks = call.arguments["block_table"].shape[1] // layout.blocks_per_kv_block
-    past: int = blocks * layout.block_size * layout.cp_world_size
-    return past
-
-
-@st.composite
-def _misplaced(draw: Draw, preset: Preset) -> Call:
-    """Draw a call one of whose tokens stands at a position that no block holds."""
-    call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
-    batch, positions = call.facts, call.arguments["positions"].copy()
-    just_past = _just_past(call)
-    for token in range(batch.num_tokens):
-        beyond = draw(st.sampled_from((None, just_past, -1, -(2**40), 2**31, 2**40)))
-        if beyond is not None:
-            positions[token] = beyond
-    table = call.arguments["block_table"].copy()
-    if draw(st.booleans()):
-        table[:, :1] = -1
-    call.arguments.pop("out", None)
-    bad: Call = call.replacing(positions=positions, block_table=table)
-    return bad
-
-
-def _slot_or_none(call: Call, token: int) -> int:
-    """Return a token's slot by `reference`, taken alone, -1 where it is refused."""
-    starts = call.facts.starts
-    request = next(i for i in range(call.facts.num_reqs) if starts[i] <= token < starts[i + 1])
-    alone = call.replacing(
-        block_table=call.arguments["block_table"][request : request + 1].copy(),
-        query_start_loc=np.array([0, 1], np.int32),
-        positions=call.arguments["positions"][token : token + 1].copy(),
-    )
-    try:
-        return int(REFERENCE.lookup(call.function)(**alone.arguments)[0])
-    except ValueError:
-        return reference.PAD_SLOT_ID
-
-
-@law(
-    "compute_slot_mapping",
-    _misplaced,
-    situations={
-        "unchecked: a position no block holds": lambda call: bool(
-            call.facts.num_tokens
-            and max(call.arguments["positions"][: call.facts.num_tokens].tolist()) >= 2**31
-        ),
-        "unchecked: a position just past the table": lambda call: (
-            _just_past(call) in call.arguments["positions"][: call.facts.num_tokens]
-        ),
-        "unchecked: a negative position": lambda call: bool(
-            call.facts.num_tokens and min(call.arguments["positions"][: call.facts.num_tokens]) < 0
-        ),
-    },
-    has_kernel=True,
-)
-def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
-    """Without checked mode a token that reference refuses gets -1, never a neighbour's slot."""
-    with target.running(checked=False, seed=len(call.arguments["positions"])):
-        got = Side(target, call).run().tolist()
-    wanted = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
-    assert got == wanted + [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
-
-
 def _gathering(slots: list[int]) -> Operation:
     return Operation("gather_block_tables", {"idx_mapping": np.array(slots, np.int32)})
 
@@ -332,70 +124,3 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
             int(row[p // size]) * size + p % size if 0 <= p < end else reference.PAD_SLOT_ID
             for p in positions
         ]
-
-
-@law("map_to_kernel_blocks", map_to_kernel_blocks_calls)
-def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
-    """Kernel blocks are the manager's blocks, each in as many pieces, in order."""
-    count = call.arguments["blocks_per_kv_block"]
-    with target.running(checked=True):
-        mapped = Side(target, call).run().tolist()
-    flat = np.array(mapped, dtype=object).reshape(-1)
-    owners = [block // count for block in flat]
-    assert owners == [
-        b for b in call.arguments["block_ids"].reshape(-1).tolist() for _ in range(count)
-    ]
-    assert [block % count for block in flat] == list(range(count)) * (len(flat) // count)
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
-def test_kernel_blocks_rename_no_slot(target: Target, call: Call) -> None:
-    """A token's slot is the same, whether the table lists the manager's blocks or the kernel's."""
-    batch = call.facts
-    whole = dataclasses.replace(batch.layout, kernel_block_size=None)
-    n = batch.layout.blocks_per_kv_block
-    rows = tuple(tuple(block // n for block in row[::n]) for row in batch.rows)
-    managers = dataclasses.replace(batch, layout=whole, rows=rows)
-    kernels = Call("map_to_kernel_blocks", {"block_ids": managers.block_table()})
-    bad_filler = managers.block_table().min(initial=0) < 0 or batch.filler > 2**31 // n - 1
-    if not bad_filler:
-        with target.running(checked=True):
-            mapped = Side(target, kernels.replacing(blocks_per_kv_block=n)).run()
-        call = call.replacing(block_table=mapped.cpu().numpy())
-    by_manager = call.replacing(block_table=managers.block_table(), kernel_block_size=None)
-    assert _slots(target, call) == _slots(target, by_manager)
-
-
-@law("compute_slot_mapping", _unshared_calls)
-def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> None:
-    """A token has a slot exactly on the rank that its position falls to."""
-    for token, slot in enumerate(_slots(target, call)[: call.facts.num_tokens]):
-        is_held = (
-            rank_of(call.facts, int(call.arguments["positions"][token]))
-            == call.facts.layout.cp_rank
-        )
-        assert (slot != reference.PAD_SLOT_ID) == is_held
-
-
-@pytest.mark.parametrize(
-    ("keywords", "slots"),
-    [
-        ({}, [11, 18, 19, 14]),
-        ({"cp_world_size": 2, "cp_rank": 1, "cp_kv_cache_interleave_size": 1}, [10, -1, 11, -1]),
-    ],
-)
-def test_worked_examples_of_slots(keywords: dict[str, Any], slots: list[int]) -> None:
-    """Reference gives the definition's table: block size 2, rows [5, 9] and [7, 3]."""
-    found = reference.compute_slot_mapping(
-        np.array([[5, 9], [7, 3]], np.int32),
-        np.array([0, 3, 4], np.int32),
-        np.array([1, 2, 3, 0]),
-        2,
-        **keywords,
-    )
-    assert slots == found.tolist()
-
-
-def test_worked_example_of_kernel_blocks() -> None:
-    """Reference gives the definition's example: blocks 0 and 3 in halves."""
-    assert reference.map_to_kernel_blocks(np.array([0, 3]), 2).tolist() == [0, 1, 6, 7]

@@ -15,9 +15,9 @@ from conformance.faults.context_parallel import DCP_FAULTS
 from conformance.sides import Side
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import batches
-from conformance.strategies.block_table import layouts
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.strategies.slots import layouts
 from conformance.targets import Target
 
 

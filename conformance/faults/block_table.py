@@ -1,180 +1,295 @@
-"""Bad calls of `compute_slot_mapping` and `map_to_kernel_blocks`."""
+"""Bad operations on `BlockTables`, each of which must be refused and change nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import array_faults, changed, int_faults, query_start_loc_faults
-from conformance.strategies.batches import Batch
-from conformance.strategies.block_table import rank_of
+from conformance.contracts import Arguments, Fault, replaced
+from conformance.faults.arrays import int_faults
+from conformance.strategies.block_table import Operation, OperationMaker, TableModel
 
 
-def _held_token(batch: Batch, positions: np.ndarray[Any, Any]) -> int | None:
-    """Return the first token whose position this rank holds."""
-    for t in range(batch.num_tokens):
-        if rank_of(batch, int(positions[t])) == batch.layout.cp_rank:
-            return t
-    return None
+def _bad_append(
+    name: str, error: type[Exception], argument: str, change: Callable[[TableModel, Arguments], Any]
+) -> OperationMaker:
+    """Return a maker of an append of one block to the last slot of every group, made bad."""
+
+    def make(model: TableModel) -> Operation | None:
+        groups = len(model.block_sizes)
+        arguments: Arguments = {
+            "req_indices": [model.max_num_reqs - 1],
+            "cu_num_new_blocks": [[0, 1] for _ in range(groups)],
+            "new_block_ids": [[5] for _ in range(groups)],
+            "overwrite": [True],
+        }
+        changes = change(model, arguments)
+        if changes is None:
+            return None
+        return Operation("append_block_ids", arguments | changes, name, error, argument)
+
+    return make
 
 
-def _negative_position(call: Call, _: Draw) -> Call | None:
-    if not call.facts.num_tokens:
+def _last_group(model: TableModel, arguments: Arguments, name: str, value: Any) -> Any:
+    """Return an argument with another value for the last group, None where there is no group."""
+    return {name: [*arguments[name][:-1], value]} if model.block_sizes else None
+
+
+def _outgrown(model: TableModel, arguments: Arguments) -> Any:
+    if not model.block_sizes:
         return None
-    positions = call.arguments["positions"].copy()
-    positions[call.facts.num_tokens - 1] = -1
-    return call.replacing(positions=positions)
+    count = model.widths[-1] + 1
+    return {
+        "cu_num_new_blocks": [*arguments["cu_num_new_blocks"][:-1], [0, count]],
+        "new_block_ids": [*arguments["new_block_ids"][:-1], [5] * count],
+    }
 
 
-def _column_outside(call: Call, _: Draw) -> Call | None:
-    positions = call.arguments["positions"].copy()
-    token = _held_token(call.facts, positions)
-    if token is None:
-        return None
-    layout = call.facts.layout
-    width = call.arguments["block_table"].shape[1]
-    # Whole rounds of the ranks further on, so that it is still this rank's.
-    positions[token] += layout.block_size * layout.cp_world_size * (width + 1)
-    return call.replacing(positions=positions)
+def _bad_index(method: str, *names: str) -> list[OperationMaker]:
+    """Return makers of row operations with an index outside, or none at all, for each argument."""
 
+    def make(name: str, what: str, error: type[Exception], value: Any) -> OperationMaker:
+        def operation(model: TableModel) -> Operation:
+            bad = model.max_num_reqs if value is None else value
+            arguments = dict.fromkeys(names, 0) | {name: bad}
+            return Operation(method, arguments, f"{method}: {name} {what}", error, name)
 
-def _negative_block(call: Call, _: Draw) -> Call | None:
-    token = _held_token(call.facts, call.arguments["positions"])
-    if token is None:
-        return None
-    table = call.arguments["block_table"].copy()
-    request = int(np.searchsorted(call.facts.starts, token, side="right")) - 1
-    table[request] = -1
-    return call.replacing(block_table=table)
+        return operation
 
-
-def _too_few_rows(call: Call, _: Draw) -> Call | None:
-    num_reqs = call.facts.num_reqs
-    return (
-        call.replacing(block_table=call.arguments["block_table"][: num_reqs - 1])
-        if num_reqs
-        else None
+    kinds: tuple[tuple[str, type[Exception], Any], ...] = (
+        ("is outside", IndexError, None),
+        ("is negative", IndexError, -1),
+        ("is a bool", TypeError, True),
+        ("is a float", TypeError, 0.0),
     )
+    return [make(name, *kind) for name in names for kind in kinds]
 
 
-def _too_few_positions(call: Call, _: Draw) -> Call | None:
-    tokens = call.facts.num_tokens
-    return call.replacing(positions=call.arguments["positions"][: tokens - 1]) if tokens else None
+def _bad_call(
+    method: str,
+    name: str,
+    error: type[Exception],
+    argument: str,
+    make: Callable[[TableModel], Arguments],
+    *,
+    is_value: bool = False,
+) -> OperationMaker:
+    what = f"{method}: {name}"
+    return lambda model: Operation(method, make(model), what, error, argument, is_value)
 
 
-def _out(dtype: type[np.generic], missing: int) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
-        length = len(call.arguments["positions"]) - missing
-        return call.replacing(out=np.zeros(length, dtype)) if length >= 0 else None
+def _bad_starts(name: str, *starts: int) -> OperationMaker:
+    """Return a maker of slots for one token of the wrong starts."""
 
-    return breaks
+    def arguments(_: TableModel) -> Arguments:
+        return {"query_start_loc": _vector(*starts), "positions": _vector(0, dtype=np.int64)}
 
-
-def _out_is_one_element(call: Call, _: Draw) -> Call | None:
-    length = len(call.arguments["positions"])
-    out = np.ndarray((length,), np.int64, np.zeros(1, np.int64), strides=(0,))
-    return call.replacing(out=out) if length > 1 else None
+    method = "compute_slot_mappings"
+    return _bad_call(method, name, ValueError, "query_start_loc", arguments, is_value=True)
 
 
-def _out_is_positions(call: Call, _: Draw) -> Call | None:
-    positions = call.arguments["positions"]
-    return call.replacing(out=positions) if len(positions) else None
+def _counts_decrease(model: TableModel, _: Arguments) -> Any:
+    if not model.block_sizes or model.max_num_reqs < 2:
+        return None
+    return {
+        "req_indices": [0, 1],
+        "overwrite": [True, True],
+        "cu_num_new_blocks": [[0, 1, 0] for _ in model.block_sizes],
+        "new_block_ids": [[] for _ in model.block_sizes],
+    }
 
 
-SLOT_MAPPING_FAULTS = [
-    *array_faults("block_table", np.int64),
-    *array_faults("positions", np.int32),
-    *query_start_loc_faults(),
-    *int_faults("block_size"),
-    *int_faults("cp_world_size"),
-    *int_faults("cp_rank", least=0),
-    *int_faults("cp_kv_cache_interleave_size"),
-    *int_faults("kernel_block_size"),
-    Fault(
-        "the interleave does not divide the block size",
-        ValueError,
-        "cp_kv_cache_interleave_size",
-        lambda call, _: call.replacing(
-            cp_kv_cache_interleave_size=call.arguments["block_size"] + 1
-        ),
+def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
+    return np.array(values, dtype)
+
+
+BAD_OPERATIONS = (
+    _bad_append(
+        "slot outside", IndexError, "req_indices", lambda m, _: {"req_indices": [m.max_num_reqs]}
     ),
-    Fault(
-        "the kernel block size does not divide the block size",
-        ValueError,
-        "kernel_block_size",
-        lambda call, _: call.replacing(kernel_block_size=call.arguments["block_size"] + 1),
+    _bad_append("negative slot", IndexError, "req_indices", lambda *_: {"req_indices": [-1]}),
+    _bad_append("slot is a float", TypeError, "req_indices", lambda *_: {"req_indices": [0.0]}),
+    _bad_append(
+        "slots are an array", TypeError, "req_indices", lambda *_: {"req_indices": _vector(0)}
     ),
-    Fault(
-        "the rank is outside the world",
+    _bad_append(
+        "slot listed twice",
         ValueError,
-        "cp_rank",
-        lambda call, _: call.replacing(cp_rank=call.arguments.get("cp_world_size", 1)),
+        "req_indices",
+        lambda m, _: {
+            "req_indices": [0, 0],
+            "overwrite": [True, True],
+            "cu_num_new_blocks": [[0, 0, 0] for _ in m.block_sizes],
+            "new_block_ids": [[] for _ in m.block_sizes],
+        },
     ),
-    Fault(
-        "a virtual block has 2**31 positions",
+    _bad_append("overwrite is an int", TypeError, "overwrite", lambda *_: {"overwrite": [1]}),
+    _bad_append("overwrite is short", ValueError, "overwrite", lambda *_: {"overwrite": []}),
+    _bad_append(
+        "a group too many",
         ValueError,
-        "cp_world_size",
-        lambda call, _: call.replacing(
-            block_size=2**16, kernel_block_size=None, cp_world_size=2**15, cp_rank=0
-        ),
+        "new_block_ids",
+        lambda _, a: {"new_block_ids": [*a["new_block_ids"], []]},
     ),
-    Fault("there are fewer rows than requests", ValueError, "block_table", _too_few_rows),
-    Fault(
-        "there are fewer positions than tokens",
+    _bad_append(
+        "counts not from 0",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [1, 1]),
+    ),
+    _bad_append(
+        "counts not to the end",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [0, 0]),
+    ),
+    _bad_append(
+        "counts too long",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: _last_group(m, a, "cu_num_new_blocks", [0, 1, 1]),
+    ),
+    _bad_append(
+        "negative block id",
+        ValueError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [-1]),
+    ),
+    _bad_append(
+        "block id past int32",
+        ValueError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [2**31]),
+    ),
+    _bad_append(
+        "block id is a bool",
+        TypeError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", [True]),
+    ),
+    _bad_append("counts decrease", ValueError, "cu_num_new_blocks", _counts_decrease),
+    _bad_append(
+        "block ids are a tuple",
+        TypeError,
+        "new_block_ids",
+        lambda m, a: _last_group(m, a, "new_block_ids", (5,)),
+    ),
+    _bad_append("row outgrown", ValueError, "new_block_ids", _outgrown),
+    *_bad_index("move_row", "src", "dst"),
+    *_bad_index("swap_rows", "a", "b"),
+    *_bad_index("clear_row", "r"),
+    _bad_call(
+        "gather_block_tables",
+        "slot outside",
+        IndexError,
+        "idx_mapping",
+        lambda m: {"idx_mapping": _vector(m.max_num_reqs)},
+        is_value=True,
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "slot below -1",
+        IndexError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(-2)},
+        is_value=True,
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "too many rows",
+        ValueError,
+        "idx_mapping",
+        lambda m: {"idx_mapping": _vector(*[-1] * (m.max_num_reqs + 1))},
+    ),
+    _bad_call(
+        "gather_block_tables",
+        "int64",
+        TypeError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(0, dtype=np.int64)},
+    ),
+    _bad_call(
+        "compute_slot_mappings",
+        "too many requests",
+        ValueError,
+        "query_start_loc",
+        lambda m: {
+            "query_start_loc": _vector(*[0] * (m.max_num_reqs + 2)),
+            "positions": _vector(dtype=np.int64),
+        },
+    ),
+    _bad_call(
+        "compute_slot_mappings",
+        "too many tokens",
         ValueError,
         "positions",
-        _too_few_positions,
-        is_value=True,
+        lambda m: {
+            "query_start_loc": _vector(0),
+            "positions": _vector(*[0] * (m.max_num_tokens + 1), dtype=np.int64),
+        },
     ),
-    Fault("a position is negative", ValueError, "positions", _negative_position, is_value=True),
-    Fault(
-        "a position's column is outside the table",
+    _bad_starts("starts do not start at 0", 1, 1),
+    _bad_starts("starts decrease", 0, -1),
+    _bad_starts("more tokens than positions", 0, 2),
+    lambda model: (
+        Operation(
+            "compute_slot_mappings",
+            {
+                "query_start_loc": _vector(0, 1),
+                "positions": _vector(
+                    max(s * w for s, w in zip(model.block_sizes, model.widths, strict=True)),
+                    dtype=np.int64,
+                ),
+            },
+            "compute_slot_mappings: position outside",
+            ValueError,
+            "positions",
+            is_value=True,
+        )
+        if model.block_sizes
+        else None
+    ),
+    _bad_call(
+        "get_dummy_block_tables",
+        "too many",
         ValueError,
-        "positions",
-        _column_outside,
-        is_value=True,
+        "num_reqs",
+        lambda m: {"num_reqs": m.max_num_reqs + 1},
     ),
-    Fault("a block id is negative", ValueError, "block_table", _negative_block, is_value=True),
-    Fault("out has another dtype", TypeError, "out", _out(np.int32, 0)),
-    Fault("out is too short", ValueError, "out", _out(np.int64, 1)),
-    Fault("out is one element repeated", ValueError, "out", _out_is_one_element),
-    Fault("out is an input", ValueError, "out", _out_is_positions, is_value=True),
-]
-
-
-def _negative_id(call: Call, _: Draw) -> Call | None:
-    ids = call.arguments["block_ids"]
-    if not ids.size or ids.dtype == np.uint8:
-        return None
-    bad = ids.copy()
-    bad.flat[-1] = -1
-    return call.replacing(block_ids=bad)
-
-
-def _unholdable(call: Call, _: Draw) -> Call | None:
-    ids = call.arguments["block_ids"]
-    count = call.arguments["blocks_per_kv_block"]
-    if not ids.size or count == 1:
-        return None
-    bad = ids.copy()
-    bad.flat[0] = (int(np.iinfo(ids.dtype).max) + 1) // count
-    return call.replacing(block_ids=bad)
-
-
-KERNEL_BLOCKS_FAULTS = [
-    Fault("block_ids is a list", TypeError, "block_ids", changed("block_ids", np.ndarray.tolist)),
-    Fault("block_ids are floats", TypeError, "block_ids", changed("block_ids", np.float32)),
-    Fault("block_ids are bools", TypeError, "block_ids", changed("block_ids", lambda a: a > 0)),
-    Fault("block_ids has no axis", ValueError, "block_ids", replaced("block_ids", np.array(3))),
-    *int_faults("blocks_per_kv_block"),
-    Fault("a block id is negative", ValueError, "block_ids", _negative_id, is_value=True),
-    Fault(
-        "the dtype cannot hold a kernel block",
+    _bad_call(
+        "get_dummy_slot_mappings",
+        "too many",
         ValueError,
-        "block_ids",
-        _unholdable,
-        is_value=True,
+        "num_tokens",
+        lambda m: {"num_tokens": m.max_num_tokens + 1},
     ),
+    _bad_call(
+        "get_dummy_slot_mappings",
+        "negative",
+        ValueError,
+        "num_tokens",
+        lambda _: {"num_tokens": -1},
+    ),
+)
+"""Makers of operations that must be refused."""
+
+CONSTRUCTOR_FAULTS = [
+    Fault("block_sizes is a tuple", TypeError, "block_sizes", replaced("block_sizes", (2,))),
+    Fault("a block size is 0", ValueError, "block_sizes", replaced("block_sizes", [2, 0])),
+    Fault("a block size is a float", TypeError, "block_sizes", replaced("block_sizes", [2.0])),
+    *int_faults("max_num_reqs"),
+    *int_faults("max_num_batched_tokens"),
+    *int_faults("max_model_len"),
+    Fault("pin_memory is an int", TypeError, "pin_memory", replaced("pin_memory", 1)),
 ]
+"""Bad ways to make the tables."""
+
+REFUSALS = [
+    operation.refused
+    for make in BAD_OPERATIONS
+    if (operation := make(TableModel([2], 2, 2, 2))) and operation.refused
+]
+"""What is wrong with them, by name."""

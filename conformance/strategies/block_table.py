@@ -1,104 +1,298 @@
-"""Calls of `compute_slot_mapping` and `map_to_kernel_blocks`."""
+"""Sessions: an object that keeps state, and what is done to it in order.
+
+A session of `BlockTables` is drawn with a model of the rows' lengths at hand, so that every
+operation is valid, but for those that are meant to be refused, after which the rest of the session
+shows that nothing had changed.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
 
 from conformance.contracts import Arguments, Call, Draw
-from conformance.strategies.arrays import guarded, poisoned, poisoned_out
-from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.arrays import guarded
 from conformance.strategies.presets import Preset
 
-INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
-"""The dtypes that `map_to_kernel_blocks` keeps."""
 
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One call of a method.
 
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, the greatest first.
-
-    >>> divisors(12)
-    [12, 6, 4, 3, 2, 1]
+    Attributes:
+        method: Its name.
+        arguments: Its arguments by name, in the order of the method's parameters.
+        refused: What is wrong with it, None where it is valid.
+        error: The class of the exception that it gets then.
+        argument: The name that the exception's message must mention.
+        is_value: Whether that stands in the values of a tensor, looked at in checked mode only.
     """
-    return [d for d in range(number, 0, -1) if number % d == 0]
+
+    method: str
+    arguments: Arguments
+    refused: str | None = None
+    error: type[Exception] | None = None
+    argument: str = ""
+    is_value: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """An object's life: how it is made and what is done to it.
+
+    Attributes:
+        constructor: How it is made.
+        operations: What is done to it, in order.
+        events: What happened in its course, as its strategy knows, for situations.
+    """
+
+    constructor: Call
+    operations: tuple[Operation, ...]
+    events: frozenset[str] = frozenset()
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave the session to the report, which tells it better than Hypothesis can."""
+        printer.text(f"the session above, of {len(self.operations)} operations")
+
+
+TABLE_EVENTS = (
+    "a row is overwritten by fewer blocks",
+    "a row with blocks is moved",
+    "a full row is moved",
+    "a row with blocks is moved onto itself",
+    "a shorter row is swapped with a longer one",
+    "a row with blocks is cleared",
+    "blocks are gathered in a second group",
+    "a gathered row is shorter than the one before it",
+    "rows with blocks are no longer gathered",
+    "a strided mapping is gathered",
+    "slots in gathered blocks",
+    "fewer slots than the last time",
+    "dummy tables after blocks were gathered",
+    "dummy slots after more slots",
+)
+"""What may happen to block tables; a run must meet each."""
+
+
+@dataclasses.dataclass
+class TableModel:
+    """What a session's strategy knows of the block tables: the lengths of their rows.
+
+    Attributes:
+        block_sizes: The groups' block sizes.
+        max_num_reqs: The number of request slots.
+        max_num_tokens: The size of the slot mapping's buffer.
+        max_model_len: The longest sequence.
+        widths: The most blocks of a row, by group.
+        lengths: The blocks of each row, by group.
+        gathered: The blocks of each gathered row, by group.
+        num_slots: The tokens of the last slot mapping.
+        next_id: A block id not used yet.
+        events: What has happened that is worth a situation.
+    """
+
+    block_sizes: list[int]
+    max_num_reqs: int
+    max_num_tokens: int
+    max_model_len: int
+    widths: list[int] = dataclasses.field(init=False)
+    lengths: list[list[int]] = dataclasses.field(init=False)
+    gathered: list[list[int]] = dataclasses.field(init=False)
+    num_slots: int = 0
+    next_id: int = 1
+    events: set[str] = dataclasses.field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.widths = [-(-self.max_model_len // size) for size in self.block_sizes]
+        self.lengths = [[0] * self.max_num_reqs for _ in self.block_sizes]
+        self.gathered = [[0] * self.max_num_reqs for _ in self.block_sizes]
+
+    def note(self, event: str, *, happens: bool) -> None:
+        """Note an event of `TABLE_EVENTS`, if it happens."""
+        if happens:
+            self.events.add(event)
+
+    def new_ids(self, count: int) -> list[int]:
+        """Return block ids that no row has yet."""
+        first, self.next_id = self.next_id, self.next_id + count
+        return list(range(first, first + count))
+
+
+OperationMaker: TypeAlias = Callable[[TableModel], Operation | None]
+"""Makes an operation that must be refused; None where the tables offer nothing to break."""
 
 
 @st.composite
-def layouts(draw: Draw, preset: Preset) -> Layout:
-    """Draw how positions lie in blocks: kernel blocks and context-parallel ranks among it."""
-    sizes = (*preset.block_sizes, 4) if preset.name == "minimal" else preset.block_sizes
-    block_size = draw(st.sampled_from(sizes))
-    kernel_block_size = draw(st.sampled_from((None, *divisors(block_size))))
-    world = draw(st.sampled_from((1, 2, 3, 4)))
-    rank = draw(st.integers(0, world - 1))
-    interleave = draw(st.sampled_from(divisors(block_size)[::-1]))
-    return Layout(block_size, kernel_block_size, world, rank, interleave)
-
-
-@st.composite
-def compute_slot_mapping_calls(
-    draw: Draw, preset: Preset, *, is_scattered: bool | None = None, is_shared: bool | None = None
-) -> Call:
-    """Draw calls of `compute_slot_mapping`.
+def block_tables_sessions(
+    draw: Draw, preset: Preset, *, tried: Sequence[OperationMaker] = ()
+) -> Session:
+    """Draw sessions of `BlockTables`.
 
     Args:
         draw: Hypothesis' `draw`.
         preset: The sizes.
-        is_scattered: Whether tokens stand at positions other than their own; None draws.
-        is_shared: Whether requests share blocks; None draws.
-
-    Returns:
-        A call whose facts are its `Batch`.
+        tried: Makers of operations that must be refused; all are tried in the session's middle.
     """
-    batch = draw(batches(preset, layout=draw(layouts(preset)), is_shared=is_shared))
-    positions = batch.positions()
-    if draw(st.booleans()) if is_scattered is None else is_scattered:
-        # Any position of the sequence may be asked for, in any order.
-        for i, (start, stop) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
-            positions[start:stop] = batch.seq_lens[i] - 1 - positions[start:stop]
-    arguments: Arguments = {
-        "block_table": batch.block_table(),
-        "query_start_loc": batch.query_start_loc(),
-        "positions": positions,
-        "block_size": batch.layout.block_size,
+    is_minimal = preset.name == "minimal"
+    sizes = st.sampled_from((1, 2, 3) if is_minimal else (16, 32, 64))
+    num_groups = draw(st.sampled_from((1, 2, 3, 2, 3, 0)))
+    model = TableModel(
+        draw(st.lists(sizes, min_size=num_groups, max_size=num_groups)),
+        draw(st.integers(1, 4 if is_minimal else 8)),
+        draw(st.integers(1, 8 if is_minimal else 48)),
+        draw(st.integers(1, 9 if is_minimal else 300)),
+        next_id=draw(st.sampled_from((1, 2**31 - 1000))),
+    )
+    arguments = {
+        "block_sizes": model.block_sizes,
+        "max_num_reqs": model.max_num_reqs,
+        "max_num_batched_tokens": model.max_num_tokens,
+        "max_model_len": model.max_model_len,
+        "device": "cpu",
+        "pin_memory": False,
     }
-    defaults = Layout(batch.layout.block_size)
-    for name, value in batch.layout.keywords().items():
-        if value != getattr(defaults, name) or draw(st.booleans()):
-            arguments[name] = value
-    room = draw(st.sampled_from((None, 0, 3)))
-    if room is not None:
-        arguments["out"] = poisoned_out(
-            len(positions) + room, np.int64, draw(st.sampled_from((1, 2)))
-        )
-    return Call("compute_slot_mapping", arguments, batch)
+
+    def valid() -> list[Operation]:
+        count = draw(st.sampled_from((1, 16, 30, 8, 30)))
+        return [draw(st.sampled_from(OPERATIONS))(model, draw) for _ in range(count)]
+
+    operations = valid()
+    if tried:
+        operations += filter(None, (make(model) for make in tried))
+        operations += valid()
+    return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
 
 
-@st.composite
-def map_to_kernel_blocks_calls(draw: Draw, preset: Preset) -> Call:
-    """Draw calls of `map_to_kernel_blocks`: ids up to the last that the dtype can hold."""
-    dtype = draw(st.sampled_from(INDEX_DTYPES))
-    count = draw(st.sampled_from((1, 2, 3, 4, 16)))
-    shape = tuple(
-        draw(st.lists(st.integers(0, 3 if preset.name == "minimal" else 9), min_size=1, max_size=3))
-    )
-    last = (int(np.iinfo(dtype).max) + 1) // count - 1
-    ids = draw(
-        st.lists(st.one_of(st.integers(0, min(9, last)), st.just(last)), min_size=1, max_size=6)
-    )
-    size = int(np.prod(shape))
-    values = np.resize(np.array(ids, dtype), size).reshape(shape)
-    if len(shape) == 1:
-        block_ids = guarded(values.tolist(), dtype, draw(st.sampled_from((1, 2))))
+def _append(model: TableModel, draw: Draw) -> Operation:
+    slots = st.integers(0, model.max_num_reqs - 1)
+    listed = draw(st.lists(slots, unique=True, max_size=model.max_num_reqs))
+    if not listed and draw(st.integers(0, 3)):
+        listed = [model.max_num_reqs - 1]
+    overwrite = [draw(st.booleans()) for _ in listed]
+    cu_num_new_blocks, new_block_ids = [], []
+    for lengths, width in zip(model.lengths, model.widths, strict=True):
+        counts = []
+        for slot, is_new in zip(listed, overwrite, strict=True):
+            kept = 0 if is_new else lengths[slot]
+            room = width - kept
+            count = draw(st.sampled_from((1, 2, 0, 3, 6, room)))
+            counts.append(min(count, room))
+            model.note("a row is overwritten by fewer blocks", happens=counts[-1] < lengths[slot])
+            lengths[slot] = kept + counts[-1]
+        cu_num_new_blocks.append([0, *accumulate(counts)])
+        new_block_ids.append(model.new_ids(sum(counts)))
+    arguments = {
+        "req_indices": listed,
+        "cu_num_new_blocks": cu_num_new_blocks,
+        "new_block_ids": new_block_ids,
+        "overwrite": overwrite,
+    }
+    return Operation("append_block_ids", arguments)
+
+
+def _move(model: TableModel, draw: Draw) -> Operation:
+    src, dst = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
+    for lengths, width in zip(model.lengths, model.widths, strict=True):
+        is_same = src == dst and lengths[src] > 0
+        model.note("a row with blocks is moved onto itself", happens=is_same)
+        if src != dst:
+            model.note("a row with blocks is moved", happens=lengths[src] > 0)
+            model.note("a full row is moved", happens=lengths[src] == width)
+            lengths[dst], lengths[src] = lengths[src], 0
+    return Operation("move_row", {"src": src, "dst": dst})
+
+
+def _swap(model: TableModel, draw: Draw) -> Operation:
+    a, b = (draw(st.integers(0, model.max_num_reqs - 1)) for _ in range(2))
+    for lengths in model.lengths:
+        model.note("a shorter row is swapped with a longer one", happens=lengths[a] < lengths[b])
+        lengths[a], lengths[b] = lengths[b], lengths[a]
+    return Operation("swap_rows", {"a": a, "b": b})
+
+
+def _clear(model: TableModel, draw: Draw) -> Operation:
+    row = draw(st.integers(0, model.max_num_reqs - 1))
+    for lengths in model.lengths:
+        model.note("a row with blocks is cleared", happens=lengths[row] > 0)
+        lengths[row] = 0
+    return Operation("clear_row", {"r": row})
+
+
+def _gather(model: TableModel, draw: Draw) -> Operation:
+    entries = st.integers(-1, model.max_num_reqs - 1)
+    if draw(st.booleans()):
+        mapping = draw(st.permutations(range(model.max_num_reqs)))
+        mapping = mapping[draw(st.sampled_from((0, 1))) :]
     else:
-        memory = poisoned((*shape[:-1], shape[-1] + 1), dtype)
-        memory[..., :-1] = values
-        block_ids = memory[..., :-1]
-    return Call("map_to_kernel_blocks", {"block_ids": block_ids, "blocks_per_kv_block": count})
+        mapping = draw(st.lists(entries, max_size=model.max_num_reqs))
+    for group, lengths in enumerate(model.lengths):
+        new = [lengths[slot] if slot >= 0 else 0 for slot in mapping]
+        old = model.gathered[group]
+        model.note("blocks are gathered in a second group", happens=bool(group) and any(new))
+        model.note(
+            "a gathered row is shorter than the one before it",
+            happens=any(0 < n < o for n, o in zip(new, old, strict=False)),
+        )
+        model.note("rows with blocks are no longer gathered", happens=any(old[len(new) :]))
+        model.gathered[group] = new + [0] * (model.max_num_reqs - len(new))
+    stride = draw(st.sampled_from((1, 2)))
+    model.note("a strided mapping is gathered", happens=stride > 1 and len(mapping) > 1)
+    return Operation("gather_block_tables", {"idx_mapping": guarded(mapping, np.int32, stride)})
 
 
-def rank_of(batch: Batch, position: int) -> int:
-    """Return the context-parallel rank that holds a position."""
-    layout = batch.layout
-    virtual = position % (layout.block_size * layout.cp_world_size)
-    return virtual // layout.cp_kv_cache_interleave_size % layout.cp_world_size
+def _slots(model: TableModel, draw: Draw) -> Operation:
+    num_reqs = draw(st.integers(0, model.max_num_reqs))
+    num_positions = draw(st.integers(0, model.max_num_tokens))
+    cuts = draw(st.lists(st.integers(0, num_positions), min_size=num_reqs, max_size=num_reqs))
+    # Every column of the buffer may be read: what was not gathered there is nulls.
+    last = min((w * s for w, s in zip(model.widths, model.block_sizes, strict=True)), default=1) - 1
+    held = [max(row) * size for row, size in zip(model.gathered, model.block_sizes, strict=True)]
+    inside = min(max(held, default=1) - 1, last)
+    known = draw(st.lists(st.integers(0, last), max_size=2))
+    if inside > 0:
+        known += draw(st.lists(st.integers(0, inside), min_size=1, max_size=4))
+    positions = [(known or [0])[i % max(len(known), 1)] for i in range(num_positions)]
+    stride = draw(st.sampled_from((1, 2)))
+    model.note("slots in gathered blocks", happens=inside > 0 and any(cuts))
+    model.note("fewer slots than the last time", happens=0 < num_positions < model.num_slots)
+    model.num_slots = num_positions
+    arguments = {
+        "query_start_loc": guarded([0, *sorted(cuts)], np.int32, stride),
+        "positions": guarded(positions, np.int64, draw(st.sampled_from((1, 2)))),
+    }
+    return Operation("compute_slot_mappings", arguments)
+
+
+def _dummy_tables(model: TableModel, draw: Draw) -> Operation:
+    count = draw(st.integers(0, model.max_num_reqs))
+    for row in model.gathered:
+        model.note("dummy tables after blocks were gathered", happens=any(row))
+        row[:] = [0] * len(row)
+    return Operation("get_dummy_block_tables", {"num_reqs": count})
+
+
+def _dummy_slots(model: TableModel, draw: Draw) -> Operation:
+    count = draw(st.integers(0, model.max_num_tokens))
+    model.note("dummy slots after more slots", happens=count < model.num_slots)
+    model.num_slots = 0
+    return Operation("get_dummy_slot_mappings", {"num_tokens": count})
+
+
+OPERATIONS = (
+    _append,
+    _gather,
+    _slots,
+    _append,
+    _gather,
+    _slots,
+    _move,
+    _swap,
+    _clear,
+    _dummy_tables,
+    _dummy_slots,
+)

@@ -20,7 +20,7 @@ from conformance.report import Mismatch
 from conformance.sessions import session_check
 from conformance.situations import LEDGER
 from conformance.strategies.arrays import guarded
-from conformance.strategies.sessions import block_tables_sessions
+from conformance.strategies.block_table import block_tables_sessions
 from conformance.targets import TARGETS, Target
 
 LOCAL_LENGTHS = Contract(

@@ -1,0 +1,104 @@
+"""Calls of `compute_slot_mapping` and `map_to_kernel_blocks`."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.arrays import guarded, poisoned, poisoned_out
+from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.presets import Preset
+
+INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
+"""The dtypes that `map_to_kernel_blocks` keeps."""
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, the greatest first.
+
+    >>> divisors(12)
+    [12, 6, 4, 3, 2, 1]
+    """
+    return [d for d in range(number, 0, -1) if number % d == 0]
+
+
+@st.composite
+def layouts(draw: Draw, preset: Preset) -> Layout:
+    """Draw how positions lie in blocks: kernel blocks and context-parallel ranks among it."""
+    sizes = (*preset.block_sizes, 4) if preset.name == "minimal" else preset.block_sizes
+    block_size = draw(st.sampled_from(sizes))
+    kernel_block_size = draw(st.sampled_from((None, *divisors(block_size))))
+    world = draw(st.sampled_from((1, 2, 3, 4)))
+    rank = draw(st.integers(0, world - 1))
+    interleave = draw(st.sampled_from(divisors(block_size)[::-1]))
+    return Layout(block_size, kernel_block_size, world, rank, interleave)
+
+
+@st.composite
+def compute_slot_mapping_calls(
+    draw: Draw, preset: Preset, *, is_scattered: bool | None = None, is_shared: bool | None = None
+) -> Call:
+    """Draw calls of `compute_slot_mapping`.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        is_scattered: Whether tokens stand at positions other than their own; None draws.
+        is_shared: Whether requests share blocks; None draws.
+
+    Returns:
+        A call whose facts are its `Batch`.
+    """
+    batch = draw(batches(preset, layout=draw(layouts(preset)), is_shared=is_shared))
+    positions = batch.positions()
+    if draw(st.booleans()) if is_scattered is None else is_scattered:
+        # Any position of the sequence may be asked for, in any order.
+        for i, (start, stop) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
+            positions[start:stop] = batch.seq_lens[i] - 1 - positions[start:stop]
+    arguments: Arguments = {
+        "block_table": batch.block_table(),
+        "query_start_loc": batch.query_start_loc(),
+        "positions": positions,
+        "block_size": batch.layout.block_size,
+    }
+    defaults = Layout(batch.layout.block_size)
+    for name, value in batch.layout.keywords().items():
+        if value != getattr(defaults, name) or draw(st.booleans()):
+            arguments[name] = value
+    room = draw(st.sampled_from((None, 0, 3)))
+    if room is not None:
+        arguments["out"] = poisoned_out(
+            len(positions) + room, np.int64, draw(st.sampled_from((1, 2)))
+        )
+    return Call("compute_slot_mapping", arguments, batch)
+
+
+@st.composite
+def map_to_kernel_blocks_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `map_to_kernel_blocks`: ids up to the last that the dtype can hold."""
+    dtype = draw(st.sampled_from(INDEX_DTYPES))
+    count = draw(st.sampled_from((1, 2, 3, 4, 16)))
+    shape = tuple(
+        draw(st.lists(st.integers(0, 3 if preset.name == "minimal" else 9), min_size=1, max_size=3))
+    )
+    last = (int(np.iinfo(dtype).max) + 1) // count - 1
+    ids = draw(
+        st.lists(st.one_of(st.integers(0, min(9, last)), st.just(last)), min_size=1, max_size=6)
+    )
+    size = int(np.prod(shape))
+    values = np.resize(np.array(ids, dtype), size).reshape(shape)
+    if len(shape) == 1:
+        block_ids = guarded(values.tolist(), dtype, draw(st.sampled_from((1, 2))))
+    else:
+        memory = poisoned((*shape[:-1], shape[-1] + 1), dtype)
+        memory[..., :-1] = values
+        block_ids = memory[..., :-1]
+    return Call("map_to_kernel_blocks", {"block_ids": block_ids, "blocks_per_kv_block": count})
+
+
+def rank_of(batch: Batch, position: int) -> int:
+    """Return the context-parallel rank that holds a position."""
+    layout = batch.layout
+    virtual = position % (layout.block_size * layout.cp_world_size)
+    return virtual // layout.cp_kv_cache_interleave_size % layout.cp_world_size
