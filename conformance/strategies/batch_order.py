@@ -18,11 +18,13 @@ def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
     is_uniform = draw(st.sampled_from((None, False, True, True)))
     # Uniformity is of short requests: draw them often, where it is asked for.
-    kind = draw(st.sampled_from((None, "short extend", "speculative decode")))
-    batch = draw(batches(preset, kind=kind if is_uniform else None))
+    kinds = (None, "short extend", "speculative decode", "short extend")
+    kind = draw(st.sampled_from(kinds)) if is_uniform else None
+    is_first_idle = draw(st.booleans()) if is_uniform else None
+    batch = draw(batches(preset, kind=kind, is_first_idle=is_first_idle))
     arguments: Arguments = {"common_attn_metadata": batch.metadata()}
     longest = max(batch.query_lens, default=0)
-    threshold = draw(st.sampled_from((None, 1, 2, 3, 4, 5, max(longest, 1))))
+    threshold = draw(st.sampled_from((None, 1, 2, 4, max(longest, 1), max(longest, 1))))
     if threshold is not None:
         arguments["decode_threshold"] = threshold
     if is_uniform is not None:

@@ -208,6 +208,7 @@ def batches(
     layout: Layout | None = None,
     is_shared: bool | None = None,
     kind: str | None = None,
+    is_first_idle: bool | None = None,
 ) -> Batch:
     """Draw a batch.
 
@@ -217,6 +218,7 @@ def batches(
         layout: How positions lie in blocks; None draws a block size of the preset.
         is_shared: Whether some requests share the physical blocks of a common prefix; None draws.
         kind: One of `KINDS`, for a preset without a trace; None draws.
+        is_first_idle: Whether the first request has no tokens, likewise; None draws.
 
     Returns:
         A valid batch: decode-only, speculative decode, mixed, extend or prefill; idle and padded
@@ -228,8 +230,10 @@ def batches(
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
     else:
-        kind = draw(st.sampled_from(KINDS)) if kind is None else kind
+        kind = draw(st.sampled_from((*KINDS, "none"))) if kind is None else kind
         query_lens, computed = draw(_requests(preset, layout, kind))
+        if draw(st.integers(0, 5)) == 5 if is_first_idle is None else is_first_idle:
+            query_lens[:1] = [0] * len(query_lens[:1])
     num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 0, 2)))
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
@@ -277,8 +281,6 @@ def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[li
         query_lens.append(min(left, wanted))
         left -= query_lens[-1]
         computed.append(0 if role == "prefill" else draw(context))
-    if draw(st.integers(0, 5)) == 5:
-        query_lens[:1] = [0] * len(query_lens[:1])  # an idle request, before all others
     return query_lens, computed
 
 
