@@ -50,6 +50,10 @@ LOCAL_ATTENTION = Contract(
             (c + q - 1) // k - c // k > 1 for c, q, k in _requests(call)
         ),
         "the first chunk is entered inside": lambda call: any(c % k for c, _, k in _requests(call)),
+        "a table of no columns": lambda call: (
+            call.facts.num_reqs > 0
+            and call.arguments["common_attn_metadata"].block_table_tensor.shape[1] == 0
+        ),
         "a chunk reaches past the table": _last_chunk_is_cut_off,
         "a chunk of one block": lambda call: (
             call.arguments["attn_chunk_size"] == call.arguments["block_size"]

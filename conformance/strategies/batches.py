@@ -234,12 +234,15 @@ def batches(
         query_lens, computed = draw(_requests(preset, layout, kind))
         if draw(st.integers(0, 5)) == 5 if is_first_idle is None else is_first_idle:
             query_lens[:1] = [0] * len(query_lens[:1])
-    num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 0, 2)))
+    num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 2)))
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
     computed += draw(
         st.lists(st.sampled_from((0, 0, 1, 5)), min_size=num_padding, max_size=num_padding)
     )
+    is_bare = not any(query_lens) and draw(st.booleans())
+    if is_bare:  # padding alone, and a table of no columns
+        computed = [0] * len(computed)
     seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
     if is_shared is None:
         is_shared = draw(st.booleans())
@@ -249,7 +252,7 @@ def batches(
         layout,
         draw(_rows(layout, seq_lens, computed if is_shared else [0] * len(computed))),
         num_padding_tokens=draw(st.integers(0, 3)),
-        extra_columns=draw(st.integers(0, 2)),
+        extra_columns=0 if is_bare else draw(st.integers(0, 2)),
         extra_rows=draw(st.integers(0, 1)),
         filler=draw(st.sampled_from(FILLERS)),
         stride=draw(st.sampled_from((1, 2))),
