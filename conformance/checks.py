@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from conformance.sides import MANNERS, Manner, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.presets import SIZES, Preset, presets_of
 from conformance.targets import REFERENCE, Target, counting_launches
+from conformance.views import first_view_difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,11 +179,9 @@ def _check_same_answer(
             difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
             raise Mismatch(example.call, target.name, difference) from error
     device = target.device or "cpu"
-    aliases = [alias for alias in contract.aliases if alias.applies(example.call)]
     found = (
         first_difference(wanted, got, "result", device)
-        or next(expected.aliasing(wanted, aliases), None)
-        or next(actual.aliasing(got, aliases), None)
+        or _aliasing(contract, (expected, wanted), (actual, got))
         or _changes(contract, expected, actual)
     )
     if found is not None:
@@ -189,6 +189,19 @@ def _check_same_answer(
     expected.check_unchanged(contract.changes)
     actual.check_unchanged(contract.changes)
     return got
+
+
+def _aliasing(
+    contract: Contract, expected: tuple[Side, object], actual: tuple[Side, object]
+) -> Difference | None:
+    """Return the first place where a result lies in other memory than it is defined to."""
+    if contract.compares_views:
+        roots = [side.arguments for side, _ in (expected, actual)]
+        return first_view_difference(expected[1], actual[1], *roots)
+    call = expected[0].call
+    aliases = [alias for alias in contract.aliases if alias.applies(call)]
+    differences = (side.aliasing(result, aliases) for side, result in (expected, actual))
+    return next(itertools.chain.from_iterable(differences), None)
 
 
 def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | None:

@@ -104,12 +104,12 @@ _Leaf: TypeAlias = tuple[object, object, str]
 
 def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two trees side by side, or the first difference of their shapes."""
-    if not isinstance(expected, list | tuple | Mapping) and not _has_fields(expected):
+    if not isinstance(expected, list | tuple | Mapping) and not compared_fields(expected):
         yield expected, actual, path
     elif type(actual).__name__ != type(expected).__name__:
         yield _type_difference(expected, actual, path)
-    elif _has_fields(expected):
-        yield from _walk_fields(expected, actual, path)
+    elif compared_fields(expected):
+        yield from _walkcompared_fields(expected, actual, path)
     elif isinstance(expected, Mapping):
         if list(expected) == list(actual):
             for key in expected:
@@ -123,18 +123,20 @@ def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]
         yield Difference(Verdict.SHAPE, f"len({path})", None, len(actual), len(expected))
 
 
-def _has_fields(value: object) -> bool:
-    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return is_object or isinstance(value, slice)
+def compared_fields(value: Any) -> list[str]:
+    """Return the attributes by which an object is compared; none where it is no such object."""
+    if isinstance(value, type):
+        return []
+    if isinstance(value, slice):
+        return ["start", "stop", "step"]
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return list(getattr(type(value), "compared", ()))
 
 
-def _walk_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
+def _walkcompared_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two objects, by the fields of the expected one."""
-    if isinstance(expected, slice):
-        names = ["start", "stop", "step"]
-    else:
-        names = [field.name for field in dataclasses.fields(expected)]
-    for name in names:
+    for name in compared_fields(expected):
         where = f"{path}.{name}"
         if not hasattr(actual, name):
             yield Difference(Verdict.TYPE, where, None, "absent", "a field")
@@ -168,10 +170,13 @@ def parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
             yield from parts(inner, f"{path}[{i}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from parts(inner, f"{path}[{key!r}]")
+    elif compared_fields(value) and not isinstance(value, slice):
         yield path, value
-        for field in dataclasses.fields(value):
-            yield from parts(getattr(value, field.name), f"{path}.{field.name}")
+        for name in compared_fields(value):
+            yield from parts(getattr(value, name), f"{path}.{name}")
 
 
 def is_array(value: object) -> bool:
@@ -226,8 +231,32 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 def _structure(expected: object, actual: object, path: str, device: str) -> Difference | None:
     """Compare type, shape, dtype and device of one leaf."""
+    if isinstance(expected, np.dtype):
+        wanted_dtype = torch_dtype(expected)
+        is_so = actual is wanted_dtype
+        return None if is_so else Difference(Verdict.DTYPE, path, None, actual, wanted_dtype)
     if not isinstance(expected, np.ndarray):
-        return None if type(actual) is type(expected) else _type_difference(expected, actual, path)
+        is_so = _is_alike(expected, actual)
+        return None if is_so else _type_difference(expected, actual, path)
+    return _array_structure(expected, actual, path, device)
+
+
+def _is_alike(expected: object, actual: object) -> bool:
+    """Tell whether a value that is no array is of the expected type.
+
+    Each implementation has its own enums and classes, which are told by their names.
+    """
+    if isinstance(expected, type):
+        return isinstance(actual, type)
+    if isinstance(expected, enum.Enum):
+        return type(actual).__name__ == type(expected).__name__
+    return type(actual) is type(expected)
+
+
+def _array_structure(
+    expected: np.ndarray[Any, Any], actual: Any, path: str, device: str
+) -> Difference | None:
+    """Compare type, shape, dtype and device of an array."""
     name = field_name(path)
     wanted = np.ndarray if name in NUMPY_IN_BOTH_TWINS else torch.Tensor
     if not isinstance(actual, np.ndarray | torch.Tensor) or type(actual) is not wanted:
@@ -249,6 +278,10 @@ def _structure(expected: object, actual: object, path: str, device: str) -> Diff
 
 def _values(expected: object, actual: object, path: str) -> Difference | None:
     """Compare the values of one leaf, whose structure is known to agree."""
+    if isinstance(expected, np.dtype):
+        return None
+    if isinstance(expected, enum.Enum | type):
+        expected, actual = _name(expected), _name(actual)
     if not isinstance(expected, np.ndarray):
         if actual == expected or (expected != expected and actual != actual):  # noqa: PLR0124  # NaN
             return None
@@ -258,6 +291,11 @@ def _values(expected: object, actual: object, path: str) -> Difference | None:
         return None
     got = actual[index]  # type: ignore[index]  # an array or a tensor, by its structure
     return Difference(Verdict.VALUE, path, index, got.item(), expected[index].item())
+
+
+def _name(value: Any) -> str:
+    """Return the name of a class, or of an enum's member."""
+    return str(value.__name__ if isinstance(value, type) else value.name)
 
 
 def first_unequal(expected: np.ndarray[Any, Any], actual: object) -> Index | None:

@@ -70,18 +70,26 @@ def numpy_scalars(value: Any) -> Any:
     >>> numpy_scalars(slice(1, 2**40))
     slice(np.int32(1), np.int64(1099511627776), None)
     """
-    if isinstance(value, bool):
-        return np.bool_(value)
-    if isinstance(value, int):
-        return np.int32(value) if abs(value) < 2**31 else np.int64(value)
+    if isinstance(value, bool | int):
+        return _numpy_scalar(value)
     if isinstance(value, slice):
         return slice(*map(numpy_scalars, (value.start, value.stop, value.step)))
-    if isinstance(value, list):
-        return [numpy_scalars(inner) for inner in value]
+    if isinstance(value, list | tuple):
+        return type(value)(numpy_scalars(inner) for inner in value)
+    if isinstance(value, dict):
+        return {key: numpy_scalars(inner) for key, inner in value.items()}
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("reference"):
         cls: Any = type(value)
         return cls(**{name: numpy_scalars(v) for name, v in vars(value).items()})
     return value
+
+
+def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:
+    if isinstance(value, bool):
+        return np.bool_(value)
+    if abs(value) < 2**31:
+        return np.int32(value)
+    return np.int64(value) if abs(value) < 2**63 else value
 
 
 def plain(value: Any) -> Any:
@@ -159,8 +167,8 @@ class Alias:
     What no alias speaks of is new memory, a new object.
 
     Attributes:
-        result: The part of the result, or of each of its entries if it is a list, as an attribute
-            path; "" is the result itself.
+        result: The part of the result, or of each of its entries if it is a list or a dict, as an
+            attribute path; "" is the result itself.
         relation: What it is to the argument.
         argument: The argument, as an attribute path that begins with its name.
         applies: Whether the definition speaks of this call at all.
@@ -176,6 +184,9 @@ class Alias:
         if isinstance(result, list):
             for i, entry in enumerate(result):
                 yield from self._differences(entry, arguments, f"result[{i}]")
+        elif isinstance(result, dict):
+            for key, entry in result.items():
+                yield from self._differences(entry, arguments, f"result[{key!r}]")
         else:
             yield from self._differences(result, arguments, "result")
 
@@ -219,6 +230,8 @@ class Contract:
         changes: Names of the arguments that the function changes, which are compared too.
         observe: What to compare of a caller's own objects after the call, by `changes`.
         aliases: What the definition says of the result's memory.
+        compares_views: Whether the result's arrays are compared as views too: strides, where in
+            which memory they lie, and which of them are one object. `aliases` is not looked at.
         has_kernel: Whether it has a kernel, so that it is run in the simulator again.
         has_device_path: Whether it goes another way on a device without a kernel of its own, so
             that this way is run on `sim` again.
@@ -234,6 +247,7 @@ class Contract:
     changes: frozenset[str] = frozenset()
     observe: Callable[[Mapping[str, Any]], object] | None = None
     aliases: Sequence[Alias] = ()
+    compares_views: bool = False
     has_kernel: bool = False
     has_device_path: bool = False
     takes_objects: bool = False

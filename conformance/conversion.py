@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from conformance.blueprints import Blueprint
 from conformance.comparison import (
     NUMPY_IN_BOTH_TWINS,
     Difference,
@@ -65,8 +66,8 @@ class Carrier:
     Args:
         implementation: The module whose classes take the place of `reference`'s, by name.
         device: The device of tensors, or None where arrays stay NumPy arrays (`reference`).
-        has_own_objects: Whether objects are a caller's own, with the same attributes, in place of
-            the implementation's.
+        has_own_objects: Whether objects are a caller's own, of classes with the same names and
+            with the same attributes, in place of the implementation's.
     """
 
     def __init__(
@@ -78,42 +79,72 @@ class Carrier:
         self._roots: dict[tuple[int, str], _Root] = {}
         self._arrays: list[tuple[str, Array, Array | torch.Tensor]] = []
         self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
+        self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def carry(self, value: Any, path: str) -> Any:
-        """Return this side's copy of a value.
+        """Return this side's copy of a value; what was drawn once and stands twice is one object.
 
         Args:
             value: What was drawn. Objects of classes that `reference` has become objects of the
-                implementation's class of the same name, or a caller's own; other objects of a
-                caller (an input batch) are deep copies.
+                implementation's class of the same name, or a caller's own; a blueprint becomes
+                what it makes, a dtype the side's; other objects of a caller (an input batch) are
+                deep copies.
             path: The name of the value in messages; the last part decides the device.
         """
+        if _is_dtype(value):
+            return value if self.device is None else torch_dtype(np.dtype(value))
+        key = id(value), self._place(value, path)
+        if key not in self._made:
+            # The drawn value is kept too: its id is no other value's as long as it lives.
+            self._made[key] = value, self._carry(value, path)
+        return self._made[key][1]
+
+    def _carry(self, value: Any, path: str) -> Any:
+        carried: Any
         if isinstance(value, np.ndarray):
             return self._carry_array(value, path)
-        carried: Any
-        if isinstance(value, list):
-            carried = [self.carry(v, f"{path}[{i}]") for i, v in enumerate(value)]
-        elif _is_reference_object(value) or type(value) is SimpleNamespace:
-            carried = self._class_for(value, path)(
-                **{name: self.carry(v, f"{path}.{name}") for name, v in vars(value).items()}
-            )
+        if isinstance(value, list | tuple):
+            entries = [self.carry(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            carried = entries if isinstance(value, list) else tuple(entries)
+        elif isinstance(value, dict):
+            carried = {key: self.carry(v, f"{path}[{key!r}]") for key, v in value.items()}
+        elif isinstance(value, set):
+            carried = set(value)
+        elif isinstance(value, Blueprint):
+            carried = value.make(self)
+        elif type(value) is SimpleNamespace:
+            carried = SimpleNamespace(**self._carry_fields(vars(value), path))
+        elif _is_reference_object(value):
+            carried = self._carry_object(value, path)
         else:
             return copy.deepcopy(value)
-        self._holders.append((path, carried, _held(carried)))
+        if _can_hold(carried):
+            self._holders.append((path, carried, _held(carried)))
         return carried
 
-    def _class_for(self, value: Any, path: str) -> Any:
-        """Return the class of an object on this side; a method's own object is never a caller's."""
-        if not _is_reference_object(value) or (self.has_own_objects and path != "self"):
-            return SimpleNamespace
-        return getattr(self.implementation, type(value).__name__)
+    def _carry_fields(self, fields: dict[str, Any], path: str) -> dict[str, Any]:
+        return {name: self.carry(v, f"{path}.{name}") for name, v in fields.items()}
 
-    def _carry_array(self, array: Array, path: str) -> Array | torch.Tensor:
+    def _carry_object(self, value: Any, path: str) -> Any:
+        """Return an object of `reference` as the implementation's, or as a caller's own."""
+        fields = self._carry_fields(vars(value), path)
+        if not self.has_own_objects or path == "self":  # a method's own object is never a caller's
+            return getattr(self.implementation, type(value).__name__)(**fields)
+        carried = object.__new__(own_class(type(value)))
+        vars(carried).update(fields, **self._carry_fields(_properties(value), path))
+        return carried
+
+    def _place(self, value: object, path: str) -> str:
+        """Return where an array is carried to, which its name decides, and so an object's class."""
+        if not isinstance(value, np.ndarray):
+            return "self" if path == "self" else ""
         name = path.rsplit(".", 1)[-1]
         if self.device is None or name in NUMPY_IN_BOTH_TWINS:
-            where = "numpy"
-        else:
-            where = "cpu" if name.endswith("_cpu") else self.device
+            return "numpy"
+        return "cpu" if name.endswith("_cpu") or name == "cpu" else self.device
+
+    def _carry_array(self, array: Array, path: str) -> Array | torch.Tensor:
+        where = self._place(array, path)
         drawn = array
         while isinstance(drawn.base, np.ndarray):
             drawn = drawn.base
@@ -153,7 +184,7 @@ class Carrier:
         for root in self._roots.values():
             root.write(poisoned(root.drawn.shape, root.drawn.dtype))
         for _, holder, _ in self._holders:
-            if isinstance(holder, list):
+            if isinstance(holder, list | dict | set):
                 holder.clear()
 
     def owner(self, value: Any) -> str | None:
@@ -208,14 +239,70 @@ def _to_tensor(array: Array, device: str) -> torch.Tensor:
     return data.to(device)
 
 
+def own_class(cls: type) -> type:
+    """Return a caller's own class of the same name, with bases of the same names.
+
+    Its objects hold what an object of `reference` holds, and what that has as properties. They
+    compare by that, like those of `reference`.
+
+    >>> import reference
+    >>> [base.__name__ for base in own_class(reference.UBatchSlice).__mro__]
+    ['UBatchSlice', 'object']
+    """
+    if cls is object:
+        return object
+    if cls not in _OWN_CLASSES:
+        bases = tuple(own_class(base) for base in cls.__bases__)
+        methods = {"__eq__": _has_same_fields, "__hash__": None}
+        _OWN_CLASSES[cls] = type(cls.__name__, bases, methods)
+    return _OWN_CLASSES[cls]
+
+
+_OWN_CLASSES: dict[type, type] = {}
+
+
+def _has_same_fields(self: object, other: object) -> bool:
+    return type(self) is type(other) and vars(self) == vars(other)
+
+
+def _properties(value: object) -> dict[str, Any]:
+    """Return the values of an object's properties, but for abstract ones."""
+    found = {}
+    for cls in type(value).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, property):
+                with contextlib.suppress(NotImplementedError):
+                    found[name] = getattr(value, name)
+    return found
+
+
+def _is_dtype(value: Any) -> bool:
+    """Tell whether a value is a NumPy dtype or scalar type that torch has too."""
+    is_scalar_type = isinstance(value, type) and issubclass(value, np.generic)
+    if not (is_scalar_type or isinstance(value, np.dtype)):
+        return False
+    return isinstance(getattr(torch, np.dtype(value).name, None), torch.dtype)
+
+
 def _is_reference_object(value: object) -> bool:
     is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return is_object and type(value).__module__.startswith("reference")
 
 
+def _can_hold(value: object) -> bool:
+    """Tell whether a value has entries or attributes that a function could change."""
+    if isinstance(value, type | tuple):
+        return False
+    return isinstance(value, list | dict | set) or hasattr(value, "__dict__")
+
+
 def _held(holder: Any) -> dict[Any, Any]:
-    """Return what a list or an object holds now."""
-    return dict(enumerate(holder) if isinstance(holder, list) else vars(holder))
+    """Return what a list, a dict, a set or an object holds now."""
+    if isinstance(holder, list):
+        return dict(enumerate(holder))
+    if isinstance(holder, set):
+        return dict.fromkeys(holder)
+    return dict(holder if isinstance(holder, dict) else vars(holder))
 
 
 def _argument(path: str) -> str:

@@ -105,7 +105,7 @@ class Side:
             yield from alias.differences(result, self.arguments)
         shared = {alias.result for alias in aliases}
         for path, part in parts(result, "result"):
-            if re.sub(r"^result(\[\d+\])*\.?", "", path) in shared:
+            if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared:
                 continue
             owner = self.carrier.owner(part)
             if owner is not None:

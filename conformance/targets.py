@@ -43,11 +43,15 @@ class Target:
     is_simulated: bool = False
 
     def lookup(self, function: str) -> Callable[..., Any]:
-        """Return the function, or the method written `Class.method`, that now has this name."""
+        """Return the function, or the method written `Class.method`, that now has this name.
+
+        A property, written likewise, is a function of `self`.
+        """
         found: Any = self.implementation
         for part in function.split("."):
             found = getattr(found, part)
-        return found  # type: ignore[no-any-return]  # a module's attribute
+        function_of_self: Any = found.fget if isinstance(found, property) else found
+        return function_of_self  # type: ignore[no-any-return]  # a module's attribute
 
     def carrier(self, *, has_own_objects: bool = False) -> Carrier:
         """Return a new carrier of arguments to this target, its own objects or a caller's."""

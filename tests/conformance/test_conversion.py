@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 import fast
 import reference
+from conformance.blueprints import Blueprint
 from conformance.conversion import Carrier
 from conformance.strategies.arrays import guarded, guarded_table, poisoned_out
 from conformance.strategies.batch_order import InputBatch
@@ -145,7 +148,8 @@ def test_objects_can_be_a_callers_own() -> None:
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
     carrier = Carrier(fast, "cpu", has_own_objects=True)
     own, bound = carrier.carry(metadata, "metadata"), carrier.carry(metadata, "self")
-    assert type(own) is SimpleNamespace
+    assert type(own).__module__ == "conformance.conversion"
+    assert type(own).__name__ == "CommonAttentionMetadata"
     assert type(bound) is fast.CommonAttentionMetadata
     assert vars(own).keys() == vars(bound).keys()
 
@@ -180,3 +184,80 @@ def test_owners_are_found() -> None:
     assert carrier.owner(carried.slot_mapping[1:]) == "metadata.slot_mapping"
     assert carrier.owner(carried.slot_mapping.clone()) is None
     assert carrier.owner(carried.slot_mapping[:0]) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named(Blueprint):
+    """A class of a name, that knows the side's implementation."""
+
+    name: str
+
+    def make(self, carrier: Carrier) -> type:
+        """Return a class."""
+        return type(self.name, (), {"implementation": carrier.implementation})
+
+
+def test_a_blueprint_is_made_once() -> None:
+    """What a blueprint makes is the side's, and one object wherever the blueprint stands."""
+    drawn = _Named("FlashBackend")
+    carried = Carrier(fast, "cpu").carry({"a": [drawn], "b": (drawn, _Named("Other"))}, "backends")
+    assert carried["a"][0] is carried["b"][0]
+    assert carried["a"][0].implementation is fast
+    assert carried["b"][1].__name__ == "Other"
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+)
+def test_dtypes_are_the_sides_own(dtype: type[np.generic]) -> None:
+    """A dtype becomes torch's, or stays NumPy's; an array of it keeps its bytes."""
+    name = np.dtype(dtype).name
+    assert getattr(torch, name) is Carrier(fast, "cpu").carry(np.dtype(dtype), "dtype")
+    assert np.dtype(dtype) == Carrier(reference, None).carry(np.dtype(dtype), "dtype")
+    array = np.array([1.5, -0.0], dtype)
+    carrier = Carrier(fast, "cpu")
+    carried = carrier.carry(array, "x")
+    assert carried.dtype is getattr(torch, name)
+    assert carried.tolist() == array.tolist()
+    assert carrier.changed(frozenset()) is None
+
+
+def test_an_array_that_stands_twice_is_one_tensor() -> None:
+    """The same array in two places of the arguments is the same tensor in both."""
+    raw = np.zeros(8, np.int8)
+    carried = Carrier(fast, "cpu").carry({"a": raw, "b": raw, "c": raw.copy()}, "raw")
+    assert carried["a"] is carried["b"]
+    assert carried["a"] is not carried["c"]
+
+
+def test_a_changed_dict_is_told() -> None:
+    """An entry more, or another one, in a dict or a set is told."""
+    for drawn, change in (
+        ({"a": [1]}, lambda x: x.update(b=2)),
+        ({"a": [1]}, lambda x: x.update(a=[1])),
+        ({"a"}, lambda x: x.add("b")),
+    ):
+        carrier = Carrier(fast, "cpu")
+        change(carrier.carry(drawn, "layers"))
+        assert carrier.changed(frozenset()) is not None
+        assert carrier.changed(frozenset({"layers"})) is None
+
+
+def test_a_layer_that_was_bound_is_told() -> None:
+    """An attribute set on what a blueprint made is a change of the argument it stands in."""
+    carrier = Carrier(fast, "cpu")
+    layer = carrier.carry({"a": _Layer()}, "forward_context")["a"]
+    layer.kv_cache = [torch.zeros(1)]
+    difference = carrier.changed(frozenset())
+    assert difference is not None
+    assert difference.path.startswith("forward_context['a']") or difference.path.startswith("list(")
+    assert carrier.changed(frozenset({"forward_context"})) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer(Blueprint):
+    """A layer without a cache."""
+
+    def make(self, _: Carrier) -> SimpleNamespace:
+        """Return a layer."""
+        return SimpleNamespace(kv_cache=None)

@@ -1,0 +1,144 @@
+"""Compares results as views: not what their elements are, but which bytes of which memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.comparison import Difference, Verdict, compared_fields, is_array
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """How an array lies in memory.
+
+    Attributes:
+        strides: Bytes between neighbours, by axis.
+        offset: Bytes from the beginning of its memory.
+        memory: The first place, among arguments and results, where an array of this memory stands.
+        place: The first place where this very object stands.
+    """
+
+    strides: tuple[int, ...]
+    offset: int
+    memory: str
+    place: str
+
+
+def first_view_difference(
+    expected: object,
+    actual: object,
+    expected_arguments: Mapping[str, Any],
+    actual_arguments: Mapping[str, Any],
+) -> Difference | None:
+    """Return the first array of a result that is another view than the expected one.
+
+    Args:
+        expected: What `reference` answered.
+        actual: What a target answered; the same tree.
+        expected_arguments: The arguments of `reference`, whose memory an answer may lie in.
+        actual_arguments: Those of the target.
+
+    Returns:
+        The first difference: of strides, of the place in the memory, of whose memory it is, or of
+        being one object with another part.
+
+    >>> a, t = np.arange(6), torch.arange(6)
+    >>> first_view_difference(a.reshape(2, 3), t.reshape(2, 3), {"a": a}, {"a": t}) is None
+    True
+    >>> first_view_difference(a[1:], t[1:].clone(), {"a": a}, {"a": t}).line
+    'result.offset = 0 bytes, but should be 8 bytes'
+    >>> first_view_difference([a, a], [t, t[:]], {"a": a}, {"a": t}).line
+    "result[1] = an object of its own, but should be the same object as arguments['a']"
+    """
+    wanted, got = _views(expected_arguments, expected), _views(actual_arguments, actual)
+    for path, view in wanted.items():
+        difference = _difference(path, view, got[path])
+        if difference is not None:
+            return difference
+    return None
+
+
+def _difference(path: str, wanted: View | str, got: View | str) -> Difference | None:
+    """Return the difference of one array, or of one list, which is known by its first place."""
+    if isinstance(wanted, View) and isinstance(got, View):
+        if got.strides != wanted.strides:
+            where = f"{path}.strides"
+            return Difference(Verdict.SHAPE, where, None, got.strides, wanted.strides)
+        if got.offset != wanted.offset:
+            facts = f"{got.offset} bytes", f"{wanted.offset} bytes"
+            return Difference(Verdict.IDENTITY, f"{path}.offset", None, *facts)
+        if got.memory != wanted.memory:
+            facts = f"in the memory of {got.memory}", f"in that of {wanted.memory}"
+            return Difference(Verdict.IDENTITY, path, None, *facts)
+        wanted, got = wanted.place, got.place
+    if got != wanted:
+        facts = _same_as(path, str(got)), _same_as(path, str(wanted))
+        return Difference(Verdict.IDENTITY, path, None, *facts)
+    return None
+
+
+def _same_as(path: str, place: str) -> str:
+    return "an object of its own" if place == path else f"the same object as {place}"
+
+
+def _views(arguments: Mapping[str, Any], result: object) -> dict[str, View | str]:
+    """Return how each array of a result lies in memory, and where each list first stands."""
+    memories: dict[int, str] = {}
+    places: dict[int, str] = {}
+    found: dict[str, View | str] = {}
+    for path, value in (*_objects(dict(arguments), "arguments"), *_objects(result, "result")):
+        place = places.setdefault(id(value), path)
+        if not is_array(value):
+            found[path] = place
+            continue
+        if _size(value) == 0:
+            # What has no elements lies nowhere, and its strides mean nothing.
+            found[path] = View((), 0, path, place)
+            continue
+        start, address, strides = _where(value)
+        memory = memories.setdefault(start, path)
+        found[path] = View(strides, address - start, memory, place)
+    return {path: view for path, view in found.items() if path.startswith("result")}
+
+
+def _size(array: Any) -> int:
+    return int(array.numel() if isinstance(array, torch.Tensor) else array.size)
+
+
+def _where(array: Any) -> tuple[int, int, tuple[int, ...]]:
+    """Return where an array's memory begins, where the array does, and its strides in bytes."""
+    if isinstance(array, torch.Tensor):
+        strides = tuple(stride * array.element_size() for stride in array.stride())
+        return array.untyped_storage().data_ptr(), array.data_ptr(), strides
+    owner = array
+    while owner.base is not None:
+        owner = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
+    return _address(owner), _address(array), array.strides
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a tree, and its lists, dicts and objects, with their paths."""
+    if is_array(value):
+        yield path, value
+    elif isinstance(value, Mapping):
+        yield path, value
+        for key, inner in value.items():
+            yield from _objects(inner, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        if isinstance(value, list):
+            yield path, value
+        for i, inner in enumerate(value):
+            yield from _objects(inner, f"{path}[{i}]")
+    elif compared_fields(value) and not isinstance(value, slice):
+        yield path, value
+        for name in compared_fields(value):
+            yield from _objects(getattr(value, name), f"{path}.{name}")

@@ -1,0 +1,103 @@
+"""Which bytes of which memory a result is, told exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.views import first_view_difference
+
+RAW = np.arange(24, dtype=np.int8)
+
+
+def told(make: Callable[[Any], Any], wrong: Callable[[Any], Any]) -> str | None:
+    """Return what a target is told that answers `wrong` where `make` is right."""
+    tensor = torch.from_numpy(RAW.copy())
+    sides = {"raw": RAW}, {"raw": tensor}
+    difference = first_view_difference(make(RAW), wrong(tensor), *sides)
+    return difference.line if difference else None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda raw: raw,
+        lambda raw: raw.reshape(2, 12),
+        lambda raw: raw[4:20].reshape(2, 2, 4).swapaxes(0, 1),
+        lambda raw: {"a": raw[8:], "b": [raw[:8], raw[:4]]},
+        lambda raw: raw.reshape(1, 24)[:, 3:4],
+        lambda raw: raw[:0],
+    ],
+)
+def test_the_same_view_is_right(make: Callable[[Any], Any]) -> None:
+    """Views made alike of both sides' memory are the same views."""
+    assert told(make, make) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "line"),
+    [
+        (
+            lambda raw: raw.reshape(2, 12),
+            lambda raw: raw.as_strided((2, 12), (1, 2)),
+            "result.strides = (1, 2), but should be (12, 1)",
+        ),
+        (
+            lambda raw: raw[8:],
+            lambda raw: raw[4:20],
+            "result.offset = 4 bytes, but should be 8 bytes",
+        ),
+        (
+            lambda raw: raw[:],
+            lambda raw: raw.clone(),
+            "result = in the memory of result, but should be in that of arguments['raw']",
+        ),
+        (
+            lambda raw: {"a": raw[:], "b": [raw[:]]},
+            lambda raw: {"a": raw[:], "b": [raw]},
+            (
+                "result['b'][0] = the same object as arguments['raw'], but should be an object "
+                "of its own"
+            ),
+        ),
+    ],
+)
+def test_another_view_is_told(
+    make: Callable[[Any], Any], wrong: Callable[[Any], Any], line: str
+) -> None:
+    """Other strides, another place, a copy, and the argument itself for a view are told."""
+    assert line == told(make, wrong)
+
+
+def test_shared_results_are_told() -> None:
+    """Two results that should be one object, and are two views of one memory, are told."""
+    ours, theirs = np.zeros(4), torch.zeros(4, dtype=torch.float64)
+    shared = {"a": ours, "b": ours}
+    apart = {"a": theirs, "b": theirs[:]}
+    difference = first_view_difference(shared, apart, {}, {})
+    assert difference is not None
+    assert "result['b'] = an object of its own" in difference.line
+    lists = [[ours]] * 2, [[theirs], [theirs]]
+    difference = first_view_difference(*lists, {}, {})
+    assert difference is not None
+    assert difference.path == "result[1]"
+
+
+@dataclasses.dataclass
+class _Entry:
+    """Any object of a result."""
+
+    value: object
+
+
+def test_shared_objects_are_told() -> None:
+    """An object that stands at two places must stand at both on the other side."""
+    one = _Entry(3)
+    difference = first_view_difference([one, one], [one, _Entry(3)], {}, {})
+    assert difference is not None
+    assert "but should be the same object as result[0]" in difference.line
