@@ -5,11 +5,25 @@ tensors, on the CPU or on a CUDA device. `checks` and `warmup` are this package'
 """
 
 from fast._checks import checks
+from fast.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionGroup,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    get_kv_cache_spec,
+    get_layers_from_vllm_config,
+    init_attn_backend,
+    subclass_attention_backend,
+    subclass_attention_metadata,
+)
 from fast.batch_order import (
     reorder_batch_to_split_decodes_and_prefills,
     split_decodes_and_prefills,
     split_decodes_prefills_and_extends,
 )
+from fast.block_size import MultipleOf, prepare_kernel_block_sizes, select_common_block_size
 from fast.block_table import (
     NULL_BLOCK_ID,
     PAD_SLOT_ID,
@@ -29,9 +43,45 @@ from fast.config import (
     VllmConfig,
 )
 from fast.context_parallel import get_dcp_local_seq_lens
+from fast.kv_cache import (
+    _allocate_kv_cache,
+    _reshape_kv_cache,
+    add_kv_sharing_layers_to_kv_cache_groups,
+    bind_kv_cache,
+    extract_layer_index,
+    init_kv_cache,
+    initialize_kv_cache_for_kv_sharing,
+)
+from fast.kv_cache_spec import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from fast.kv_layout import (
+    KVCacheLayoutType,
+    get_kv_cache_layout,
+    is_valid_kv_cache_layout,
+    set_kv_cache_layout,
+)
 from fast.launch import warmup
+from fast.layer_params import (
+    PerLayerParameters,
+    get_per_layer_parameters,
+    infer_global_hyperparameters,
+)
 from fast.local_attention import make_local_attention_virtual_batches
-from fast.metadata import CommonAttentionMetadata
+from fast.memory import MemorySnapshot, request_memory
+from fast.metadata import CommonAttentionMetadata, build_attn_metadata
 from fast.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -43,29 +93,73 @@ from fast.ubatch import (
 __all__ = [
     "NULL_BLOCK_ID",
     "PAD_SLOT_ID",
+    "AttentionBackend",
+    "AttentionCGSupport",
+    "AttentionGroup",
+    "AttentionMetadata",
+    "AttentionMetadataBuilder",
+    "AttentionSpec",
+    "AttentionType",
     "BlockTables",
     "CacheConfig",
+    "ChunkedLocalAttentionSpec",
     "CommonAttentionMetadata",
     "CompilationConfig",
     "CpuGpuBuffer",
+    "CrossAttentionSpec",
+    "EncoderOnlyAttentionSpec",
+    "FullAttentionSpec",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
+    "KVCacheLayoutType",
+    "KVCacheSpec",
+    "KVCacheTensor",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "MemorySnapshot",
     "ModelConfig",
+    "MultipleOf",
     "ParallelConfig",
     "PassConfig",
+    "PerLayerParameters",
     "SchedulerConfig",
+    "SlidingWindowSpec",
     "SpeculativeConfig",
     "UBatchSlice",
+    "UniformTypeKVCacheSpecs",
     "VllmConfig",
+    "_allocate_kv_cache",
     "_make_metadata_with_slice",
+    "_reshape_kv_cache",
+    "add_kv_sharing_layers_to_kv_cache_groups",
+    "bind_kv_cache",
+    "build_attn_metadata",
     "checks",
     "compute_slot_mapping",
     "create_ubatch_slices",
+    "extract_layer_index",
     "get_dcp_local_seq_lens",
+    "get_kv_cache_layout",
+    "get_kv_cache_spec",
+    "get_layers_from_vllm_config",
+    "get_per_layer_parameters",
+    "infer_global_hyperparameters",
+    "init_attn_backend",
+    "init_kv_cache",
+    "initialize_kv_cache_for_kv_sharing",
+    "is_valid_kv_cache_layout",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
+    "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
+    "request_memory",
+    "select_common_block_size",
+    "set_kv_cache_layout",
     "slice_query_start_locs",
     "split_attn_metadata",
     "split_decodes_and_prefills",
     "split_decodes_prefills_and_extends",
+    "subclass_attention_backend",
+    "subclass_attention_metadata",
     "warmup",
 ]

@@ -8,8 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_int
+from fast._checks import check_int, check_list, check_same_device, check_tensor, is_checked
+from fast._compiled import Int32s, compiled
 from fast.invariants import check_fields, check_values
+from fast.runner_inputs import (
+    check_buffer,
+    check_group_tensors,
+    check_host_vector,
+    check_one_each,
+)
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
@@ -164,3 +171,134 @@ def validate_metadata(metadata: Any, block_size: int | None = None) -> None:  # 
         block_size = check_int("block_size", block_size)
     fields = check_fields(metadata)
     check_values(fields, block_size)
+
+
+def build_attn_metadata(
+    attn_metadata_builders: list[Any],
+    num_reqs: int,
+    num_tokens: int,
+    query_start_loc: Any,  # noqa: ANN401  (an engine's own buffer serves too)
+    seq_lens: Any,  # noqa: ANN401  (likewise)
+    num_computed_tokens_cpu: torch.Tensor,
+    block_tables: list[torch.Tensor] | tuple[torch.Tensor, ...],
+    slot_mappings: list[torch.Tensor] | tuple[torch.Tensor, ...] | torch.Tensor,
+    kv_cache_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+) -> dict[str, Any]:
+    """Have the builder of each KV cache group build its metadata of a batch.
+
+    The groups' batches share views of the buffers: a captured graph reads what is written there
+    later. Nothing waits for the device, and the values of the buffers are believed, but in checked
+    mode.
+
+    Args:
+        attn_metadata_builders: one builder for each group, each called as
+            `builder.build(common_prefix_len=0, common_attn_metadata=metadata)`.
+        num_reqs: requests of the batch, padded ones too.
+        num_tokens: tokens of the batch, padding too.
+        query_start_loc: a `CpuGpuBuffer` of int32[at least num_reqs + 1], each request's first
+            token, then their number.
+        seq_lens: a `CpuGpuBuffer` of int32[at least num_reqs], computed and new tokens of each.
+        num_computed_tokens_cpu: int32[at least num_reqs], tokens in the cache before the step.
+        block_tables: for each group int32[at least num_reqs, max_blocks_per_req], handed on as
+            they are.
+        slot_mappings: for each group int64[at least num_tokens], in slots, handed on as they are;
+            or int64[groups, at least num_tokens], whose rows they are.
+        kv_cache_config: its `kv_cache_groups` are read, and the `layer_names` of each.
+
+    Returns:
+        What the builder of a layer's group built, for each layer, by name.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: counts that do not agree, tensors on unlike devices; in checked mode a batch
+            that contradicts itself.
+        AttributeError: an object without what is read.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> from fast.buffers import CpuGpuBuffer
+        >>> starts, lens = (
+        ...     CpuGpuBuffer(9, dtype=torch.int32, device="cpu", pin_memory=False) for _ in "ab"
+        ... )
+        >>> starts.np[:3], lens.np[:2] = [0, 1, 3], [4, 2]
+        >>> starts.copy_to_gpu(), lens.copy_to_gpu()  # doctest: +ELLIPSIS
+        (tensor(...), tensor(...))
+        >>> class Longest:
+        ...     def build(self, common_prefix_len, common_attn_metadata):
+        ...         return common_attn_metadata.max_query_len, common_attn_metadata.max_seq_len
+        >>> build_attn_metadata(
+        ...     [Longest()],
+        ...     num_reqs=2,
+        ...     num_tokens=3,
+        ...     query_start_loc=starts,
+        ...     seq_lens=lens,
+        ...     num_computed_tokens_cpu=torch.tensor([3, 0], dtype=torch.int32),
+        ...     block_tables=[torch.tensor([[5, 9], [7, 0]], dtype=torch.int32)],
+        ...     slot_mappings=[torch.tensor([19, 14, 15])],
+        ...     kv_cache_config=SimpleNamespace(
+        ...         kv_cache_groups=[SimpleNamespace(layer_names=["layers.0", "layers.1"])]
+        ...     ),
+        ... )
+        {'layers.0': (2, 4), 'layers.1': (2, 4)}
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    num_reqs = check_int("num_reqs", num_reqs, 0, None)
+    num_tokens = check_int("num_tokens", num_tokens, 0, None)
+    groups = kv_cache_config.kv_cache_groups
+    check_list("kv_cache_config.kv_cache_groups", groups)
+    check_list("attn_metadata_builders", attn_metadata_builders)
+    check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
+    starts_cpu, starts = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
+    lens_cpu, lens = check_buffer("seq_lens", seq_lens, num_reqs)
+    check_host_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
+    device = starts.device
+    if lens.device != device:
+        check_same_device([("seq_lens.gpu", lens)], device)
+    tables = check_group_tensors(
+        "block_tables", block_tables, len(groups), torch.int32, 2, num_reqs, device
+    )
+    if isinstance(slot_mappings, torch.Tensor):
+        check_tensor("slot_mappings", slot_mappings, torch.int64, 2)
+        slot_mappings = slot_mappings.unbind()
+    slots = check_group_tensors(
+        "slot_mappings", slot_mappings, len(groups), torch.int64, 1, num_tokens, device
+    )
+
+    max_query_len, max_seq_len = find_maxima(starts_cpu.numpy(), lens_cpu.numpy(), num_reqs)
+    batch_of_all_groups = (
+        starts[: num_reqs + 1],
+        starts_cpu[: num_reqs + 1],
+        lens[:num_reqs],
+        lens_cpu[:num_reqs],
+        num_computed_tokens_cpu[:num_reqs],
+        num_reqs,
+        num_tokens,
+        max_query_len,
+        max_seq_len,
+    )
+    # By position, which saves 0.2 us a group.
+    batches = [
+        CommonAttentionMetadata(*batch_of_all_groups, block_table, slot_mapping)
+        for block_table, slot_mapping in zip(tables, slots, strict=True)
+    ]
+    if is_checked():
+        for batch in batches:
+            validate_metadata(batch)
+    built: dict[str, Any] = {}
+    for builder, batch, group in zip(attn_metadata_builders, batches, groups, strict=True):
+        metadata = builder.build(common_prefix_len=0, common_attn_metadata=batch)
+        for name in group.layer_names:
+            built[name] = metadata
+    return built
+
+
+@compiled("UniTuple(int64, 2)(int32[:], int32[:], int64)")
+def find_maxima(starts: Int32s, seq_lens: Int32s, num_reqs: int) -> tuple[Any, Any]:
+    """Return the longest query and the longest sequence of the first requests, in tokens."""
+    longest_query, longest_sequence = np.int64(0), np.int64(0)
+    for i in range(num_reqs):
+        longest_query = max(longest_query, np.int64(starts[i + 1]) - np.int64(starts[i]))
+        longest_sequence = max(longest_sequence, np.int64(seq_lens[i]))
+    return longest_query, longest_sequence

@@ -8,20 +8,35 @@ requests, in which request `i` brings `q_i` new tokens (its query) after its com
 all (its sequence length). A *position* is a token's index in its request's sequence. A *block* is
 `block_size` consecutive positions of a request, stored together; a *slot* is a token's place in the
 physical cache. *Padding* is requests of zero tokens at a batch's end, and tokens past the last
-request's, that a captured CUDA graph needs to be replayed.
+request's, that a captured CUDA graph needs to be replayed. A *spec* says what a layer keeps in the
+cache, a *page* is the bytes of one block of it, and a *group* is layers that share a block table.
 
 Errors: a wrong value, shape, length or combination is a `ValueError`; a wrong type or dtype a
 `TypeError`; a name that is not there a `KeyError`; an index out of range an `IndexError`; an
 attribute that an object lacks an `AttributeError`. An int is a Python or NumPy integer, not a bool.
-Sizes are at most 2**31 - 1. Everything is checked before anything is changed.
+Sizes of a batch are at most 2**31 - 1. Everything is checked before anything is changed.
 """
 
 from reference.access import kv_reads, kv_writes
+from reference.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionGroup,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    get_kv_cache_spec,
+    get_layers_from_vllm_config,
+    init_attn_backend,
+    subclass_attention_backend,
+    subclass_attention_metadata,
+)
 from reference.batch_order import (
     reorder_batch_to_split_decodes_and_prefills,
     split_decodes_and_prefills,
     split_decodes_prefills_and_extends,
 )
+from reference.block_size import MultipleOf, prepare_kernel_block_sizes, select_common_block_size
 from reference.block_table import (
     NULL_BLOCK_ID,
     PAD_SLOT_ID,
@@ -41,8 +56,44 @@ from reference.config import (
     VllmConfig,
 )
 from reference.context_parallel import get_dcp_local_seq_lens
+from reference.kv_cache import (
+    _allocate_kv_cache,
+    _reshape_kv_cache,
+    add_kv_sharing_layers_to_kv_cache_groups,
+    bind_kv_cache,
+    extract_layer_index,
+    init_kv_cache,
+    initialize_kv_cache_for_kv_sharing,
+)
+from reference.kv_cache_spec import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from reference.kv_layout import (
+    KVCacheLayoutType,
+    get_kv_cache_layout,
+    is_valid_kv_cache_layout,
+    set_kv_cache_layout,
+)
+from reference.layer_params import (
+    PerLayerParameters,
+    get_per_layer_parameters,
+    infer_global_hyperparameters,
+)
 from reference.local_attention import make_local_attention_virtual_batches
-from reference.metadata import CommonAttentionMetadata
+from reference.memory import MemorySnapshot, request_memory
+from reference.metadata import CommonAttentionMetadata, build_attn_metadata
 from reference.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -54,29 +105,73 @@ from reference.ubatch import (
 __all__ = [
     "NULL_BLOCK_ID",
     "PAD_SLOT_ID",
+    "AttentionBackend",
+    "AttentionCGSupport",
+    "AttentionGroup",
+    "AttentionMetadata",
+    "AttentionMetadataBuilder",
+    "AttentionSpec",
+    "AttentionType",
     "BlockTables",
     "CacheConfig",
+    "ChunkedLocalAttentionSpec",
     "CommonAttentionMetadata",
     "CompilationConfig",
     "CpuGpuBuffer",
+    "CrossAttentionSpec",
+    "EncoderOnlyAttentionSpec",
+    "FullAttentionSpec",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
+    "KVCacheLayoutType",
+    "KVCacheSpec",
+    "KVCacheTensor",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "MemorySnapshot",
     "ModelConfig",
+    "MultipleOf",
     "ParallelConfig",
     "PassConfig",
+    "PerLayerParameters",
     "SchedulerConfig",
+    "SlidingWindowSpec",
     "SpeculativeConfig",
     "UBatchSlice",
+    "UniformTypeKVCacheSpecs",
     "VllmConfig",
+    "_allocate_kv_cache",
     "_make_metadata_with_slice",
+    "_reshape_kv_cache",
+    "add_kv_sharing_layers_to_kv_cache_groups",
+    "bind_kv_cache",
+    "build_attn_metadata",
     "compute_slot_mapping",
     "create_ubatch_slices",
+    "extract_layer_index",
     "get_dcp_local_seq_lens",
+    "get_kv_cache_layout",
+    "get_kv_cache_spec",
+    "get_layers_from_vllm_config",
+    "get_per_layer_parameters",
+    "infer_global_hyperparameters",
+    "init_attn_backend",
+    "init_kv_cache",
+    "initialize_kv_cache_for_kv_sharing",
+    "is_valid_kv_cache_layout",
     "kv_reads",
     "kv_writes",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
+    "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
+    "request_memory",
+    "select_common_block_size",
+    "set_kv_cache_layout",
     "slice_query_start_locs",
     "split_attn_metadata",
     "split_decodes_and_prefills",
     "split_decodes_prefills_and_extends",
+    "subclass_attention_backend",
+    "subclass_attention_metadata",
 ]

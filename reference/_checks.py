@@ -23,8 +23,21 @@ Dtypes: TypeAlias = type[Any] | Sequence[type[Any]]
 MAX_INT32 = 2**31 - 1
 """The greatest size, and the greatest block id."""
 
+MAX_INT64 = 2**63 - 1
+"""The greatest number of bytes."""
+
 COUNT_DTYPES = (np.int32, np.int64)
 """The dtypes of the token counts that a caller's own batch holds."""
+
+NO_NUMPY_VIEW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""The dtypes of which a torch tensor has no NumPy view."""
+
+DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+    *NO_NUMPY_VIEW,
+)
+"""The dtypes of buffers and caches, by name: those that torch has too."""
 
 
 def check_int(
@@ -60,12 +73,64 @@ def check_bool(name: str, value: object) -> bool:
     return bool(value)
 
 
+def check_str(name: str, value: object) -> str:
+    """Return a str."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), but must be a str")
+    return value
+
+
+def check_dtype(name: str, value: object) -> np.dtype[Any]:
+    """Return the dtype that a NumPy dtype or scalar type means, one that torch has too."""
+    dtype = value
+    if isinstance(value, type) and issubclass(value, np.generic) and value.__name__ in DTYPES:
+        dtype = np.dtype(value)
+    if not isinstance(dtype, np.dtype) or dtype.name not in DTYPES or not dtype.isnative:
+        raise TypeError(f"{name} is {dtype!r}, but must be a NumPy dtype of {', '.join(DTYPES)}")
+    return dtype
+
+
+def is_kind(value: object, *names: str) -> bool:
+    """Say whether the class of a value, or a class that it extends, has one of these names.
+
+    So classes are told apart, that an engine's own of the same name may stand for those here.
+    """
+    return any(cls.__name__ in names for cls in type(value).__mro__)
+
+
 def check_list(name: str, value: object, length: int | None = None) -> list[Any]:
     """Return a list, of the given length if one is given."""
     if not isinstance(value, list):
         raise TypeError(f"{name} is a {type(value).__name__}, but must be a list")
     if length is not None and len(value) != length:
         raise ValueError(f"{name} has {len(value)} entries, but must have {length}")
+    return value
+
+
+def check_strs(name: str, value: object) -> list[str]:
+    """Return a list of strs."""
+    entries = check_list(name, value)
+    return [check_str(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
+
+
+def check_sequence(name: str, value: object) -> list[Any] | tuple[Any, ...]:
+    """Return a list or a tuple."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{name} is a {type(value).__name__}, but must be a list or tuple")
+    return value
+
+
+def check_class(name: str, value: object) -> type[Any]:
+    """Return a class."""
+    if not isinstance(value, type):
+        raise TypeError(f"{name} is {value!r}, but must be a class")
+    return value
+
+
+def check_dict(name: str, value: object) -> dict[Any, Any]:
+    """Return a dict."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is a {type(value).__name__}, but must be a dict")
     return value
 
 

@@ -6,17 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import Array, check_bool, check_int
-
-NO_NUMPY_VIEW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""The dtypes of which a torch tensor has no NumPy view."""
-
-DTYPES = (
-    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-    *NO_NUMPY_VIEW,
-)
-"""The dtypes of buffers, by name: those that torch has too."""
+from reference._checks import NO_NUMPY_VIEW, Array, check_bool, check_dtype, check_int
 
 
 class CpuGpuBuffer:
@@ -60,7 +50,7 @@ class CpuGpuBuffer:
             raise ValueError("size has 0 dimensions, but must have at least 1")
         shape = tuple(check_int(f"size[{i}]", length, 0) for i, length in enumerate(size))
         check_bool("pin_memory", pin_memory)
-        self.cpu: Array = np.zeros(shape, _check_dtype(dtype))
+        self.cpu: Array = np.zeros(shape, check_dtype("dtype", dtype))
         self.gpu: Array = self.cpu
 
     @property
@@ -107,12 +97,3 @@ class CpuGpuBuffer:
     def _check_number(self, n: object) -> int:
         """Return how many entries are meant."""
         return len(self.cpu) if n is None else check_int("n", n, 0, len(self.cpu))
-
-
-def _check_dtype(dtype: object) -> np.dtype[Any]:
-    """Return a dtype that torch has too."""
-    if isinstance(dtype, type) and issubclass(dtype, np.generic) and dtype.__name__ in DTYPES:
-        dtype = np.dtype(dtype)
-    if not isinstance(dtype, np.dtype) or dtype.name not in DTYPES or not dtype.isnative:
-        raise TypeError(f"dtype is {dtype!r}, but must be a NumPy dtype of {', '.join(DTYPES)}")
-    return dtype

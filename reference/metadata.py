@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
-
-from reference._checks import (
-    COUNT_DTYPES,
-    Dtypes,
-    Int32Array,
-    Int64Array,
-    IntArray,
-    check_array,
-    check_bool,
-    check_int,
-    check_query_start_loc,
-    check_size,
+from reference._checks import Int32Array, Int64Array, IntArray, check_int, check_list
+from reference.invariants import validate_metadata
+from reference.runner_inputs import (
+    HostAndDevice,
+    check_buffer,
+    check_slots,
+    check_tables,
+    check_vector,
 )
+
+__all__ = ["CommonAttentionMetadata", "build_attn_metadata", "validate_metadata"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -144,175 +141,108 @@ class CommonAttentionMetadata:
         validate_metadata(self, block_size)
 
 
-def validate_metadata(metadata: object, block_size: int | None = None) -> None:
-    """Raise on the first invariant that does not hold of a metadata, or of an engine's own.
+def build_attn_metadata(
+    attn_metadata_builders: list[Any],
+    num_reqs: int,
+    num_tokens: int,
+    query_start_loc: HostAndDevice,
+    seq_lens: HostAndDevice,
+    num_computed_tokens_cpu: Int32Array,
+    block_tables: list[Int32Array] | tuple[Int32Array, ...],
+    slot_mappings: list[Int64Array] | tuple[Int64Array, ...] | Int64Array,
+    kv_cache_config: Any,  # noqa: ANN401  # an engine's own serves too
+) -> dict[str, Any]:
+    """Build the metadata of every layer for a step.
 
-    In this order: types, dtypes and dimensions, counts of at least 0; `query_start_loc` starts at
-    0, does not decrease, and ends at `num_actual_tokens` or before; it has `num_reqs + 1` entries,
-    per-request vectors have `num_reqs`, the block table has at least that many rows, `slot_mapping`
-    at least `num_actual_tokens` entries; what ends in `_cpu` equals its twin; `s_i >= 0`, and for
-    requests with query tokens `q_i <= s_i` and `0 <= num_computed_tokens_cpu[i] <= s_i - q_i` (less
-    only after fast prefill); `max_query_len` and `max_seq_len` are bounds; with a block size, every
-    block that holds one of the first `s_i` positions is inside its row.
+    Each KV cache group has one new `CommonAttentionMetadata`, with `causal` True, of which its
+    builder makes the metadata of its layers:
+    `build(common_prefix_len=0, common_attn_metadata=metadata)`. All are checked before the first
+    builder builds. The vectors by request are views, since a captured graph reads the buffers;
+    block tables and slots are handed on as they are, not cut.
 
     Args:
-        metadata: An object with the fields of `CommonAttentionMetadata`. One that it lacks, or an
-            optional one that is None, is not checked.
-        block_size: Positions in a block; None leaves the rows of the block table unchecked.
+        attn_metadata_builders: The builders, one for each group.
+        num_reqs: Number of requests, padded ones included.
+        num_tokens: Number of tokens in the batch; it may count padding.
+        query_start_loc: A buffer of int32[at least num_reqs + 1], where each request's tokens
+            start, and the end.
+        seq_lens: A buffer of int32[at least num_reqs], tokens of each request, computed ones and
+            those of this step.
+        num_computed_tokens_cpu: int32[at least num_reqs], tokens of each request in the cache.
+        block_tables: For each group int32[at least num_reqs, max_blocks_per_req], block ids; a list
+            or tuple of them.
+        slot_mappings: For each group int64[at least num_tokens], in slots; a list or tuple of them,
+            or one int64[num_groups, at least num_tokens] whose rows they are, as views.
+        kv_cache_config: Its list `kv_cache_groups` is read, and the `layer_names` of each.
+
+    Returns:
+        What was built, by layer name, in the order of the groups and their layers: one object for
+        all layers of a group. A layer that several groups name has that of the last.
 
     Raises:
-        TypeError: A field, or the block size, of another type or dtype.
-        ValueError: An invariant that does not hold.
+        TypeError: An argument of another type or dtype.
+        ValueError: A negative number; not as many builders, tables or slots as groups; fewer
+            starts, lengths, computed tokens or rows than the requests need, in either half of a
+            buffer, or fewer slots than tokens; a batch that `validate` refuses.
+        AttributeError: A buffer, a builder, the config or a group without what is read of it.
 
     Example:
         >>> import numpy as np
         >>> from types import SimpleNamespace
-        >>> validate_metadata(SimpleNamespace(num_reqs=2, seq_lens=np.array([4], np.int32)))
-        Traceback (most recent call last):
-        ValueError: seq_lens has 1 entries, but must have 2
+        >>> starts, lens = np.array([0, 2, 3, 0], np.int32), np.array([5, 1, 0], np.int32)
+        >>> class Builder:
+        ...     def build(self, common_prefix_len, common_attn_metadata):
+        ...         return common_attn_metadata.max_query_len, common_attn_metadata.max_seq_len
+        >>> group = SimpleNamespace(layer_names=["layers.0", "layers.1"])
+        >>> build_attn_metadata(
+        ...     [Builder()],
+        ...     num_reqs=2,
+        ...     num_tokens=3,
+        ...     query_start_loc=SimpleNamespace(cpu=starts, gpu=starts),
+        ...     seq_lens=SimpleNamespace(cpu=lens, gpu=lens),
+        ...     num_computed_tokens_cpu=np.array([3, 0], np.int32),
+        ...     block_tables=[np.array([[7, 4], [2, 0]], np.int32)],
+        ...     slot_mappings=[np.array([31, 16, 8])],
+        ...     kv_cache_config=SimpleNamespace(kv_cache_groups=[group]),
+        ... )
+        {'layers.0': (2, 5), 'layers.1': (2, 5)}
 
-    Source: the definition is kvtwin's own.
+    Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if block_size is not None:
-        block_size = check_size("block_size", block_size)
-    fields = _check_fields(metadata)
-    _check_lengths(fields)
-    _check_equal(fields)
-    _check_tokens(fields)
-    _check_maxima(fields)
-    if block_size is not None:
-        _check_rows(fields, block_size)
+    num_reqs = check_int("num_reqs", num_reqs, 0)
+    num_tokens = check_int("num_tokens", num_tokens, 0)
+    groups = check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)
+    check_list("attn_metadata_builders", attn_metadata_builders, len(groups))
+    starts, starts_cpu = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
+    lens, lens_cpu = check_buffer("seq_lens", seq_lens, num_reqs)
+    computed = check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
+    tables = check_tables(block_tables, len(groups), num_reqs)
+    slots = check_slots(slot_mappings, len(groups), num_tokens)
 
-
-_REQUEST_VECTORS: dict[str, Dtypes] = {
-    "seq_lens": np.int32,
-    "seq_lens_cpu": np.int32,
-    "num_computed_tokens_cpu": np.int32,
-    "encoder_seq_lens": COUNT_DTYPES,
-    "dcp_local_seq_lens": np.int32,
-}
-_COUNTS = ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len", "num_logits_indices")
-_OPTIONAL = (
-    "logits_indices_padded",
-    "num_logits_indices",
-    "encoder_seq_lens",
-    "dcp_local_seq_lens",
-)
-
-
-def _check_fields(metadata: object) -> dict[str, Any]:
-    """Return the fields that there are, each of its type: vectors by request as lists of ints."""
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(CommonAttentionMetadata):
-        name = field.name
-        value = getattr(metadata, name, None)
-        if not hasattr(metadata, name) or (value is None and name in _OPTIONAL):
-            continue
-        if name == "query_start_loc":
-            fields[name] = check_query_start_loc(name, value)
-        elif name == "query_start_loc_cpu":
-            fields[name] = check_array(name, value, np.int32, ndim=1).tolist()
-        elif name in _REQUEST_VECTORS:
-            fields[name] = check_array(name, value, _REQUEST_VECTORS[name], ndim=1).tolist()
-        elif name in _COUNTS:
-            fields[name] = check_int(name, value, minimum=0)
-        elif name == "block_table_tensor":
-            fields[name] = check_array(name, value, np.int32, ndim=2)
-        elif name == "slot_mapping":
-            fields[name] = check_array(name, value, np.int64, ndim=1)
-        elif name == "logits_indices_padded":
-            fields[name] = check_array(name, value, COUNT_DTYPES, ndim=1)
-        else:
-            fields[name] = check_bool(name, value)
-    return fields
-
-
-def _check_lengths(fields: dict[str, Any]) -> None:
-    """Check that the fields are of one batch: so many requests, so many tokens."""
-    starts = fields.get("query_start_loc")
-    num_tokens = fields.get("num_actual_tokens")
-    if starts is not None and num_tokens is not None and starts[-1] > num_tokens:
-        raise ValueError(
-            f"query_start_loc ends at {starts[-1]}, but num_actual_tokens is {num_tokens}"
+    query_lens = [int(starts_cpu[i + 1]) - int(starts_cpu[i]) for i in range(num_reqs)]
+    batches = []
+    for i in range(len(groups)):
+        batch = CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts_cpu,
+            seq_lens=lens,
+            seq_lens_cpu=lens_cpu,
+            num_computed_tokens_cpu=computed,
+            num_reqs=num_reqs,
+            num_actual_tokens=num_tokens,
+            max_query_len=max([0, *query_lens]),
+            max_seq_len=max([0, *lens_cpu.tolist()]),
+            block_table_tensor=tables[i],
+            slot_mapping=slots[i],
         )
-    num_reqs = fields.get("num_reqs")
-    if num_reqs is None and starts is not None:
-        num_reqs = len(starts) - 1
-    if num_reqs is None and "seq_lens" in fields:
-        num_reqs = len(fields["seq_lens"])
-    if num_reqs is not None:
-        for name in ("query_start_loc", "query_start_loc_cpu", *_REQUEST_VECTORS):
-            length = num_reqs + 1 if name.startswith("query_start_loc") else num_reqs
-            if name in fields and len(fields[name]) != length:
-                raise ValueError(f"{name} has {len(fields[name])} entries, but must have {length}")
-        if "block_table_tensor" in fields and len(fields["block_table_tensor"]) < num_reqs:
-            raise ValueError(
-                f"block_table_tensor has {len(fields['block_table_tensor'])} rows, "
-                f"but must have at least {num_reqs}"
-            )
-    if num_tokens is not None and "slot_mapping" in fields:
-        num_slots = len(fields["slot_mapping"])
-        if num_slots < num_tokens:
-            raise ValueError(
-                f"slot_mapping has {num_slots} entries, but must have at least {num_tokens}"
-            )
+        batch.validate()
+        batches.append(batch)
 
-
-def _check_equal(fields: dict[str, Any]) -> None:
-    """Check that what is held twice is the same twice."""
-    for name in ("query_start_loc", "seq_lens"):
-        if name in fields and f"{name}_cpu" in fields:
-            pairs = zip(fields[name], fields[f"{name}_cpu"], strict=True)
-            for i, (value, value_cpu) in enumerate(pairs):
-                if value_cpu != value:
-                    raise ValueError(f"{name}_cpu[{i}] is {value_cpu}, but {name}[{i}] is {value}")
-
-
-def _check_tokens(fields: dict[str, Any]) -> None:
-    """Check each request's sequence length, query length and computed tokens together."""
-    starts, seq_lens = fields.get("query_start_loc"), fields.get("seq_lens", [])
-    computed = fields.get("num_computed_tokens_cpu")
-    for i, seq_len in enumerate(seq_lens):
-        check_int(f"seq_lens[{i}]", seq_len, minimum=0)
-        query_len = 0 if starts is None else starts[i + 1] - starts[i]
-        if query_len == 0:
-            continue
-        if seq_len < query_len:
-            raise ValueError(f"seq_lens[{i}] is {seq_len}, less than its query length {query_len}")
-        if computed is not None and not 0 <= computed[i] <= seq_len - query_len:
-            raise ValueError(
-                f"num_computed_tokens_cpu[{i}] is {computed[i]}, but must be in "
-                f"0 .. {seq_len - query_len}: seq_lens[{i}] is {seq_len}, "
-                f"its query length {query_len}"
-            )
-
-
-def _check_maxima(fields: dict[str, Any]) -> None:
-    """Check that the greatest lengths are at least each request's."""
-    starts = fields.get("query_start_loc", [])
-    query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
-    for i, query_len in enumerate(query_lens):
-        if query_len > fields.get("max_query_len", query_len):
-            raise ValueError(
-                f"max_query_len is {fields['max_query_len']}, but request {i} has query length "
-                f"{query_len}"
-            )
-    for i, seq_len in enumerate(fields.get("seq_lens", [])):
-        if seq_len > fields.get("max_seq_len", seq_len):
-            raise ValueError(
-                f"max_seq_len is {fields['max_seq_len']}, but seq_lens[{i}] is {seq_len}"
-            )
-
-
-def _check_rows(fields: dict[str, Any], block_size: int) -> None:
-    """Check that the block table is wide enough for every sequence."""
-    if "block_table_tensor" not in fields:
-        return
-    num_columns = fields["block_table_tensor"].shape[1]
-    for i, seq_len in enumerate(fields.get("seq_lens", [])):
-        num_blocks = -(-seq_len // block_size)
-        if num_blocks > num_columns:
-            raise ValueError(
-                f"seq_lens[{i}] is {seq_len} and needs {num_blocks} blocks of {block_size}, "
-                f"but row {i} of block_table_tensor has {num_columns}"
-            )
+    metadata_of_layers: dict[str, Any] = {}
+    for i, group in enumerate(groups):
+        metadata = attn_metadata_builders[i].build(
+            common_prefix_len=0, common_attn_metadata=batches[i]
+        )
+        for layer_name in group.layer_names:
+            metadata_of_layers[layer_name] = metadata
+    return metadata_of_layers

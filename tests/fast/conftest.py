@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +47,45 @@ def make_batch(
 def make_batch_fixture() -> Callable[..., fast.CommonAttentionMetadata]:
     """Return the function that makes a batch of query lengths and computed tokens."""
     return make_batch
+
+
+class Recorder:
+    """A builder that records what it was given, and builds an object of its own."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, fast.CommonAttentionMetadata]] = []
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: fast.CommonAttentionMetadata
+    ) -> object:
+        """Return a new object."""
+        self.given.append((common_prefix_len, common_attn_metadata))
+        return SimpleNamespace(group=common_attn_metadata.block_table_tensor.shape[1])
+
+
+def make_buffer(values: list[int]) -> fast.CpuGpuBuffer:
+    """Return a buffer of int32 with two entries more, which mean nothing."""
+    made = fast.CpuGpuBuffer(len(values) + 2, dtype=torch.int32, device="cpu", pin_memory=False)
+    made.np[:] = [*values, 77, 77]
+    made.copy_to_gpu()
+    return made
+
+
+@pytest.fixture
+def step() -> dict[str, Any]:
+    """Return the arguments of `build_attn_metadata` for two groups and 3 requests, one padding."""
+    groups = [SimpleNamespace(layer_names=["0", "2"]), SimpleNamespace(layer_names=["1"])]
+    return {
+        "attn_metadata_builders": [Recorder(), Recorder()],
+        "num_reqs": 3,
+        "num_tokens": 4,
+        "query_start_loc": make_buffer([0, 2, 3, 3]),
+        "seq_lens": make_buffer([6, 1, 0]),
+        "num_computed_tokens_cpu": int32([4, 0, 0, 9]),
+        "block_tables": [torch.zeros(3, 3).int(), torch.zeros(5, 2).int()],
+        "slot_mappings": [torch.arange(4), torch.arange(9)],
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=groups),
+    }
 
 
 @pytest.fixture

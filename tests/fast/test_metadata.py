@@ -199,3 +199,125 @@ def test_unpadded_refuses(
     """More than there is, or requests cut of their tokens, is refused in any mode."""
     with fast.checks(enabled=False), pytest.raises(error, match=message):
         make_batch([2, 1, 0], [4, 0, 3]).unpadded(tokens, reqs)
+
+
+def halves(values: list[int]) -> SimpleNamespace:
+    """Return what serves as a buffer."""
+    return SimpleNamespace(cpu=int32(values), gpu=int32(values))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_build_attn_metadata(step: dict[str, Any], *, checked: bool) -> None:
+    """Each group's builder gets a batch of its own once; its layers map to what it built."""
+    with fast.checks(checked):
+        built = fast.build_attn_metadata(**step)
+    assert ["0", "2", "1"] == list(built)
+    assert built["0"] is built["2"]
+    assert (3, 2) == (built["0"].group, built["1"].group)
+    for i, builder in enumerate(step["attn_metadata_builders"]):
+        ((prefix, batch),) = builder.given
+        assert (0, 3, 4) == (prefix, batch.num_reqs, batch.num_actual_tokens)
+        assert (2, 6, True) == (batch.max_query_len, batch.max_seq_len, batch.causal)
+        assert [0, 2, 3, 3] == batch.query_start_loc.tolist() == batch.query_start_loc_cpu.tolist()
+        assert [6, 1, 0] == batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist()
+        assert [4, 0, 0] == batch.num_computed_tokens_cpu.tolist()
+        assert batch.block_table_tensor is step["block_tables"][i]
+        assert batch.slot_mapping is step["slot_mappings"][i]
+        assert batch.logits_indices_padded is None
+        assert batch.dcp_local_seq_lens is None
+    first, second = (builder.given[0][1] for builder in step["attn_metadata_builders"])
+    assert first is not second
+
+
+def test_build_attn_metadata_views_the_buffers(step: dict[str, Any]) -> None:
+    """What is written to the buffers later shows in the metadata, as a captured graph needs it."""
+    fast.build_attn_metadata(**step)
+    for builder in step["attn_metadata_builders"]:
+        batch = builder.given[0][1]
+        for name in ("query_start_loc", "seq_lens"):
+            assert getattr(batch, name).data_ptr() == step[name].gpu.data_ptr()
+            assert getattr(batch, f"{name}_cpu").data_ptr() == step[name].cpu.data_ptr()
+    step["seq_lens"].gpu[0] = 8
+    step["num_computed_tokens_cpu"][0] = 6
+    assert 8 == step["attn_metadata_builders"][1].given[0][1].seq_lens[0]
+    assert 6 == step["attn_metadata_builders"][1].given[0][1].num_computed_tokens_cpu[0]
+
+
+def test_build_attn_metadata_takes_rows_of_one_tensor(step: dict[str, Any]) -> None:
+    """The slots of all groups may be one tensor; each group's are a view of its row."""
+    slots = torch.arange(12).view(2, 6)
+    fast.build_attn_metadata(
+        **{**step, "slot_mappings": slots, "block_tables": tuple(step["block_tables"])}
+    )
+    for row, builder in zip(slots, step["attn_metadata_builders"], strict=True):
+        assert row.data_ptr() == builder.given[0][1].slot_mapping.data_ptr()
+        assert row.tolist() == builder.given[0][1].slot_mapping.tolist()
+
+
+def test_build_attn_metadata_reads_strided_halves(step: dict[str, Any]) -> None:
+    """The halves of a buffer may be views with strides."""
+    starts = torch.arange(8, dtype=torch.int32)[::2]
+    step["query_start_loc"] = SimpleNamespace(cpu=starts, gpu=starts)
+    step |= {
+        "seq_lens": halves([2, 2, 7]),
+        "num_tokens": 6,
+        "num_computed_tokens_cpu": int32([0, 0, 5]),
+    }
+    step["slot_mappings"] = torch.zeros(2, 6).long()
+    with fast.checks(enabled=True):
+        fast.build_attn_metadata(**step)
+    batch = step["attn_metadata_builders"][0].given[0][1]
+    assert (2, 7) == (batch.max_query_len, batch.max_seq_len)
+    assert [0, 2, 4, 6] == batch.query_start_loc.tolist()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_build_attn_metadata_of_no_requests(step: dict[str, Any], *, checked: bool) -> None:
+    """The greatest of no lengths is 0; without groups there is nothing to build."""
+    with fast.checks(checked):
+        fast.build_attn_metadata(**{**step, "num_reqs": np.int64(0), "num_tokens": 0})
+        batch = step["attn_metadata_builders"][0].given[0][1]
+        assert (0, 0, 0) == (batch.num_reqs, batch.max_query_len, batch.max_seq_len)
+        assert type(batch.num_reqs) is int
+        assert ([0], []) == (batch.query_start_loc.tolist(), batch.seq_lens_cpu.tolist())
+        nothing: dict[str, Any] = {"attn_metadata_builders": [], "slot_mappings": []}
+        config = SimpleNamespace(kv_cache_groups=[])
+        assert {} == fast.build_attn_metadata(
+            **{**step, **nothing, "block_tables": (), "kv_cache_config": config}
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_start_loc": halves([1, 2, 3, 3])}, r"query_start_loc\[0\] is 1, expected 0"),
+        ({"query_start_loc": halves([0, 2, 1, 3])}, r"query_start_loc\[2\] is 1, less than 2"),
+        ({"seq_lens": halves([1, 1, 0])}, r"seq_lens\[0\] is 1, less than its query length 2"),
+        ({"num_tokens": 2}, r"query_start_loc\[-1\] is 3, more than num_actual_tokens 2"),
+        ({"num_computed_tokens_cpu": int32([5, 0, 0])}, r"num_computed_tokens_cpu\[0\] is 5"),
+        (
+            {"seq_lens": SimpleNamespace(cpu=int32([6, 1, 0]), gpu=int32([6, 2, 0]))},
+            r"seq_lens\[1\] is 2, but seq_lens_cpu\[1\] is 1",
+        ),
+    ],
+)
+def test_build_attn_metadata_checks_values(
+    changes: dict[str, Any], message: str, step: dict[str, Any]
+) -> None:
+    """A batch that contradicts itself is refused in checked mode, before any builder is called."""
+    step |= changes
+    fast.build_attn_metadata(**step)
+    for builder in step["attn_metadata_builders"]:
+        builder.given.clear()
+    with fast.checks(enabled=True), pytest.raises(ValueError, match=message):
+        fast.build_attn_metadata(**step)
+    assert [[], []] == [builder.given for builder in step["attn_metadata_builders"]]
+
+
+def test_build_attn_metadata_needs_builders_that_build(step: dict[str, Any]) -> None:
+    """A builder without `build`, or a group without layer names, lacks an attribute."""
+    with pytest.raises(AttributeError, match="build"):
+        fast.build_attn_metadata(**{**step, "attn_metadata_builders": [object(), object()]})
+    config = SimpleNamespace(kv_cache_groups=[object(), object()])
+    with pytest.raises(AttributeError, match="layer_names"):
+        fast.build_attn_metadata(**{**step, "kv_cache_config": config})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reference import CpuGpuBuffer
-from reference.buffers import DTYPES
+from reference._checks import DTYPES
 
 
 def make(*size: int, dtype: object = np.int32) -> CpuGpuBuffer:

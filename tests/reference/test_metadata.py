@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
+import reference.invariants
 from reference import CommonAttentionMetadata
 from reference.metadata import validate_metadata
 
@@ -34,6 +35,13 @@ def test_fields() -> None:
     assert expected.split() == [field.name for field in fields]
     defaults = [f.default for f in fields if f.default is not dataclasses.MISSING]
     assert [True, None, None, None, None] == defaults
+
+
+def test_every_field_is_checked() -> None:
+    """No field of a metadata is forgotten by those who check it."""
+    checked = {*reference.invariants._OTHER_FIELDS, *reference.invariants._REQUEST_VECTORS}
+    assert checked == {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
+    assert set(reference.invariants._OPTIONAL) < checked
 
 
 def test_the_constructor_checks_nothing() -> None:

@@ -25,6 +25,17 @@ map_to_kernel_blocks CommonAttentionMetadata split_decodes_and_prefills
 split_decodes_prefills_and_extends reorder_batch_to_split_decodes_and_prefills UBatchSlice
 create_ubatch_slices slice_query_start_locs _make_metadata_with_slice split_attn_metadata
 make_local_attention_virtual_batches get_dcp_local_seq_lens kv_reads kv_writes
+KVCacheSpec AttentionSpec FullAttentionSpec MLAAttentionSpec SlidingWindowSpec
+ChunkedLocalAttentionSpec CrossAttentionSpec EncoderOnlyAttentionSpec MambaSpec
+UniformTypeKVCacheSpecs KVCacheTensor KVCacheGroupSpec KVCacheConfig KVCacheLayoutType
+is_valid_kv_cache_layout get_kv_cache_layout set_kv_cache_layout _allocate_kv_cache
+_reshape_kv_cache init_kv_cache bind_kv_cache extract_layer_index
+initialize_kv_cache_for_kv_sharing add_kv_sharing_layers_to_kv_cache_groups MultipleOf
+select_common_block_size prepare_kernel_block_sizes MemorySnapshot request_memory
+AttentionType AttentionBackend AttentionMetadata AttentionCGSupport AttentionMetadataBuilder
+AttentionGroup subclass_attention_backend subclass_attention_metadata get_layers_from_vllm_config
+get_kv_cache_spec init_attn_backend build_attn_metadata PerLayerParameters get_per_layer_parameters
+infer_global_hyperparameters
 """
 
 
@@ -71,6 +82,75 @@ SIGNATURES = {
     "kv_reads": "metadata, block_size, *, kernel_block_size=None, cp_world_size=1, cp_rank=0, "
     "cp_kv_cache_interleave_size=1",
     "kv_writes": "metadata",
+    "KVCacheSpec": "block_size",
+    "KVCacheSpec.max_memory_usage_bytes": "self, vllm_config",
+    "KVCacheSpec.copy_with_new_block_size": "self, block_size",
+    "KVCacheSpec.merge": "specs",
+    "AttentionSpec": "block_size, num_kv_heads, head_size, dtype",
+    "FullAttentionSpec": "block_size, num_kv_heads, head_size, dtype, sliding_window=None, "
+    "attention_chunk_size=None",
+    "MLAAttentionSpec": "block_size, num_kv_heads, head_size, dtype, sliding_window=None, "
+    "attention_chunk_size=None, cache_dtype_str=None",
+    "SlidingWindowSpec": "block_size, num_kv_heads, head_size, dtype, sliding_window",
+    "ChunkedLocalAttentionSpec": "block_size, num_kv_heads, head_size, dtype, attention_chunk_size",
+    "CrossAttentionSpec": "block_size, num_kv_heads, head_size, dtype",
+    "EncoderOnlyAttentionSpec": "block_size, num_kv_heads, head_size, dtype",
+    "MambaSpec": "block_size, shapes, dtypes, page_size_padded=None, mamba_type='mamba2', "
+    "num_speculative_blocks=0",
+    "UniformTypeKVCacheSpecs": "block_size, kv_cache_specs",
+    "UniformTypeKVCacheSpecs.is_uniform_type": "specs",
+    "UniformTypeKVCacheSpecs.from_specs": "specs",
+    "KVCacheTensor": "size, shared_by",
+    "KVCacheGroupSpec": "layer_names, kv_cache_spec",
+    "KVCacheConfig": "num_blocks, kv_cache_tensors, kv_cache_groups",
+    "is_valid_kv_cache_layout": "value",
+    "get_kv_cache_layout": "",
+    "set_kv_cache_layout": "cache_layout",
+    "_allocate_kv_cache": "kv_cache_config, device",
+    "_reshape_kv_cache": "kv_cache_config, kv_cache_raw_tensors, attn_backends, "
+    "kernel_block_sizes=None",
+    "init_kv_cache": "runner_kv_caches, forward_context, kv_cache_config, attn_backends, device, "
+    "*, kernel_block_sizes=None, num_attn_module=1",
+    "extract_layer_index": "layer_name, num_attn_module=1",
+    "bind_kv_cache": "kv_caches, forward_context, runner_kv_caches, num_attn_module=1",
+    "initialize_kv_cache_for_kv_sharing": "shared_kv_cache_layers, kv_cache_groups, kv_caches",
+    "add_kv_sharing_layers_to_kv_cache_groups": "shared_kv_cache_layers, kv_cache_groups, "
+    "runner_only_attn_layers=None",
+    "MultipleOf": "base",
+    "select_common_block_size": "kv_manager_block_size, attn_groups",
+    "prepare_kernel_block_sizes": "kv_cache_config, attn_groups",
+    "MemorySnapshot": "free_memory, total_memory, device=None",
+    "request_memory": "init_snapshot, cache_config",
+    "AttentionBackend.get_name": "",
+    "AttentionBackend.get_builder_cls": "",
+    "AttentionBackend.get_kv_cache_shape": "num_blocks, block_size, num_kv_heads, head_size, "
+    "cache_dtype_str='auto'",
+    "AttentionBackend.get_supported_kernel_block_sizes": "",
+    "AttentionBackend.get_kv_cache_stride_order": "",
+    "AttentionMetadataBuilder": "kv_cache_spec, layer_names, vllm_config, device",
+    "AttentionMetadataBuilder.get_cudagraph_support": "vllm_config, kv_cache_spec",
+    "AttentionMetadataBuilder._init_reorder_batch_threshold": "self, reorder_batch_threshold=1, "
+    "supports_spec_as_decode=False, supports_dcp_with_varlen=False",
+    "AttentionMetadataBuilder.build": "self, common_prefix_len, common_attn_metadata, "
+    "fast_build=False",
+    "AttentionMetadataBuilder.build_for_cudagraph_capture": "self, common_attn_metadata",
+    "AttentionMetadataBuilder.build_for_drafting": "self, common_attn_metadata, draft_index",
+    "AttentionMetadataBuilder.use_cascade_attention": "self, *args, **kwargs",
+    "AttentionGroup": "backend, metadata_builders, layer_names, kv_cache_spec",
+    "AttentionGroup.create_with_metadata_builders": "backend, layer_names, kv_cache_spec, "
+    "vllm_config, device, num_metadata_builders=1",
+    "AttentionGroup.get_metadata_builder": "self, ubatch_id=0",
+    "subclass_attention_backend": "name_prefix, attention_backend_cls, builder_cls",
+    "subclass_attention_metadata": "name_prefix, metadata_cls, fields",
+    "get_layers_from_vllm_config": "vllm_config, layer_type, layer_names=None",
+    "get_kv_cache_spec": "vllm_config, kv_cache_dtype",
+    "init_attn_backend": "kv_cache_config, vllm_config, device",
+    "build_attn_metadata": "attn_metadata_builders, num_reqs, num_tokens, query_start_loc, "
+    "seq_lens, num_computed_tokens_cpu, block_tables, slot_mappings, kv_cache_config",
+    "PerLayerParameters": "window_left, logits_soft_cap, sm_scale, has_sinks=False, "
+    "has_same_window_lefts=None, has_same_all_params=None",
+    "get_per_layer_parameters": "vllm_config, layer_names, cls_",
+    "infer_global_hyperparameters": "per_layer_params",
 }
 
 

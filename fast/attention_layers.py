@@ -1,0 +1,269 @@
+"""What is asked of a model's layers: which there are, what each keeps in the cache, who builds."""
+
+from typing import Any, Final, TypeVar
+
+import torch
+
+from fast._checks import check_dtype, check_list, check_type, is_kind
+from fast.kv_cache_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+
+T = TypeVar("T")
+
+
+class AttentionType:
+    """What attends to what in an attention layer.
+
+    Attributes:
+        DECODER: the tokens of a decoder to those before them.
+        ENCODER: the tokens of an encoder to one another, in an encoder-decoder model.
+        ENCODER_ONLY: the same in a model that has no decoder.
+        ENCODER_DECODER: the tokens of a decoder to those of the encoder.
+
+    Example:
+        >>> AttentionType.DECODER
+        'decoder'
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    DECODER: Final = "decoder"
+    ENCODER: Final = "encoder"
+    ENCODER_ONLY: Final = "encoder_only"
+    ENCODER_DECODER: Final = "encoder_decoder"
+
+
+def get_layers_from_vllm_config(
+    vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+    layer_type: type[T],
+    layer_names: list[str] | None = None,
+) -> dict[str, T]:
+    """Return the layers of one type.
+
+    Args:
+        vllm_config: the engine's configuration; of its `compilation_config` the
+            `static_forward_context` is read, the layers by name.
+        layer_type: the class of which a layer must be an instance.
+        layer_names: the layers to look at, in this order; None: all, in the context's order.
+
+    Returns:
+        The layers by name; a named one of another type is left out.
+
+    Raises:
+        TypeError: an argument of another type.
+        KeyError: a name that the context lacks.
+        AttributeError: a configuration without what is read.
+
+    Example:
+        >>> from fast.config import CompilationConfig, VllmConfig
+        >>> layers = {"0.attn": 5, "0.mlp": "dense", "1.attn": 7}
+        >>> config = VllmConfig(compilation_config=CompilationConfig(static_forward_context=layers))
+        >>> get_layers_from_vllm_config(config, int, ["1.attn", "0.mlp"])
+        {'1.attn': 7}
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_type("layer_type", layer_type, type, "a class")
+    context = vllm_config.compilation_config.static_forward_context
+    if layer_names is None:
+        layer_names = list(context)
+    check_list("layer_names", layer_names)
+    layers = {name: get_layer("layer_names", context, name) for name in layer_names}
+    return {name: layer for name, layer in layers.items() if isinstance(layer, layer_type)}
+
+
+def get_layer(where: str, context: Any, layer_name: str) -> Any:  # noqa: ANN401  (an engine's own)
+    """Return a layer of the forward context.
+
+    Raises:
+        TypeError: the name is no text.
+        KeyError: the context lacks it; the message says that `where` names it.
+    """
+    check_type(f"a layer's name in {where}", layer_name, str, "a str")
+    if layer_name not in context:
+        raise KeyError(f"{where} names layer {layer_name!r}, which static_forward_context lacks")
+    return context[layer_name]
+
+
+def get_kv_cache_spec(
+    vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+    kv_cache_dtype: torch.dtype,
+) -> dict[str, KVCacheSpec]:
+    """Return what each attention layer keeps in the KV cache.
+
+    Args:
+        vllm_config: the engine's configuration: the layers of its `compilation_config`, the
+            `block_size` of its `cache_config`.
+        kv_cache_dtype: the dtype of keys and values, a torch dtype.
+
+    Returns:
+        For each attention layer, by name, in the context's order, a `SlidingWindowSpec` where it
+        has a sliding window, else a `FullAttentionSpec`. A layer that shares another's cache is
+        left out, and so is what has no `attn_type`.
+
+    Raises:
+        TypeError: an argument, or a number of a layer, of another type.
+        ValueError: a layer that is not of type `DECODER`, or a number of it below 1.
+        AttributeError: a configuration or a layer without what is read.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from fast.config import CacheConfig, CompilationConfig, VllmConfig
+        >>> layer = SimpleNamespace(
+        ...     attn_type="decoder", num_kv_heads=8, head_size=128, sliding_window=None
+        ... )
+        >>> layers = CompilationConfig(static_forward_context={"0.attn": layer})
+        >>> config = VllmConfig(cache_config=CacheConfig(), compilation_config=layers)
+        >>> get_kv_cache_spec(config, torch.bfloat16)["0.attn"].page_size_bytes
+        65536
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    dtype = check_dtype("kv_cache_dtype", kv_cache_dtype)
+    block_size = vllm_config.cache_config.block_size
+    specs = {}
+    for name, layer in vllm_config.compilation_config.static_forward_context.items():
+        if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+            continue
+        if not hasattr(layer, "attn_type"):
+            continue
+        if layer.attn_type != AttentionType.DECODER:
+            raise ValueError(
+                f"layer {name!r} has attn_type {layer.attn_type!r}, expected"
+                f" {AttentionType.DECODER!r}"
+            )
+        specs[name] = _make_spec(name, layer, block_size, dtype)
+    return specs
+
+
+def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KVCacheSpec:  # noqa: ANN401  (an engine's own layer)
+    """Return what an attention layer keeps in the cache."""
+    heads = (block_size, layer.num_kv_heads, layer.head_size, dtype)
+    window = layer.sliding_window
+    try:
+        if window is None:
+            return FullAttentionSpec(*heads)
+        return SlidingWindowSpec(*heads, window)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"so layer {name!r} has no spec")
+        raise
+
+
+def init_attn_backend(
+    kv_cache_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+    vllm_config: Any,  # noqa: ANN401  (likewise)
+    device: Any,  # noqa: ANN401  (whatever the builders take for a device)
+) -> tuple[dict[str, Any], list[Any]]:
+    """Find the backend of every layer and make a builder for every KV cache group.
+
+    Builders of FlashInfer backends share one workspace: that of the first is given to the others.
+    All groups are checked before a builder is made.
+
+    Args:
+        kv_cache_config: its `kv_cache_groups` are read.
+        vllm_config: the engine's configuration, with the layers.
+        device: where the builders' tensors will be.
+
+    Returns:
+        The backend's class for each layer, by name, and the builders in the order of the groups. A
+        builder is made as `builder_cls(kv_cache_spec, layer_names, vllm_config, device)`; for a
+        group of a `UniformTypeKVCacheSpecs` with the spec that the group's layers have in it.
+
+    Raises:
+        TypeError: groups or names that are no lists.
+        ValueError: a group without layers, or whose layers have unlike backends or unlike specs.
+        KeyError: a layer that the forward context lacks, or no layer's spec in a
+            `UniformTypeKVCacheSpecs`.
+        AttributeError: an object without what is read.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from fast.config import CompilationConfig, VllmConfig
+        >>> class Backend:
+        ...     @staticmethod
+        ...     def get_name():
+        ...         return "FLASH_ATTN"
+        ...
+        ...     @staticmethod
+        ...     def get_builder_cls():
+        ...         return lambda spec, layer_names, config, device: f"builds for {layer_names}"
+        >>> layers = {"0.attn": SimpleNamespace(get_attn_backend=lambda: Backend)}
+        >>> group = SimpleNamespace(layer_names=["0.attn"], kv_cache_spec=None)
+        >>> backends, builders = init_attn_backend(
+        ...     SimpleNamespace(kv_cache_groups=[group]),
+        ...     VllmConfig(compilation_config=CompilationConfig(static_forward_context=layers)),
+        ...     "cpu",
+        ... )
+        >>> backends["0.attn"].get_name(), builders
+        ('FLASH_ATTN', ["builds for ['0.attn']"])
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    check_list("kv_cache_config.kv_cache_groups", groups)
+    context = vllm_config.compilation_config.static_forward_context
+    attn_backends: dict[str, Any] = {}
+    plans = []
+    for i, group in enumerate(groups):
+        backend = _common_backend(f"kv_cache_groups[{i}].layer_names", group.layer_names, context)
+        attn_backends.update(dict.fromkeys(group.layer_names, backend))
+        shares_workspace = "FLASHINFER" in backend.get_name()
+        plans.append((backend.get_builder_cls(), _common_spec(i, group), shares_workspace))
+
+    builders, sharing = [], []
+    for (builder_cls, spec, shares_workspace), group in zip(plans, groups, strict=True):
+        builder = builder_cls(spec, group.layer_names, vllm_config, device)
+        builders.append(builder)
+        if shares_workspace:
+            sharing.append(builder)
+    _share_workspace(sharing)
+    return attn_backends, builders
+
+
+def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  # noqa: ANN401  (an engine's own)
+    """Return the backend of a group's layers."""
+    check_list(where, layer_names)
+    if not layer_names:
+        raise ValueError(f"{where} is empty, expected at least 1 layer")
+    backends = [get_layer(where, context, name).get_attn_backend() for name in layer_names]
+    for name, backend in zip(layer_names, backends, strict=True):
+        if backend is not backends[0]:
+            raise ValueError(
+                f"{where} names layers of unlike backends: {layer_names[0]!r} has {backends[0]!r},"
+                f" {name!r} has {backend!r}"
+            )
+    return backends[0]
+
+
+def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's own group)
+    """Return the spec that a group's builder is made with."""
+    spec = group.kv_cache_spec
+    if not is_kind(spec, "UniformTypeKVCacheSpecs"):
+        return spec
+    specs = spec.kv_cache_specs
+    named = [name for name in group.layer_names if name in specs]
+    if not named:
+        raise KeyError(
+            f"kv_cache_groups[{index}].kv_cache_spec has no spec of any of the group's layers"
+            f" {group.layer_names}"
+        )
+    for name in named:
+        if specs[name] != specs[named[0]]:
+            raise ValueError(
+                f"kv_cache_groups[{index}].kv_cache_spec has unlike specs, but its layers have one"
+                f" builder: {named[0]!r} has {specs[named[0]]}, {name!r} has {specs[name]}"
+            )
+    return specs[named[0]]
+
+
+def _share_workspace(builders: list[Any]) -> None:
+    """Give the workspace of the first builder that has both methods to the others."""
+    sharing = [
+        builder
+        for builder in builders
+        if hasattr(builder, "_get_workspace_buffer") and hasattr(builder, "set_workspace_buffer")
+    ]
+    if not sharing:
+        return
+    workspace = sharing[0]._get_workspace_buffer()  # noqa: SLF001  (the field's own name)
+    for builder in sharing[1:]:
+        builder.set_workspace_buffer(workspace)

@@ -1,0 +1,129 @@
+"""The layers that keep a cache: each one's spec, its raw tensor and its page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fast._checks import check_int, check_list, check_tensor, check_type, is_kind
+from fast.kv_cache_spec import KVCacheConfig, is_encoder_only
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """One layer of a group, and what its view is made of.
+
+    Attributes:
+        name: its name.
+        spec: its own spec, or that of the layer whose cache it shares.
+        raw: its raw tensor, int8[num_blocks * page_size_bytes].
+        page_size_bytes: what a block takes, in bytes.
+        kernel_block_size: positions in a block of the kernels; None: the spec's.
+    """
+
+    name: str
+    spec: Any
+    raw: torch.Tensor
+    page_size_bytes: int
+    kernel_block_size: int | None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the spec's size in the raw tensor."""
+        return self.raw.numel() // self.page_size_bytes
+
+
+def find_cached_groups(kv_cache_config: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
+    """Return the groups that keep a cache: all but encoder-only ones.
+
+    Raises:
+        TypeError: the groups, or the names of their layers, are no lists.
+        ValueError: they name a layer twice.
+    """
+    check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
+    groups = [group for group in kv_cache_config.kv_cache_groups if not is_encoder_only(group)]
+    seen = set()
+    for group in groups:
+        check_list("layer_names", group.layer_names)
+        for name in group.layer_names:
+            check_type("an entry of layer_names", name, str, "a str")
+            if name in seen:
+                raise ValueError(f"kv_cache_groups name layer {name!r} twice")
+            seen.add(name)
+    return groups
+
+
+def find_layers(
+    kv_cache_config: KVCacheConfig,
+    raw_tensors: dict[str, torch.Tensor],
+    kernel_block_sizes: list[int] | None,
+) -> list[CachedLayer]:
+    """Return the layers of all groups that keep a cache, in order."""
+    groups = find_cached_groups(kv_cache_config)
+    block_sizes: Sequence[int | None] = [None] * len(groups)
+    if kernel_block_sizes is not None:
+        check_list("kernel_block_sizes", kernel_block_sizes, len(groups))
+        block_sizes = [
+            check_int(f"kernel_block_sizes[{i}]", size, 1, None)
+            for i, size in enumerate(kernel_block_sizes)
+        ]
+    layers: list[CachedLayer] = []
+    first_over: dict[int, CachedLayer] = {}
+    for group, kernel_block_size in zip(groups, block_sizes, strict=True):
+        raws = {name: _get_raw(name, raw_tensors) for name in group.layer_names}
+        for name, spec in _find_layer_specs(group, raws).items():
+            page_size = check_int(f"layer {name!r}: page_size_bytes", spec.page_size_bytes, 1, None)
+            layer = CachedLayer(name, spec, raws[name], page_size, kernel_block_size)
+            first = first_over.setdefault(id(layer.raw), layer)
+            if page_size != first.page_size_bytes:
+                raise ValueError(
+                    f"layer {name!r} has pages of {page_size} bytes, but {first.name!r} over the "
+                    f"same raw tensor has pages of {first.page_size_bytes}"
+                )
+            if layer.raw.numel() % page_size:
+                raise ValueError(
+                    f"layer {name!r} has a raw tensor of {layer.raw.numel()} bytes, expected whole "
+                    f"pages of page_size_bytes {page_size}"
+                )
+            layers.append(layer)
+    return layers
+
+
+def _find_layer_specs(
+    group: Any,  # noqa: ANN401  (an engine's own)
+    raws: dict[str, torch.Tensor],
+) -> dict[str, Any]:
+    """Return the spec of each layer of a group: of a uniform spec its own, or that of its target.
+
+    The target is the first layer of the group that has a spec, and the same raw tensor.
+    """
+    if not is_kind(group.kv_cache_spec, "UniformTypeKVCacheSpecs"):
+        return dict.fromkeys(raws, group.kv_cache_spec)
+    own = group.kv_cache_spec.kv_cache_specs
+    over: dict[int, Any] = {}
+    for name, raw in raws.items():
+        if name in own:
+            over.setdefault(id(raw), own[name])
+    specs = {}
+    for name, raw in raws.items():
+        if name not in own and id(raw) not in over:
+            raise KeyError(
+                f"kv_cache_specs lacks layer {name!r}, and every layer of its group whose raw "
+                "tensor it shares"
+            )
+        specs[name] = own[name] if name in own else over[id(raw)]
+    return specs
+
+
+def _get_raw(name: str, raw_tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the raw tensor of a layer: bytes, contiguous."""
+    if name not in raw_tensors:
+        raise KeyError(f"kv_cache_raw_tensors lacks layer {name!r}")
+    raw = raw_tensors[name]
+    check_tensor(f"kv_cache_raw_tensors[{name!r}]", raw, torch.int8, 1)
+    if not raw.is_contiguous():
+        raise ValueError(
+            f"kv_cache_raw_tensors[{name!r}] must be contiguous, got stride {raw.stride()}"
+        )
+    return raw

@@ -1,0 +1,119 @@
+"""Layers that keep no cache of their own and read another's."""
+
+from typing import Any
+
+from fast._checks import check_list, check_type
+from fast.kv_cache_spec import KVCacheGroupSpec
+
+
+def initialize_kv_cache_for_kv_sharing(
+    shared_kv_cache_layers: dict[str, str],
+    kv_cache_groups: list[KVCacheGroupSpec],
+    kv_caches: dict[str, Any],
+) -> None:
+    """Give sharing layers their targets' caches, and enter them in their targets' groups.
+
+    Args:
+        shared_kv_cache_layers: for each sharing layer its target, by name, in the order in which
+            they are entered.
+        kv_cache_groups: `layer_names` of those that have a target grow.
+        kv_caches: each layer's cache; a sharing layer's becomes its target's own object.
+
+    Raises:
+        TypeError: an argument of another type.
+        KeyError: a target without a group or a cache, or one that shares itself.
+        ValueError: a layer that is its own target, or stands in another group than its target.
+            After an error nothing has changed.
+
+    Example:
+        >>> from fast.kv_cache_spec import KVCacheSpec
+        >>> group, caches = KVCacheGroupSpec(["layers.0"], KVCacheSpec(16)), {"layers.0": "a cache"}
+        >>> initialize_kv_cache_for_kv_sharing({"layers.1": "layers.0"}, [group], caches)
+        >>> group.layer_names, caches
+        (['layers.0', 'layers.1'], {'layers.0': 'a cache', 'layers.1': 'a cache'})
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_type("kv_caches", kv_caches, dict, "a dict")
+    joined = _find_groups_to_join(shared_kv_cache_layers, kv_cache_groups)
+    for layer, target in shared_kv_cache_layers.items():
+        if target not in kv_caches:
+            raise KeyError(f"kv_caches lacks {target!r}, whose cache layer {layer!r} shares")
+    _join(joined)
+    for layer, target in shared_kv_cache_layers.items():
+        kv_caches[layer] = kv_caches[target]
+
+
+def add_kv_sharing_layers_to_kv_cache_groups(
+    shared_kv_cache_layers: dict[str, str],
+    kv_cache_groups: list[KVCacheGroupSpec],
+    runner_only_attn_layers: set[str] | None = None,
+) -> None:
+    """Enter sharing layers in their targets' groups.
+
+    Args:
+        shared_kv_cache_layers: for each sharing layer its target, by name, in the order in which
+            they are entered.
+        kv_cache_groups: `layer_names` of those that have a target grow.
+        runner_only_attn_layers: a set to which the sharing layers are added, where there is one.
+
+    Raises:
+        TypeError: an argument of another type.
+        KeyError: a target without a group, or one that shares itself.
+        ValueError: a layer that is its own target, or stands in another group than its target.
+            After an error nothing has changed.
+
+    Example:
+        >>> from fast.kv_cache_spec import KVCacheSpec
+        >>> group, runner_only = KVCacheGroupSpec(["layers.0"], KVCacheSpec(16)), set()
+        >>> add_kv_sharing_layers_to_kv_cache_groups({"layers.1": "layers.0"}, [group], runner_only)
+        >>> group.layer_names, runner_only
+        (['layers.0', 'layers.1'], {'layers.1'})
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_type("runner_only_attn_layers", runner_only_attn_layers, set | None, "a set or None")
+    _join(_find_groups_to_join(shared_kv_cache_layers, kv_cache_groups))
+    if runner_only_attn_layers is not None:
+        runner_only_attn_layers.update(shared_kv_cache_layers)
+
+
+def _find_groups_to_join(
+    shared_kv_cache_layers: dict[str, str], kv_cache_groups: list[KVCacheGroupSpec]
+) -> dict[str, KVCacheGroupSpec]:
+    """Return its target's group for each sharing layer that does not stand in it already."""
+    check_type("shared_kv_cache_layers", shared_kv_cache_layers, dict, "a dict")
+    check_list("kv_cache_groups", kv_cache_groups)
+    groups_of: dict[str, list[KVCacheGroupSpec]] = {}
+    for g, group in enumerate(kv_cache_groups):
+        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+        for name in group.layer_names:
+            groups_of.setdefault(name, []).append(group)
+    joined = {}
+    for layer, target in shared_kv_cache_layers.items():
+        check_type("a layer of shared_kv_cache_layers", layer, str, "a str")
+        check_type(f"shared_kv_cache_layers[{layer!r}]", target, str, "a str")
+        if layer == target:
+            raise ValueError(f"shared_kv_cache_layers has layer {layer!r} share from itself")
+        if target in shared_kv_cache_layers:
+            raise KeyError(
+                f"shared_kv_cache_layers[{layer!r}] is {target!r}, which shares a cache itself, "
+                "expected a layer with a cache of its own"
+            )
+        if target not in groups_of:
+            raise KeyError(f"kv_cache_groups lack {target!r}, whose cache layer {layer!r} shares")
+        home, *_ = groups_of[target]
+        if layer not in groups_of:
+            joined[layer] = home
+        elif any(group is not home for group in groups_of[layer]):
+            raise ValueError(
+                f"layer {layer!r} of shared_kv_cache_layers stands in another group than its "
+                f"target {target!r}"
+            )
+    return joined
+
+
+def _join(joined: dict[str, KVCacheGroupSpec]) -> None:
+    """Enter layers in groups."""
+    for layer, group in joined.items():
+        group.layer_names.append(layer)

@@ -1,0 +1,207 @@
+"""The layers' views of the KV cache: the shapes and strides that their backends want."""
+
+import math
+from typing import Any
+
+import torch
+
+from fast._checks import check_dtype, check_int, check_type, is_kind
+from fast.kv_cache_spec import KVCacheConfig, find_inner_specs
+from fast.kv_cached_layers import CachedLayer, find_layers
+
+
+def _reshape_kv_cache(
+    kv_cache_config: KVCacheConfig,
+    kv_cache_raw_tensors: dict[str, torch.Tensor],
+    attn_backends: dict[str, Any],
+    kernel_block_sizes: list[int] | None = None,
+) -> dict[str, Any]:
+    """Return each layer's view of its raw tensor.
+
+    Args:
+        kv_cache_config: its `kv_cache_groups` are read.
+        kv_cache_raw_tensors: each layer's raw tensor, int8[bytes], contiguous.
+        attn_backends: each attention layer's backend, a class or an instance, which says the
+            logical shape and the order in which its dimensions lie in memory.
+        kernel_block_sizes: for each group that is not encoder-only, positions in a block of its
+            kernels; None: those of its spec.
+
+    Returns:
+        In the order of groups and their layers: for an attention layer a view of the spec's dtype
+        with the logical shape; for a Mamba layer a list of views, one for each state.
+
+    Raises:
+        TypeError: an argument, a tensor, a shape or a stride order of another type.
+        ValueError: bytes that are no whole pages or not those of the shape, layers of unlike pages
+            over one raw tensor, a layer named twice, a misaligned tensor or state, a stride order
+            that is no permutation, kernel blocks that do not divide the spec's, no block dimension.
+        KeyError: a layer without a raw tensor, a backend or a spec.
+        NotImplementedError: a spec of another kind.
+        AttributeError: an object without what is read.
+
+    Example:
+        >>> from fast.kv_cache_spec import FullAttentionSpec, KVCacheGroupSpec
+        >>> class HeadsFirst:
+        ...     @staticmethod
+        ...     def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size):
+        ...         return 2, num_blocks, block_size, num_kv_heads, head_size
+        ...
+        ...     @staticmethod
+        ...     def get_kv_cache_stride_order():
+        ...         return 1, 3, 0, 2, 4
+        >>> group = KVCacheGroupSpec(["layers.0"], FullAttentionSpec(4, 5, 6, torch.float16))
+        >>> view = _reshape_kv_cache(
+        ...     KVCacheConfig(3, [], [group]),
+        ...     {"layers.0": torch.zeros(3 * 480, dtype=torch.int8)},
+        ...     {"layers.0": HeadsFirst},
+        ... )["layers.0"]
+        >>> view.shape, view.stride()
+        (torch.Size([2, 3, 4, 5, 6]), (24, 240, 6, 48, 1))
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_type("kv_cache_raw_tensors", kv_cache_raw_tensors, dict, "a dict")
+    check_type("attn_backends", attn_backends, dict, "a dict")
+    layers = find_layers(kv_cache_config, kv_cache_raw_tensors, kernel_block_sizes)
+    pages_are_blocks = any(
+        is_kind(spec, "MambaSpec")
+        for group in kv_cache_config.kv_cache_groups
+        for spec in find_inner_specs(group.kv_cache_spec)
+    )
+    views: dict[str, Any] = {}
+    for layer in layers:
+        if is_kind(layer.spec, "AttentionSpec"):
+            if layer.name not in attn_backends:
+                raise KeyError(f"attn_backends lacks layer {layer.name!r}")
+            views[layer.name] = _view_attention(layer, attn_backends[layer.name], pages_are_blocks)
+        elif is_kind(layer.spec, "MambaSpec"):
+            views[layer.name] = _view_states(layer)
+        else:
+            raise NotImplementedError(
+                f"layer {layer.name!r} has a {type(layer.spec).__name__}, expected a kind of "
+                "AttentionSpec or MambaSpec"
+            )
+    return views
+
+
+def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) -> torch.Tensor:  # noqa: ANN401  (an engine's own)
+    """Return the view of an attention layer.
+
+    Where pages are blocks, the block dimension lies outermost in memory, whatever the backend says.
+    """
+    spec = layer.spec
+    block_size = spec.block_size if layer.kernel_block_size is None else layer.kernel_block_size
+    if spec.block_size % block_size:
+        raise ValueError(
+            f"kernel_block_sizes has {block_size} for layer {layer.name!r}, expected a divisor of "
+            f"its block_size {spec.block_size}"
+        )
+    num_blocks = layer.num_blocks * (spec.block_size // block_size)
+    shape = _ask_shape(layer, backend, num_blocks, block_size)
+    order = _ask_stride_order(layer, backend, len(shape))
+    if pages_are_blocks:
+        larger = _ask_shape(layer, backend, num_blocks + 1, block_size)
+        blocks = _find_block_dimension(layer, shape, larger)
+        order = [blocks, *(dimension for dimension in order if dimension != blocks)]
+    dtype = check_dtype(f"layer {layer.name!r}: dtype", spec.dtype)
+    if math.prod(shape) * dtype.itemsize != layer.raw.numel():
+        raise ValueError(
+            f"layer {layer.name!r} has get_kv_cache_shape() {shape} of {dtype}, "
+            f"{math.prod(shape) * dtype.itemsize} bytes, expected the {layer.raw.numel()} of its "
+            "raw tensor"
+        )
+    strides = [0] * len(shape)
+    step = 1
+    for dimension in reversed(order):
+        strides[dimension] = step
+        step *= max(shape[dimension], 1)
+    return _view_bytes(layer, dtype, shape, strides, 0)
+
+
+def _view_states(layer: CachedLayer) -> list[torch.Tensor]:
+    """Return the views of a Mamba layer: in each page its states, one behind the other."""
+    views = []
+    offset, page_size = 0, layer.page_size_bytes
+    for i, (shape, dtype) in enumerate(zip(layer.spec.shapes, layer.spec.dtypes, strict=True)):
+        check_dtype(f"layer {layer.name!r}: dtypes[{i}]", dtype)
+        if offset % dtype.itemsize or page_size % dtype.itemsize:
+            raise ValueError(
+                f"layer {layer.name!r} has state {i} of {dtype} at byte {offset} of pages of "
+                f"{page_size} bytes, expected multiples of {dtype.itemsize}"
+            )
+        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+        strides = [page_size // dtype.itemsize, *strides]
+        start, offset = offset, offset + math.prod(shape) * dtype.itemsize
+        if offset > page_size:
+            raise ValueError(
+                f"layer {layer.name!r} has state {i} end at byte {offset}, past its page of "
+                f"page_size_bytes {page_size}"
+            )
+        views.append(_view_bytes(layer, dtype, [layer.num_blocks, *shape], strides, start))
+    return views
+
+
+def _view_bytes(
+    layer: CachedLayer, dtype: torch.dtype, shape: list[int], strides: list[int], offset: int
+) -> torch.Tensor:
+    """Return a view of a raw tensor from the byte `offset` on; `strides` in numbers of `dtype`.
+
+    Raises:
+        ValueError: the raw tensor does not begin at a whole number of `dtype`.
+    """
+    raw, itemsize = layer.raw, dtype.itemsize
+    begin = raw.storage_offset()
+    address = raw.untyped_storage().data_ptr() + begin
+    if raw.numel() > 0 and (begin % itemsize or address % itemsize):
+        raise ValueError(
+            f"kv_cache_raw_tensors[{layer.name!r}] begins at address {address} and byte {begin} of "
+            f"its storage, expected multiples of {itemsize} for {dtype}"
+        )
+    with torch.inference_mode(mode=False):  # a view too outlives the mode in which it is made
+        # No bytes may lie anywhere, with any stride; `view` wants the stride 1 and whole numbers.
+        numbers = raw.as_strided((raw.numel(),), (1,), begin - begin % itemsize).view(dtype)
+        return numbers.as_strided(shape, strides, (begin + offset) // itemsize)
+
+
+def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: int) -> list[int]:  # noqa: ANN401  (an engine's own)
+    """Return the logical shape that a backend gives a layer's cache of some blocks."""
+    spec = layer.spec
+    cache_dtype_str = getattr(spec, "cache_dtype_str", None)
+    keywords = {} if cache_dtype_str is None else {"cache_dtype_str": cache_dtype_str}
+    shape = backend.get_kv_cache_shape(
+        num_blocks, block_size, spec.num_kv_heads, spec.head_size, **keywords
+    )
+    name = f"layer {layer.name!r}: get_kv_cache_shape()"
+    check_type(name, shape, tuple | list, "a tuple or list")
+    return [check_int(f"{name}[{d}]", length, 0, None) for d, length in enumerate(shape)]
+
+
+def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:  # noqa: ANN401  (an engine's own)
+    """Return the order in which a backend's dimensions lie in memory, the outermost first."""
+    ask = getattr(backend, "get_kv_cache_stride_order", None)
+    identity = list(range(ndim))
+    if ask is None:
+        return identity
+    try:
+        order = ask()
+    except NotImplementedError:
+        return identity
+    name = f"layer {layer.name!r}: get_kv_cache_stride_order()"
+    check_type(name, order, tuple | list, "a tuple or list")
+    order = [check_int(f"{name}[{i}]", d, 0, ndim - 1) for i, d in enumerate(order)]
+    if sorted(order) != identity:
+        raise ValueError(f"{name} is {order}, expected a permutation of {identity}")
+    return order
+
+
+def _find_block_dimension(layer: CachedLayer, shape: list[int], larger: list[int]) -> int:
+    """Return the dimension that grows with one more block."""
+    grown = [
+        d for d, (before, after) in enumerate(zip(shape, larger, strict=False)) if after > before
+    ]
+    if len(shape) != len(larger) or len(grown) != 1:
+        raise ValueError(
+            f"layer {layer.name!r} has get_kv_cache_shape() {shape}, and {larger} for one more "
+            "block, expected one dimension to grow"
+        )
+    return grown[0]

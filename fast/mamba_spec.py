@@ -1,0 +1,127 @@
+"""What a Mamba layer keeps in the KV cache: its states, in pages of the same pool."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fast._checks import check_dtype, check_int, check_type
+from fast.base_spec import KVCacheSpec, read_size, set_int
+
+
+@dataclass(frozen=True)
+class MambaSpec(KVCacheSpec):
+    """What a Mamba layer keeps: some states, one behind the other in a page.
+
+    Attributes:
+        shapes: each state's shape, a tuple of tuples; () is one number.
+        dtypes: each state's torch dtype, a tuple.
+        page_size_padded: what a page takes instead, in bytes, not less than the states do.
+        mamba_type: the name of the kind of layer.
+        num_speculative_blocks: pages that a request's draft tokens take.
+
+    Raises:
+        TypeError: a field of another type.
+        ValueError: no states, as many shapes as dtypes not given, a number out of range, a page
+            too small.
+
+    Example:
+        >>> MambaSpec(16, shapes=((3, 64), (8,)), dtypes=(torch.bfloat16, torch.float32))
+        ... # doctest: +ELLIPSIS
+        MambaSpec(block_size=16, shapes=((3, 64), (8,)), dtypes=(torch.bfloat16, ...
+        >>> MambaSpec(16, [[3, 64], [8]], [torch.bfloat16, torch.float32]).page_size_bytes
+        416
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    page_size_padded: int | None = None
+    mamba_type: str = "mamba2"
+    num_speculative_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_type("shapes", self.shapes, tuple | list, "a tuple or list")
+        check_type("dtypes", self.dtypes, tuple | list, "a tuple or list")
+        if not self.shapes:
+            raise ValueError("shapes is empty, expected at least 1 state")
+        if len(self.shapes) != len(self.dtypes):
+            raise ValueError(
+                f"shapes has {len(self.shapes)} entries and dtypes has {len(self.dtypes)}, "
+                "expected as many"
+            )
+        shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
+        dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))
+        object.__setattr__(self, "shapes", shapes)
+        object.__setattr__(self, "dtypes", dtypes)
+        check_type("mamba_type", self.mamba_type, str, "a str")
+        set_int(self, "num_speculative_blocks", 0)
+        if self.page_size_padded is not None:
+            set_int(self, "page_size_padded")
+            if self.page_size_padded < self.state_size_bytes:
+                raise ValueError(
+                    f"page_size_padded is {self.page_size_padded}, less than the "
+                    f"{self.state_size_bytes} bytes of the states"
+                )
+
+    @property
+    def state_size_bytes(self) -> int:
+        """What the states of one block take, in bytes, without padding."""
+        return sum(
+            math.prod(shape) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    @property
+    def page_size_bytes(self) -> int:
+        """What one block takes, in bytes: its states, or the padded page."""
+        return self.state_size_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
+        """Return the pages that one request may take, in bytes.
+
+        Args:
+            vllm_config: `cache_config.mamba_cache_mode` is read, and in the mode "all"
+                `model_config`.
+
+        Returns:
+            Whole pages, in bytes.
+
+        Raises:
+            AttributeError: `vllm_config` lacks what is read.
+            TypeError: the longest sequence is no int.
+            ValueError: the longest sequence is below 1, or the mode is none of "none", "align"
+                and "all".
+
+        Example:
+            >>> from types import SimpleNamespace as Config
+            >>> config = Config(cache_config=Config(mamba_cache_mode="align"))
+            >>> spec = MambaSpec(16, ((8,),), (torch.float32,), num_speculative_blocks=3)
+            >>> spec.max_memory_usage_bytes(config) // spec.page_size_bytes
+            5
+
+        Source: the definition is kvtwin's own; the name is vLLM's.
+        """
+        mode = vllm_config.cache_config.mamba_cache_mode
+        if not isinstance(mode, str) or mode not in {"none", "align", "all"}:
+            raise ValueError(
+                f"vllm_config.cache_config.mamba_cache_mode is {mode!r}, expected 'none', "
+                "'align' or 'all'"
+            )
+        if mode == "none":
+            num_pages = 1 + self.num_speculative_blocks
+        elif mode == "align":
+            num_pages = 2 + self.num_speculative_blocks
+        else:
+            num_pages = -(-read_size(vllm_config, "model_config.max_model_len") // self.block_size)
+        return num_pages * self.page_size_bytes
+
+
+def _check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
+    """Return a state's shape as a tuple of Python ints, all at least 1."""
+    check_type(name, shape, tuple | list, "a tuple or list")
+    return tuple(check_int(f"{name}[{i}]", length, 1, None) for i, length in enumerate(shape))

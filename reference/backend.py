@@ -1,0 +1,209 @@
+"""Attention backends: what an engine asks of one, and backends that extend another."""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+from abc import ABC, abstractmethod
+from typing import Any
+
+from reference._checks import check_class, check_sequence, check_str
+from reference.attention_layers import (
+    AttentionType,
+    get_kv_cache_spec,
+    get_layers_from_vllm_config,
+    init_attn_backend,
+)
+from reference.block_size import MultipleOf
+from reference.builders import (
+    AttentionCGSupport,
+    AttentionGroup,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+)
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionCGSupport",
+    "AttentionGroup",
+    "AttentionMetadata",
+    "AttentionMetadataBuilder",
+    "AttentionType",
+    "get_kv_cache_spec",
+    "get_layers_from_vllm_config",
+    "init_attn_backend",
+    "subclass_attention_backend",
+    "subclass_attention_metadata",
+]
+
+
+class AttentionBackend(ABC):
+    """A way to compute attention: what an engine asks of its class.
+
+    All methods are static. The first three are abstract.
+
+    Example:
+        >>> class Plain(AttentionBackend):
+        ...     @staticmethod
+        ...     def get_name():
+        ...         return "PLAIN"
+        ...
+        ...     @staticmethod
+        ...     def get_builder_cls():
+        ...         return None
+        ...
+        ...     @staticmethod
+        ...     def get_kv_cache_shape(
+        ...         num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"
+        ...     ):
+        ...         return 2, num_blocks, block_size, num_kv_heads, head_size
+        >>> Plain.get_kv_cache_shape(9, 16, 8, 64)
+        (2, 9, 16, 8, 64)
+        >>> Plain.get_supported_kernel_block_sizes()
+        [MultipleOf(base=1)]
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def get_name() -> str:
+        """Return the backend's name, in capitals."""
+
+    @staticmethod
+    @abstractmethod
+    def get_builder_cls() -> Any:  # noqa: ANN401  # an engine's own serves too
+        """Return the class of the builders of its metadata."""
+
+    @staticmethod
+    @abstractmethod
+    def get_kv_cache_shape(
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> tuple[int, ...]:
+        """Return the logical shape of a layer's cache.
+
+        Args:
+            num_blocks: Number of blocks.
+            block_size: Positions in a block.
+            num_kv_heads: Heads of keys and values.
+            head_size: Numbers in a head.
+            cache_dtype_str: The format of the cache; "auto": what its dtype says.
+        """
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+        """Return the block sizes that its kernels work with: all."""
+        return [MultipleOf(1)]
+
+    @staticmethod
+    def get_kv_cache_stride_order() -> tuple[int, ...]:
+        """Return the dimensions of the cache's shape as memory has them, the outermost first.
+
+        Raises:
+            NotImplementedError: Here; it means the order of the shape itself.
+        """
+        raise NotImplementedError("the cache lies in memory in the order of its shape")
+
+
+def subclass_attention_backend(
+    name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
+) -> type[Any]:
+    """Return a backend that is another one, but for the builders of its metadata.
+
+    Args:
+        name_prefix: What stands before the other's name in the name of the class.
+        attention_backend_cls: The other backend, a class. It is not changed.
+        builder_cls: The class of the builders.
+
+    Returns:
+        A new subclass, whose `get_builder_cls()`, called on it or on an instance, returns
+        `builder_cls`.
+
+    Raises:
+        TypeError: A prefix that is no str, or what should be a class and is none.
+
+    Example:
+        >>> class Plain:
+        ...     get_name = staticmethod(lambda: "PLAIN")
+        >>> backend = subclass_attention_backend("Fast", Plain, int)
+        >>> (
+        ...     backend.__name__,
+        ...     backend.get_name(),
+        ...     backend.get_builder_cls(),
+        ...     backend().get_builder_cls(),
+        ... )
+        ('FastPlain', 'PLAIN', <class 'int'>, <class 'int'>)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    base = check_class("attention_backend_cls", attention_backend_cls)
+    builders = check_class("builder_cls", builder_cls)
+    name = check_str("name_prefix", name_prefix) + base.__name__
+    return type(name, (base,), {"get_builder_cls": staticmethod(lambda: builders)})
+
+
+def subclass_attention_metadata(
+    name_prefix: str,
+    metadata_cls: type[Any],
+    fields: list[tuple[str, Any, Any]] | tuple[tuple[str, Any, Any], ...],
+) -> type[Any]:
+    """Return a class of metadata that is another one, with more fields.
+
+    Args:
+        name_prefix: What stands before the other's name in the name of the class.
+        metadata_cls: The other class. It is not changed.
+        fields: For each new field its name, its type and its default: a list or tuple of such
+            tuples (lists will do). The default may be a `dataclasses.field`. A field that the other
+            class has gets this type and default, and keeps its place.
+
+    Returns:
+        A new dataclass that extends `metadata_cls`. It is frozen if that one is, and compares by
+        value if that one does; where that is no dataclass, it is not frozen and compares by value.
+
+    Raises:
+        TypeError: A prefix or a name that is no str, a class that is none; fields, or an entry of
+            them, that are no list or tuple.
+        ValueError: An entry that has not three parts; a name that is no identifier (a keyword is
+            none), or is given twice; a default that can be changed, such as a list.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Lengths:
+        ...     longest: int
+        >>> subclass_attention_metadata("Padded", Lengths, [("num_padded", int, 0)])(8)
+        PaddedLengths(longest=8, num_padded=0)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    base = check_class("metadata_cls", metadata_cls)
+    name = check_str("name_prefix", name_prefix) + base.__name__
+    _check_fields(fields)
+    is_dataclass = dataclasses.is_dataclass(base)
+    return dataclasses.make_dataclass(
+        name,
+        fields,
+        bases=(base,),
+        eq=not is_dataclass or base.__dataclass_params__.eq,
+        frozen=is_dataclass and base.__dataclass_params__.frozen,
+    )
+
+
+def _check_fields(fields: object) -> None:
+    """Check that each of some new fields has a name of its own, a type and a default."""
+    names: list[str] = []
+    for i, entry in enumerate(check_sequence("fields", fields)):
+        if len(check_sequence(f"fields[{i}]", entry)) != 3:
+            raise ValueError(f"fields[{i}] is {entry!r}, but must be a name, a type and a default")
+        name = check_str(f"fields[{i}][0]", entry[0])
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"fields[{i}][0] is {name!r}, but must be an identifier")
+        if name in names:
+            raise ValueError(
+                f"fields[{i}][0] is {name!r}, which fields[{names.index(name)}][0] is too"
+            )
+        names.append(name)

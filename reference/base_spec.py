@@ -1,0 +1,112 @@
+"""What one layer keeps in the KV cache: what all kinds of spec have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Self
+
+from reference._checks import check_int, check_list, is_kind
+
+
+def read_config(vllm_config: object, path: str, minimum: int = 1) -> int:
+    """Return an int of an engine's configuration, at least the minimum, by its dotted path."""
+    return check_int(f"vllm_config.{path}", attrgetter(path)(vllm_config), minimum)
+
+
+def check_specs_list(specs: object) -> list[Any]:
+    """Return a list of specs, of which there must be one."""
+    entries = check_list("specs", specs)
+    if not entries:
+        raise ValueError("specs has 0 entries, but must have at least 1")
+    for i, spec in enumerate(entries):
+        check_spec(f"specs[{i}]", spec)
+    return entries
+
+
+def check_spec(name: str, value: object) -> None:
+    """Refuse what is no spec: what does not extend a class named `KVCacheSpec`."""
+    if not is_kind(value, "KVCacheSpec"):
+        raise TypeError(f"{name} is a {type(value).__name__}, but must be a KVCacheSpec")
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """What one layer keeps in the KV cache: the base of all kinds.
+
+    Specs are equal when they are of one class and all fields are, and then hash alike.
+
+    Attributes:
+        block_size: Positions in a block, at least 1.
+
+    Raises:
+        TypeError: A field of another type or dtype.
+        ValueError: A number that is too small.
+
+    Example:
+        >>> KVCacheSpec(16).copy_with_new_block_size(32)
+        KVCacheSpec(block_size=32)
+        >>> KVCacheSpec(16).page_size_bytes
+        Traceback (most recent call last):
+        NotImplementedError: KVCacheSpec has no page_size_bytes
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    block_size: int
+
+    def __post_init__(self) -> None:
+        self._store("block_size", check_int("block_size", self.block_size, 1))
+
+    def _store(self, field: str, value: object) -> None:
+        """Put a checked value in place of a field; only while the spec is being made."""
+        object.__setattr__(self, field, value)
+
+    @property
+    def page_size_bytes(self) -> int:
+        """The bytes of one block; a kind of spec that does not say it: `NotImplementedError`."""
+        raise NotImplementedError(f"{type(self).__name__} has no page_size_bytes")
+
+    def max_memory_usage_bytes(self, vllm_config: object) -> int:
+        """Return the most bytes that one request may need.
+
+        Args:
+            vllm_config: An engine's configuration; only what the kind's formula names is read.
+
+        Raises:
+            AttributeError: A configuration that is None or lacks what is read.
+            NotImplementedError: A kind of spec that does not say it.
+            TypeError: A number there that is no int.
+            ValueError: A number there that is too small.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no max_memory_usage_bytes")
+
+    def copy_with_new_block_size(self, block_size: int) -> Self:
+        """Return the same spec with another block size."""
+        return dataclasses.replace(self, block_size=block_size)
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """Return one spec for layers of one group: all must be equal.
+
+        Args:
+            specs: The specs of the layers.
+
+        Returns:
+            A spec equal to the first.
+
+        Raises:
+            TypeError: No list, an entry that is no spec.
+            ValueError: No specs, specs that cannot be merged.
+        """
+        entries = check_specs_list(specs)
+        for i, spec in enumerate(entries):
+            if spec != entries[0]:
+                raise ValueError(f"specs[{i}] is {spec}, but must equal specs[0], {entries[0]}")
+        first: Self = entries[0]
+        return first
+
+    def _pages_bytes(self, num_positions: int) -> int:
+        """Return the bytes of the blocks that so many positions need."""
+        return -(-num_positions // self.block_size) * self.page_size_bytes

@@ -1,0 +1,171 @@
+"""The block sizes that kernels work with: what all backends of a group support."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reference._checks import check_int, check_list, is_kind
+from reference.kv_cache_spec import KVCacheConfig, get_kind_spec
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    """Every multiple of a block size, in a backend's list of those it supports.
+
+    Attributes:
+        base: The size, at least 1.
+
+    Raises:
+        TypeError: A base that is no int.
+        ValueError: A base that is less than 1.
+
+    Example:
+        >>> MultipleOf(16) == MultipleOf(base=16)
+        True
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+
+    base: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", check_int("base", self.base, 1))
+
+
+def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any]) -> int:
+    """Return the block size that the kernels of all attention groups work with.
+
+    A backend supports a size when its list has that int, or a `MultipleOf` whose base divides it;
+    a backend with an empty list supports none.
+
+    Args:
+        kv_manager_block_size: Positions in a block of the KV cache manager, at least 1.
+        attn_groups: The attention groups; `backend.get_supported_kernel_block_sizes()` of each
+            gives a list or tuple of ints and `MultipleOf`s.
+
+    Returns:
+        The manager's size if every backend supports it (also when there are no groups). Otherwise
+        the greatest size that divides it, that every backend supports, and that stands as an int in
+        a list. (A multiple that divides the manager's size would show that the manager's size is
+        supported, so no other size need be tried.)
+
+    Raises:
+        AttributeError: A group or a backend without what is read.
+        TypeError: A size that is no int, groups that are no list, sizes that are no list or tuple.
+        ValueError: A size less than 1, an entry that is neither an int nor a `MultipleOf`, or no
+            size that all support. All entries are looked at before anything else.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> def group(*sizes):
+        ...     backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: sizes)
+        ...     return SimpleNamespace(backend=backend)
+        >>> select_common_block_size(32, [group(MultipleOf(16)), group(16, 32)])
+        32
+        >>> select_common_block_size(256, [group(16, 32, 64), group(MultipleOf(32))])
+        64
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    manager_size = check_int("kv_manager_block_size", kv_manager_block_size, 1)
+    supported = [
+        _check_supported_sizes(f"attn_groups[{i}]", group.backend)
+        for i, group in enumerate(check_list("attn_groups", attn_groups))
+    ]
+    listed = {size for sizes in supported for size in sizes if isinstance(size, int)}
+    for size in [manager_size, *sorted(listed, reverse=True)]:
+        if manager_size % size == 0 and all(_supports(sizes, size) for sizes in supported):
+            return size
+    raise ValueError(
+        f"kv_manager_block_size is {manager_size}, but no size that divides it is supported by all "
+        f"of attn_groups, which support {supported}"
+    )
+
+
+def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:  # noqa: ANN401  # an engine's own
+    """Return the block sizes that a backend supports, multiples as this module's own."""
+    name = f"{name}.backend.get_supported_kernel_block_sizes()"
+    sizes = backend.get_supported_kernel_block_sizes()
+    if not isinstance(sizes, list | tuple):
+        raise TypeError(f"{name} is a {type(sizes).__name__}, but must be a list or tuple")
+    checked: list[int | MultipleOf] = []
+    for i, size in enumerate(sizes):
+        is_multiple = is_kind(size, "MultipleOf")
+        number = size.base if is_multiple else size
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(
+                f"{name}[{i}] is {size!r}, but must be an int or a MultipleOf, of at least 1"
+            )
+        checked.append(MultipleOf(int(number)) if is_multiple else int(number))
+    return checked
+
+
+def _supports(sizes: list[int | MultipleOf], size: int) -> bool:
+    """Say whether a size is among those supported."""
+    return any(
+        size % entry.base == 0 if isinstance(entry, MultipleOf) else size == entry
+        for entry in sizes
+    )
+
+
+def prepare_kernel_block_sizes(
+    kv_cache_config: KVCacheConfig, attn_groups: list[list[Any]]
+) -> list[int]:
+    """Return the block size that the kernels of each KV cache group work with.
+
+    The kind of a `UniformTypeKVCacheSpecs` is that of its first inner spec; its block size is its
+    own.
+
+    Args:
+        kv_cache_config: The KV cache; its `kv_cache_groups` are read.
+        attn_groups: `attn_groups[g]` is the list of attention groups of KV cache group `g`,
+            encoder-only groups counted. Mamba and encoder-only groups need no list; lists past the
+            last group that needs one are ignored.
+
+    Returns:
+        One size for each KV cache group that is not encoder-only, in their order: of an attention
+        group `select_common_block_size` of its block size, of a Mamba group its block size.
+
+    Raises:
+        AttributeError: An object without what is read.
+        NotImplementedError: A group that is neither of attention nor Mamba.
+        TypeError: Lists that are none, and as `select_common_block_size`.
+        ValueError: Fewer lists than groups that need them, and as `select_common_block_size`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import numpy as np
+        >>> from reference.kv_cache_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        >>> backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: [16, 32])
+        >>> spec = FullAttentionSpec(64, 8, 128, np.float16)
+        >>> config = KVCacheConfig(0, [], [KVCacheGroupSpec(["layers.0.attn"], spec)])
+        >>> prepare_kernel_block_sizes(config, [[SimpleNamespace(backend=backend)]])
+        [32]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_list("attn_groups", attn_groups)
+    kernel_block_sizes = []
+    for g, group in enumerate(check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)):
+        kind = get_kind_spec(group.kv_cache_spec)
+        block_size = group.kv_cache_spec.block_size
+        if is_kind(kind, "EncoderOnlyAttentionSpec"):
+            continue
+        if is_kind(kind, "AttentionSpec"):
+            if g >= len(attn_groups):
+                raise ValueError(
+                    f"attn_groups has {len(attn_groups)} lists, but KV cache group {g} needs one"
+                )
+            groups = check_list(f"attn_groups[{g}]", attn_groups[g])
+            kernel_block_sizes.append(select_common_block_size(block_size, groups))
+        elif is_kind(kind, "MambaSpec"):
+            kernel_block_sizes.append(check_int(f"block_size of group {g}", block_size, 1))
+        else:
+            raise NotImplementedError(
+                f"KV cache group {g} has a {type(kind).__name__}, "
+                "but must have an AttentionSpec or a MambaSpec"
+            )
+    return kernel_block_sizes

@@ -1,0 +1,115 @@
+"""Binding: each layer of a model gets its cache, and the runner gets them in layer order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from reference._checks import check_dict, check_int, check_list, check_str
+
+
+def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int:
+    """Return the index of a layer, which its name holds.
+
+    The integers of a name are those of its components between dots that are made of ASCII digits
+    only. With one attention module in each layer, or in a name without "attn", there must be one
+    integer, the index. Otherwise one integer `a` gives `a`; two, `a` and `b`, give
+    `a * num_attn_module + b`.
+
+    Args:
+        layer_name: The name, with dots between its components.
+        num_attn_module: Attention modules in a layer, at least 1; None: 1.
+
+    Returns:
+        The index.
+
+    Raises:
+        TypeError: An argument of another type.
+        ValueError: Another number of integers; a `num_attn_module` less than 1.
+
+    Example:
+        >>> extract_layer_index("model.layers.7.self_attn")
+        7
+        >>> extract_layer_index("model.layers.20.attn.1", num_attn_module=2)
+        41
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_str("layer_name", layer_name)
+    modules = 1 if num_attn_module is None else check_int("num_attn_module", num_attn_module, 1)
+    parts = layer_name.split(".")
+    integers = [int(part) for part in parts if part.isascii() and part.isdigit()]
+    if len(integers) == 1:
+        return integers[0]
+    if modules == 1 or "attn" not in layer_name:
+        raise ValueError(
+            f"layer_name is {layer_name!r} with integers {integers}, but must have exactly one"
+        )
+    if len(integers) != 2:
+        raise ValueError(
+            f"layer_name is {layer_name!r} with integers {integers}, but must have one or two"
+        )
+    return integers[0] * modules + integers[1]
+
+
+def bind_kv_cache(
+    kv_caches: dict[str, Any],
+    forward_context: dict[str, Any],
+    runner_kv_caches: list[Any],
+    num_attn_module: int | None = 1,
+) -> None:
+    """Give each layer its cache, and the runner all caches in the order of the layers.
+
+    `forward_context[name].kv_cache` becomes a list of that one cache. Layers of `forward_context`
+    that have no cache are left alone.
+
+    Args:
+        kv_caches: The cache of each layer, by name.
+        forward_context: The layers, by name.
+        runner_kv_caches: Empty; is filled with the caches by ascending layer index, and those of
+            one index (self and cross attention of one decoder layer) in the order of `kv_caches`.
+        num_attn_module: Attention modules in a layer, at least 1; None: 1.
+
+    Raises:
+        KeyError: A layer that `forward_context` lacks.
+        TypeError: An argument of another type.
+        ValueError: A `runner_kv_caches` that is not empty, a name without a layer index, a
+            `num_attn_module` less than 1. After an error nothing is bound.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> layers = {"layers.0.attn": SimpleNamespace(), "layers.1.attn": SimpleNamespace()}
+        >>> runner_kv_caches = []
+        >>> bind_kv_cache(
+        ...     {"layers.1.attn": "cache 1", "layers.0.attn": "cache 0"}, layers, runner_kv_caches
+        ... )
+        >>> runner_kv_caches, layers["layers.1.attn"].kv_cache
+        (['cache 0', 'cache 1'], ['cache 1'])
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_dict("kv_caches", kv_caches)
+    ordered = order_layers(kv_caches, forward_context, runner_kv_caches, num_attn_module)
+    for layer_name, kv_cache in kv_caches.items():
+        forward_context[layer_name].kv_cache = [kv_cache]
+    runner_kv_caches.extend(kv_caches[layer_name] for layer_name in ordered)
+
+
+def order_layers(
+    layer_names: Iterable[str],
+    forward_context: dict[str, Any],
+    runner_kv_caches: list[Any],
+    num_attn_module: int | None,
+) -> list[str]:
+    """Return layers by ascending index, after a check of all that binding them needs."""
+    check_dict("forward_context", forward_context)
+    if check_list("runner_kv_caches", runner_kv_caches):
+        raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, but must be empty")
+    if num_attn_module is not None:
+        check_int("num_attn_module", num_attn_module, 1)
+    indices = {}
+    for layer_name in layer_names:
+        indices[layer_name] = extract_layer_index(layer_name, num_attn_module)
+        if layer_name not in forward_context:
+            raise KeyError(f"forward_context has no layer {layer_name!r}, which has a cache")
+    return sorted(indices, key=lambda layer_name: indices[layer_name])

@@ -1,0 +1,305 @@
+"""The KV cache of a model: memory is allocated, seen by each layer in its way, and bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from reference._checks import (
+    MAX_INT64,
+    Array,
+    check_array,
+    check_dict,
+    check_int,
+    check_ints,
+    check_list,
+    check_strs,
+    is_kind,
+)
+from reference.kv_binding import bind_kv_cache, extract_layer_index, order_layers
+from reference.kv_cache_spec import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    get_cached_groups,
+    get_inner_specs,
+)
+from reference.kv_sharing import (
+    add_kv_sharing_layers_to_kv_cache_groups,
+    initialize_kv_cache_for_kv_sharing,
+)
+from reference.kv_views import make_attention_view, make_state_views
+
+__all__ = [
+    "_allocate_kv_cache",
+    "_reshape_kv_cache",
+    "add_kv_sharing_layers_to_kv_cache_groups",
+    "bind_kv_cache",
+    "extract_layer_index",
+    "init_kv_cache",
+    "initialize_kv_cache_for_kv_sharing",
+]
+
+
+def _allocate_kv_cache(
+    kv_cache_config: KVCacheConfig,
+    device: object,  # noqa: ARG001  # the twins have the same parameters
+) -> dict[str, Array]:
+    """Allocate the memory of the KV cache.
+
+    Encoder-only groups (of a uniform group the first inner spec says it) keep no cache: their
+    layers count as none. The number of blocks is not read.
+
+    Args:
+        kv_cache_config: The KV cache; `size` of a tensor is in bytes, at least 0, and may be shared
+            by nobody.
+        device: Ignored: `reference` knows no device.
+
+    Returns:
+        A zeroed int8[size] for each tensor, by layer: all layers of its `shared_by` map to that one
+        array. In the order of the tensors and their `shared_by`.
+
+    Raises:
+        AttributeError: A configuration without what is read.
+        TypeError: A size that is no int, layers that are no list of strs.
+        ValueError: A size outside 0 .. 2**63 - 1, a layer named twice by tensors or by groups,
+            layers of groups and of tensors that are not the same. Then nothing is allocated.
+
+    Example:
+        >>> from reference.kv_cache_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+        >>> from reference.kv_cache_spec import KVCacheTensor
+        >>> layers = ["layers.0.attn", "layers.1.attn"]
+        >>> groups = [KVCacheGroupSpec(layers, KVCacheSpec(16))]
+        >>> config = KVCacheConfig(8, [KVCacheTensor(4096, layers)], groups)
+        >>> raw_tensors = _allocate_kv_cache(config, device=None)
+        >>> raw_tensors["layers.0.attn"] is raw_tensors["layers.1.attn"]
+        True
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    grouped = [name for group in get_cached_groups(kv_cache_config) for name in group.layer_names]
+    tensors = check_list("kv_cache_tensors", kv_cache_config.kv_cache_tensors)
+    placed: set[str] = set()
+    for i, tensor in enumerate(tensors):
+        check_int(f"kv_cache_tensors[{i}].size", tensor.size, 0, MAX_INT64)
+        for layer_name in check_strs(f"kv_cache_tensors[{i}].shared_by", tensor.shared_by):
+            if layer_name in placed:
+                raise ValueError(
+                    f"kv_cache_tensors[{i}].shared_by names layer {layer_name!r}, "
+                    "which is named before it, but must be named once"
+                )
+            placed.add(layer_name)
+    missing, extra = sorted(set(grouped) - placed), sorted(placed - set(grouped))
+    if missing or extra:
+        raise ValueError(
+            f"kv_cache_tensors lack the layers {missing} of kv_cache_groups, "
+            f"and have {extra} that are in none, but must have the same layers"
+        )
+
+    raw_tensors = {}
+    for tensor in tensors:
+        raw = np.zeros(int(tensor.size), dtype=np.int8)
+        for layer_name in tensor.shared_by:
+            raw_tensors[layer_name] = raw
+    return raw_tensors
+
+
+def _reshape_kv_cache(
+    kv_cache_config: KVCacheConfig,
+    kv_cache_raw_tensors: dict[str, Array],
+    attn_backends: dict[str, Any],
+    kernel_block_sizes: list[int] | None = None,
+) -> dict[str, Array | list[Array]]:
+    """View the memory of each layer as its backend wants it.
+
+    The bytes must be whole pages of the layer's spec, which gives its number of blocks. The backend
+    gives the logical shape, `get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size)`
+    (with `cache_dtype_str` if the spec has one), and the order in which memory holds its
+    dimensions, outermost first: `get_kv_cache_stride_order()`. A backend without that method, in
+    which it is None, or in which it raises `NotImplementedError`, means the identity.
+
+    With kernel block sizes the backend is asked for blocks of that size, of which several make one
+    of the spec's. In a configuration with a Mamba layer the dimension of the blocks (the one that
+    grows when the backend is asked for one more block) is moved to the front of the order, so that
+    every block fills its own page.
+
+    In a `UniformTypeKVCacheSpecs` each layer has its own spec; a layer without one has that of the
+    first layer of its group that has one and the same array. Encoder-only groups have no layers.
+
+    Args:
+        kv_cache_config: The KV cache; its groups are read.
+        kv_cache_raw_tensors: int8[bytes] of each layer, contiguous; others are ignored.
+        attn_backends: The backend of each layer, a class or an instance; Mamba layers need none.
+        kernel_block_sizes: The size for each group that is not encoder-only, at least 1; of a Mamba
+            group it is not used. None: the specs' own.
+
+    Returns:
+        For each layer, in the order of groups and their layers, a view of its array: of the spec's
+        dtype and the logical shape, as memory holds it. For a Mamba layer a list with a view of
+        each state, `(num_blocks, *shape)`, which lie one behind the other in each page.
+
+    Raises:
+        AttributeError: An object without what is read.
+        KeyError: A layer without an array, a backend or a spec.
+        NotImplementedError: A spec that is neither of attention nor Mamba.
+        TypeError: An argument, a shape or a stride order of another type or dtype.
+        ValueError: An array with other dimensions or not contiguous, bytes that are not whole pages
+            or not those of the shape, or that begin at an address that is no multiple of the
+            itemsize; a stride order that is no permutation; unlike page sizes over one array; too
+            few or many kernel block sizes, or one that does not divide the spec's; no one dimension
+            that is the blocks'; a state at an offset, or in a page, that is no multiple of its
+            itemsize; a layer that groups name twice.
+
+    Example:
+        >>> import numpy as np
+        >>> from reference.kv_cache_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        >>> class Backend:
+        ...     @staticmethod
+        ...     def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size):
+        ...         return 2, num_blocks, block_size, num_kv_heads, head_size
+        ...
+        ...     @staticmethod
+        ...     def get_kv_cache_stride_order():
+        ...         return 1, 3, 0, 2, 4
+        >>> groups = [KVCacheGroupSpec(["layers.0.attn"], AttentionSpec(4, 5, 6, np.int8))]
+        >>> raw_tensors = {"layers.0.attn": np.zeros(3 * 2 * 4 * 5 * 6, np.int8)}
+        >>> backends = {"layers.0.attn": Backend}
+        >>> view = _reshape_kv_cache(KVCacheConfig(3, [], groups), raw_tensors, backends)
+        >>> view["layers.0.attn"].shape, view["layers.0.attn"].strides
+        ((2, 3, 4, 5, 6), (24, 240, 6, 48, 1))
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_dict("kv_cache_raw_tensors", kv_cache_raw_tensors)
+    check_dict("attn_backends", attn_backends)
+    groups = get_cached_groups(kv_cache_config)
+    if kernel_block_sizes is not None:
+        check_list("kernel_block_sizes", kernel_block_sizes, len(groups))
+        kernel_block_sizes = check_ints("kernel_block_sizes", kernel_block_sizes, 1)
+    has_mamba = any(_has_mamba(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
+    page_sizes: dict[int, int] = {}
+
+    kv_caches: dict[str, Array | list[Array]] = {}
+    for g, group in enumerate(groups):
+        for layer_name in group.layer_names:
+            raw = _check_raw_tensor(layer_name, kv_cache_raw_tensors)
+            spec = _get_layer_spec(layer_name, group, kv_cache_raw_tensors)
+            page_size = page_sizes.setdefault(id(raw), spec.page_size_bytes)
+            if spec.page_size_bytes != page_size:
+                raise ValueError(
+                    f"page_size_bytes of layer {layer_name!r} is {spec.page_size_bytes}, "
+                    f"but must be {page_size}, as of the layers before it over the same array"
+                )
+            if is_kind(spec, "MambaSpec"):
+                kv_caches[layer_name] = make_state_views(layer_name, raw, spec)
+                continue
+            if layer_name not in attn_backends:
+                raise KeyError(f"attn_backends has no layer {layer_name!r}")
+            kv_caches[layer_name] = make_attention_view(
+                layer_name,
+                raw,
+                spec,
+                attn_backends[layer_name],
+                spec.block_size if kernel_block_sizes is None else kernel_block_sizes[g],
+                blocks_first=has_mamba,
+            )
+    return kv_caches
+
+
+def _has_mamba(spec: KVCacheSpec) -> bool:
+    """Say whether a group's spec, or an inner one of it, is a Mamba layer's."""
+    if is_kind(spec, "UniformTypeKVCacheSpecs"):
+        return any(is_kind(inner, "MambaSpec") for inner in get_inner_specs(spec).values())
+    return is_kind(spec, "MambaSpec")
+
+
+def _check_raw_tensor(layer_name: str, kv_cache_raw_tensors: dict[str, Array]) -> Array:
+    """Return the bytes of a layer."""
+    if layer_name not in kv_cache_raw_tensors:
+        raise KeyError(f"kv_cache_raw_tensors has no layer {layer_name!r}")
+    name = f"kv_cache_raw_tensors[{layer_name!r}]"
+    raw = check_array(name, kv_cache_raw_tensors[layer_name], np.int8, ndim=1)
+    if not raw.flags.c_contiguous:
+        raise ValueError(f"{name} has stride {raw.strides[0]}, but must be contiguous")
+    return raw
+
+
+def _get_layer_spec(
+    layer_name: str,
+    group: KVCacheGroupSpec,
+    kv_cache_raw_tensors: dict[str, Array],
+) -> Any:  # noqa: ANN401  # the kinds have unlike fields
+    """Return the spec of a layer: attention or Mamba."""
+    spec: Any = group.kv_cache_spec
+    if is_kind(spec, "UniformTypeKVCacheSpecs"):
+        inner_specs = get_inner_specs(spec)
+        raw = kv_cache_raw_tensors[layer_name]
+        candidates = [layer_name] + [
+            other for other in group.layer_names if kv_cache_raw_tensors.get(other) is raw
+        ]
+        owners = [candidate for candidate in candidates if candidate in inner_specs]
+        if not owners:
+            raise KeyError(
+                f"kv_cache_specs has no layer {layer_name!r}, nor one of its group over its array"
+            )
+        spec = inner_specs[owners[0]]
+    if not is_kind(spec, "AttentionSpec", "MambaSpec"):
+        raise NotImplementedError(
+            f"layer {layer_name!r} has a {type(spec).__name__}, "
+            "but must have an AttentionSpec or a MambaSpec"
+        )
+    return spec
+
+
+def init_kv_cache(
+    runner_kv_caches: list[Any],
+    forward_context: dict[str, Any],
+    kv_cache_config: KVCacheConfig,
+    attn_backends: dict[str, Any],
+    device: object,
+    *,
+    kernel_block_sizes: list[int] | None = None,
+    num_attn_module: int | None = 1,
+) -> None:
+    """Allocate the KV cache of a model, view it and bind it.
+
+    That is `bind_kv_cache` of `_reshape_kv_cache` of `_allocate_kv_cache`.
+
+    Args:
+        runner_kv_caches: Empty; is filled with the caches in the order of the layers.
+        forward_context: The layers, by name; each gets its cache.
+        kv_cache_config: The KV cache.
+        attn_backends: The backend of each layer; Mamba layers need none.
+        device: Ignored: `reference` knows no device.
+        kernel_block_sizes: As `prepare_kernel_block_sizes` returns them; None: the specs' own.
+        num_attn_module: Attention modules in a layer, at least 1; None: 1.
+
+    Raises:
+        AttributeError: As the three.
+        KeyError: As the three.
+        NotImplementedError: As the three.
+        TypeError: As the three.
+        ValueError: As the three. After an error nothing is bound; what binding needs is checked
+            before anything is allocated.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import numpy as np
+        >>> from reference.kv_cache_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+        >>> from reference.kv_cache_spec import MambaSpec
+        >>> layer, runner_kv_caches = SimpleNamespace(), []
+        >>> groups = [KVCacheGroupSpec(["0.mixer"], MambaSpec(16, ((4, 8),), (np.int8,)))]
+        >>> config = KVCacheConfig(3, [KVCacheTensor(96, ["0.mixer"])], groups)
+        >>> init_kv_cache(runner_kv_caches, {"0.mixer": layer}, config, {}, device=None)
+        >>> [state.shape for state in runner_kv_caches[0]]
+        [(3, 4, 8)]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    groups = get_cached_groups(kv_cache_config)
+    layer_names = [layer_name for group in groups for layer_name in group.layer_names]
+    order_layers(layer_names, forward_context, runner_kv_caches, num_attn_module)
+    raw_tensors = _allocate_kv_cache(kv_cache_config, device)
+    kv_caches = _reshape_kv_cache(kv_cache_config, raw_tensors, attn_backends, kernel_block_sizes)
+    bind_kv_cache(kv_caches, forward_context, runner_kv_caches, num_attn_module)

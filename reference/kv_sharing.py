@@ -1,0 +1,134 @@
+"""Sharing: layers that have no cache of their own, but use that of a target layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference._checks import check_dict, check_list, check_str
+from reference.kv_cache_spec import KVCacheGroupSpec
+
+
+def initialize_kv_cache_for_kv_sharing(
+    shared_kv_cache_layers: dict[str, str],
+    kv_cache_groups: list[KVCacheGroupSpec],
+    kv_caches: dict[str, Any],
+) -> None:
+    """Give each sharing layer the cache of its target, and a place in its target's group.
+
+    For each pair, in order, `kv_caches[layer]` becomes `kv_caches[target]`, the same object
+    (whatever the layer had before), and `layer` is appended to the `layer_names` of the group that
+    has `target`, if it does not stand there.
+
+    Args:
+        shared_kv_cache_layers: The target of each sharing layer, by name.
+        kv_cache_groups: The groups; `layer_names` are changed.
+        kv_caches: The cache of each layer, by name; is changed.
+
+    Raises:
+        KeyError: A target that no group has, that has no cache, or that itself shares.
+        TypeError: An argument of another type.
+        ValueError: A layer that is its own target, or that stands in another group than its
+            target's. After an error nothing has changed.
+
+    Example:
+        >>> from reference.kv_cache_spec import KVCacheGroupSpec, KVCacheSpec
+        >>> group = KVCacheGroupSpec(["layers.0.attn"], KVCacheSpec(16))
+        >>> kv_caches = {"layers.0.attn": "cache 0"}
+        >>> initialize_kv_cache_for_kv_sharing(
+        ...     {"layers.1.attn": "layers.0.attn"}, [group], kv_caches
+        ... )
+        >>> kv_caches["layers.1.attn"], group.layer_names
+        ('cache 0', ['layers.0.attn', 'layers.1.attn'])
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_dict("kv_caches", kv_caches)
+    target_groups = _find_target_groups(shared_kv_cache_layers, kv_cache_groups)
+    for layer_name, target in shared_kv_cache_layers.items():
+        if target not in kv_caches:
+            raise KeyError(f"kv_caches has no {target!r}, the target of {layer_name!r}")
+
+    for layer_name, target in shared_kv_cache_layers.items():
+        kv_caches[layer_name] = kv_caches[target]
+        _add_layer(layer_name, target_groups[layer_name])
+
+
+def add_kv_sharing_layers_to_kv_cache_groups(
+    shared_kv_cache_layers: dict[str, str],
+    kv_cache_groups: list[KVCacheGroupSpec],
+    runner_only_attn_layers: set[str] | None = None,
+) -> None:
+    """Give each sharing layer a place in its target's group.
+
+    For each pair, in order, `layer` is appended to the `layer_names` of the group that has
+    `target`, if it does not stand there.
+
+    Args:
+        shared_kv_cache_layers: The target of each sharing layer, by name.
+        kv_cache_groups: The groups; `layer_names` are changed.
+        runner_only_attn_layers: Layers that the runner alone knows of; each sharing layer is added.
+            None: nobody asks.
+
+    Raises:
+        KeyError: A target that no group has, or that itself shares.
+        TypeError: An argument of another type.
+        ValueError: A layer that is its own target, or that stands in another group than its
+            target's. After an error nothing has changed.
+
+    Example:
+        >>> from reference.kv_cache_spec import KVCacheGroupSpec, KVCacheSpec
+        >>> group = KVCacheGroupSpec(["layers.0.attn"], KVCacheSpec(16))
+        >>> runner_only = set()
+        >>> add_kv_sharing_layers_to_kv_cache_groups(
+        ...     {"layers.1.attn": "layers.0.attn"}, [group], runner_only
+        ... )
+        >>> group.layer_names, runner_only
+        (['layers.0.attn', 'layers.1.attn'], {'layers.1.attn'})
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    if runner_only_attn_layers is not None and not isinstance(runner_only_attn_layers, set):
+        raise TypeError(
+            f"runner_only_attn_layers is a {type(runner_only_attn_layers).__name__}, "
+            "but must be a set or None"
+        )
+    target_groups = _find_target_groups(shared_kv_cache_layers, kv_cache_groups)
+
+    for layer_name in shared_kv_cache_layers:
+        _add_layer(layer_name, target_groups[layer_name])
+        if runner_only_attn_layers is not None:
+            runner_only_attn_layers.add(layer_name)
+
+
+def _find_target_groups(
+    shared_kv_cache_layers: dict[str, str], kv_cache_groups: list[KVCacheGroupSpec]
+) -> dict[str, KVCacheGroupSpec]:
+    """Return, by sharing layer, the group that has its target; check all pairs."""
+    pairs = check_dict("shared_kv_cache_layers", shared_kv_cache_layers)
+    for g, group in enumerate(check_list("kv_cache_groups", kv_cache_groups)):
+        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+    target_groups = {}
+    for layer_name, target in pairs.items():
+        check_str("a layer of shared_kv_cache_layers", layer_name)
+        check_str(f"shared_kv_cache_layers[{layer_name!r}]", target)
+        name = f"shared_kv_cache_layers: {target!r}, the target of {layer_name!r},"
+        if target == layer_name:
+            raise ValueError(f"{name} is that layer itself, but must be another")
+        if target in pairs:
+            raise KeyError(f"{name} shares a cache itself, but must have its own")
+        with_target = [group for group in kv_cache_groups if target in group.layer_names]
+        if not with_target:
+            raise KeyError(f"{name} is in none of kv_cache_groups")
+        for g, group in enumerate(kv_cache_groups):
+            if layer_name in group.layer_names and group is not with_target[0]:
+                raise ValueError(
+                    f"{name} is not in kv_cache_groups[{g}], where {layer_name!r} stands already"
+                )
+        target_groups[layer_name] = with_target[0]
+    return target_groups
+
+
+def _add_layer(layer_name: str, group: KVCacheGroupSpec) -> None:
+    """Append a layer to a group in which it does not stand."""
+    if layer_name not in group.layer_names:
+        group.layer_names.append(layer_name)

@@ -1,0 +1,153 @@
+"""Parameters of attention layers, for kernels that are planned once for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference._checks import check_class, check_dict, check_int, check_list, check_sequence
+from reference.attention_layers import get_layers_from_vllm_config
+
+NO_WINDOW = -1
+"""The `window_left` of a layer that sees all earlier tokens."""
+
+
+@dataclass
+class PerLayerParameters:
+    """What a plan of attention kernels must know of a layer.
+
+    Attributes:
+        window_left: How many tokens before its own one a token sees; -1: all.
+        logits_soft_cap: The bound to which logits are squashed; None: none.
+        sm_scale: What logits are multiplied by.
+        has_sinks: Whether there are attention sinks.
+        has_same_window_lefts: Whether all layers have this `window_left`; None: not known. It takes
+            no part in comparison.
+        has_same_all_params: Whether all layers have these parameters; None: not known. It takes no
+            part in comparison.
+
+    Example:
+        >>> layer = PerLayerParameters(window_left=-1, logits_soft_cap=None, sm_scale=0.125)
+        >>> layer == PerLayerParameters(-1, None, 0.125, has_same_all_params=True)
+        True
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    window_left: int
+    logits_soft_cap: float | None
+    sm_scale: float
+    has_sinks: bool = False
+    has_same_window_lefts: bool | None = field(default=None, compare=False)
+    has_same_all_params: bool | None = field(default=None, compare=False)
+
+
+def get_per_layer_parameters(
+    vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
+    layer_names: list[str],
+    cls_: type[Any],
+) -> dict[str, PerLayerParameters]:
+    """Return the parameters of layers, as their `impl` has them.
+
+    `window_left` is the first entry of `impl.sliding_window`, -1 where that is None or absent;
+    `logits_soft_cap` is `impl.logits_soft_cap` as it is (0.0 stays 0.0), None where absent;
+    `sm_scale` is `impl.scale` as it is; `has_sinks` says whether `impl.sinks` is there and not
+    None.
+
+    Args:
+        vllm_config: Its `compilation_config.static_forward_context` is read: the layers by name.
+        layer_names: The layers.
+        cls_: The class of which each layer's `impl` must be an instance.
+
+    Returns:
+        The parameters by layer name, in the order of `layer_names`.
+
+    Raises:
+        TypeError: Names that are no list of str, a `cls_` that is no class; a layer whose `impl` is
+            absent or no `cls_`, or whose window is no list or tuple that begins with an int.
+        KeyError: A name that the context lacks.
+        ValueError: A window without entries, or that begins with less than -1.
+        AttributeError: An `impl` without `scale`, a configuration without what is read.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from reference.config import CompilationConfig, VllmConfig
+        >>> impl = SimpleNamespace(sliding_window=(127, 0), scale=0.125)
+        >>> layers = {"layers.0": SimpleNamespace(impl=impl)}
+        >>> config = VllmConfig(compilation_config=CompilationConfig(static_forward_context=layers))
+        >>> parameters = get_per_layer_parameters(config, ["layers.0"], SimpleNamespace)
+        >>> parameters["layers.0"].window_left, parameters["layers.0"].logits_soft_cap
+        (127, None)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_class("cls_", cls_)
+    check_list("layer_names", layer_names)
+    parameters: dict[str, PerLayerParameters] = {}
+    for layer_name, layer in get_layers_from_vllm_config(vllm_config, object, layer_names).items():
+        impl = getattr(layer, "impl", None)
+        if impl is None or not isinstance(impl, cls_):
+            raise TypeError(
+                f"layer {layer_name!r} has an impl of {type(impl).__name__}, "
+                f"but must have one of {cls_.__name__}"
+            )
+        parameters[layer_name] = PerLayerParameters(
+            window_left=_get_window_left(layer_name, impl),
+            logits_soft_cap=getattr(impl, "logits_soft_cap", None),
+            sm_scale=impl.scale,
+            has_sinks=getattr(impl, "sinks", None) is not None,
+        )
+    return parameters
+
+
+def _get_window_left(layer_name: str, impl: object) -> int:
+    """Return how many tokens before its own one a token sees, -1 where it sees all."""
+    name = f"impl.sliding_window of layer {layer_name!r}"
+    window = getattr(impl, "sliding_window", None)
+    if window is None:
+        return NO_WINDOW
+    if not check_sequence(name, window):
+        raise ValueError(f"{name} has 0 entries, but must have at least 1")
+    return check_int(f"the first entry of {name}", window[0], NO_WINDOW)
+
+
+def infer_global_hyperparameters(
+    per_layer_params: dict[str, PerLayerParameters],
+) -> PerLayerParameters:
+    """Return the parameters of the first layer, and whether the others have the same.
+
+    Args:
+        per_layer_params: The parameters by layer name; they are not changed.
+
+    Returns:
+        A new `PerLayerParameters`: those of the first layer, with `has_same_window_lefts` saying
+        whether all layers have its `window_left`, and `has_same_all_params` whether all have its
+        four parameters, `window_left`, `logits_soft_cap`, `sm_scale` and `has_sinks`.
+
+    Raises:
+        TypeError: No dict.
+        ValueError: No layers.
+        AttributeError: An entry that lacks a parameter.
+
+    Example:
+        >>> near, far = PerLayerParameters(127, None, 0.125), PerLayerParameters(-1, None, 0.125)
+        >>> inferred = infer_global_hyperparameters({"layers.0": near, "layers.1": far})
+        >>> inferred.window_left, inferred.has_same_window_lefts, inferred.has_same_all_params
+        (127, False, False)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    if not check_dict("per_layer_params", per_layer_params):
+        raise ValueError("per_layer_params has 0 entries, but must have at least 1")
+    parameters = [
+        PerLayerParameters(
+            layer.window_left, layer.logits_soft_cap, layer.sm_scale, layer.has_sinks
+        )
+        for layer in per_layer_params.values()
+    ]
+    inferred = parameters[0]
+    inferred.has_same_window_lefts = all(
+        layer.window_left == inferred.window_left for layer in parameters
+    )
+    inferred.has_same_all_params = all(layer == inferred for layer in parameters)
+    return inferred

@@ -1,0 +1,118 @@
+"""What a state-space layer keeps in the KV cache: states, whatever the length of a request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from reference._checks import check_dtype, check_int, check_str
+from reference.base_spec import KVCacheSpec, read_config
+
+
+@dataclass(frozen=True)
+class MambaSpec(KVCacheSpec):
+    """What a state-space layer keeps: its states, once in each block, whatever its length.
+
+    Attributes:
+        block_size: Positions in a block, at least 1.
+        shapes: The shape of each state, of lengths that are at least 1; `()` is one element. Tuples
+            or lists; stored as tuples.
+        dtypes: The dtype of each state; a tuple or list of dtypes or scalar types.
+        page_size_padded: The bytes of a page, not less than the states need; None: what they need.
+        mamba_type: The kind of layer, by name.
+        num_speculative_blocks: Blocks kept besides for speculative tokens, at least 0.
+
+    Raises:
+        TypeError: A field of another type or dtype.
+        ValueError: A number that is too small, no states, dtypes that are not as many as shapes.
+
+    Example:
+        >>> import numpy as np
+        >>> states = MambaSpec(16, ((3, 64), (8, 16)), (np.float16, np.float32))
+        >>> states.page_size_bytes
+        896
+        >>> MambaSpec(16, ((4,),), (np.float16,), page_size_padded=64).page_size_bytes
+        64
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype[Any] | type[np.generic], ...]
+    page_size_padded: int | None = None
+    mamba_type: str = "mamba2"
+    num_speculative_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shapes = [
+            tuple(
+                check_int(f"shapes[{i}][{j}]", length, 1)
+                for j, length in enumerate(_check_sequence(f"shapes[{i}]", shape))
+            )
+            for i, shape in enumerate(_check_sequence("shapes", self.shapes))
+        ]
+        dtypes = [
+            check_dtype(f"dtypes[{i}]", dtype)
+            for i, dtype in enumerate(_check_sequence("dtypes", self.dtypes))
+        ]
+        if not shapes:
+            raise ValueError("shapes has 0 entries, but must have at least 1")
+        if len(dtypes) != len(shapes):
+            raise ValueError(
+                f"dtypes has {len(dtypes)} entries, but must have {len(shapes)}, as many as shapes"
+            )
+        self._store("shapes", tuple(shapes))
+        self._store("dtypes", tuple(dtypes))
+        if self.page_size_padded is not None:
+            padded = check_int("page_size_padded", self.page_size_padded, self._states_bytes)
+            self._store("page_size_padded", padded)
+        check_str("mamba_type", self.mamba_type)
+        num_speculative = check_int("num_speculative_blocks", self.num_speculative_blocks, 0)
+        self._store("num_speculative_blocks", num_speculative)
+
+    @property
+    def _states_bytes(self) -> int:
+        """The bytes of one of each state."""
+        return sum(
+            math.prod(shape) * np.dtype(dtype).itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    @property
+    def page_size_bytes(self) -> int:
+        """The bytes of one block: the sum over states, or `page_size_padded`."""
+        return self._states_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def max_memory_usage_bytes(self, vllm_config: object) -> int:
+        """Return the bytes of the blocks that one request may need.
+
+        By `cache_config.mamba_cache_mode`, "none": `1 + num_speculative_blocks` blocks; "align":
+        `2 + num_speculative_blocks`; "all": `ceil(max_model_len / block_size)`.
+
+        Raises:
+            AttributeError: A configuration that is None or lacks what is read.
+            TypeError: `max_model_len` is no int.
+            ValueError: Another mode, of whatever type; a `max_model_len` that is less than 1.
+        """
+        mode: object = attrgetter("cache_config.mamba_cache_mode")(vllm_config)
+        if not isinstance(mode, str) or mode not in ("none", "align", "all"):
+            raise ValueError(
+                f"vllm_config.cache_config.mamba_cache_mode is {mode!r}, "
+                "but must be 'none', 'align' or 'all'"
+            )
+        if mode == "all":
+            return self._pages_bytes(read_config(vllm_config, "model_config.max_model_len"))
+        num_kept_blocks = 1 if mode == "none" else 2
+        return (num_kept_blocks + self.num_speculative_blocks) * self.page_size_bytes
+
+
+def _check_sequence(name: str, value: object) -> list[Any]:
+    """Return the entries of a tuple or list."""
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name} is a {type(value).__name__}, but must be a tuple or list")
+    return list(value)

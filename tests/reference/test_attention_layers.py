@@ -1,0 +1,415 @@
+"""Layers: finding them by type and name, what they keep in the cache, backends and builders."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from reference import (
+    AttentionType,
+    CacheConfig,
+    CompilationConfig,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    VllmConfig,
+    get_kv_cache_spec,
+    get_layers_from_vllm_config,
+    init_attn_backend,
+)
+
+FULL = FullAttentionSpec(16, 8, 64, np.float16)
+NEAR = SlidingWindowSpec(16, 8, 64, np.float16, 128)
+
+
+def make_config(layers: dict[str, Any], block_size: int = 16) -> VllmConfig:
+    """Make a configuration with these layers."""
+    return VllmConfig(
+        cache_config=CacheConfig(block_size=block_size),
+        compilation_config=CompilationConfig(static_forward_context=layers),
+    )
+
+
+def make_layer(**changes: object) -> SimpleNamespace:
+    """Make a layer that attends to all of its own sequence."""
+    fields = {"attn_type": "decoder", "num_kv_heads": 8, "head_size": 64, "sliding_window": None}
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def test_attention_types() -> None:
+    """The types are these strings."""
+    expected = {
+        "DECODER": "decoder",
+        "ENCODER": "encoder",
+        "ENCODER_ONLY": "encoder_only",
+        "ENCODER_DECODER": "encoder_decoder",
+    }
+    assert expected == {k: v for k, v in vars(AttentionType).items() if k.isupper()}
+
+
+def test_layers_of_a_type() -> None:
+    """All layers of the type and of what extends it, in the context's order: the same objects."""
+    mixer = type("Mixer", (SimpleNamespace,), {})()
+    layers = {"b": make_layer(), "a": 7, "m": mixer}
+    found = get_layers_from_vllm_config(make_config(layers), SimpleNamespace)
+    assert ["b", "m"] == list(found)
+    assert all(layer is layers[name] for name, layer in found.items())
+    assert ["m"] == list(get_layers_from_vllm_config(make_config(layers), type(mixer)))
+    assert {} == get_layers_from_vllm_config(make_config(layers), str)
+
+
+def test_named_layers() -> None:
+    """The order is that of the names; one of another type is left out, one named twice is once."""
+    config = make_config({"a": 1, "b": 2, "c": "mixer", "d": 4})
+    names = ["d", "c", "a", "d"]
+    assert [("d", 4), ("a", 1)] == list(get_layers_from_vllm_config(config, int, names).items())
+    assert {} == get_layers_from_vllm_config(config, int, [])
+    assert ["d", "c", "a", "d"] == names
+
+
+@pytest.mark.parametrize(
+    ("layer_type", "layer_names", "error", "message"),
+    [
+        ("int", None, TypeError, "layer_type is 'int', but must be a class"),
+        ((int, str), ["a"], TypeError, f"layer_type is {(int, str)}, but must be a class"),
+        (int, ("a",), TypeError, "layer_names is a tuple, but must be a list"),
+        (int, "a", TypeError, "layer_names is a str, but must be a list"),
+        (int, ["a", 3], TypeError, "layer_names[1] is 3 (int), but must be a str"),
+        (int, ["a", "z"], KeyError, "\"layer_names[1] is 'z', but there is no such layer\""),
+        (str, ["z"], KeyError, "\"layer_names[0] is 'z', but there is no such layer\""),
+    ],
+)
+def test_refusals_of_layers(
+    layer_type: Any,  # noqa: ANN401  # wrong ones too
+    layer_names: Any,  # noqa: ANN401  # likewise
+    error: type[Exception],
+    message: str,
+) -> None:
+    """What is no class, no list of names, or no layer is refused, in these words."""
+    with pytest.raises(error) as caught:
+        get_layers_from_vllm_config(make_config({"a": 1}), layer_type, layer_names)
+    assert message == str(caught.value)
+
+
+def test_a_configuration_without_layers() -> None:
+    """A configuration that does not say which layers there are is refused."""
+    with pytest.raises(AttributeError, match="static_forward_context"):
+        get_layers_from_vllm_config(VllmConfig(), int)
+    with pytest.raises(AttributeError, match="compilation_config"):
+        get_layers_from_vllm_config(None, int)
+
+
+def test_specs_of_layers() -> None:
+    """A window makes a sliding window spec; what is no attention layer or shares is left out."""
+    layers = {
+        "1.attn": make_layer(sliding_window=np.int64(128)),
+        "0.attn": make_layer(num_kv_heads=2, kv_sharing_target_layer_name=None),
+        "0.moe": SimpleNamespace(),
+        "2.attn": make_layer(kv_sharing_target_layer_name="1.attn"),
+        "3.encoder": SimpleNamespace(kv_sharing_target_layer_name="x", attn_type="encoder"),
+        "4.empty": SimpleNamespace(kv_sharing_target_layer_name="1.attn"),
+        "5.mixer": 7,
+    }
+    expected = [("1.attn", NEAR), ("0.attn", FullAttentionSpec(16, 2, 64, np.float16))]
+    assert expected == list(get_kv_cache_spec(make_config(layers), np.float16).items())
+    near = get_kv_cache_spec(make_config(layers), np.float16)["1.attn"]
+    assert (SlidingWindowSpec, int) == (type(near), type(near.sliding_window))
+
+
+def test_specs_take_block_size_and_dtype() -> None:
+    """Blocks are as the configuration has them, the dtype as it is asked for."""
+    specs = get_kv_cache_spec(make_config({"0": make_layer()}, 32), ml_dtypes.float8_e4m3fn)
+    assert {"0": FullAttentionSpec(32, 8, 64, np.dtype(ml_dtypes.float8_e4m3fn))} == specs
+    assert {} == get_kv_cache_spec(make_config({}), np.dtype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "attn_type",
+    [AttentionType.ENCODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER_DECODER, None],
+)
+def test_only_decoders_have_specs(attn_type: str | None) -> None:
+    """A layer of another type is refused, by name."""
+    layers = {"0": make_layer(), "1.attn": make_layer(attn_type=attn_type)}
+    with pytest.raises(ValueError, match=r"^layer '1.attn' has attn_type") as caught:
+        get_kv_cache_spec(make_config(layers), np.float16)
+    expected = f"layer '1.attn' has attn_type {attn_type!r}, but must have 'decoder'"
+    assert expected == str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", float, None, np.dtype(object), np.dtype(">f2")])
+def test_refusals_of_dtypes(dtype: Any) -> None:  # noqa: ANN401  # wrong ones
+    """A dtype that torch does not have is refused, also where there are no layers."""
+    for layers in ({}, {"0": make_layer(attn_type="encoder")}):
+        with pytest.raises(TypeError, match=r"^kv_cache_dtype is "):
+            get_kv_cache_spec(make_config(layers), dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_kv_heads": 0}, ValueError, "num_kv_heads of layer '0' is 0, but must be at least 1"),
+        (
+            {"num_kv_heads": 8.0},
+            TypeError,
+            "num_kv_heads of layer '0' is 8.0 (float), but must be an int",
+        ),
+        ({"head_size": -64}, ValueError, "head_size of layer '0' is -64, but must be at least 1"),
+        (
+            {"head_size": True},
+            TypeError,
+            "head_size of layer '0' is True (bool), but must be an int",
+        ),
+        (
+            {"sliding_window": 0},
+            ValueError,
+            "sliding_window of layer '0' is 0, but must be at least 1",
+        ),
+        (
+            {"sliding_window": (127, 0)},
+            TypeError,
+            "sliding_window of layer '0' is (127, 0) (tuple), but must be an int",
+        ),
+    ],
+)
+def test_refusals_of_sizes(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A size of a layer that is no positive int is refused, by name."""
+    with pytest.raises(error) as caught:
+        get_kv_cache_spec(make_config({"0": make_layer(**changes)}), np.float16)
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["num_kv_heads", "head_size", "sliding_window"])
+def test_layers_have_sizes(name: str) -> None:
+    """A layer that lacks a size is refused."""
+    layer = make_layer()
+    delattr(layer, name)
+    with pytest.raises(AttributeError, match=name):
+        get_kv_cache_spec(make_config({"0": layer}), np.float16)
+
+
+def test_block_sizes_of_specs() -> None:
+    """The block size must be there, with or without layers, and be a size where it is used."""
+    with pytest.raises(ValueError, match=r"^block_size is 0"):
+        get_kv_cache_spec(make_config({"0": make_layer()}, 0), np.float16)
+    config = VllmConfig(compilation_config=CompilationConfig())
+    with pytest.raises(AttributeError, match="block_size"):
+        get_kv_cache_spec(config, np.float16)
+
+
+class Builder:
+    """An engine's own builder: remembers what it was given, by position."""
+
+    def __init__(self, *args: object) -> None:
+        self.args = args
+
+
+class Backend:
+    """An engine's own backend."""
+
+    name = "PLAIN"
+    builder_cls: Any = Builder
+
+    @classmethod
+    def get_name(cls) -> str:
+        """Return the name."""
+        return cls.name
+
+    @classmethod
+    def get_builder_cls(cls) -> Any:  # noqa: ANN401  # of any kind
+        """Return the class of the builders."""
+        return cls.builder_cls
+
+
+Other = type("Other", (Backend,), {})
+
+
+def layer_of(backend: type[Any]) -> SimpleNamespace:
+    """Make a layer of a backend."""
+    return SimpleNamespace(get_attn_backend=lambda: backend)
+
+
+def groups_of(*groups: tuple[list[str], Any]) -> KVCacheConfig:
+    """Make a cache of groups of layers."""
+    return KVCacheConfig(1, [], [KVCacheGroupSpec(names, spec) for names, spec in groups])
+
+
+def test_backends_and_builders() -> None:
+    """Each layer has its backend, each group a builder, made by position with its own names."""
+    layers = {"c": layer_of(Other), "a": layer_of(Backend), "b": layer_of(Backend)}
+    caches, device = groups_of((["b", "a"], FULL), (["c"], NEAR)), object()
+    config = make_config(layers)
+    backends, builders = init_attn_backend(caches, config, device)
+    assert [("b", Backend), ("a", Backend), ("c", Other)] == list(backends.items())
+    assert isinstance(builders, list)
+    expected = [(FULL, ["b", "a"], config, device), (NEAR, ["c"], config, device)]
+    assert expected == [builder.args for builder in builders]
+    for builder, group in zip(builders, caches.kv_cache_groups, strict=True):
+        assert builder.args[1] is group.layer_names
+        assert builder.args[2] is config
+        assert builder.args[3] is device
+
+
+def test_no_groups() -> None:
+    """A cache of no groups has no backends; no layer is asked."""
+    assert ({}, []) == init_attn_backend(groups_of(), make_config({"a": None}), None)
+
+
+def test_a_backend_may_be_in_several_groups() -> None:
+    """Groups of one backend have a builder each; encoder-only groups have one as well."""
+    encoder_only = type("EncoderOnlyAttentionSpec", (), {})()
+    layers = {name: layer_of(Backend) for name in "ab"}
+    caches = groups_of((["a"], FULL), (["b"], encoder_only))
+    backends, builders = init_attn_backend(caches, make_config(layers), None)
+    assert {"a": Backend, "b": Backend} == backends
+    assert [FULL, encoder_only] == [builder.args[0] for builder in builders]
+
+
+def test_specs_of_builders_of_uniform_types() -> None:
+    """A builder gets the spec of those of its layers that have one, ours or an engine's own."""
+    ours = UniformTypeKVCacheSpecs(16, {"a": FULL, "b": FULL, "elsewhere": NEAR})
+    foreign = type("UniformTypeKVCacheSpecs", (), {"kv_cache_specs": {"c": "spec"}})
+    extended = type("Extended", (foreign,), {})()
+    layers = {name: layer_of(Backend) for name in "abcds"}
+    caches = groups_of((["s", "a", "b"], ours), (["d", "c"], extended))
+    _, builders = init_attn_backend(caches, make_config(layers), None)
+    assert [FULL, "spec"] == [builder.args[0] for builder in builders]
+    assert ["s", "a", "b"] == builders[0].args[1]
+
+
+class Sharing(Builder):
+    """A builder that has a workspace, and takes another's."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.asked = 0
+        self.taken: list[object] = []
+
+    def _get_workspace_buffer(self) -> object:
+        """Return this builder's workspace."""
+        self.asked += 1
+        return self, "workspace"
+
+    def set_workspace_buffer(self, buffer: object) -> None:
+        """Take a workspace."""
+        self.taken.append(buffer)
+
+
+def backend_of(name: str, builder_cls: Any) -> type[Any]:  # noqa: ANN401  # of any kind
+    """Make a backend of a name, with builders of a class."""
+    return type("Made", (Backend,), {"name": name, "builder_cls": builder_cls})
+
+
+def test_flashinfer_builders_share_one_workspace() -> None:
+    """The first one's is given to the later ones; those without both methods take no part."""
+    only_gets = type("OnlyGets", (Builder,), {"_get_workspace_buffer": None})
+    only_takes = type("OnlyTakes", (Builder,), {"set_workspace_buffer": None})
+    kinds = [
+        ("PLAIN", Sharing),
+        ("FLASHINFER", only_gets),
+        ("flashinfer", Sharing),
+        ("FLASHINFER_MLA", Sharing),
+        ("FLASHINFER", only_takes),
+        ("NEW_FLASHINFER", Sharing),
+        ("FLASHINFER", Sharing),
+    ]
+    layers = {str(i): layer_of(backend_of(*kind)) for i, kind in enumerate(kinds)}
+    caches = groups_of(*(([name], FULL) for name in layers))
+    _, builders = init_attn_backend(caches, make_config(layers), None)
+    workspace = (builders[3], "workspace")
+    assert [0, 0, 1, 0, 0] == [builders[i].asked for i in (0, 2, 3, 5, 6)]
+    expected: list[list[object]] = [[], [], [], [workspace], [workspace]]
+    assert expected == [builders[i].taken for i in (0, 2, 3, 5, 6)]
+    assert builders[5].taken[0] is builders[6].taken[0]
+
+
+def test_a_flashinfer_builder_alone() -> None:
+    """Its workspace is asked for once, and not given back to it."""
+    layers = {"a": layer_of(backend_of("FLASHINFER", Sharing))}
+    _, (builder,) = init_attn_backend(groups_of((["a"], FULL)), make_config(layers), None)
+    assert (1, []) == (builder.asked, builder.taken)
+
+
+def never_made(*args: object) -> object:
+    """Fail: no builder may be made where a group is wrong."""
+    raise AssertionError(args)
+
+
+FINE = layer_of(backend_of("FLASHINFER", never_made))
+
+
+@pytest.mark.parametrize(
+    ("group", "error", "message"),
+    [
+        (([], FULL), ValueError, "kv_cache_groups[1].layer_names has 0 entries, but must have at"),
+        (
+            (("b",), FULL),
+            TypeError,
+            "kv_cache_groups[1].layer_names is a tuple, but must be a list",
+        ),
+        ((["b", 3], FULL), TypeError, "kv_cache_groups[1].layer_names[1] is 3 (int), but must be"),
+        (
+            (["b", "z"], FULL),
+            KeyError,
+            "\"kv_cache_groups[1] names 'z', but there is no such layer\"",
+        ),
+        (
+            (["b", "e", "c"], FULL),
+            ValueError,
+            (
+                f"kv_cache_groups[1] has layers of unlike backends: 'b' has {Backend!r}, "
+                f"but 'c' has {Other!r}"
+            ),
+        ),
+        ((["no backend"], FULL), AttributeError, "'types.SimpleNamespace' object has no attribute"),
+        ((["no name"], FULL), AttributeError, "type object 'object' has no attribute"),
+        (
+            (["b", "e"], UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
+            ValueError,
+            f"kv_cache_groups[1] has layers of unlike specs: 'b' has {FULL}, but 'e' has {NEAR}",
+        ),
+        (
+            (["b", "e"], UniformTypeKVCacheSpecs(16, {"c": FULL})),
+            KeyError,
+            "\"kv_cache_groups[1].kv_cache_spec has a spec for none of ['b', 'e']\"",
+        ),
+    ],
+)
+def test_refusals_of_groups(group: tuple[Any, Any], error: type[Exception], message: str) -> None:
+    """A wrong group is refused, in these words, before the first builder is made."""
+    layers = {
+        "a": FINE,
+        "b": layer_of(Backend),
+        "c": layer_of(Other),
+        "e": layer_of(Backend),
+        "no backend": SimpleNamespace(),
+        "no name": layer_of(object),
+    }
+    with pytest.raises(error) as caught:
+        init_attn_backend(groups_of((["a"], FULL), group), make_config(layers), None)
+    assert str(caught.value).startswith(message)
+
+
+def test_backends_that_are_equal_are_not_the_same() -> None:
+    """Backends are told apart by identity."""
+    always_equal = type("Equal", (type,), {"__eq__": lambda *_: True, "__hash__": lambda _: 0})
+    ours, theirs = (always_equal("Ours", (Backend,), {}) for _ in range(2))
+    assert ours == theirs
+    layers = {"a": layer_of(ours), "b": layer_of(theirs)}
+    with pytest.raises(ValueError, match="unlike backends"):
+        init_attn_backend(groups_of((["a", "b"], FULL)), make_config(layers), None)
+
+
+def test_refusals_of_caches() -> None:
+    """Groups that are no list, or absent, are refused, and so is an absent context."""
+    with pytest.raises(TypeError, match=r"^kv_cache_groups is a tuple, but must be a list$"):
+        init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config({}), None)
+    with pytest.raises(AttributeError, match="kv_cache_groups"):
+        init_attn_backend(None, make_config({}), None)
+    with pytest.raises(AttributeError, match="static_forward_context"):
+        init_attn_backend(groups_of((["a"], FULL)), VllmConfig(), None)

@@ -1,0 +1,446 @@
+"""`build_attn_metadata`: the metadata of each group, and who gets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference.metadata
+from reference import (
+    CommonAttentionMetadata,
+    CpuGpuBuffer,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    build_attn_metadata,
+)
+
+
+class Builder:
+    """Remembers what it was given, and builds an object of its own."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def build(self, **kwargs: object) -> SimpleNamespace:
+        """Build an object that knows its builder."""
+        self.calls.append(kwargs)
+        return SimpleNamespace(builder=self)
+
+    @property
+    def batch(self) -> CommonAttentionMetadata:
+        """The one batch that it was given."""
+        (call,) = self.calls
+        assert {"common_prefix_len", "common_attn_metadata"} == set(call)
+        assert 0 == call["common_prefix_len"]
+        batch = call["common_attn_metadata"]
+        assert isinstance(batch, CommonAttentionMetadata)
+        return batch
+
+
+def make_buffer(*values: int, size: int = 8) -> CpuGpuBuffer:
+    """Make a buffer that is longer than what it holds, and poisoned past it."""
+    buffer = CpuGpuBuffer(size, dtype=np.int32, device=None, pin_memory=False)
+    buffer.np[:] = 99
+    buffer.np[: len(values)] = values
+    return buffer
+
+
+def make_call(**changes: object) -> dict[str, Any]:
+    """Make a valid call: two groups, three requests (the last is padding), 7 tokens, 2 of them so.
+
+    Query lengths 2, 3, 0; computed tokens 3, 5, 0.
+    """
+    groups = [KVCacheGroupSpec(["b", "a"], None), KVCacheGroupSpec(["c"], None)]
+    call = {
+        "attn_metadata_builders": [Builder(), Builder()],
+        "num_reqs": 3,
+        "num_tokens": 7,
+        "query_start_loc": make_buffer(0, 2, 5, 5),
+        "seq_lens": make_buffer(5, 8, 0),
+        "num_computed_tokens_cpu": np.array([3, 5, 0, 77], np.int32),
+        "block_tables": [np.full((4, 3), 1, np.int32), np.full((3, 9), 2, np.int32)],
+        "slot_mappings": [np.arange(7), np.arange(10, 20)],
+        "kv_cache_config": KVCacheConfig(1, [], groups),
+    }
+    return {**call, **changes}
+
+
+def test_importable_from_both() -> None:
+    """The function is the metadata module's, and the package's."""
+    assert reference.metadata.build_attn_metadata is build_attn_metadata
+
+
+def test_each_layer_gets_what_its_group_has() -> None:
+    """All layers of a group have one object; the order is that of groups and layers."""
+    call = make_call()
+    built = build_attn_metadata(**call)
+    assert ["b", "a", "c"] == list(built)
+    first, second = call["attn_metadata_builders"]
+    assert built["b"] is built["a"]
+    assert [first, first, second] == [metadata.builder for metadata in built.values()]
+
+
+def test_the_batch_of_a_group() -> None:
+    """Each builder gets a valid batch of its own, with the group's table and slots as they are."""
+    call = make_call()
+    build_attn_metadata(**call)
+    batches = [builder.batch for builder in call["attn_metadata_builders"]]
+    assert batches[0] is not batches[1]
+    for group, batch in enumerate(batches):
+        batch.validate()
+        assert [0, 2, 5, 5] == batch.query_start_loc.tolist() == batch.query_start_loc_cpu.tolist()
+        assert [5, 8, 0] == batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist()
+        assert [3, 5, 0] == batch.num_computed_tokens_cpu.tolist()
+        counts = (batch.num_reqs, batch.num_actual_tokens, batch.max_query_len, batch.max_seq_len)
+        assert (3, 7, 3, 8) == counts
+        assert [int] * 4 == [type(count) for count in counts]
+        assert batch.block_table_tensor is call["block_tables"][group]
+        assert batch.slot_mapping is call["slot_mappings"][group]
+        assert batch.causal is True
+        rest = (
+            batch.logits_indices_padded,
+            batch.num_logits_indices,
+            batch.encoder_seq_lens,
+            batch.dcp_local_seq_lens,
+        )
+        assert (None,) * 4 == rest
+
+
+def test_vectors_are_views_of_both_halves() -> None:
+    """What a captured graph reads is in the buffers: each half's view is of that half."""
+    starts = SimpleNamespace(
+        cpu=np.array([0, 2, 5, 5, 9], np.int32), gpu=np.array([0, 2, 5, 5, 8], np.int32)
+    )
+    lens = SimpleNamespace(cpu=np.array([5, 8, 0], np.int32), gpu=np.array([5, 8, 0], np.int32))
+    call = make_call(query_start_loc=starts, seq_lens=lens)
+    build_attn_metadata(**call)
+    batch = call["attn_metadata_builders"][1].batch
+    for view, array in [
+        (batch.query_start_loc, starts.gpu),
+        (batch.query_start_loc_cpu, starts.cpu),
+        (batch.seq_lens, lens.gpu),
+        (batch.seq_lens_cpu, lens.cpu),
+        (batch.num_computed_tokens_cpu, call["num_computed_tokens_cpu"]),
+    ]:
+        assert np.shares_memory(view, array)
+        assert not any(
+            np.shares_memory(view, other)
+            for other in (starts.gpu, starts.cpu, lens.gpu, lens.cpu)
+            if other is not array
+        )
+
+
+def test_slots_of_all_groups_in_one_array() -> None:
+    """The rows of one array are the groups' slots, as views."""
+    slots = np.arange(40).reshape(2, 20)[:, ::2]
+    call = make_call(slot_mappings=slots)
+    build_attn_metadata(**call)
+    for group, builder in enumerate(call["attn_metadata_builders"]):
+        assert slots[group].tolist() == builder.batch.slot_mapping.tolist()
+        assert np.shares_memory(builder.batch.slot_mapping, slots[group])
+
+
+def test_tables_and_slots_may_be_tuples() -> None:
+    """As `BlockTables` hands them out."""
+    call = make_call()
+    call["block_tables"] = tuple(call["block_tables"])
+    call["slot_mappings"] = tuple(call["slot_mappings"])
+    build_attn_metadata(**call)
+    assert call["block_tables"][1] is call["attn_metadata_builders"][1].batch.block_table_tensor
+
+
+def test_the_greatest_query_length_is_no_tokens_index() -> None:
+    """The last start is the number of tokens, not a length; the longest request may be any."""
+    call = make_call(num_reqs=np.int64(2), num_tokens=np.int32(5))
+    build_attn_metadata(**call)
+    batch = call["attn_metadata_builders"][0].batch
+    assert (2, 5, 3, 8) == (
+        batch.num_reqs,
+        batch.num_actual_tokens,
+        batch.max_query_len,
+        batch.max_seq_len,
+    )
+    assert [int, int] == [type(batch.num_reqs), type(batch.num_actual_tokens)]
+    call = make_call(num_reqs=1, num_tokens=2)
+    build_attn_metadata(**call)
+    batch = call["attn_metadata_builders"][0].batch
+    assert (2, 5) == (batch.max_query_len, batch.max_seq_len)
+
+
+def test_no_requests() -> None:
+    """The greatest of nothing is 0; buffers, tables and slots may be as short as that."""
+    call = make_call(
+        num_reqs=0,
+        num_tokens=0,
+        query_start_loc=make_buffer(0, size=1),
+        seq_lens=make_buffer(size=0),
+        num_computed_tokens_cpu=np.zeros(0, np.int32),
+        block_tables=[np.zeros((0, 3), np.int32), np.zeros((0, 0), np.int32)],
+        slot_mappings=np.zeros((2, 0), np.int64),
+    )
+    assert ["b", "a", "c"] == list(build_attn_metadata(**call))
+    batch = call["attn_metadata_builders"][0].batch
+    assert (0, 0) == (batch.max_query_len, batch.max_seq_len)
+    assert [0] == batch.query_start_loc.tolist()
+
+
+def test_no_groups() -> None:
+    """Where nothing is cached there is nothing to build."""
+    call = make_call(
+        attn_metadata_builders=[],
+        block_tables=(),
+        slot_mappings=[],
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+    )
+    assert {} == build_attn_metadata(**call)
+    call["slot_mappings"] = np.zeros((0, 7), np.int64)
+    assert {} == build_attn_metadata(**call)
+
+
+def test_groups_without_layers_and_layers_of_two_groups() -> None:
+    """A group without layers is built for nobody; of two groups' metadata a layer has the last."""
+    groups = [SimpleNamespace(layer_names=names) for names in (["a", "b"], [], ["a"])]
+    call = make_call(
+        attn_metadata_builders=[Builder(), Builder(), Builder()],
+        block_tables=[np.zeros((3, 3), np.int32)] * 3,
+        slot_mappings=np.zeros((3, 7), np.int64),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+    )
+    built = build_attn_metadata(**call)
+    builders = call["attn_metadata_builders"]
+    assert [builders[2], builders[0]] == [built[name].builder for name in ("a", "b")]
+    assert [1, 1, 1] == [len(builder.calls) for builder in builders]
+
+
+def test_nothing_is_changed() -> None:
+    """The buffers, tables and slots are only read."""
+    call = make_call()
+    before = [call["query_start_loc"].np.copy(), call["seq_lens"].np.copy()]
+    build_attn_metadata(**call)
+    assert all(map(np.array_equal, before, [call["query_start_loc"].np, call["seq_lens"].np]))
+    assert ["b", "a"] == call["kv_cache_config"].kv_cache_groups[0].layer_names
+
+
+INT32S, INT64S = np.zeros((3, 2), np.int32), np.zeros(7, np.int64)
+
+
+def halves(cpu: object, gpu: object) -> SimpleNamespace:
+    """Make a buffer of unlike halves."""
+    return SimpleNamespace(cpu=cpu, gpu=gpu)
+
+
+STARTS, SHORT = np.array([0, 2, 5, 5], np.int32), np.array([0, 2, 5], np.int32)
+LENS = np.array([5, 8, 0], np.int32)
+
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"num_reqs": -1}, ValueError, "num_reqs is -1, but must be at least 0"),
+    ({"num_reqs": True}, TypeError, "num_reqs is True (bool), but must be an int"),
+    ({"num_tokens": -1}, ValueError, "num_tokens is -1, but must be at least 0"),
+    ({"num_tokens": 7.0}, TypeError, "num_tokens is 7.0 (float), but must be an int"),
+    (
+        {"attn_metadata_builders": [Builder()]},
+        ValueError,
+        "attn_metadata_builders has 1 entries, but must have 2",
+    ),
+    (
+        {"attn_metadata_builders": (Builder(), Builder())},
+        TypeError,
+        "attn_metadata_builders is a tuple, but must be a list",
+    ),
+    (
+        {"kv_cache_config": SimpleNamespace(kv_cache_groups=None)},
+        TypeError,
+        "kv_cache_groups is a NoneType, but must be a list",
+    ),
+    ({"block_tables": [INT32S]}, ValueError, "block_tables has 1 entries, but must have 2"),
+    (
+        {"block_tables": np.zeros((2, 3, 2), np.int32)},
+        TypeError,
+        "block_tables is a ndarray, but must be a list or tuple",
+    ),
+    (
+        {"block_tables": [INT32S, INT32S[:2]]},
+        ValueError,
+        "block_tables[1] has 2 entries, but must have at least 3",
+    ),
+    (
+        {"block_tables": [INT32S.astype(np.int64), INT32S]},
+        TypeError,
+        "block_tables[0] has dtype int64, but must have int32",
+    ),
+    (
+        {"block_tables": [INT32S, INT32S[0]]},
+        ValueError,
+        "block_tables[1] has shape (2,), but must have 2 dimension(s)",
+    ),
+    (
+        {"block_tables": [INT32S, None]},
+        TypeError,
+        "block_tables[1] is a NoneType, but must be a NumPy array",
+    ),
+    ({"slot_mappings": (INT64S,) * 3}, ValueError, "slot_mappings has 3 entries, but must have 2"),
+    (
+        {"slot_mappings": None},
+        TypeError,
+        "slot_mappings is a NoneType, but must be a list or tuple",
+    ),
+    (
+        {"slot_mappings": INT64S},
+        ValueError,
+        "slot_mappings has shape (7,), but must have 2 dimension(s)",
+    ),
+    (
+        {"slot_mappings": np.zeros((2, 7), np.int32)},
+        TypeError,
+        "slot_mappings has dtype int32, but must have int64",
+    ),
+    (
+        {"slot_mappings": np.zeros((3, 7), np.int64)},
+        ValueError,
+        "slot_mappings has 3 entries, but must have 2",
+    ),
+    (
+        {"slot_mappings": np.zeros((2, 6), np.int64)},
+        ValueError,
+        "slot_mappings[0] has 6 entries, but must have at least 7",
+    ),
+    (
+        {"slot_mappings": [INT64S, INT64S[1:]]},
+        ValueError,
+        "slot_mappings[1] has 6 entries, but must have at least 7",
+    ),
+    (
+        {"slot_mappings": [INT64S.astype(np.int32), INT64S]},
+        TypeError,
+        "slot_mappings[0] has dtype int32, but must have int64",
+    ),
+    (
+        {"query_start_loc": halves(SHORT, STARTS)},
+        ValueError,
+        "query_start_loc.cpu has 3 entries, but must have at least 4",
+    ),
+    (
+        {"query_start_loc": halves(STARTS, SHORT)},
+        ValueError,
+        "query_start_loc.gpu has 3 entries, but must have at least 4",
+    ),
+    (
+        {"query_start_loc": halves(STARTS.astype(np.int64), STARTS)},
+        TypeError,
+        "query_start_loc.cpu has dtype int64, but must have int32",
+    ),
+    (
+        {"seq_lens": halves(LENS[:2], LENS)},
+        ValueError,
+        "seq_lens.cpu has 2 entries, but must have at least 3",
+    ),
+    (
+        {"seq_lens": halves(LENS, LENS[:2])},
+        ValueError,
+        "seq_lens.gpu has 2 entries, but must have at least 3",
+    ),
+    (
+        {"seq_lens": halves(LENS, [5, 8, 0])},
+        TypeError,
+        "seq_lens.gpu is a list, but must be a NumPy array",
+    ),
+    (
+        {"num_computed_tokens_cpu": LENS[:2]},
+        ValueError,
+        "num_computed_tokens_cpu has 2 entries, but must have at least 3",
+    ),
+    (
+        {"num_computed_tokens_cpu": np.array([3, 5, 0])},
+        TypeError,
+        "num_computed_tokens_cpu has dtype int64, but must have int32",
+    ),
+    ({"query_start_loc": STARTS}, AttributeError, "'numpy.ndarray' object has no attribute 'gpu'"),
+    (
+        {"kv_cache_config": None},
+        AttributeError,
+        "'NoneType' object has no attribute 'kv_cache_groups'",
+    ),
+    # Batches that are not valid.
+    (
+        {"num_tokens": 4},
+        ValueError,
+        "query_start_loc ends at 5, but num_actual_tokens is 4",
+    ),
+    (
+        {"query_start_loc": make_buffer(1, 2, 5, 5)},
+        ValueError,
+        "query_start_loc[0] is 1, but must be 0",
+    ),
+    (
+        {"query_start_loc": make_buffer(0, 5, 2, 5)},
+        ValueError,
+        "query_start_loc[2] is 2, less than 5 before it, but must not decrease",
+    ),
+    (
+        {"query_start_loc": halves(STARTS, np.array([0, 2, 4, 5], np.int32))},
+        ValueError,
+        "query_start_loc_cpu[2] is 5, but query_start_loc[2] is 4",
+    ),
+    (
+        {"seq_lens": make_buffer(5, 2, 0)},
+        ValueError,
+        "seq_lens[1] is 2, less than its query length 3",
+    ),
+    (
+        {"num_reqs": 1, "seq_lens": make_buffer(-5)},
+        ValueError,
+        "seq_lens[0] is -5, but must be at least 0",
+    ),
+    (
+        {"num_computed_tokens_cpu": np.array([3, 6, 0], np.int32)},
+        ValueError,
+        (
+            "num_computed_tokens_cpu[1] is 6, but must be in 0 .. 5: "
+            "seq_lens[1] is 8, its query length 3"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSALS)
+def test_refusals(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Each wrong argument is refused, in these words, before any builder builds."""
+    call = make_call(**changes)
+    with pytest.raises(error) as caught:
+        build_attn_metadata(**call)
+    assert message == str(caught.value)
+    for builder in call["attn_metadata_builders"]:
+        assert [] == builder.calls
+
+
+def test_tables_may_be_narrow() -> None:
+    """A batch is judged without block size: how many columns a row needs is not asked."""
+    tables = [np.zeros((3, 0), np.int32), np.zeros((3, 1), np.int32)]
+    assert ["b", "a", "c"] == list(build_attn_metadata(**make_call(block_tables=tables)))
+
+
+@pytest.mark.parametrize("name", ["kv_cache_groups", "layer_names"])
+def test_caches_have_groups_and_groups_have_layers(name: str) -> None:
+    """A cache or a group that lacks what is read is refused."""
+    call = make_call()
+    caches = call["kv_cache_config"]
+    changed = caches if name == "kv_cache_groups" else caches.kv_cache_groups[1]
+    lacking = SimpleNamespace(
+        **{f.name: getattr(changed, f.name) for f in dataclasses.fields(changed) if f.name != name}
+    )
+    if name == "layer_names":
+        caches.kv_cache_groups[1] = lacking
+    else:
+        call["kv_cache_config"] = lacking
+    with pytest.raises(AttributeError, match=name):
+        build_attn_metadata(**call)
+
+
+def test_builders_build() -> None:
+    """What has no `build` is no builder."""
+    with pytest.raises(AttributeError, match="build"):
+        build_attn_metadata(**make_call(attn_metadata_builders=[object(), Builder()]))

@@ -1,0 +1,164 @@
+"""Binding: the index in a name, and who gets which cache in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference import bind_kv_cache, extract_layer_index
+
+
+@pytest.mark.parametrize(
+    ("layer_name", "num_attn_module", "expected"),
+    [
+        ("model.layers.20.attn.0", 2, 40),
+        ("model.layers.20.attn.1", 2, 41),
+        ("model.layers.7.self_attn", 2, 7),
+        ("2.mixer", 2, 2),
+        ("model.layers.20.attn.5", 3, 65),
+        ("model.layers.7.self_attn", 1, 7),
+        ("model.layers.7.self_attn", None, 7),
+        ("model.layers.007.self_attn", np.int64(1), 7),
+        ("decoder.layers.3.encoder_attn", 1, 3),
+        ("0", 1, 0),
+        ("layers.3b.4", 1, 4),
+        ("layers.-3.4", 1, 4),
+        ("layers.\u0663.\u00b2.4", 1, 4),
+        ("layers..4.", 1, 4),
+    ],
+)
+def test_indices(layer_name: str, num_attn_module: int | None, expected: int) -> None:
+    """The integer of a name is its index; a second one counts the modules of a layer."""
+    index = extract_layer_index(layer_name, num_attn_module)
+    assert expected == index
+    assert type(index) is int
+
+
+@pytest.mark.parametrize(
+    ("layer_name", "num_attn_module", "error", "message"),
+    [
+        (
+            "encoder.layers.0.sub.1",
+            1,
+            ValueError,
+            "layer_name is 'encoder.layers.0.sub.1' with integers [0, 1], but must have exactly",
+        ),
+        ("a.0.attn.1", 1, ValueError, "layer_name is 'a.0.attn.1' with integers [0, 1], but must"),
+        ("a.0.attn.1", None, ValueError, "layer_name is 'a.0.attn.1' with integers [0, 1], but"),
+        ("a.0.sub.1", 2, ValueError, "layer_name is 'a.0.sub.1' with integers [0, 1], but must"),
+        ("attn", 1, ValueError, "layer_name is 'attn' with integers [], but must have exactly one"),
+        ("attn", 2, ValueError, "layer_name is 'attn' with integers [], but must have one or two"),
+        ("", 1, ValueError, "layer_name is '' with integers [], but must have exactly one"),
+        (
+            "0.1.attn.2",
+            2,
+            ValueError,
+            "layer_name is '0.1.attn.2' with integers [0, 1, 2], but must have one or two",
+        ),
+        ("0", 0, ValueError, "num_attn_module is 0, but must be at least 1"),
+        ("0", True, TypeError, "num_attn_module is True (bool), but must be an int"),
+        ("0", 1.0, TypeError, "num_attn_module is 1.0 (float), but must be an int"),
+        (0, 1, TypeError, "layer_name is 0 (int), but must be a str"),
+    ],
+)
+def test_refusals_of_indices(
+    layer_name: Any,  # noqa: ANN401  # wrong on purpose
+    num_attn_module: Any,  # noqa: ANN401  # wrong on purpose
+    error: type[Exception],
+    message: str,
+) -> None:
+    """Another number of integers, and other types, are refused, in these words."""
+    with pytest.raises(error) as caught:
+        extract_layer_index(layer_name, num_attn_module)
+    assert str(caught.value).startswith(message)
+
+
+def make_layers(*names: str) -> dict[str, Any]:
+    """Return layers without caches."""
+    return {name: SimpleNamespace(kv_cache="untouched") for name in names}
+
+
+def test_binding_order() -> None:
+    """The runner gets caches by index, those of one index in the order of the caches."""
+    names = ["10.attn", "2.self_attn", "2.cross_attn", "1.mixer"]
+    kv_caches: dict[str, Any] = {name: np.zeros(i) for i, name in enumerate(names[:3])}
+    kv_caches["1.mixer"] = [np.zeros(7), np.zeros(8)]
+    layers = make_layers("other", *sorted(names))
+    runner_kv_caches: list[Any] = []
+    bind_kv_cache(kv_caches, layers, runner_kv_caches)
+    expected = ["1.mixer", "2.self_attn", "2.cross_attn", "10.attn"]
+    for name, kv_cache in zip(expected, runner_kv_caches, strict=True):
+        assert kv_cache is kv_caches[name]
+        assert type(layers[name].kv_cache) is list
+        assert len(layers[name].kv_cache) == 1
+        assert layers[name].kv_cache[0] is kv_cache
+    assert layers["other"].kv_cache == "untouched"
+    assert names == list(kv_caches)
+
+
+def test_binding_modules() -> None:
+    """With two attention modules in each layer the second integer counts too."""
+    names = ["1.attn.0", "0.attn.1", "0.attn.0", "1.attn.1"]
+    runner_kv_caches: list[Any] = []
+    bind_kv_cache({name: name for name in names}, make_layers(*names), runner_kv_caches, 2)
+    assert sorted(names) == runner_kv_caches
+
+
+def test_binding_nothing() -> None:
+    """No caches bind nothing."""
+    layers, runner_kv_caches = make_layers("0.attn"), []
+    bind_kv_cache({}, layers, runner_kv_caches, None)
+    assert runner_kv_caches == []
+    assert layers["0.attn"].kv_cache == "untouched"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"forward_context": make_layers("0.attn")},
+            KeyError,
+            "forward_context has no layer '1.attn', which has a cache",
+        ),
+        (
+            {"runner_kv_caches": [None]},
+            ValueError,
+            "runner_kv_caches has 1 entries, but must be empty",
+        ),
+        ({"runner_kv_caches": {}}, TypeError, "runner_kv_caches is a dict, but must be a list"),
+        ({"forward_context": None}, TypeError, "forward_context is a NoneType, but must be a dict"),
+        ({"kv_caches": [1]}, TypeError, "kv_caches is a list, but must be a dict"),
+        (
+            {
+                "kv_caches": {"0.attn": 1, "attn": 2},
+                "forward_context": make_layers("0.attn", "attn"),
+            },
+            ValueError,
+            "layer_name is 'attn' with integers [], but must have exactly one",
+        ),
+        ({"num_attn_module": -1}, ValueError, "num_attn_module is -1, but must be at least 1"),
+        (
+            {"kv_caches": {}, "num_attn_module": "2"},
+            TypeError,
+            "num_attn_module is '2' (str), but must be an int",
+        ),
+    ],
+)
+def test_refusals_of_binding(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Each precondition broken in turn is refused, in these words, and nothing is bound."""
+    arguments: dict[str, Any] = {
+        "kv_caches": {"0.attn": "cache 0", "1.attn": "cache 1"},
+        "forward_context": make_layers("0.attn", "1.attn"),
+        "runner_kv_caches": [],
+        **change,
+    }
+    before = list(arguments["runner_kv_caches"])
+    with pytest.raises(error) as caught:
+        bind_kv_cache(**arguments)
+    assert message == caught.value.args[0]
+    assert before == list(arguments["runner_kv_caches"])
+    for layer in (arguments["forward_context"] or {}).values():
+        assert layer.kv_cache == "untouched"

@@ -1,0 +1,232 @@
+"""The KV cache of a model: what is allocated for whom, and all of it at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference import (
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    _allocate_kv_cache,
+    add_kv_sharing_layers_to_kv_cache_groups,
+    init_kv_cache,
+)
+
+FULL = FullAttentionSpec(4, 5, 6, np.float16)
+ENCODER_ONLY = EncoderOnlyAttentionSpec(4, 5, 6, np.float16)
+PAGE = FULL.page_size_bytes
+
+
+def config(
+    tensors: list[tuple[int, list[str]]], *groups: tuple[list[str], KVCacheSpec]
+) -> KVCacheConfig:
+    """Return a configuration of tensors and groups, written as tuples."""
+    return KVCacheConfig(
+        num_blocks=-1,  # it is not read
+        kv_cache_tensors=[KVCacheTensor(size, layers) for size, layers in tensors],
+        kv_cache_groups=[KVCacheGroupSpec(layers, spec) for layers, spec in groups],
+    )
+
+
+class Backend:
+    """A backend that holds the keys of all blocks before the values."""
+
+    @staticmethod
+    def get_kv_cache_shape(num_blocks: int, block_size: int, heads: int, size: int) -> Any:  # noqa: ANN401  # a shape
+        """Return the logical shape."""
+        return 2, num_blocks, block_size, heads, size
+
+
+def test_allocation() -> None:
+    """Layers that share a tensor have one zeroed array of its bytes, in the tensors' order."""
+    tensors = [(6, ["c", "a"]), (0, ["b"]), (8, []), (np.int64(3), ["d"])]
+    groups = ((["a", "b"], FULL), ([], FULL), (["c", "d"], FULL))
+    raw_tensors = _allocate_kv_cache(config(tensors, *groups), device="cuda:7")
+    assert ["c", "a", "b", "d"] == list(raw_tensors)
+    assert raw_tensors["a"] is raw_tensors["c"]
+    assert not np.shares_memory(raw_tensors["a"], raw_tensors["d"])
+    assert {np.dtype(np.int8)} == {raw.dtype for raw in raw_tensors.values()}
+    assert [[0] * 6, [0] * 6, [], [0] * 3] == [raw.tolist() for raw in raw_tensors.values()]
+    assert _allocate_kv_cache(config([]), None) == {}
+
+
+def test_encoder_only_groups_keep_no_cache() -> None:
+    """Layers of encoder-only groups count as none, uniform groups of that kind too."""
+    uniform = UniformTypeKVCacheSpecs(4, {"x": ENCODER_ONLY, "y": ENCODER_ONLY})
+    groups = ((["x", "y"], ENCODER_ONLY), (["a"], FULL), (["x", "a"], uniform))
+    assert ["a"] == list(_allocate_kv_cache(config([(6, ["a"])], *groups), None))
+    with pytest.raises(ValueError, match=r"and have \['x'\] that are in none"):
+        _allocate_kv_cache(config([(6, ["a", "x"])], *groups), None)
+
+
+ONE_GROUP = (["a", "b"], FULL)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "groups", "error", "message"),
+    [
+        (
+            [(6, ["a"])],
+            [ONE_GROUP],
+            ValueError,
+            (
+                "kv_cache_tensors lack the layers ['b'] of kv_cache_groups, "
+                "and have [] that are in none, but must have the same layers"
+            ),
+        ),
+        (
+            [(6, ["a", "c", "b"])],
+            [ONE_GROUP],
+            ValueError,
+            "kv_cache_tensors lack the layers [] of kv_cache_groups, and have ['c'] that are in",
+        ),
+        (
+            [(6, ["a"]), (6, ["b", "a"])],
+            [ONE_GROUP],
+            ValueError,
+            "kv_cache_tensors[1].shared_by names layer 'a', which is named before it, but must be",
+        ),
+        (
+            [(6, ["a", "b", "b"])],
+            [ONE_GROUP],
+            ValueError,
+            "kv_cache_tensors[0].shared_by names layer 'b', which is named before it, but must be",
+        ),
+        (
+            [(6, ["a", "b"])],
+            [ONE_GROUP, (["b"], FULL)],
+            ValueError,
+            "kv_cache_groups[1] names layer 'b', which is named before it, but must be in one",
+        ),
+        (
+            [(6, ["a"])],
+            [([], FULL), (["a", "a"], FULL)],
+            ValueError,
+            "kv_cache_groups[1] names layer 'a', which is named before it, but must be in one",
+        ),
+        ([(-1, ["a", "b"])], [ONE_GROUP], ValueError, "kv_cache_tensors[0].size is -1, but must"),
+        ([(2**63, ["a", "b"])], [ONE_GROUP], ValueError, "kv_cache_tensors[0].size is 9223372036"),
+        ([(6.0, ["a", "b"])], [ONE_GROUP], TypeError, "kv_cache_tensors[0].size is 6.0 (float), "),
+        (
+            [(True, [])],
+            [],
+            TypeError,
+            "kv_cache_tensors[0].size is True (bool), but must be an int",
+        ),
+        ([(6, "ab")], [ONE_GROUP], TypeError, "kv_cache_tensors[0].shared_by is a str, but must"),
+        ([(6, [3])], [], TypeError, "kv_cache_tensors[0].shared_by[0] is 3 (int), but must be a"),
+        ([], [("ab", FULL)], TypeError, "kv_cache_groups[0].layer_names is a str, but must be a"),
+        ([], [([3], FULL)], TypeError, "kv_cache_groups[0].layer_names[0] is 3 (int), but must be"),
+    ],
+)
+def test_refusals_of_allocation(
+    tensors: list[Any], groups: list[Any], error: type[Exception], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with pytest.raises(error) as caught:
+        _allocate_kv_cache(config(tensors, *groups), None)
+    assert str(caught.value).startswith(message)
+
+
+def test_types_of_configurations() -> None:
+    """Tensors and groups come in lists, and an object without them says so."""
+    lists: dict[str, Any] = {"kv_cache_tensors": [], "kv_cache_groups": []}
+    for name in lists:
+        with pytest.raises(TypeError, match=rf"^{name} is a tuple, but must be a list$"):
+            _allocate_kv_cache(SimpleNamespace(**{**lists, name: ()}), None)
+        with pytest.raises(AttributeError, match=name):
+            _allocate_kv_cache(SimpleNamespace(**{n: [] for n in lists if n != name}), None)
+    assert _allocate_kv_cache(SimpleNamespace(**lists), None) == {}
+
+
+def make_model() -> tuple[KVCacheConfig, dict[str, Any]]:
+    """Return a model of three groups over two tensors, and its layers; one has no group yet."""
+    tensors = [
+        (3 * PAGE, ["layers.0.attn", "layers.1.attn", "layers.4.attn"]),
+        (3 * PAGE, ["layers.2.mixer", "layers.3.attn"]),
+    ]
+    made = config(
+        tensors,
+        (["layers.0.attn", "layers.3.attn"], FULL),
+        (["layers.1.attn"], SlidingWindowSpec(4, 5, 6, np.float16, 8)),
+        (["layers.2.mixer"], MambaSpec(4, ((7,),), (np.float32,), page_size_padded=PAGE)),
+        (["encoder.0"], ENCODER_ONLY),
+    )
+    names = [*(name for _, layers in tensors for name in layers), "encoder.0", "mlp"]
+    return made, {name: SimpleNamespace(kv_cache="untouched") for name in names}
+
+
+def test_init_binds_all() -> None:
+    """Each layer gets its view, the runner all of them by index; a write shows where it must."""
+    made, layers = make_model()
+    sharing = {"layers.4.attn": "layers.0.attn"}
+    add_kv_sharing_layers_to_kv_cache_groups(sharing, made.kv_cache_groups)
+    runner_kv_caches: list[Any] = []
+    backends = {name: Backend for name in layers if name.endswith("attn")}
+    init_kv_cache(runner_kv_caches, layers, made, backends, None, kernel_block_sizes=[2, 4, 99])
+
+    assert layers["mlp"].kv_cache == layers["encoder.0"].kv_cache == "untouched"
+    names = [f"layers.{i}.{'mixer' if i == 2 else 'attn'}" for i in range(5)]
+    for name, kv_cache in zip(names, runner_kv_caches, strict=True):
+        assert len(layers[name].kv_cache) == 1
+        assert layers[name].kv_cache[0] is kv_cache
+    assert (2, 6, 2, 5, 6) == runner_kv_caches[0].shape == runner_kv_caches[4].shape
+    assert (2, 3, 4, 5, 6) == runner_kv_caches[1].shape
+    assert [(3, 7)] == [state.shape for state in runner_kv_caches[2]]
+    runner_kv_caches[0][1, 5, 0, 4, 5] = 7
+    assert runner_kv_caches[4][1, 5, 0, 4, 5] == 7
+    assert np.count_nonzero(runner_kv_caches[1]) == 1
+    assert not runner_kv_caches[2][0].any()
+    assert not runner_kv_caches[3].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"runner_kv_caches": [1]}, ValueError, "runner_kv_caches has 1 entries, but must be"),
+        ({"runner_kv_caches": ()}, TypeError, "runner_kv_caches is a tuple, but must be a list"),
+        ({"forward_context": {}}, KeyError, "forward_context has no layer 'layers.0.attn'"),
+        ({"forward_context": []}, TypeError, "forward_context is a list, but must be a dict"),
+        ({"attn_backends": {}}, KeyError, "attn_backends has no layer 'layers.0.attn'"),
+        ({"kernel_block_sizes": [3, 4, 4]}, ValueError, "kernel_block_sizes has 3 for layer"),
+        ({"num_attn_module": 0}, ValueError, "num_attn_module is 0, but must be at least 1"),
+    ],
+)
+def test_refusals_of_init(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    """After an error, whichever of the three steps meets it, nothing is bound."""
+    made, layers = make_model()
+    made.kv_cache_groups[0].layer_names.append("layers.4.attn")
+    arguments: dict[str, Any] = {
+        "runner_kv_caches": [],
+        "forward_context": layers,
+        "kv_cache_config": made,
+        "attn_backends": dict.fromkeys(layers, Backend),
+        "device": None,
+        **change,
+    }
+    before = list(arguments["runner_kv_caches"])
+    with pytest.raises(error) as caught:
+        init_kv_cache(**arguments)
+    assert message in str(caught.value)
+    assert before == list(arguments["runner_kv_caches"])
+    assert {"untouched"} == {layer.kv_cache for layer in layers.values()}
+
+
+def test_init_checks_before_it_allocates() -> None:
+    """What binding needs is refused before memory is asked for that there cannot be."""
+    made = config([(2**62, ["attn"])], (["attn"], FULL))
+    with pytest.raises(ValueError, match=r"^layer_name is 'attn' with integers \[\], but must"):
+        init_kv_cache([], {"attn": SimpleNamespace()}, made, {"attn": Backend}, None)
+    with pytest.raises(KeyError, match=r"forward_context has no layer '0\.attn'"):
+        init_kv_cache([], {}, config([(2**62, ["0.attn"])], (["0.attn"], FULL)), {}, None)

@@ -1,0 +1,282 @@
+"""Views that cannot be: every precondition, broken in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference import (
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    UniformTypeKVCacheSpecs,
+    _reshape_kv_cache,
+)
+
+FULL = FullAttentionSpec(4, 5, 6, np.float16)
+PAGE = FULL.page_size_bytes
+STATES = MambaSpec(4, ((3, 4), (2,), ()), (np.float16, np.int32, np.int8), PAGE)
+
+
+def make_backend(*order: object, make_shape: Callable[..., Any] | None = None) -> SimpleNamespace:
+    """Return a backend with a shape and a stride order, or none."""
+    backend = SimpleNamespace(
+        get_kv_cache_shape=make_shape or (lambda num_blocks, *sizes: (2, num_blocks, *sizes))
+    )
+    if order:
+        backend.get_kv_cache_stride_order = lambda: order
+    return backend
+
+
+def config(*groups: tuple[list[str], KVCacheSpec]) -> KVCacheConfig:
+    """Return a configuration of groups; no more is read."""
+    return KVCacheConfig(0, [], [KVCacheGroupSpec(layers, spec) for layers, spec in groups])
+
+
+def make_raw(num_bytes: int) -> Any:  # noqa: ANN401  # an array
+    """Return bytes."""
+    return np.zeros(num_bytes, np.int8)
+
+
+def make_view(
+    spec: KVCacheSpec, raw: object, backend: object = None, kernel_block_size: int | None = None
+) -> Any:  # noqa: ANN401  # an array or a list of them
+    """Return the view of one layer."""
+    sizes = None if kernel_block_size is None else [kernel_block_size]
+    return _reshape_kv_cache(config((["a"], spec)), {"a": raw}, {"a": backend}, sizes)["a"]
+
+
+def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
+    """Return bytes that begin at an odd address."""
+    raw = make_raw(num_bytes + 2)
+    start = 1 - raw.ctypes.data % 2
+    return raw[start : start + num_bytes]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE + 2), make_backend()),
+            ValueError,
+            (
+                f"kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, but must have a multiple of its "
+                f"page_size_bytes, {PAGE}"
+            ),
+            id="no whole pages",
+        ),
+        pytest.param(
+            lambda: make_view(STATES, make_raw(PAGE - 4)),
+            ValueError,
+            f"kv_cache_raw_tensors['a'] has {PAGE - 4} bytes, but must have a multiple of its",
+            id="no whole pages of states",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *s: s)),
+            ValueError,
+            (
+                f"kv_cache_raw_tensors['a'] has {PAGE} bytes, but must have those of the shape "
+                f"(1, 4, 5, 6) that attn_backends['a'] gives, {PAGE // 2}"
+            ),
+            id="a shape of other bytes",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, np.zeros(PAGE, np.uint8), make_backend()),
+            TypeError,
+            "kv_cache_raw_tensors['a'] has dtype uint8, but must have int8",
+            id="no bytes",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, [0] * PAGE, make_backend()),
+            TypeError,
+            "kv_cache_raw_tensors['a'] is a list, but must be a NumPy array",
+            id="no array",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE).reshape(2, -1), make_backend()),
+            ValueError,
+            "kv_cache_raw_tensors['a'] has shape (2, 240), but must have 1 dimension(s)",
+            id="two dimensions",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(2 * PAGE)[::2], make_backend()),
+            ValueError,
+            "kv_cache_raw_tensors['a'] has stride 2, but must be contiguous",
+            id="gaps",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, misaligned(PAGE), make_backend()),
+            ValueError,
+            "kv_cache_raw_tensors['a'] begins at address 0x",
+            id="misaligned",
+        ),
+        pytest.param(
+            lambda: make_view(STATES, misaligned(PAGE)),
+            ValueError,
+            "kv_cache_raw_tensors['a'] begins at address 0x",
+            id="misaligned states",
+        ),
+        pytest.param(
+            lambda: make_view(MambaSpec(4, ((3,), (2,)), (np.int8, np.int16), 8), make_raw(8)),
+            ValueError,
+            (
+                "state 1 of layer 'a' is at byte 3 of a page of 8, "
+                "but both must be multiples of its itemsize, 2"
+            ),
+            id="a state at an odd offset",
+        ),
+        pytest.param(
+            lambda: make_view(MambaSpec(4, ((3,), (2,)), (np.int16, np.int8), 9), make_raw(9)),
+            ValueError,
+            (
+                "state 0 of layer 'a' is at byte 0 of a page of 9, "
+                "but both must be multiples of its itemsize, 2"
+            ),
+            id="a state in an odd page",
+        ),
+        *(
+            pytest.param(
+                lambda order=order: make_view(FULL, make_raw(PAGE), make_backend(*order)),
+                ValueError,
+                (
+                    f"attn_backends['a'].get_kv_cache_stride_order() is {order}, "
+                    "but must be a permutation of [0, 1, 2, 3, 4]"
+                ),
+                id=f"order {order}",
+            )
+            for order in [(0, 1, 2, 3), (0, 1, 2, 3, 3), (1, 2, 3, 4, 5), (-1, 0, 1, 2, 3)]
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(0, True, 2, 3, 4)),
+            TypeError,
+            "attn_backends['a'].get_kv_cache_stride_order()[1] is True (bool), but must be an int",
+            id="an order that is no int",
+        ),
+        pytest.param(
+            lambda: make_view(
+                FULL,
+                make_raw(PAGE),
+                SimpleNamespace(
+                    get_kv_cache_shape=lambda *s: (2, *s),
+                    get_kv_cache_stride_order=lambda: "01234",
+                ),
+            ),
+            TypeError,
+            "attn_backends['a'].get_kv_cache_stride_order() is a str, but must be a tuple or list",
+            id="an order that is a str",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *_: PAGE // 2)),
+            TypeError,
+            "attn_backends['a'].get_kv_cache_shape() is a int, but must be a tuple or list",
+            id="a shape that is an int",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *_: (240.0,))),
+            TypeError,
+            "attn_backends['a'].get_kv_cache_shape()[0] is 240.0 (float), but must be an int",
+            id="a shape of floats",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *_: (-1, -240))),
+            ValueError,
+            "attn_backends['a'].get_kv_cache_shape()[0] is -1, but must be at least 0",
+            id="a negative shape",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(), 3),
+            ValueError,
+            "kernel_block_sizes has 3 for layer 'a', but must divide its block size 4",
+            id="a kernel block size that does not divide",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(), 8),
+            ValueError,
+            "kernel_block_sizes has 8 for layer 'a', but must divide its block size 4",
+            id="a kernel block size that is greater",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(), 0),
+            ValueError,
+            "kernel_block_sizes[0] is 0, but must be at least 1",
+            id="a kernel block size of 0",
+        ),
+        pytest.param(
+            lambda: make_view(FULL, make_raw(PAGE), make_backend(), 2.0),
+            TypeError,
+            "kernel_block_sizes[0] is 2.0 (float), but must be an int",
+            id="a kernel block size that is no int",
+        ),
+        pytest.param(
+            lambda: make_view(KVCacheSpec(4), make_raw(PAGE), make_backend()),
+            NotImplementedError,
+            "layer 'a' has a KVCacheSpec, but must have an AttentionSpec or a MambaSpec",
+            id="an unknown kind",
+        ),
+        pytest.param(
+            lambda: make_view(
+                UniformTypeKVCacheSpecs(4, {"a": KVCacheSpec(4)}), make_raw(PAGE), make_backend()
+            ),
+            NotImplementedError,
+            "layer 'a' has a KVCacheSpec, but must have an AttentionSpec or a MambaSpec",
+            id="an unknown kind in a uniform group",
+        ),
+    ],
+)
+def test_refusals_of_one_layer(
+    make: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with pytest.raises(error) as caught:
+        make()
+    assert str(caught.value).startswith(message)
+
+
+TWO_GROUPS = config(
+    (["a"], FULL), (["x"], EncoderOnlyAttentionSpec(4, 5, 6, np.int8)), (["b"], FULL)
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"kernel_block_sizes": [4]}, ValueError, "kernel_block_sizes has 1 entries, but must hav"),
+        (
+            {"kernel_block_sizes": [4, 4, 4]},
+            ValueError,
+            "kernel_block_sizes has 3 entries, but must have 2",
+        ),
+        ({"kernel_block_sizes": (4, 4)}, TypeError, "kernel_block_sizes is a tuple, but must be"),
+        ({"attn_backends": {"a": make_backend()}}, KeyError, "attn_backends has no layer 'b'"),
+        ({"attn_backends": [make_backend()]}, TypeError, "attn_backends is a list, but must be a"),
+        (
+            {"kv_cache_raw_tensors": {"a": make_raw(PAGE)}},
+            KeyError,
+            "kv_cache_raw_tensors has no layer 'b'",
+        ),
+        ({"kv_cache_raw_tensors": []}, TypeError, "kv_cache_raw_tensors is a list, but must be a"),
+        (
+            {"kv_cache_config": config((["a"], FULL), (["b", "a"], FULL))},
+            ValueError,
+            "kv_cache_groups[1] names layer 'a', which is named before it, but must be in one",
+        ),
+    ],
+)
+def test_refusals_of_calls(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Each argument that does not fit the others is refused, in these words."""
+    arguments: dict[str, Any] = {
+        "kv_cache_config": TWO_GROUPS,
+        "kv_cache_raw_tensors": {name: make_raw(PAGE) for name in "ab"},
+        "attn_backends": {name: make_backend() for name in "ab"},
+        **change,
+    }
+    with pytest.raises(error) as caught:
+        _reshape_kv_cache(**arguments)
+    assert caught.value.args[0].startswith(message)
