@@ -30,7 +30,7 @@ from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
-from conformance.traffic.zoo import MODELS, get_model
+from conformance.zoo.models import MODELS, get_model
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
 

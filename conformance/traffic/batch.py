@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from conformance.traffic.calls import Answer
 from conformance.traffic.settings import Settings
-from conformance.traffic.zoo import CacheGroup
+from conformance.zoo.calls import Answer
+from conformance.zoo.groups import CacheGroup
 
-NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+GROUPS_IN_TURN = 2
+"""Of models with many groups: what is done for each of seven takes a while in `reference`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,13 @@ class Batch:
     Attributes:
         step_index: The step's number.
         settings: Of the engine.
-        groups: The KV cache groups.
+        groups: The KV cache groups that take blocks.
         req_ids: The requests, in batch order.
         query_lens: int32[num_reqs], their new tokens.
         num_padded_reqs: Requests with those of CUDA-graph padding.
         num_padded_tokens: Tokens with those of CUDA-graph padding.
         positions: int64[num_padded_tokens], of the implementation's kind, as `metadata` is.
         metadata: The `CommonAttentionMetadata` of each group, padding included.
-        array: Makes an array of the implementation's kind out of a NumPy array.
     """
 
     step_index: int
@@ -41,7 +40,6 @@ class Batch:
     num_padded_tokens: int
     positions: Answer
     metadata: list[Answer]
-    array: Callable[[NumpyArray], Answer]
 
     @property
     def num_reqs(self) -> int:
@@ -57,6 +55,13 @@ class Batch:
     def group_in_turn(self) -> int:
         """The group of what is done for one group in each step."""
         return self.step_index % len(self.groups)
+
+    @property
+    def groups_in_turn(self) -> list[tuple[CacheGroup, Answer]]:
+        """The groups of what is done for a few of them in each step, and their metadata."""
+        pairs = list(zip(self.groups, self.metadata, strict=True))
+        first = self.group_in_turn
+        return [*pairs[first:], *pairs[:first]][:GROUPS_IN_TURN]
 
     def interleave(self, group: CacheGroup) -> int:
         """The interleave of context-parallel ranks, by turns: a token, a block, half a block."""

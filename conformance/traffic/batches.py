@@ -14,7 +14,7 @@ import numpy as np
 from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace
-from conformance.traffic.zoo import get_model
+from conformance.zoo.models import get_model
 
 Int32: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -115,10 +115,12 @@ def _trace_steps(
     for step in islice(scheduler, limit):
         for req_id, new_block_ids in step.new_block_ids.items():
             if step.overwrite[req_id]:
-                rows[req_id] = tuple([] for _ in scheduler.block_sizes)
+                rows[req_id] = tuple([] for _ in scheduler.groups)
             for row, ids in zip(rows[req_id], new_block_ids, strict=True):
                 row.extend(ids)
-        batches.append(_make_batch(step, rows, tuple(scheduler.block_sizes), settings))
+        batches.append(
+            _make_batch(step, rows, tuple(group.block_size for group in scheduler.groups), settings)
+        )
     return tuple(batches)
 
 

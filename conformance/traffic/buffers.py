@@ -1,15 +1,13 @@
 """What a runner allocates once: block tables, and the buffers of a batch on host and device."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from conformance.traffic.calls import Answer, Calls
 from conformance.traffic.settings import Settings
-from conformance.traffic.zoo import CacheGroup
-
-NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.groups import CacheGroup
+from conformance.zoo.serving import Serving
 
 NUM_CP_RANKS = 2
 """Ranks of the context-parallel group that batches are spread over."""
@@ -22,10 +20,9 @@ class Buffers:
 
     Args:
         call: The calls of the implementation.
-        groups: The KV cache groups.
+        groups: The KV cache groups that take blocks.
         settings: Of the engine.
-        array: Makes an array of the implementation's kind out of a NumPy array.
-        device: Of the implementation's arrays.
+        serving: The model, as these settings serve it.
 
     Attributes:
         config: The `VllmConfig` that sizes are read from.
@@ -33,6 +30,8 @@ class Buffers:
         all_tables: The whole gathered tables, as a captured CUDA graph holds on to them.
         all_slots: The whole slot mappings, likewise.
         all_rows: int32[max_num_reqs], every request slot.
+        no_blocks: int32[max_num_reqs, 1], the block table of a group without cache.
+        no_slots: int64[max_num_tokens], its slots.
     """
 
     def __init__(
@@ -40,12 +39,11 @@ class Buffers:
         call: Calls,
         groups: tuple[CacheGroup, ...],
         settings: Settings,
-        array: Callable[[NumpyArray], Answer],
-        device: str,
+        serving: Serving,
     ) -> None:
         self._call = call
-        self._array = array
-        self.config = _make_config(call, settings)
+        device = call.device
+        self.config = _make_config(call, serving)
         max_num_reqs = settings.padded(self.config.scheduler_config.max_num_seqs)
         max_num_tokens = settings.padded(self.config.scheduler_config.max_num_batched_tokens)
         self.tables = call(
@@ -53,16 +51,20 @@ class Buffers:
             [group.block_size for group in groups],
             max_num_reqs,
             max_num_tokens,
-            self.config.model_config.max_model_len,
+            max(self.config.model_config.max_model_len, serving.model.encoder_tokens),
             device,
             pin_memory=False,
         )
         self.all_tables = call.method(self.tables, "get_dummy_block_tables", max_num_reqs)
         self.all_slots = call.method(self.tables, "get_dummy_slot_mappings", max_num_tokens)
-        self.all_rows = array(np.arange(max_num_reqs, dtype=np.int32))
+        self.all_rows = call.array(np.arange(max_num_reqs, dtype=np.int32))
+        self.no_blocks = call.array(
+            np.full((max_num_reqs, 1), call.look_up("NULL_BLOCK_ID"), np.int32)
+        )
+        self.no_slots = call.array(np.full(max_num_tokens, call.look_up("PAD_SLOT_ID"), np.int64))
 
         def buffer(size: int, dtype: type[np.generic]) -> Answer:
-            own_dtype = array(np.empty(0, dtype)).dtype
+            own_dtype = call.dtype(np.dtype(dtype).name)
             return call("CpuGpuBuffer", size, dtype=own_dtype, device=device, pin_memory=False)
 
         self.idx_mapping = buffer(max_num_reqs, np.int32)
@@ -111,25 +113,25 @@ class Buffers:
 
     def read_back(self, count: int) -> Answer:
         """Bring made-up sampled tokens from the device to the host, and return them there."""
-        tokens = self._array(np.arange(count, dtype=np.int64) * 7 % 31)
+        tokens = self._call.array(np.arange(count, dtype=np.int64) * 7 % 31)
         self.sampled_tokens.gpu[:count] = tokens
         return self._call.method(self.sampled_tokens, "copy_to_cpu", count)
 
 
-def _make_config(call: Calls, settings: Settings) -> Answer:
-    """Make the configuration of the engine that the settings describe."""
+def _make_config(call: Calls, serving: Serving) -> Answer:
+    """Make the configuration of the engine that serves a model."""
     return call(
         "VllmConfig",
-        model_config=call("ModelConfig", max_model_len=settings.max_model_len),
-        cache_config=call("CacheConfig", block_size=settings.block_size),
+        model_config=call("ModelConfig", max_model_len=serving.max_model_len),
+        cache_config=call("CacheConfig", block_size=serving.block_size),
         parallel_config=call("ParallelConfig", decode_context_parallel_size=NUM_CP_RANKS),
         scheduler_config=call(
             "SchedulerConfig",
-            max_num_batched_tokens=settings.token_budget,
-            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=serving.max_num_batched_tokens,
+            max_num_seqs=serving.max_num_seqs,
         ),
         compilation_config=call("CompilationConfig"),
         speculative_config=call(
-            "SpeculativeConfig", num_speculative_tokens=settings.num_speculative_tokens
+            "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
         ),
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from conformance.traffic.batch import Batch
-from conformance.traffic.calls import Answer
 from conformance.traffic.locate import (
     BOUNDARIES,
     TOKENS,
     Coordinates,
     owners_of_virtual_requests,
 )
+from conformance.zoo.calls import Answer
 
 PLAIN_TOKENS = (
     "slot_mappings",
@@ -51,7 +51,12 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
             found[f"{name}[{number}]"] = Coordinates([rows[boundary]])
     found.update(_of_micro_batches(batch, results, whole))
     for name in ("local_attention", "small_chunks"):
-        found.update(_of_virtual_batches(name, results, whole, batch))
+        found.update(_of_virtual_batches(name, results.get(name, ()), whole, batch))
+    for number, group in enumerate(batch.groups):
+        if group.attention_chunk_size is not None and "attn_metadata" in results:
+            virtual = results["attn_metadata"][number].common
+            name = f"attn_metadata[{number}]"
+            found[name] = _of_virtual_batches(name, [virtual], whole, batch)[f"{name}[0]"]
     return found
 
 
@@ -76,13 +81,13 @@ def _of_micro_batches(
 
 
 def _of_virtual_batches(
-    name: str, results: Mapping[str, Answer], whole: Coordinates, batch: Batch
+    name: str, batches: Iterable[Answer], whole: Coordinates, batch: Batch
 ) -> dict[str, Coordinates]:
-    """Say whose the virtual requests of a result are."""
+    """Say whose the virtual requests of virtual batches are."""
     num_padding = batch.num_padded_reqs - batch.num_reqs
     query_lens = [*batch.query_lens.tolist(), *[0] * num_padding]
     found = {}
-    for number, virtual in enumerate(results.get(name, ())):
+    for number, virtual in enumerate(batches):
         starts: Sequence[int] = virtual.query_start_loc.tolist()
         lengths = [stop - start for start, stop in pairwise(starts)]
         owners = owners_of_virtual_requests(whole.rows, query_lens, lengths)

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS
-from conformance.traffic.calls import Answer, Calls
+from conformance.zoo.calls import Answer, Calls
 
 BLOCKS_IN_SMALL_CHUNK = 8
 """Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
@@ -79,7 +79,7 @@ def cut_into_micro_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
     if batch.step_index % 2 == 0:
         slices = [*slices[:-1], _with_padding(call, slices[-1], batch)]
     results["micro_batches"] = [
-        call("split_attn_metadata", slices, metadata) for metadata in batch.metadata
+        call("split_attn_metadata", slices, metadata) for _, metadata in batch.groups_in_turn
     ]
     metadata = batch.metadata[batch.group_in_turn]
     request, start, stop = batch.longest_request
@@ -110,7 +110,7 @@ def make_virtual_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
     make = "make_local_attention_virtual_batches"
     local_attention: list[Answer] = []
     small_chunks: list[Answer] = []
-    for group, metadata in zip(batch.groups, batch.metadata, strict=True):
+    for group, metadata in batch.groups_in_turn:
         if group.attention_chunk_size is not None:
             local_attention.append(
                 call(make, group.attention_chunk_size, metadata, group.block_size)
@@ -124,7 +124,7 @@ def spread_over_ranks(call: Calls, batch: Batch) -> dict[str, Answer]:
     """Compute what the ranks of a context-parallel group hold of the batch."""
     lengths: list[Answer] = []
     slots: list[Answer] = []
-    for group, metadata in zip(batch.groups, batch.metadata, strict=True):
+    for group, metadata in batch.groups_in_turn:
         interleave = batch.interleave(group)
         keywords = {"cp_kv_cache_interleave_size": interleave}
         lengths.append(call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, **keywords))
@@ -155,7 +155,7 @@ def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
     tables: list[Answer] = []
     slots: list[Answer] = []
     outputs: list[Answer] = []
-    for group, metadata in zip(batch.groups, batch.metadata, strict=True):
+    for group, metadata in batch.groups_in_turn:
         blocks_per_kv_block = 3 if group.block_size % 3 == 0 else 2 - group.block_size % 2
         num_columns = -(-metadata.max_seq_len // group.block_size)
         table = call(
@@ -165,7 +165,7 @@ def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
         )
         keywords: dict[str, Answer] = {}
         if batch.step_index % 2 == 1:
-            outputs.append(batch.array(np.full(batch.num_padded_tokens + 5, POISON, np.int64)))
+            outputs.append(call.array(np.full(batch.num_padded_tokens + 5, POISON, np.int64)))
             keywords["out"] = outputs[-1]
         if batch.step_index % 4 >= 2:
             keywords["cp_world_size"] = NUM_CP_RANKS

@@ -25,6 +25,7 @@ AXES = {
     "seq_lens": ROWS,
     "seq_lens_cpu": ROWS,
     "slot_mapping": TOKENS,
+    "state_indices": ROWS,
 }
 """What an index means in the arrays of a metadata, by the name of the field."""
 

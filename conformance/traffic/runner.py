@@ -7,24 +7,23 @@ runners that were given the same steps must have had the same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from conformance.traffic import derived
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
-from conformance.traffic.calls import Answer, Calls
 from conformance.traffic.coordinates import coordinates_of
 from conformance.traffic.input_batch import InputBatch, RequestSlots
+from conformance.traffic.layers import build_for_layers, deploy_small
 from conformance.traffic.locate import Coordinates
 from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
-from conformance.traffic.zoo import Model
-
-NumpyArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.deployment import Deployment
+from conformance.zoo.model import Model
+from conformance.zoo.observation import observe
 
 STEPS_BETWEEN_DUMMY_RUNS = 16
 SHORT_EXTEND_TOKENS = 64
@@ -42,12 +41,12 @@ class Runner:
 
     Args:
         implementation: The module whose functions are called, looked up by name at call time.
-        model: Whose KV cache groups there are.
-        array: Makes an array of the implementation's kind out of a NumPy array, on the device.
-        device: Of the implementation's arrays.
+        model: Which is served.
+        device: Of the implementation's tensors; None where arrays are NumPy's.
         settings: Of the engine.
 
     Attributes:
+        deployment: The model's caches, backends and builders; None before the first step.
         call: The calls of the implementation, with their time.
         results: What the last step has come to; on an exception, as far as it came.
         batch: The last step's batch, None before it is put together.
@@ -56,9 +55,9 @@ class Runner:
         >>> import reference
         >>> from conformance.traffic.scheduler import Scheduler
         >>> from conformance.traffic.trace import TraceRequest
-        >>> from conformance.traffic.zoo import get_model
+        >>> from conformance.zoo.models import get_model
         >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
-        >>> runner = Runner(reference, model, array=np.asarray, settings=settings)
+        >>> runner = Runner(reference, model, settings=settings)
         >>> step = next(iter(Scheduler([TraceRequest(0.0, 5, 2)], model, settings)))
         >>> runner.execute(step)["slot_mappings"].tolist()
         [[16, 17, 18, 19, 20, -1, -1, -1]]
@@ -69,17 +68,16 @@ class Runner:
         implementation: ModuleType,
         model: Model,
         *,
-        array: Callable[[NumpyArray], Answer],
-        device: str = "cpu",
+        device: str | None = None,
         settings: Settings | None = None,
     ) -> None:
         self.settings = Settings() if settings is None else settings
-        self.call = Calls(implementation)
+        self.call = Calls(implementation, device)
         self.results: dict[str, Answer] = {}
         self.batch: Batch | None = None
-        self._array = array
-        self._device = device
-        self._groups = model.cache_groups(self.settings.block_size)
+        self.deployment: Deployment | None = None
+        self._serving = self.settings.serving(model)
+        self._groups = self.settings.cache_groups(model)
         self._buffers: Buffers | None = None
         max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
         self._slots = RequestSlots(max_num_reqs)
@@ -99,6 +97,9 @@ class Runner:
         self.results = {}
         self.batch = None
         self._coordinates = {"": Coordinates(list(step.num_scheduled_tokens))}
+        if self.deployment is None:
+            self.deployment = deploy_small(self.call, self._serving)
+            self.results["deployment"] = observe(self.call, self.deployment)
         if step.index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
         compacts = step.index % 2 == 0
@@ -128,9 +129,7 @@ class Runner:
     def _persistent(self) -> Buffers:
         """What is made at the first step, where an exception of it is reported as a step's."""
         if self._buffers is None:
-            self._buffers = Buffers(
-                self.call, self._groups, self.settings, self._array, self._device
-            )
+            self._buffers = Buffers(self.call, self._groups, self.settings, self._serving)
         return self._buffers
 
     def _on_tables(self, name: str, *args: object) -> Answer:
@@ -231,6 +230,9 @@ class Runner:
         self.results["metadata"] = metadata
         for group, group_metadata in zip(self._groups, metadata, strict=True):
             self.call.method(group_metadata, "validate", group.block_size)
+        if self.deployment is not None:
+            built = build_for_layers(self.call, self.deployment, persistent, metadata)
+            self.results["attn_metadata"], self.results["attn_metadata_of_layers"] = built
         return Batch(
             step_index=step.index,
             settings=self.settings,
@@ -241,7 +243,6 @@ class Runner:
             num_padded_tokens=num_padded_tokens,
             positions=positions,
             metadata=metadata,
-            array=self._array,
         )
 
     def _make_metadata(

@@ -12,7 +12,8 @@ blocks are freed, and it is computed from the start again later, first in the qu
 preempts, nothing is admitted.
 
 Blocks of sliding-window and chunked layers are kept until their request ends, and prefixes are not
-shared.
+shared. States have one block for each request; cross attention has its blocks of the encoder's
+tokens from the start.
 """
 
 import random
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from conformance.traffic.block_pool import BlockPool
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import TraceRequest
-from conformance.traffic.zoo import Model
+from conformance.zoo.model import Model
 
 SECONDS_PER_STEP = 0.03
 SECONDS_PER_TOKEN = 0.0001
@@ -100,6 +101,7 @@ class Scheduler:
         seed: Of the accepted draft tokens.
 
     Attributes:
+        groups: The KV cache groups that take blocks.
         clock_seconds: The simulated time.
         num_finished: Requests that have ended.
         num_preemptions: How often a request was preempted.
@@ -109,7 +111,7 @@ class Scheduler:
             the pool of blocks on its own.
 
     Example:
-        >>> from conformance.traffic.zoo import get_model
+        >>> from conformance.zoo.models import get_model
         >>> trace = [TraceRequest(0.0, 5, 2), TraceRequest(0.0, 3, 1)]
         >>> settings = Settings(token_budget=4)
         >>> for step in Scheduler(trace, get_model("llama-3.1-8b"), settings):
@@ -128,14 +130,15 @@ class Scheduler:
         seed: int = 0,
     ) -> None:
         self.settings = settings
-        self.block_sizes = [g.block_size for g in model.cache_groups(settings.block_size)]
+        self.groups = settings.cache_groups(model)
+        self._max_model_len = settings.serving(model).max_model_len
         longest = settings.longest_request(model)
         self._arriving: deque[_Request] = deque()
         for number, request in enumerate(requests):
             if request.total_tokens > longest:
                 raise ValueError(
                     f"requests[{number}] has {request.total_tokens} tokens, but at most {longest} "
-                    f"fit: max_model_len is {settings.max_model_len} and the pool has "
+                    f"fit: max_model_len is {self._max_model_len} and the pool has "
                     f"{settings.pool_blocks(model)} blocks, one of them the null block"
                 )
             self._arriving.append(
@@ -197,7 +200,7 @@ class Scheduler:
         while self._waiting and plan.budget > 0 and len(self._running) < self.settings.max_num_seqs:
             request = self._waiting[0]
             if not request.block_ids:
-                request.block_ids = tuple([] for _ in self.block_sizes)
+                request.block_ids = tuple([] for _ in self.groups)
             if not self._schedule(plan, request):
                 return
             self._running.append(self._waiting.popleft())
@@ -207,10 +210,10 @@ class Scheduler:
         """Give a request its tokens of the step and their blocks, if there are enough blocks."""
         known = request.num_tokens + request.num_draft_tokens
         most = min(plan.budget, self.settings.long_prefill_token_threshold)
-        end = min(known, self.settings.max_model_len, request.num_computed_tokens + most)
+        end = min(known, self._max_model_len, request.num_computed_tokens + most)
         missing = [
-            max(0, -(-end // block_size) - len(block_ids))
-            for block_size, block_ids in zip(self.block_sizes, request.block_ids, strict=True)
+            max(0, group.num_blocks(end) - len(block_ids))
+            for group, block_ids in zip(self.groups, request.block_ids, strict=True)
         ]
         if sum(missing) > self._pool.num_free:
             return False

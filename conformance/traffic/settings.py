@@ -2,8 +2,14 @@
 
 import bisect
 from dataclasses import dataclass, fields
+from functools import cache
 
-from conformance.traffic.zoo import Model
+import reference
+from conformance.zoo.calls import Calls
+from conformance.zoo.groups import CacheGroup, make_groups
+from conformance.zoo.layer import CROSS, MAMBA
+from conformance.zoo.model import Model
+from conformance.zoo.serving import Serving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +19,13 @@ class Settings:
     Attributes:
         token_budget: The most tokens in one step.
         max_num_seqs: The most requests running at once.
-        max_model_len: The longest sequence that is served, in tokens. A model may be published for
-            more: block tables have columns for all of it, so engines limit it too.
-        block_size: Tokens in a block of the group with the most layers.
+        max_model_len: The longest sequence that is served, in tokens, unless the model is published
+            for less. It may be published for more: block tables have columns for all of it, so
+            engines limit it too.
+        block_size: Tokens in a block, but for what hybrid models make of it; None: what the
+            model's backends want.
         num_blocks: Blocks in the pool that all KV cache groups share; None: enough for
-            `DEFAULT_POOL_TOKENS` tokens.
+            `DEFAULT_POOL_TOKENS` tokens in `DEFAULT_POOL_REQUESTS` requests.
         long_prefill_token_threshold: The most tokens of one request in one step, so that several
             prompts are prefilled side by side. The default is what vLLM takes for that, 4% of
             `max_model_len`; chunks of it do not end where those of chunked local attention do.
@@ -33,7 +41,7 @@ class Settings:
     token_budget: int = 2048
     max_num_seqs: int = 64
     max_model_len: int = 16_384
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | None = None
     long_prefill_token_threshold: int = 655
     num_speculative_tokens: int = 0
@@ -43,7 +51,7 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "num_blocks" and value is None:
+            if field.default is None and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f"{field.name} is {value!r}, but should be an int")
@@ -71,6 +79,35 @@ class Settings:
         """
         return -(-count // self.padding) * self.padding
 
+    def serving(self, model: Model) -> Serving:
+        """Say how a model is served with these settings.
+
+        Args:
+            model: The model.
+
+        Returns:
+            On one rank, for as long sequences as both take.
+        """
+        return Serving(
+            model=model,
+            requested_block_size=self.block_size,
+            requested_max_model_len=min(self.max_model_len, model.max_context_tokens),
+            max_num_batched_tokens=self.token_budget,
+            max_num_seqs=self.max_num_seqs,
+            num_speculative_tokens=self.num_speculative_tokens,
+        )
+
+    def cache_groups(self, model: Model) -> tuple[CacheGroup, ...]:
+        """Return the KV cache groups of a model that take blocks.
+
+        Args:
+            model: The model.
+
+        Returns:
+            All but encoder-only ones, as `reference` sizes them.
+        """
+        return _cache_groups(self.serving(model))
+
     def blocks_for(self, model: Model, num_tokens: int) -> int:
         """Count the blocks that a sequence needs, over all KV cache groups.
 
@@ -82,12 +119,11 @@ class Settings:
             The number of blocks.
 
         Example:
-            >>> from conformance.traffic.zoo import get_model
-            >>> Settings().blocks_for(get_model("llama-4-scout"), 49)  # 4 of 16 and 2 of 48
-            6
+            >>> from conformance.zoo.models import get_model
+            >>> Settings().blocks_for(get_model("llama-4-scout"), 49)  # 4 of 16 in 4 groups
+            16
         """
-        groups = model.cache_groups(self.block_size)
-        return sum(-(-num_tokens // group.block_size) for group in groups)
+        return sum(group.num_blocks(num_tokens) for group in self.cache_groups(model))
 
     def pool_blocks(self, model: Model) -> int:
         """Count the blocks of the pool, the null block (number 0) among them.
@@ -100,7 +136,12 @@ class Settings:
         """
         if self.num_blocks is not None:
             return self.num_blocks
-        return 1 + self.blocks_for(model, DEFAULT_POOL_TOKENS)
+        return 1 + sum(
+            group.num_blocks(DEFAULT_POOL_TOKENS)
+            if group.kind not in (CROSS, MAMBA)
+            else DEFAULT_POOL_REQUESTS * group.num_blocks(1)
+            for group in self.cache_groups(model)
+        )
 
     def longest_request(self, model: Model) -> int:
         """Compute the longest request that can be served: one that fits into the pool alone.
@@ -112,22 +153,30 @@ class Settings:
             Tokens of prompt and output together.
 
         Example:
-            >>> from conformance.traffic.zoo import get_model
+            >>> from conformance.zoo.models import get_model
             >>> Settings(num_blocks=5).longest_request(get_model("llama-3.1-8b"))
             64
         """
-        block_sizes = [group.block_size for group in model.cache_groups(self.block_size)]
+        groups = self.cache_groups(model)
         usable_blocks = self.pool_blocks(model) - 1  # the null block is never handed out
 
         def num_blocks(num_tokens: int) -> int:
-            return sum(-(-num_tokens // block_size) for block_size in block_sizes)
+            return sum(group.num_blocks(num_tokens) for group in groups)
 
-        lengths = range(1, self.max_model_len + 1)
-        longest = bisect.bisect_right(lengths, usable_blocks, key=num_blocks)
-        if longest == self.max_model_len:
+        most = self.serving(model).max_model_len
+        longest = bisect.bisect_right(range(1, most + 1), usable_blocks, key=num_blocks)
+        if longest == most:
             return longest
         return max(longest - self.num_speculative_tokens, 0)
 
 
+@cache
+def _cache_groups(serving: Serving) -> tuple[CacheGroup, ...]:
+    """Return the groups that take blocks, once for each way of serving."""
+    return tuple(group for group in make_groups(Calls(reference), serving) if group.keeps_cache)
+
+
 DEFAULT_POOL_TOKENS = 20_480
 """Small on purpose: a few long prompts fill it, so that requests are preempted."""
+DEFAULT_POOL_REQUESTS = 16
+"""Of these each has its states, or its blocks of cross attention."""

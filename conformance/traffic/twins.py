@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import torch
 
 import fast
 import reference
 from conformance.comparison import Difference, Verdict, first_difference
-from conformance.traffic.calls import Answer
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
-from conformance.traffic.zoo import Model
+from conformance.zoo.model import Model
+from conformance.zoo.observation import first_memory_difference
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Twins:
         >>> from conformance.traffic.scheduler import Scheduler
         >>> from conformance.traffic.settings import Settings
         >>> from conformance.traffic.trace import TraceRequest
-        >>> from conformance.traffic.zoo import get_model
+        >>> from conformance.zoo.models import get_model
         >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
         >>> twins = Twins(model, settings)
         >>> steps = Scheduler([TraceRequest(0.0, 5, 2)], model, settings)
@@ -74,10 +72,9 @@ class Twins:
     ) -> None:
         self.seconds: list[tuple[float, float]] = []
         self._device = device
-        self._expected = Runner(reference, model, array=np.asarray, settings=settings)
-        self._actual = Runner(
-            implementation, model, array=self._to_tensor, device=device, settings=settings
-        )
+        self._has_compared_memory = False
+        self._expected = Runner(reference, model, settings=settings)
+        self._actual = Runner(implementation, model, device=device, settings=settings)
 
     def execute(self, step: Step) -> Mismatch | None:
         """Run a step in both.
@@ -95,7 +92,7 @@ class Twins:
             torch.cuda.synchronize(self._device)
         after = self._expected.call.seconds, self._actual.call.seconds
         self.seconds.append((after[0] - before[0], after[1] - before[1]))
-        difference = self._first_difference()
+        difference = self._first_difference() or self._first_difference_of_memory()
         if difference is None:
             difference = self._difference_of_outcomes(expected_error, actual_error)
         if difference is None:
@@ -103,10 +100,6 @@ class Twins:
         coordinates = self._expected.coordinates(self._expected.results)
         req_ids = locate(difference.path, difference.index, coordinates)
         return Mismatch(step.index, difference, req_ids)
-
-    def _to_tensor(self, array: np.ndarray[Any, np.dtype[Any]]) -> Answer:
-        """Make a tensor on the device out of an array."""
-        return torch.from_numpy(array).to(self._device)
 
     def _first_difference(self) -> Difference | None:
         """Compare result by result, in the order in which they were computed."""
@@ -119,6 +112,14 @@ class Twins:
             if difference is not None:
                 return difference
         return None
+
+    def _first_difference_of_memory(self) -> Difference | None:
+        """Compare where the caches lie, once they are allocated."""
+        expected, actual = self._expected.deployment, self._actual.deployment
+        if self._has_compared_memory or expected is None or actual is None:
+            return None
+        self._has_compared_memory = True
+        return first_memory_difference(expected, actual)
 
     def _difference_of_outcomes(
         self, expected: Exception | None, actual: Exception | None

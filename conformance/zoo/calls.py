@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import torch
 
 Answer: TypeAlias = Any
 """What an implementation answers, of whatever kind."""
@@ -16,6 +21,7 @@ class Calls:
 
     Args:
         implementation: A module with the twins' names, or some of them.
+        device: Of its tensors; None where arrays are NumPy's, as in `reference`.
 
     Attributes:
         last: The name of the last call, for the report when it raises.
@@ -28,8 +34,9 @@ class Calls:
         (6, 'gcd')
     """
 
-    def __init__(self, implementation: ModuleType) -> None:
+    def __init__(self, implementation: ModuleType, device: str | None = None) -> None:
         self.implementation = implementation
+        self.device = device
         self.last = ""
         self.seconds = 0.0
 
@@ -37,7 +44,7 @@ class Calls:
         """Call a function, or make an object of a class.
 
         Args:
-            name: Of the function or class.
+            name: Of the function or class, or of a class' own method, `Class.method`.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
 
@@ -45,7 +52,47 @@ class Calls:
             What it returns.
         """
         self.last = name
-        return self._timed(getattr(self.implementation, name), *args, **kwargs)
+        return self._timed(self.look_up(name), *args, **kwargs)
+
+    def look_up(self, name: str) -> Answer:
+        """Return what now has a name, without noting that it is called.
+
+        Args:
+            name: Of a function or class, or of a class' own method, `Class.method`.
+
+        Returns:
+            It, for what an implementation calls back: a backend, a builder.
+        """
+        return attrgetter(name)(self.implementation)
+
+    def array(self, array: np.ndarray[Any, np.dtype[Any]]) -> Answer:
+        """Return an array of the implementation's kind, on its device.
+
+        Args:
+            array: Its values; the array itself may be what is returned.
+
+        Returns:
+            A NumPy array or a tensor.
+        """
+        return array if self.device is None else torch.from_numpy(array).to(self.device)
+
+    def dtype(self, name: str) -> Answer:
+        """Return a dtype of the implementation's kind.
+
+        Args:
+            name: As NumPy, `ml_dtypes` and torch have it.
+
+        Returns:
+            NumPy's or torch's.
+
+        Example:
+            >>> import reference, fast
+            >>> Calls(reference).dtype("bfloat16"), Calls(fast, "cpu").dtype("bfloat16")
+            (dtype(bfloat16), torch.bfloat16)
+        """
+        if self.device is None:
+            return np.dtype(getattr(ml_dtypes, name, name))
+        return getattr(torch, name)
 
     def method(self, owner: object, name: str, *args: object, **kwargs: object) -> Answer:
         """Call a method of an object that the implementation made.

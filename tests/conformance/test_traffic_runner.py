@@ -13,7 +13,7 @@ import torch
 
 import fast
 import reference
-from conformance.traffic.calls import Calls
+from conformance.traffic.batches import servable
 from conformance.traffic.input_batch import InputBatch, RequestSlots
 from conformance.traffic.locate import Coordinates, describe, locate
 from conformance.traffic.runner import Runner
@@ -21,7 +21,9 @@ from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import Twins
-from conformance.traffic.zoo import MODELS, get_model
+from conformance.zoo.calls import Calls
+from conformance.zoo.model import Model
+from conformance.zoo.models import MODELS, get_model
 
 SETTINGS = Settings(
     token_budget=300,
@@ -42,23 +44,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_steps(model: str, settings: Settings, num_steps: int) -> list[Step]:
+def make_steps(model: Model | str, settings: Settings, num_steps: int) -> list[Step]:
     """Make the first steps of the project's own trace."""
-    requests = [request for request in make_trace(60) if request.total_tokens <= 1500]
-    return list(islice(Scheduler(requests, get_model(model), settings), num_steps))
+    found = get_model(model) if isinstance(model, str) else model
+    trace = [request for request in make_trace(60) if request.total_tokens <= 1500]
+    requests = servable(trace, found.name, settings)
+    return list(islice(Scheduler(requests, found, settings), num_steps))
 
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_twins_agree(model: str, checked: bool) -> None:
     """Both twins get through preemptions, chunks and drafts with the same results."""
-    settings = replace(SETTINGS, num_blocks=SETTINGS.blocks_for(get_model(model), 1600))
-    twins = Twins(get_model(model), settings)
-    steps = make_steps(model, settings, 80)
+    found = get_model(model)
+    num_blocks = SETTINGS.blocks_for(found, 1600) + 4 * SETTINGS.blocks_for(found, 1)
+    settings = replace(SETTINGS, num_blocks=num_blocks)
+    twins = Twins(found, settings)
+    steps = make_steps(model, settings, 60)
     with fast.checks(checked):
-        assert [twins.execute(step) for step in steps] == [None] * 80
-    assert sum(len(step.preempted_ids) for step in steps) > 0
-    assert sum(len(step.resumed_ids) for step in steps) > 0
+        assert [None] * 60 == [twins.execute(step) for step in steps]
+    if not settings.serving(found).is_hybrid and not found.encoder_tokens:
+        assert sum(len(step.preempted_ids) for step in steps) > 0
+        assert sum(len(step.resumed_ids) for step in steps) > 0
     assert all(min(seconds) > 0 for seconds in twins.seconds)
 
 
@@ -74,14 +81,29 @@ def test_the_twins_agree(model: str, checked: bool) -> None:
 )
 def test_the_twins_agree_in_odd_engines(settings: Settings) -> None:
     """Tiny budgets and blocks, odd sizes, no micro-batches and no padding make no difference."""
-    model = get_model("gpt-oss-20b")
+    gpt_oss = get_model("gpt-oss-20b")
+    layers = tuple(replace(layer, backend="FLEX_ATTENTION") for layer in gpt_oss.layers)
+    model = replace(gpt_oss, layers=layers)  # the one backend that takes blocks of any size
     twins = Twins(model, settings)
-    for step in make_steps(model.name, settings, 25):
+    for step in make_steps(model, settings, 25):
         assert twins.execute(step) is None
 
 
+NOT_A_WORKERS = {
+    *("kv_reads", "kv_writes", "PassConfig"),
+    # Bases, and what functions return.
+    *("AttentionCGSupport", "AttentionSpec", "KVCacheSpec", "KVCacheLayoutType"),
+    "PerLayerParameters",
+    # What happens before there is a worker, or inside functions that are called.
+    *("MemorySnapshot", "request_memory", "set_kv_cache_layout", "is_valid_kv_cache_layout"),
+    *("_allocate_kv_cache", "_reshape_kv_cache", "bind_kv_cache", "extract_layer_index"),
+    *("initialize_kv_cache_for_kv_sharing", "select_common_block_size"),
+    *("get_kv_cache_spec", "get_layers_from_vllm_config"),
+}
+
+
 def test_every_name_of_the_twins_is_called() -> None:
-    """A run calls each function and class that both twins export."""
+    """Runs of a few models call each function and class that a worker needs of a twin."""
     called: set[str] = set()
 
     class Recorder(SimpleNamespace):
@@ -91,21 +113,19 @@ def test_every_name_of_the_twins_is_called() -> None:
             called.add(name)
             return getattr(reference, name)
 
-    runner = Runner(
-        cast("ModuleType", Recorder()),
-        get_model("llama-4-scout"),
-        array=np.asarray,
-        settings=SETTINGS,
-    )
-    for step in make_steps("llama-4-scout", SETTINGS, 20):
-        runner.execute(step)
-    not_called = {"kv_reads", "kv_writes", "NULL_BLOCK_ID", "PAD_SLOT_ID", "PassConfig"}
-    assert called == set(reference.__all__) - not_called
+    for model in (
+        *("llama-4-scout", "gemma-2-9b", "gemma-3n-e4b"),
+        *("deepseek-v3.2-exp", "jamba-v0.1", "whisper-large-v3"),
+    ):
+        runner = Runner(cast("ModuleType", Recorder()), get_model(model), settings=SETTINGS)
+        for step in make_steps(model, SETTINGS, 20):
+            runner.execute(step)
+    assert set(reference.__all__) - NOT_A_WORKERS == called
 
 
 def test_every_result_leads_to_requests() -> None:
     """Wherever a difference may be, it is of some request of the step, or of padding."""
-    runner = Runner(reference, get_model("llama-4-scout"), array=np.asarray, settings=SETTINGS)
+    runner = Runner(reference, get_model("llama-4-scout"), settings=SETTINGS)
     for step in make_steps("llama-4-scout", SETTINGS, 40):
         results = runner.execute(step)
         coordinates = runner.coordinates(results)
@@ -133,7 +153,7 @@ def places(path: str, value: object) -> Iterator[tuple[str, tuple[int, ...] | No
 
 def test_handed_out_tensors_keep_their_addresses() -> None:
     """A CUDA graph captured over the persistent buffers of `fast` sees every step's values."""
-    runner = Runner(fast, get_model("llama-3.1-8b"), array=torch.from_numpy, settings=SETTINGS)
+    runner = Runner(fast, get_model("llama-3.1-8b"), device="cpu", settings=SETTINGS)
     addresses = set()
     for step in make_steps("llama-3.1-8b", SETTINGS, 6):
         results = runner.execute(step)

@@ -1,6 +1,7 @@
 """The scheduler: what its steps promise, seen from the steps alone."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from conformance.traffic.block_pool import BlockPool
 from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import TraceRequest, make_trace
-from conformance.traffic.zoo import MODELS, get_model
+from conformance.zoo.models import MODELS, get_model
 
 SMALL = Settings(token_budget=96, max_num_seqs=6, max_model_len=2048, num_blocks=160)
 SPECULATIVE = Settings(
@@ -32,6 +33,10 @@ RUNS = [
         ("one", ONE_AT_A_TIME),
         ("tight", TIGHT),
     )
+] + [
+    pytest.param(model, replace(settings, num_blocks=num_blocks), id=f"{model}-{name}")
+    for model, num_blocks in (("jamba-v0.1", 30), ("whisper-large-v3", 200))
+    for name, settings in (("small", SMALL), ("speculative", SPECULATIVE))
 ]
 
 
@@ -69,11 +74,12 @@ def test_every_token_has_its_block(model: str, settings: Settings) -> None:
                 num_blocks[req_id] = [0] * len(new_block_ids)
             end = step.num_computed_tokens[req_id] + step.num_scheduled_tokens[req_id]
             assert end <= settings.max_model_len
-            for group, block_size in enumerate(scheduler.block_sizes):
-                num_blocks[req_id][group] += len(new_block_ids[group])
-                needed = -(-end // block_size)
-                spare = -(-settings.num_speculative_tokens // block_size)  # of rejected drafts
-                assert needed <= num_blocks[req_id][group] <= needed + spare
+            for number, group in enumerate(scheduler.groups):
+                num_blocks[req_id][number] += len(new_block_ids[number])
+                needed = group.num_blocks(end)
+                drafts = settings.num_speculative_tokens  # rejected ones leave blocks to spare
+                spare = group.num_blocks(end + drafts) - needed
+                assert needed <= num_blocks[req_id][number] <= needed + spare
 
 
 @pytest.mark.parametrize(("model", "settings"), RUNS)
@@ -231,8 +237,10 @@ def test_batches_are_cut_from_the_run(model: str) -> None:
         assert sorted(order) == order
         kinds[bool(is_long.any()), bool(is_long.all())] += 1
         seq_lens = batch.num_computed_tokens + batch.query_lens
-        for block_size, rows in zip(batch.block_sizes, batch.block_ids, strict=True):
-            assert [-(-int(s) // block_size) for s in seq_lens] == [len(row) for row in rows]
+        groups = Settings().cache_groups(get_model(model))
+        assert tuple(group.block_size for group in groups) == batch.block_sizes
+        for group, rows in zip(groups, batch.block_ids, strict=True):
+            assert [group.num_blocks(int(s)) for s in seq_lens] == [len(row) for row in rows]
         written = [int(i) for rows in batch.block_ids for row in rows for i in row]
         assert len(written) == len(set(written))
     assert {(False, False), (True, False), (True, True)} == set(kinds)

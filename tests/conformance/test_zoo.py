@@ -1,108 +1,384 @@
-"""The model zoo, and the settings of the engines that serve its models."""
+"""The models of the zoo: their published numbers, and how they are divided, grouped and placed."""
 
+from collections import Counter
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
 import pytest
+import torch
 
-from conformance.traffic.settings import Settings
-from conformance.traffic.zoo import MODELS, Model, get_model
+import fast
+import reference
+from conformance.zoo.backends import Backends
+from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
+from conformance.zoo.calls import Calls
+from conformance.zoo.catalogue import BACKENDS, get_backend, suits
+from conformance.zoo.deployment import deploy
+from conformance.zoo.groups import make_group_spec, make_groups
+from conformance.zoo.layer import FULL, SLIDING_WINDOW, Layer, State, repeat
+from conformance.zoo.model import Model
+from conformance.zoo.models import MODELS, get_model
+from conformance.zoo.observation import first_memory_difference, observe
+from conformance.zoo.serving import Serving
 
 PUBLISHED = {
-    # layers, query heads, KV heads, head size, context, window, chunk; layers by kind
-    "llama-3.1-8b": (32, 32, 8, 128, 131_072, None, None, {"full": 32}),
-    "gpt-oss-20b": (24, 64, 8, 64, 131_072, 128, None, {"sliding_window": 12, "full": 12}),
-    "llama-4-scout": (48, 40, 8, 128, 10_485_760, None, 8192, {"chunked_local": 36, "full": 12}),
+    # Context; layers by kind; query heads, KV heads and head size of the first attention layer.
+    "llama-3.1-8b": (131_072, {"full": 32}, (32, 8, 128)),
+    "llama-3.1-70b": (131_072, {"full": 80}, (64, 8, 128)),
+    "qwen2.5-7b": (131_072, {"full": 28}, (28, 4, 128)),
+    "mistral-7b-v0.1": (32_768, {"sliding_window": 32}, (32, 8, 128)),
+    "phi-3-mini-4k": (4096, {"sliding_window": 32}, (32, 32, 96)),
+    "gemma-2-9b": (8192, {"sliding_window": 21, "full": 21}, (16, 8, 256)),
+    "gemma-3-27b": (131_072, {"sliding_window": 52, "full": 10}, (32, 16, 128)),
+    "gemma-3n-e4b": (32_768, {"sliding_window": 28, "full": 7}, (8, 2, 256)),
+    "gpt-oss-20b": (131_072, {"sliding_window": 12, "full": 12}, (64, 8, 64)),
+    "llama-4-scout": (10_485_760, {"chunked_local": 36, "full": 12}, (40, 8, 128)),
+    "deepseek-v3": (163_840, {"latent": 61}, (128, 1, 576)),
+    "deepseek-v3.2-exp": (163_840, {"latent": 122}, (128, 1, 576)),
+    "longcat-flash": (131_072, {"latent": 56}, (64, 1, 576)),
+    "qwen3-next-80b-a3b": (262_144, {"mamba": 36, "full": 12}, (16, 2, 256)),
+    "jamba-v0.1": (262_144, {"mamba": 28, "full": 4}, (32, 8, 128)),
+    "nemotron-nano-9b-v2": (131_072, {"mamba": 27, "full": 4}, (40, 8, 128)),
+    "whisper-large-v3": (448, {"encoder_only": 32, "full": 32, "cross": 32}, (20, 20, 64)),
+}
+
+WINDOWS = {
+    "mistral-7b-v0.1": 4096,
+    "phi-3-mini-4k": 2047,
+    "gemma-2-9b": 4096,
+    "gemma-3-27b": 1024,
+    "gemma-3n-e4b": 512,
+    "gpt-oss-20b": 128,
+}
+
+KIB_OF_A_TOKEN = {
+    # What is said of these caches in bfloat16, over all layers.
+    "llama-3.1-8b": 128,
+    "llama-3.1-70b": 320,
+    "qwen2.5-7b": 56,
+    "mistral-7b-v0.1": 128,
+    "phi-3-mini-4k": 384,
+    "gpt-oss-20b": 48,
+    "deepseek-v3": 70_272 / 1024,
+    "deepseek-v3.2-exp": 61 * (656 + 132) / 1024,
+    "longcat-flash": 63,
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_has_the_published_numbers(name: str) -> None:
     """Each model's numbers are those of its configuration file."""
     model = get_model(name)
-    groups = model.cache_groups()
+    first = next(layer for layer in model.layers if layer.num_query_heads)
     found = (
-        model.num_layers,
-        model.num_query_heads,
-        model.num_kv_heads,
-        model.head_size,
         model.max_context_tokens,
-        model.sliding_window,
-        model.attention_chunk_size,
-        {group.kind: len(group.layer_names) for group in groups},
+        dict(Counter(layer.kind for layer in model.layers)),
+        (first.num_query_heads, first.num_kv_heads, first.head_size),
     )
     assert PUBLISHED[name] == found
     assert model.source != ""
+    assert {WINDOWS.get(name)} == {
+        layer.sliding_window for layer in model.layers if layer.kind == SLIDING_WINDOW
+    } or name not in WINDOWS
+    assert len(model.layers) == len({layer.name for layer in model.layers})
 
 
-def test_layers_have_their_names_and_kinds() -> None:
-    """The pattern repeats over the layers: every fourth of Llama 4's sees everything."""
-    layers = get_model("llama-4-scout").layers()
-    full = [name for name, kind in layers.items() if kind == "full"]
-    assert [f"language_model.model.layers.{i}.self_attn" for i in range(3, 48, 4)] == full
-    assert len(layers) == 48
+@pytest.mark.parametrize("name", KIB_OF_A_TOKEN)
+def test_a_token_takes_the_known_bytes(name: str) -> None:
+    """What a token takes over all layers is what is published, or commonly said, of the model."""
+    call, serving = Calls(reference), Serving(model=get_model(name))
+    groups = make_groups(call, serving)
+    block_sizes = {group.block_size for group in groups}
+    assert len(block_sizes) == 1
+    token_bytes = len(groups) * block_bytes(call, groups) / block_sizes.pop()
+    assert KIB_OF_A_TOKEN[name] == token_bytes / 1024
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
-def test_blocks_of_all_groups_have_the_same_bytes(model: Model) -> None:
-    """One pool can serve all groups of a model, and each layer is in one of them."""
-    groups = model.cache_groups(16)
-    assert len({model.block_size_bytes(group) for group in groups}) == 1
-    names = [name for group in groups for name in group.layer_names]
-    assert sorted(model.layers()) == sorted(names)
+def test_layers_stand_where_their_pattern_says() -> None:
+    """Full layers of Llama 4, Gemma 3, Qwen3-Next, Jamba and Nemotron have the published places."""
+
+    def full_layers(name: str) -> list[int]:
+        names = [layer.name for layer in get_model(name).layers if layer.kind == FULL]
+        return [next(int(part) for part in name.split(".") if part.isdigit()) for name in names]
+
+    assert list(range(3, 48, 4)) == full_layers("llama-4-scout")
+    assert list(range(5, 62, 6)) == full_layers("gemma-3-27b")
+    assert list(range(3, 48, 4)) == full_layers("qwen3-next-80b-a3b")
+    assert [4, 12, 20, 28] == full_layers("jamba-v0.1")
+    assert [14, 21, 30, 39] == full_layers("nemotron-nano-9b-v2")
+    assert list(range(1, 24, 2)) == full_layers("gpt-oss-20b")
 
 
-def test_only_its_own_layers_have_a_window_or_a_chunk() -> None:
-    """A group has the window or the chunk of its own kind of layer."""
-    sliding, full = get_model("gpt-oss-20b").cache_groups()
-    assert (sliding.sliding_window, full.sliding_window) == (128, None)
-    chunked, full = get_model("llama-4-scout").cache_groups()
-    assert (chunked.attention_chunk_size, full.attention_chunk_size) == (8192, None)
+def test_layers_share_the_cache_of_the_last_of_their_kind() -> None:
+    """The last 15 layers of Gemma 3n read the caches of layer 18, or of 19 where they see all."""
+    sharing = {
+        layer.name.split(".")[3]: layer.kv_sharing_target.split(".")[3]
+        for layer in get_model("gemma-3n-e4b").layers
+        if layer.kv_sharing_target is not None
+    }
+    assert {str(i): "19" if i % 5 == 4 else "18" for i in range(20, 35)} == sharing
+
+
+def test_states_have_the_published_sizes() -> None:
+    """States of hybrid models are as large as their configuration files make them."""
+
+    def shapes(name: str) -> list[tuple[str, tuple[int, ...], str | None]]:
+        layer = next(layer for layer in get_model(name).layers if layer.states)
+        return [(state.name, state.shape, state.dtype) for state in layer.states]
+
+    qwen = [("conv", (3, 8192), None), ("ssm", (32, 128, 128), None)]
+    assert qwen == shapes("qwen3-next-80b-a3b")
+    assert [("conv", (3, 8192), None), ("ssm", (8192, 16), None)] == shapes("jamba-v0.1")
+    nemotron = [("conv", (3, 12_288), None), ("ssm", (128, 80, 128), "float32")]
+    assert nemotron == shapes("nemotron-nano-9b-v2")
+
+
+def test_hybrid_models_raise_the_block_size() -> None:
+    """A block of attention takes no less than the states: 544 tokens in Qwen3-Next, as is known."""
+    for name, block_size in (
+        ("qwen3-next-80b-a3b", 544),
+        ("jamba-v0.1", 80),
+        ("nemotron-nano-9b-v2", 1312),
+    ):
+        call, serving = Calls(reference), Serving(model=get_model(name))
+        groups = make_groups(call, serving)
+        assert {block_size} == {group.block_size for group in groups if group.kind == FULL}
+        pages = {make_group_spec(call, group).page_size_bytes for group in groups}
+        assert len(pages) == 1
+
+
+def test_a_rank_has_its_part_of_a_layer() -> None:
+    """Heads are divided, too few KV heads are on several ranks, a latent is whole on each."""
+
+    def first(name: str, ranks: int) -> Layer:
+        return Serving(model=get_model(name), tensor_parallel_size=ranks).layers[0]
+
+    llama = first("llama-3.1-70b", 16)
+    assert (4, 1) == (llama.num_query_heads, llama.num_kv_heads)
+    deepseek = first("deepseek-v3", 16)
+    assert (8, 1, 576) == (deepseek.num_query_heads, deepseek.num_kv_heads, deepseek.head_size)
+    jamba = first("jamba-v0.1", 4)
+    assert [(3, 2048), (2048, 16)] == [state.shape for state in jamba.states]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "message"),
+    [
+        ("qwen2.5-7b", 3, "3, which does not divide the 28 query heads of model.layers.0"),
+        ("whisper-large-v3", 8, "8, which does not divide the 20 query heads"),
+        (
+            "nemotron-nano-9b-v2",
+            16,
+            "16, which does not divide the 8 heads or groups of the states",
+        ),
+        ("gemma-3n-e4b", 0, "tensor_parallel_size is 0, but should be at least 1"),
+    ],
+)
+def test_ranks_that_do_not_divide_are_refused(name: str, ranks: int, message: str) -> None:
+    """A number of ranks that heads cannot be divided by is refused, with the layer's name."""
+    with pytest.raises(ValueError, match=message):
+        Serving(model=get_model(name), tensor_parallel_size=ranks)
+
+
+def test_heads_that_are_neither_divided_nor_repeated_are_refused() -> None:
+    """6 KV heads on 4 ranks, and a state whose axis does not divide, are refused."""
+    layer = Layer(name="0", kind=FULL, num_query_heads=12, num_kv_heads=6)
+    with pytest.raises(ValueError, match="is 4, and 0 has 6 KV heads: neither divides the other"):
+        layer.divided(4)
+    conv = State(name="conv", shape=(3, 5), divided=1)
+    with pytest.raises(ValueError, match="does not divide the 5 of the conv state"):
+        Layer(name="0", kind="mamba", states=(conv,), state_heads=(4,)).divided(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"dtype": "int4"}, ValueError, "dtype is 'int4', but must be one of bfloat16"),
+        ({"requested_block_size": 0}, ValueError, "block_size is 0, but should be at least 1"),
+        ({"requested_block_size": 1.0}, TypeError, "block_size is 1.0, but should be an int"),
+        ({"requested_max_model_len": 0}, ValueError, "max_model_len is 0"),
+        ({"requested_max_model_len": 8193}, ValueError, "published for at most 8192 tokens"),
+        ({"max_num_batched_tokens": True}, TypeError, "max_num_batched_tokens is True"),
+        ({"max_num_seqs": -1}, ValueError, "max_num_seqs is -1"),
+        ({"backends": ("FLASH",)}, KeyError, "no backend 'FLASH' in the catalogue, which has"),
+        ({"backends": ("FLASHMLA",)}, ValueError, "computes latent, and suits no layer of gemma-2"),
+    ],
+)
+def test_bad_ways_of_serving_are_refused(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """What cannot be is refused by name."""
+    with pytest.raises(error, match=message):
+        Serving(model=get_model("gemma-2-9b"), **settings)
+
+
+def test_a_format_of_its_own_has_no_other_dtype() -> None:
+    """The caches of DeepSeek V3.2 cannot be had in another dtype, and need their own backend."""
+    model = get_model("deepseek-v3.2-exp")
+    with pytest.raises(ValueError, match=r"the caches of deepseek-v3\.2-exp have a format"):
+        Serving(model=model, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"suits no layer .* latent in the format fp8_ds_mla"):
+        Serving(model=model, backends=("CUTLASS_MLA",))
+
+
+def test_a_dtype_is_that_of_attention_alone() -> None:
+    """Keys and values take the dtype that is asked for; states keep theirs."""
+    serving = Serving(model=get_model("nemotron-nano-9b-v2"), dtype="float8_e4m3fn")
+    dtypes = {layer.kind: layer.dtype for layer in serving.layers}
+    assert "float8_e4m3fn" == dtypes["full"]
+    assert ["bfloat16", "float32"] == [state.dtype for state in serving.layers[0].states]
+
+
+def test_backends_take_the_place_of_those_they_suit() -> None:
+    """The first backend that suits a layer computes it, and all of them make the block size."""
+    model = get_model("jamba-v0.1")
+    serving = Serving(model=model, backends=("FLASHINFER", "FLASH_ATTN"))
+    assert {"MAMBA1_ATTN", "FLASHINFER"} == {layer.backend for layer in serving.layers}
+    deepseek = get_model("deepseek-v3")
+    assert 64 == Serving(model=deepseek).block_size
+    assert 128 == Serving(model=deepseek, backends=("CUTLASS_MLA",)).block_size
+    assert 32 == Serving(model=deepseek, requested_block_size=32).block_size
+    assert not suits(BACKENDS["FLASHMLA_SPARSE"], deepseek.layers[0])
 
 
 def test_an_unknown_model_is_refused() -> None:
     """A name that is not in the zoo is a `KeyError` that lists those that are."""
-    with pytest.raises(KeyError, match=r"no model 'gpt-5' .* llama-3.1-8b, gpt-oss-20b"):
+    with pytest.raises(KeyError, match=r"no model 'gpt-5' .* llama-3.1-8b, llama-3.1-70b"):
         get_model("gpt-5")
 
 
-def test_groups_that_share_no_block_size_are_refused() -> None:
-    """Layers that do not divide the largest group's cannot share its pool of blocks."""
+def test_pages_that_cannot_be_alike_are_refused() -> None:
+    """Layers of unlike kinds whose pages have unlike bytes cannot lie in one pool."""
+    full = Layer(name="{}", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
+    window = replace(full, kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
     model = Model(
         name="odd",
         published_as="",
         source="made up",
-        num_layers=5,
-        num_query_heads=1,
-        num_kv_heads=1,
-        head_size=1,
-        max_context_tokens=1,
-        layer_pattern=("full", "full", "full", "sliding_window", "sliding_window"),
-        layer_name="{}",
+        layers=repeat((full, window), 4),
+        max_context_tokens=64,
     )
-    with pytest.raises(ValueError, match="2 sliding_window layers, which do not divide the 3"):
-        model.cache_groups()
+    with pytest.raises(ValueError, match=r"pages of odd have \[1024, 2048\] bytes"):
+        make_groups(Calls(reference), Serving(model=model))
 
 
-def test_the_longest_request_fits_exactly() -> None:
-    """A request as long as the pool allows fits, one that is a token longer does not."""
-    model = get_model("llama-4-scout")
-    settings = Settings(num_blocks=12, num_speculative_tokens=3)
-    longest = settings.longest_request(model)
-    assert settings.blocks_for(model, longest + 3) == 11
-    assert settings.blocks_for(model, longest + 4) == 12
-    assert Settings(max_model_len=100).longest_request(model) == 100
-    assert Settings(num_blocks=1).longest_request(model) == 0
+def test_a_memory_without_a_block_is_refused() -> None:
+    """A byte less than a block is no block."""
+    call, serving = Calls(reference), Serving(model=get_model("gpt-oss-20b"))
+    groups = make_groups(call, serving)
+    one_block = block_bytes(call, groups)
+    assert 1 == make_kv_cache_config(call, serving, groups, one_block).num_blocks
+    with pytest.raises(ValueError, match=f"one block of gpt-oss-20b takes {one_block}"):
+        make_kv_cache_config(call, serving, groups, one_block - 1)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "error"),
-    [
-        ("token_budget", 0, ValueError),
-        ("num_blocks", 0, ValueError),
-        ("num_speculative_tokens", -1, ValueError),
-        ("max_num_seqs", 2.0, TypeError),
-        ("micro_batches", True, TypeError),
-    ],
-)
-def test_bad_settings_are_refused(setting: str, value: object, error: type[Exception]) -> None:
-    """A setting that is too small or no int is refused by name."""
-    with pytest.raises(error, match=rf"{setting} is {value}"):
-        Settings(**{setting: value})  # type: ignore[arg-type]  # wrong on purpose
+def test_the_last_group_of_a_kind_may_be_shorter() -> None:
+    """52 sliding layers of Gemma 3 beside 10 full ones: five groups of 10, and one of 2."""
+    call, serving = Calls(reference), Serving(model=get_model("gemma-3-27b"))
+    groups = make_groups(call, serving)
+    assert [10, 10, 10, 10, 10, 2, 10] == [len(group.layers) for group in groups]
+    config = make_kv_cache_config(call, serving, groups, 2**24)
+    assert [7, 7, *[6] * 8] == [len(tensor.shared_by) for tensor in config.kv_cache_tensors]
+    assert {group.layer_names[0] for group in groups} == set(config.kv_cache_tensors[0].shared_by)
+
+
+def test_what_a_group_takes_of_a_request() -> None:
+    """Attention takes blocks by length, states one, cross attention the encoder's."""
+
+    def blocks(name: str, num_tokens: int) -> list[int]:
+        serving = Serving(model=get_model(name))
+        groups = make_groups(Calls(reference), serving)
+        return [group.num_blocks(num_tokens) for group in groups]
+
+    assert [28, 94, 0] == blocks("whisper-large-v3", 448)
+    assert [0, 94, 0] == blocks("whisper-large-v3", 0)
+    assert [1, 1, 1, 3] == blocks("qwen3-next-80b-a3b", 1089)
+
+
+def test_shapes_and_orders_of_the_catalogue() -> None:
+    """Backends give the shapes and orders of their kernels, states none."""
+    backends = Backends(Calls(reference))
+    flash = backends.get("FLASH_ATTN", "full")
+    assert "FLASH_ATTN" == flash.get_name()
+    assert (0, 1, 2, 3, 4) == flash.get_kv_cache_stride_order()
+    assert [reference.MultipleOf(16)] == flash.get_supported_kernel_block_sizes()
+    assert (9, 2, 16, 8, 64) == backends.get("FLASHINFER", "full").get_kv_cache_shape(9, 16, 8, 64)
+    reference.set_kv_cache_layout("HND")
+    try:
+        assert (0, 1, 3, 2, 4) == flash.get_kv_cache_stride_order()
+    finally:
+        reference.set_kv_cache_layout(None)
+    flex = backends.get("FLEX_ATTENTION", "full")
+    with pytest.raises(NotImplementedError):
+        flex.get_kv_cache_stride_order()
+    mamba = backends.get("MAMBA2_ATTN", "mamba")
+    with pytest.raises(NotImplementedError, match="MAMBA2_ATTN works on states"):
+        mamba.get_kv_cache_shape(1, 1, 1, 1)
+    with pytest.raises(KeyError, match="no backend 'XFORMERS'"):
+        get_backend("XFORMERS")
+
+
+def test_flashinfer_shares_one_workspace() -> None:
+    """Both builders of Gemma 2 have the workspace of the first."""
+    serving = Serving(model=get_model("gemma-2-9b"), tensor_parallel_size=8)
+    [[first, second]] = deploy(Calls(fast, "cpu"), serving, 2**20).builders
+    assert first.workspace is second.workspace is not None
+    assert (4095, -1) == (first.parameters.window_left, second.parameters.window_left)
+    assert 50.0 == first.parameters.logits_soft_cap
+
+
+def test_sinks_and_scales_reach_the_layers() -> None:
+    """Layers have the parameters of the published models."""
+
+    def common(name: str) -> list[Any]:
+        deployment = deploy(Calls(reference), Serving(model=get_model(name)), 2**25)
+        return [of_group for _, of_group in deployment.parameters]
+
+    assert [True, True] == [group.has_sinks for group in common("gpt-oss-20b")]
+    assert [127, -1] == [group.window_left for group in common("gpt-oss-20b")]
+    assert {168**-0.5} == {group.sm_scale for group in common("gemma-3-27b")}
+    assert {1.0} == {group.sm_scale for group in common("gemma-3n-e4b")}
+    [latents] = common("deepseek-v3")
+    assert 0.1352 == pytest.approx(latents.sm_scale, abs=1e-4)
+
+
+def test_two_modules_of_a_layer_are_bound_in_turn() -> None:
+    """Caches of LongCat are in the order of layers, and of modules within these."""
+    call, serving = Calls(reference), Serving(model=get_model("longcat-flash"))
+    deployment = deploy(call, serving, 2**23)
+    caches = list(deployment.kv_caches.values())
+    assert 56 == len(deployment.runner_kv_caches)
+    assert all(a is b for a, b in zip(caches, deployment.runner_kv_caches, strict=True))
+    assert "model.layers.0.self_attn.1.attn" == list(deployment.kv_caches)[1]
+
+
+def test_a_deployment_of_its_own_kind_is_compared() -> None:
+    """A twin that sees one layer's cache elsewhere is found, and where."""
+
+    def moved(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401  # takes the function's place
+        fast.init_kv_cache(*arguments, **keywords)
+        layer = arguments[1]["model.layers.3.self_attn.attn"]
+        layer.kv_cache[0] = layer.kv_cache[0].clone()
+
+    known = {name: getattr(fast, name) for name in fast.__all__}
+    broken = cast("ModuleType", SimpleNamespace(**{**known, "init_kv_cache": moved}))
+    serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
+    expected = deploy(Calls(reference), serving, 2**20)
+    difference = first_memory_difference(expected, deploy(Calls(broken, "cpu"), serving, 2**20))
+    assert difference is not None
+    assert "model.layers.3.self_attn.attn" in difference.path
+
+
+def test_arrays_and_dtypes_are_of_the_implementations_kind() -> None:
+    """Calls make NumPy's arrays and dtypes for one twin, tensors and torch's for the other."""
+    ours, theirs = Calls(reference), Calls(fast, "cpu")
+    assert isinstance(ours.array(np.zeros(2)), np.ndarray)
+    assert isinstance(theirs.array(np.zeros(2)), torch.Tensor)
+    assert "float8_e5m2" == ours.dtype("float8_e5m2").name
+    assert torch.float8_e5m2 == theirs.dtype("float8_e5m2")
+    assert ours.look_up("AttentionType.DECODER") == theirs.look_up("AttentionType.DECODER")
+    assert {"caches", "builders"} < set(
+        observe(ours, deploy(ours, Serving(model=get_model("jamba-v0.1")), 2**23))
+    )

@@ -93,6 +93,6 @@ def test_sharing_refuses_types() -> None:
 def test_a_layer_in_two_groups_does_not_share() -> None:
     """A sharing layer in its target's group and in another is refused: it stands in another."""
     groups = [fast.KVCacheGroupSpec(["a", "x"], FULL), fast.KVCacheGroupSpec(["c", "x"], MAMBA)]
-    with pytest.raises(ValueError, match="layer 'x' .* another group"):
+    with pytest.raises(ValueError, match=r"layer 'x' .* another group"):
         fast.add_kv_sharing_layers_to_kv_cache_groups({"x": "a"}, groups)
     assert [["a", "x"], ["c", "x"]] == [group.layer_names for group in groups]

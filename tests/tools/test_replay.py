@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fast
+from conformance.zoo.models import MODELS
 from tools import replay
 
 AZURE_TRACE = Path(__file__).parents[3] / "shared" / "data" / "azure_llm_2023_code.csv"
@@ -22,7 +23,7 @@ def same_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "llama-4-scout"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_default_trace_is_replayed(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With its defaults the replay is green, and prints what it did."""
     assert replay.main(["--model", model, "--steps", "60"]) == 0
@@ -66,7 +67,7 @@ def test_a_given_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model gpt-5", "no model 'gpt-5' in the zoo, which has llama-3.1-8b, gpt-oss-20b"),
+        ("--model gpt-5", "no model 'gpt-5' in the zoo, which has llama-3.1-8b, llama-3.1-70b"),
         ("--steps 0", "argument --steps: '0' is not at least 1"),
         ("--seed -1", "argument --seed: '-1' is no whole number"),
         ("--token-budget 1e3", "argument --token-budget: '1e3' is no whole number"),

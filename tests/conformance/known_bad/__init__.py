@@ -1,11 +1,17 @@
 """Plausible wrong implementations, each of which the conformance run must catch."""
 
+from known_bad.attention_groups import ATTENTION_GROUPS
+from known_bad.attention_layers import ATTENTION_LAYERS
+from known_bad.attn_metadata import ATTN_METADATA
+from known_bad.backend import BACKEND
 from known_bad.batch_order import BATCH_ORDER
 from known_bad.buffers import BUFFERS
+from known_bad.builders import BUILDERS
 from known_bad.context_parallel import CONTEXT_PARALLEL
 from known_bad.device import DEVICE
 from known_bad.entries import KnownBad
 from known_bad.kernels import KERNELS
+from known_bad.layer_params import LAYER_PARAMS
 from known_bad.local_attention import LOCAL_ATTENTION
 from known_bad.metadata import METADATA
 from known_bad.slots import SLOTS
@@ -23,6 +29,12 @@ ENTRIES: list[KnownBad] = [
     *BUFFERS,
     *DEVICE,
     *KERNELS,
+    *ATTENTION_GROUPS,
+    *ATTENTION_LAYERS,
+    *ATTN_METADATA,
+    *BACKEND,
+    *BUILDERS,
+    *LAYER_PARAMS,
 ]
 
 __all__ = ["ENTRIES", "KnownBad"]

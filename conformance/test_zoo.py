@@ -1,0 +1,282 @@
+"""The model zoo: every model is deployed in both twins, and all that comes of it is compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.comparison import first_difference
+from conformance.targets import REFERENCE, Target, choose_targets
+from conformance.views import first_view_difference
+from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
+from conformance.zoo.calls import Calls
+from conformance.zoo.deployment import Deployment, build_metadata, deploy
+from conformance.zoo.groups import make_groups
+from conformance.zoo.layer import FULL, LATENT, MAMBA, SLIDING_WINDOW, Layer
+from conformance.zoo.models import MODELS
+from conformance.zoo.observation import first_memory_difference, observe
+from conformance.zoo.serving import Serving
+
+ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the chosen targets, but not in the simulator: deploying launches no kernel."""
+    if "target" in metafunc.fixturenames:
+        targets = choose_targets(metafunc.config.getoption("--target"))
+        chosen = [target for target in targets if not target.is_simulated]
+        metafunc.parametrize("target", chosen, ids=[target.name for target in chosen])
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A way of serving: so many blocks of memory on each of so many ranks, in a layout."""
+
+    num_blocks: int
+    tensor_parallel_size: int
+    layout: str
+
+    def serving(self, model: str) -> Serving:
+        """Say how a model is served with the budget."""
+        return Serving(
+            model=MODELS[model],
+            tensor_parallel_size=self.tensor_parallel_size,
+            requested_max_model_len=min(MODELS[model].max_context_tokens, 4096),
+        )
+
+    def deploy(self, side: Target, model: str) -> tuple[Calls, Deployment]:
+        """Deploy a model on a side, with a few bytes more than the blocks take."""
+        call, serving = Calls(side.implementation, side.device), self.serving(model)
+        memory_bytes = self.num_blocks * block_bytes(call, make_groups(call, serving)) + 7
+        with in_layout(call, self.layout):
+            return call, deploy(call, serving, memory_bytes)
+
+
+@contextmanager
+def in_layout(call: Calls, layout: str) -> Iterator[None]:
+    """Set the KV cache layout of an implementation inside."""
+    call("set_kv_cache_layout", layout)
+    try:
+        yield
+    finally:
+        call("set_kv_cache_layout", None)
+
+
+ONE_BLOCK = Budget(num_blocks=1, tensor_parallel_size=1, layout="NHD")
+HALVES = Budget(num_blocks=3, tensor_parallel_size=2, layout="HND")
+BUDGETS = [pytest.param(ONE_BLOCK, id="one-block"), pytest.param(HALVES, id="halves")]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_is_deployed_alike(target: Target, model: str, budget: Budget) -> None:
+    """Specs, groups, memory, views, bindings, builders and parameters are those of reference."""
+    expected, actual = budget.deploy(REFERENCE, model), budget.deploy(target, model)
+    assert budget.num_blocks == expected[1].kv_cache_config.num_blocks
+    wanted, got = observe(*expected), observe(*actual)
+    assert first_difference(wanted, got, "deployment", target.device or "cpu") is None
+    assert first_memory_difference(expected[1], actual[1]) is None
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool) -> None:
+    """Every layer is given the metadata that reference gives it, one object for a group."""
+    results: list[dict[str, Any]] = []
+    handed_in: list[dict[str, Any]] = []
+    for side in (REFERENCE, target):
+        call, deployment = ONE_BLOCK.deploy(side, model)
+        with side.running(checked=checked):
+            step = make_step(call, deployment)
+            results.append(build_metadata(call, deployment, **step))
+        assert sorted(deployment.layers) == sorted(results[-1])
+        handed_in.append({name: step[name] for name in ("block_tables", "slot_mappings")})
+    assert first_difference(results[0], results[1], "metadata", target.device or "cpu") is None
+    assert first_of_each(results[0]) == first_of_each(results[1])
+    tables = [{name: tables_and_slots(built[name]) for name in built} for built in results]
+    assert first_view_difference(*tables, *handed_in) is None
+
+
+def first_of_each(built: dict[str, Any]) -> list[str]:
+    """Return for each layer the first that was given the same object."""
+    first: dict[int, str] = {}
+    return [first.setdefault(id(metadata), name) for name, metadata in built.items()]
+
+
+def tables_and_slots(metadata: Any) -> list[Any]:
+    """Return what of a metadata is handed on, and not made anew."""
+    return [
+        metadata.common.block_table_tensor,
+        metadata.common.slot_mapping,
+        metadata.state_indices,
+    ]
+
+
+def make_step(call: Calls, deployment: Deployment) -> dict[str, Any]:
+    """Make a step: two decodes, an extend, a prefill, and a request and tokens of padding."""
+    query_lens, computed = np.array([1, 1, 5, 9, 0]), np.array([20, 3, 40, 0, 0])
+    starts = np.append(0, np.cumsum(query_lens)).astype(np.int32)
+    num_reqs, num_tokens = len(query_lens), 24
+
+    def buffer(values: np.ndarray[Any, np.dtype[Any]]) -> Any:
+        made = call(
+            "CpuGpuBuffer",
+            len(values) + 3,
+            dtype=call.dtype("int32"),
+            device=call.device,
+            pin_memory=False,
+        )
+        made.np[: len(values)] = values
+        call.method(made, "copy_to_gpu")
+        return made
+
+    block_tables = []
+    slot_mappings = []
+    for number, group in enumerate(deployment.groups):
+        num_columns = max(group.num_blocks(50), 1)
+        ids = np.arange(num_reqs * num_columns, dtype=np.int32).reshape(num_reqs, num_columns)
+        block_tables.append(call.array(ids + 7 * number))
+        slots = np.full(num_tokens, call.look_up("PAD_SLOT_ID"), np.int64)
+        slots[: starts[-1]] = np.arange(starts[-1]) + 100 * number
+        slot_mappings.append(call.array(slots))
+    num_computed = np.append(computed, [0, 0]).astype(np.int32)
+    on_host = Calls(call.implementation, None if call.device is None else "cpu")
+    return {
+        "num_reqs": num_reqs,
+        "num_tokens": num_tokens,
+        "query_start_loc": buffer(starts),
+        "seq_lens": buffer(computed + query_lens),
+        "num_computed_tokens_cpu": on_host.array(num_computed),
+        "block_tables": block_tables,
+        "slot_mappings": slot_mappings,
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> None:
+    """Allocating, viewing, sharing and binding one by one is what `init_kv_cache` does at once."""
+    for side in (REFERENCE, target):
+        call, deployment = HALVES.deploy(side, model)
+        config = deployment.kv_cache_config
+        with in_layout(call, HALVES.layout):
+            raw = call("_allocate_kv_cache", config, call.device)
+            caches = call(
+                "_reshape_kv_cache",
+                config,
+                raw,
+                deployment.attn_backends,
+                deployment.kernel_block_sizes,
+            )
+        at_once, one_by_one = (dict(sorted(c.items())) for c in (deployment.kv_caches, caches))
+        assert first_view_difference(at_once, one_by_one, {}, {}) is None
+        order = names_in_order(deployment.kv_caches, deployment.runner_kv_caches)
+        shared = shared_kv_cache_layers(deployment.serving)
+        call("initialize_kv_cache_for_kv_sharing", shared, config.kv_cache_groups, caches)
+        assert all(caches[layer] is caches[owner] for layer, owner in shared.items())
+        bound: list[Any] = []
+        call("bind_kv_cache", caches, deployment.layers, bound, MODELS[model].num_attn_module)
+        assert all(deployment.layers[name].kv_cache[0] is caches[name] for name in caches)
+        assert [shared.get(name, name) for name in order] == names_in_order(caches, bound)
+
+
+def names_in_order(caches: dict[str, Any], runner_kv_caches: list[Any]) -> list[str]:
+    """Return the layer of each cache of a runner, the one that owns it where several share it."""
+    names = {id(cache): name for name, cache in reversed(caches.items())}
+    return [names[id(cache)] for cache in runner_kv_caches]
+
+
+PLAIN = [
+    name
+    for name, model in MODELS.items()
+    if all(layer.kind in (FULL, SLIDING_WINDOW) for layer in model.layers)
+]
+"""Models whose layers are those that `get_kv_cache_spec` knows."""
+
+
+@pytest.mark.parametrize("model", PLAIN)
+def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model: str) -> None:
+    """Where all layers are of a decoder, with windows or without, their specs are read off them."""
+    layers = MODELS[model].layers
+    for side in (REFERENCE, target):
+        call, deployment = ONE_BLOCK.deploy(side, model)
+        specs = call("get_kv_cache_spec", deployment.vllm_config, call.dtype(MODELS[model].dtype))
+        assert [layer.name for layer in layers if layer.keeps_cache] == list(specs)
+        for group in deployment.kv_cache_config.kv_cache_groups:
+            own = [specs[name] for name in group.layer_names if name in specs]
+            assert all(spec == group.kv_cache_spec for spec in own)
+
+
+def test_one_backend_is_wanted_for_a_group(target: Target) -> None:
+    """A group of two kinds of pages has two backends, and so needs two `AttentionGroup`s."""
+    for side in (REFERENCE, target):
+        call, deployment = ONE_BLOCK.deploy(side, "deepseek-v3.2-exp")
+        assert [2] == [len(groups) for groups in deployment.attn_groups]
+        with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn\.indexer\.k_cache"):
+            call(
+                "init_attn_backend",
+                deployment.kv_cache_config,
+                deployment.vllm_config,
+                call.device,
+            )
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_bytes_add_up(target: Target, model: str, budget: Budget) -> None:
+    """Tensors have the bytes that a count layer by layer comes to, and each layer sees its own."""
+    serving = budget.serving(model)
+    for side in (REFERENCE, target):
+        _, deployment = budget.deploy(side, model)
+        config = deployment.kv_cache_config
+        sizes = [tensor.size for tensor in config.kv_cache_tensors]
+        assert budget.num_blocks * bytes_of_a_block(serving) == sum(sizes)
+        for layer in serving.layers:
+            cache = deployment.layers[layer.name].kv_cache
+            views = cache[0] if cache and isinstance(cache[0], list) else cache
+            seen = sum(view.nbytes for view in views)
+            assert budget.num_blocks * bytes_of_a_page(serving, layer) == seen
+
+
+def bytes_of_a_block(serving: Serving) -> int:
+    """Count the bytes of a block over all layers that do not share its memory with another."""
+    owners = [layer for layer in serving.layers if bytes_of_a_page(serving, layer)]
+    owners = [layer for layer in owners if layer.kv_sharing_target is None]
+    fewest = min(Counter(layer.kind for layer in owners).values())
+    attention = [layer for layer in owners if layer.kind != MAMBA]
+    if len({layer.kind for layer in owners}) == 1:
+        return sum(bytes_of_a_page(serving, layer) for layer in owners)
+    return fewest * max(bytes_of_a_page(serving, layer) for layer in attention)
+
+
+def bytes_of_a_page(serving: Serving, layer: Layer) -> int:
+    """Count the bytes of what a layer keeps in a block; states without what they are padded to."""
+    if layer.kind == "encoder_only":
+        return 0
+    if layer.kind == MAMBA:
+        return sum(
+            int(np.prod(state.shape)) * ITEMSIZES[str(state.dtype)] for state in layer.states
+        )
+    return tokens_of_a_block(serving) * bytes_of_a_token(layer)
+
+
+def bytes_of_a_token(layer: Layer) -> int:
+    """Count the bytes of a token's key and value, or of its latent."""
+    if layer.cache_dtype_str == "fp8_ds_mla":
+        return 656
+    vectors = 1 if layer.kind == LATENT else 2
+    return vectors * layer.num_kv_heads * layer.head_size * ITEMSIZES[str(layer.dtype)]
+
+
+def tokens_of_a_block(serving: Serving) -> int:
+    """Count the tokens of a block: in hybrid models so many that they take more than the states."""
+    states = [bytes_of_a_page(serving, layer) for layer in serving.layers if layer.kind == MAMBA]
+    if not states:
+        return 64 if any(layer.kind == LATENT for layer in serving.layers) else 16
+    token = next(bytes_of_a_token(layer) for layer in serving.layers if layer.kind != MAMBA)
+    return next(tokens for tokens in range(16, 2**20, 16) if tokens * token >= max(states))

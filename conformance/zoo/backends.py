@@ -1,0 +1,89 @@
+"""Backends of the catalogue, made of an implementation's classes."""
+
+from __future__ import annotations
+
+from types import new_class
+from typing import Any
+
+from conformance.zoo.builders import make_builder_class, make_metadata_class
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.catalogue import BackendFacts, get_backend
+from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY
+
+_PREFIXES = {
+    CHUNKED_LOCAL: "ChunkedLocalAttention",
+    CROSS: "CrossAttention",
+    ENCODER_ONLY: "EncoderOnlyAttention",
+}
+"""Kinds for which a backend is given a builder of their own, and what its name then begins with."""
+
+
+class Backends:
+    """The backends of one implementation; each is made once, so that `is` compares them.
+
+    Args:
+        call: The calls of the implementation.
+
+    Example:
+        >>> import reference
+        >>> backends = Backends(Calls(reference))
+        >>> backend = backends.get("FLASH_ATTN", "chunked_local")
+        >>> backend.__name__, backend is backends.get("FLASH_ATTN", "chunked_local")
+        ('ChunkedLocalAttentionFlashAttentionBackend', True)
+        >>> backend.get_kv_cache_shape(9, 16, 8, 128)
+        (2, 9, 16, 8, 128)
+    """
+
+    def __init__(self, call: Calls) -> None:
+        self._call = call
+        self._metadata_class = make_metadata_class(call)
+        self._made: dict[tuple[str, str], Answer] = {}
+
+    def get(self, name: str, kind: str) -> Answer:
+        """Return the backend of layers of a kind.
+
+        Args:
+            name: Of the backend.
+            kind: Of the layers.
+
+        Returns:
+            A subclass of the implementation's `AttentionBackend`.
+
+        Raises:
+            KeyError: No such backend.
+        """
+        if (name, kind) not in self._made:
+            self._made[name, kind] = self._make(get_backend(name), kind)
+        return self._made[name, kind]
+
+    def _make(self, facts: BackendFacts, kind: str) -> Answer:
+        """Make a backend; that of a kind with a builder of its own out of the plain one."""
+        builder = make_builder_class(self._call, facts, kind, self._metadata_class)
+        if kind in _PREFIXES:
+            plain = self.get(facts.name, "full")
+            return self._call("subclass_attention_backend", _PREFIXES[kind], plain, builder)
+        return _make_backend_class(self._call, facts, builder)
+
+
+def _make_backend_class(call: Calls, facts: BackendFacts, builder: Answer) -> Answer:
+    """Make a subclass of the implementation's `AttentionBackend`."""
+
+    def get_stride_order() -> tuple[int, ...]:
+        return (facts.stride_orders or {})[call.look_up("get_kv_cache_layout")()]
+
+    def get_block_sizes() -> list[Answer]:
+        multiples = [call.look_up("MultipleOf")(base) for base in facts.multiples_of]
+        return [*facts.kernel_block_sizes, *multiples]
+
+    methods: dict[str, Any] = {
+        "get_name": lambda: facts.name,
+        "get_builder_cls": lambda: builder,
+        "get_kv_cache_shape": facts.shape,
+    }
+    if facts.kernel_block_sizes or facts.multiples_of:
+        methods["get_supported_kernel_block_sizes"] = get_block_sizes
+    if facts.stride_orders is not None:
+        methods["get_kv_cache_stride_order"] = get_stride_order
+    namespace: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
+    base = call.look_up("AttentionBackend")
+    return new_class(facts.class_name, (base,), exec_body=lambda body: body.update(namespace))

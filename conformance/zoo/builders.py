@@ -1,0 +1,141 @@
+"""What an engine's backends make of a step's batch: builders, of an implementation's classes.
+
+Each does what is particular of its kind with the implementation's functions: virtual batches for
+chunked local attention, the encoder's lengths for cross attention, the place of each request's
+states, and decodes apart from prefills where a backend computes these by themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import new_class
+
+import numpy as np
+
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.catalogue import BackendFacts
+from conformance.zoo.context import AttentionImpl
+from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA
+
+WORKSPACE_BYTES = 64
+"""Of what FlashInfer's builders share; an engine's has hundreds of MiB."""
+COMPARED = ("kv_cache_spec", "layer_names", "reorder_batch_threshold", "parameters", "workspace")
+"""What a comparison looks at in a builder."""
+
+
+def make_builder_class(
+    call: Calls, facts: BackendFacts, kind: str, metadata_class: Answer
+) -> Answer:
+    """Make the class of a backend's builders.
+
+    Args:
+        call: The calls of an implementation.
+        facts: The backend.
+        kind: Of the layers that it builds for.
+        metadata_class: Of what it builds.
+
+    Returns:
+        A subclass of the implementation's `AttentionMetadataBuilder`.
+    """
+    base = call.look_up("AttentionMetadataBuilder")
+
+    def init(
+        self: Answer, kv_cache_spec: Answer, layer_names: list[str], config: Answer, device: object
+    ) -> None:
+        base.__init__(self, kv_cache_spec, layer_names, config, device)
+        threshold = 1 if facts.reorders else None
+        base._init_reorder_batch_threshold(self, threshold, supports_spec_as_decode=True)  # noqa: SLF001  # public for builders
+        self.parameters = _parameters(call, self) if facts.name == "FLASHINFER" else None
+        self.workspace = None
+
+    def build(
+        self: Answer,
+        common_prefix_len: int,
+        common_attn_metadata: Answer,
+        fast_build: bool = False,
+    ) -> Answer:
+        common = _of_kind(call, kind, self, common_attn_metadata)
+        split = None
+        if self.reorder_batch_threshold is not None:
+            split = call.look_up("split_decodes_and_prefills")(common, self.reorder_batch_threshold)
+        return metadata_class(
+            backend=facts.name,
+            common=common,
+            common_prefix_len=common_prefix_len,
+            fast_build=fast_build,
+            decodes_and_prefills=split,
+            state_indices=common.block_table_tensor[:, 0] if kind == MAMBA else None,
+            parameters=self.parameters,
+        )
+
+    namespace: dict[str, Answer] = {"__init__": init, "build": build, "compared": COMPARED}
+    if facts.name == "FLASHINFER":
+        namespace |= _workspace_methods(call)
+    name = facts.class_name.removesuffix("Backend") + "MetadataBuilder"
+    return new_class(name, (base,), exec_body=lambda body: body.update(namespace))
+
+
+def make_metadata_class(call: Calls) -> Answer:
+    """Make the class of what builders build.
+
+    Args:
+        call: The calls of an implementation.
+
+    Returns:
+        A dataclass, a subclass of the implementation's `AttentionMetadata`.
+    """
+    fields = [
+        ("backend", str, ""),
+        ("common", object, None),
+        ("common_prefix_len", int, 0),
+        ("fast_build", bool, False),
+        ("decodes_and_prefills", object, None),
+        ("state_indices", object, None),
+        ("parameters", object, None),
+    ]
+    return call("subclass_attention_metadata", "Zoo", call.look_up("AttentionMetadata"), fields)
+
+
+def _of_kind(call: Calls, kind: str, builder: Answer, common: Answer) -> Answer:
+    """Return the batch as layers of a kind see it."""
+    if kind == CHUNKED_LOCAL:
+        spec = builder.kv_cache_spec
+        make = call.look_up("make_local_attention_virtual_batches")
+        return make(spec.attention_chunk_size, common, spec.block_size)
+    if kind == ENCODER_ONLY:
+        return dataclasses.replace(common, causal=False)
+    if kind == CROSS:
+        num_tokens = builder.vllm_config.scheduler_config.max_num_encoder_input_tokens
+        return dataclasses.replace(
+            common,
+            causal=False,
+            seq_lens=common.seq_lens.clip(max=1) * num_tokens,  # padding attends to nothing
+            seq_lens_cpu=common.seq_lens_cpu.clip(max=1) * num_tokens,
+            max_seq_len=num_tokens,
+        )
+    return common
+
+
+def _parameters(call: Calls, builder: Answer) -> Answer:
+    """Return what all layers of a builder have in common, which FlashInfer plans for."""
+    layers = call.look_up("get_per_layer_parameters")(
+        builder.vllm_config, builder.layer_names, AttentionImpl
+    )
+    return call.look_up("infer_global_hyperparameters")(layers)
+
+
+def _workspace_methods(call: Calls) -> dict[str, Answer]:
+    """Return the two methods by which FlashInfer's builders share a workspace."""
+
+    def get_workspace_buffer(self: Answer) -> Answer:
+        if self.workspace is None:
+            self.workspace = call.array(np.zeros(WORKSPACE_BYTES, np.uint8))
+        return self.workspace
+
+    def set_workspace_buffer(self: Answer, workspace: Answer) -> None:
+        self.workspace = workspace
+
+    return {
+        "_get_workspace_buffer": get_workspace_buffer,
+        "set_workspace_buffer": set_workspace_buffer,
+    }

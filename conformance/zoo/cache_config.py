@@ -1,0 +1,148 @@
+"""What a model's caches take of a device's memory: an implementation's `KVCacheConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.groups import CacheGroup, make_group_spec
+from conformance.zoo.serving import Serving
+
+
+def make_kv_cache_config(
+    call: Calls, serving: Serving, groups: Sequence[CacheGroup], memory_bytes: int
+) -> Answer:
+    """Divide the memory for KV caches into blocks, and these into tensors.
+
+    Args:
+        call: The calls of an implementation.
+        serving: The model, and how it is served.
+        groups: Its KV cache groups.
+        memory_bytes: What there is for its caches on each device.
+
+    Returns:
+        A `KVCacheConfig` with as many blocks as fit. Layers that share another's cache stand in its
+        group, and in its tensor.
+
+    Raises:
+        ValueError: Not even one block fits.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.groups import make_groups
+        >>> from conformance.zoo.models import get_model
+        >>> call, serving = Calls(reference), Serving(model=get_model("llama-3.1-8b"))
+        >>> config = make_kv_cache_config(call, serving, make_groups(call, serving), 2**30)
+        >>> config.num_blocks, config.kv_cache_tensors[0].size
+        (512, 33554432)
+    """
+    specs = [make_group_spec(call, group) for group in groups]
+    group_specs = [
+        call("KVCacheGroupSpec", group.layer_names, spec)
+        for group, spec in zip(groups, specs, strict=True)
+    ]
+    tensors = _page_sizes_by_tensor(call, groups, specs)
+    block_bytes = sum(page_size for page_size, _ in tensors)
+    num_blocks = memory_bytes // block_bytes
+    if num_blocks < 1:
+        raise ValueError(
+            f"memory_bytes is {memory_bytes}, but one block of {serving.model.name} takes "
+            f"{block_bytes}"
+        )
+    shared = shared_kv_cache_layers(serving)
+    call("add_kv_sharing_layers_to_kv_cache_groups", shared, group_specs)
+    return call(
+        "KVCacheConfig",
+        num_blocks=num_blocks,
+        kv_cache_tensors=[
+            call(
+                "KVCacheTensor",
+                size=num_blocks * page_size,
+                shared_by=[*names, *(layer for layer, own in shared.items() if own in names)],
+            )
+            for page_size, names in tensors
+        ],
+        kv_cache_groups=group_specs,
+    )
+
+
+def shared_kv_cache_layers(serving: Serving) -> dict[str, str]:
+    """Say whose cache each layer reads that has none of its own.
+
+    Args:
+        serving: The model.
+
+    Returns:
+        The name of the layer that has the cache, by that of the one that reads it.
+
+    Example:
+        >>> from conformance.zoo.models import get_model
+        >>> shared = shared_kv_cache_layers(Serving(model=get_model("gemma-3n-e4b")))
+        >>> {name.split(".")[3]: target.split(".")[3] for name, target in shared.items()}["34"]
+        '19'
+    """
+    return {
+        layer.name: layer.kv_sharing_target
+        for layer in serving.layers
+        if layer.kv_sharing_target is not None
+    }
+
+
+def block_bytes(call: Calls, groups: Sequence[CacheGroup]) -> int:
+    """Compute the bytes of one block over all tensors.
+
+    Args:
+        call: The calls of an implementation.
+        groups: The KV cache groups.
+
+    Returns:
+        Bytes.
+    """
+    specs = [make_group_spec(call, group) for group in groups]
+    return sum(page_size for page_size, _ in _page_sizes_by_tensor(call, groups, specs))
+
+
+def _page_sizes_by_tensor(
+    call: Calls, groups: Sequence[CacheGroup], specs: Sequence[Answer]
+) -> list[tuple[int, list[str]]]:
+    """Return the bytes of a page in each tensor, and the layers that own it."""
+    caching = [(g, s) for g, s in zip(groups, specs, strict=True) if g.keeps_cache]
+    if len(caching) == 1:
+        [(group, spec)] = caching
+        inner = getattr(spec, "kv_cache_specs", dict.fromkeys(group.layer_names, spec))
+        return [(call.attribute(inner[name], "page_size_bytes"), [name]) for name in inner]
+    page_size = call.attribute(caching[0][1], "page_size_bytes")
+    most = max(len(group.layers) for group, _ in caching)
+    return [
+        (page_size, [g.layer_names[i] for g, _ in caching if i < len(g.layers)])
+        for i in range(most)
+    ]
+
+
+def make_vllm_config(call: Calls, serving: Serving, layers: dict[str, Answer]) -> Answer:
+    """Make the configuration of the engine.
+
+    Args:
+        call: The calls of an implementation.
+        serving: The model, and how it is served.
+        layers: The forward context.
+
+    Returns:
+        A `VllmConfig`.
+    """
+    return call(
+        "VllmConfig",
+        model_config=call("ModelConfig", max_model_len=serving.max_model_len),
+        cache_config=call("CacheConfig", block_size=serving.block_size),
+        parallel_config=call("ParallelConfig", tensor_parallel_size=serving.tensor_parallel_size),
+        scheduler_config=call(
+            "SchedulerConfig",
+            max_num_batched_tokens=serving.max_num_batched_tokens,
+            max_num_seqs=serving.max_num_seqs,
+            max_num_encoder_input_tokens=serving.model.encoder_tokens,
+        ),
+        compilation_config=call("CompilationConfig", static_forward_context=layers),
+        speculative_config=call(
+            "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
+        ),
+    )

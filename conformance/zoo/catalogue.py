@@ -1,0 +1,247 @@
+"""The attention backends of an engine, by their names: what shapes and blocks they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from conformance.zoo.layer import LATENT, MAMBA, Layer
+
+BYTES_OF_FP8_DS_MLA: Final = 656
+"""Of a token: 512 float8s, 4 float32 scales, 64 bfloat16s."""
+
+NHD_OR_HND: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4)}
+)
+"""Stride orders by layout, of a cache whose third dimension is tokens and whose fourth is heads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendFacts:
+    """What is known of a backend.
+
+    Attributes:
+        name: As the engine calls it.
+        class_name: Of its class.
+        axes: The dimensions of a layer's cache, by name; none for states.
+        kernel_block_sizes: The block sizes that its kernels work on.
+        multiples_of: Of what they work on every multiple.
+        stride_orders: The order in memory, by KV cache layout; None: as `axes`, always.
+        block_size: The block size that an engine takes when it runs the backend.
+        reorders: Whether it wants decodes before prefills.
+        computes: "attention" (keys and values), "latent", "indexer" or "states".
+    """
+
+    name: str
+    class_name: str
+    axes: tuple[str, ...] = ()
+    kernel_block_sizes: tuple[int, ...] = ()
+    multiples_of: tuple[int, ...] = ()
+    stride_orders: Mapping[str, tuple[int, ...]] | None = field(default=None, hash=False)
+    block_size: int = 16
+    reorders: bool = False
+    computes: str = "attention"
+
+    def shape(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> tuple[int, ...]:
+        """Return the shape of a layer's cache, as `get_kv_cache_shape` does.
+
+        Args:
+            num_blocks: Blocks.
+            block_size: Tokens in a block.
+            num_kv_heads: KV heads.
+            head_size: Elements of a head.
+            cache_dtype_str: The format of the cache.
+
+        Returns:
+            The lengths of the axes.
+
+        Raises:
+            NotImplementedError: The backend works on states.
+
+        Example:
+            >>> BACKENDS["FLASH_ATTN"].shape(7, 16, 8, 128)
+            (2, 7, 16, 8, 128)
+            >>> BACKENDS["FLASHMLA_SPARSE"].shape(7, 64, 1, 576, "fp8_ds_mla")
+            (7, 64, 656)
+        """
+        if not self.axes:
+            raise NotImplementedError(
+                f"{self.name} works on states, which have shapes of their own"
+            )
+        is_packed = cache_dtype_str == "fp8_ds_mla"
+        lengths = {
+            "keys and values": 2,
+            "blocks": num_blocks,
+            "tokens": block_size,
+            "heads": num_kv_heads,
+            "head": head_size,
+            "latent": BYTES_OF_FP8_DS_MLA if is_packed else head_size,
+        }
+        return tuple(lengths[axis] for axis in self.axes)
+
+
+_KV_FIRST = ("keys and values", "blocks", "tokens", "heads", "head")
+_BLOCKS_FIRST = ("blocks", "keys and values", "tokens", "heads", "head")
+_LATENT = ("blocks", "tokens", "latent")
+
+BACKENDS: Mapping[str, BackendFacts] = MappingProxyType(
+    {
+        facts.name: facts
+        for facts in (
+            BackendFacts(
+                name="FLASH_ATTN",
+                class_name="FlashAttentionBackend",
+                axes=_KV_FIRST,
+                multiples_of=(16,),
+                stride_orders=NHD_OR_HND,
+            ),
+            BackendFacts(
+                name="FLASHINFER",
+                class_name="FlashInferBackend",
+                axes=_BLOCKS_FIRST,
+                kernel_block_sizes=(16, 32, 64),
+                stride_orders=NHD_OR_HND,
+                reorders=True,
+            ),
+            BackendFacts(
+                name="TRITON_ATTN",
+                class_name="TritonAttentionBackend",
+                axes=_BLOCKS_FIRST,
+                multiples_of=(16,),
+                stride_orders=NHD_OR_HND,
+            ),
+            BackendFacts(
+                name="FLEX_ATTENTION",
+                class_name="FlexAttentionBackend",
+                axes=_KV_FIRST,
+                multiples_of=(1,),
+            ),
+            BackendFacts(
+                name="FLASHMLA",
+                class_name="FlashMLABackend",
+                axes=_LATENT,
+                kernel_block_sizes=(64,),
+                block_size=64,
+                reorders=True,
+                computes="latent",
+            ),
+            BackendFacts(
+                name="FLASHMLA_SPARSE",
+                class_name="FlashMLASparseBackend",
+                axes=_LATENT,
+                kernel_block_sizes=(64,),
+                block_size=64,
+                reorders=True,
+                computes="latent",
+            ),
+            BackendFacts(
+                name="CUTLASS_MLA",
+                class_name="CutlassMLABackend",
+                axes=_LATENT,
+                kernel_block_sizes=(128,),
+                block_size=128,
+                reorders=True,
+                computes="latent",
+            ),
+            BackendFacts(
+                name="FLASHINFER_MLA",
+                class_name="FlashInferMLABackend",
+                axes=_LATENT,
+                kernel_block_sizes=(32, 64),
+                block_size=64,
+                reorders=True,
+                computes="latent",
+            ),
+            BackendFacts(
+                name="TRITON_MLA",
+                class_name="TritonMLABackend",
+                axes=_LATENT,
+                multiples_of=(1,),
+                reorders=True,
+                computes="latent",
+            ),
+            BackendFacts(
+                name="DEEPSEEK_V32_INDEXER",
+                class_name="DeepseekV32IndexerBackend",
+                axes=_LATENT,
+                kernel_block_sizes=(64,),
+                block_size=64,
+                reorders=True,
+                computes="indexer",
+            ),
+            BackendFacts(
+                name="MAMBA1_ATTN",
+                class_name="Mamba1AttentionBackend",
+                reorders=True,
+                computes="states",
+            ),
+            BackendFacts(
+                name="MAMBA2_ATTN",
+                class_name="Mamba2AttentionBackend",
+                reorders=True,
+                computes="states",
+            ),
+            BackendFacts(
+                name="GDN_ATTN",
+                class_name="GDNAttentionBackend",
+                reorders=True,
+                computes="states",
+            ),
+        )
+    }
+)
+"""By name."""
+
+
+def get_backend(name: str) -> BackendFacts:
+    """Look a backend up.
+
+    Args:
+        name: As the engine calls it.
+
+    Returns:
+        What is known of it.
+
+    Raises:
+        KeyError: There is none of that name; the message lists the names.
+
+    Example:
+        >>> get_backend("CUTLASS_MLA").kernel_block_sizes
+        (128,)
+    """
+    if name not in BACKENDS:
+        raise KeyError(f"no backend {name!r} in the catalogue, which has {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def suits(facts: BackendFacts, layer: Layer) -> bool:
+    """Tell whether a backend can take the place of a layer's own.
+
+    Args:
+        facts: The backend.
+        layer: The layer.
+
+    Returns:
+        Whether it computes what the layer is: attention, MLA, the scores of an indexer, states. A
+        cache in a format of its own needs its own backend.
+
+    Example:
+        >>> layer = Layer(name="0", kind="latent", backend="FLASHMLA")
+        >>> suits(BACKENDS["CUTLASS_MLA"], layer), suits(BACKENDS["FLASH_ATTN"], layer)
+        (True, False)
+    """
+    own = get_backend(layer.backend)
+    if layer.kind == MAMBA or layer.cache_dtype_str is not None:
+        return facts.name == own.name
+    if layer.kind == LATENT:
+        return facts.computes == own.computes and facts.name != "FLASHMLA_SPARSE"
+    return facts.computes == "attention"

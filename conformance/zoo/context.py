@@ -1,0 +1,123 @@
+"""The forward context of an engine: a model's layers as objects that functions read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
+from conformance.zoo.serving import Serving
+
+_TYPES = {CROSS: "ENCODER_DECODER", ENCODER_ONLY: "ENCODER_ONLY"}
+"""The name in `AttentionType`, where it is not that of a decoder."""
+
+
+@dataclass(frozen=True)
+class AttentionImpl:
+    """How a backend computes a layer.
+
+    Attributes:
+        scale: What scores are multiplied by.
+        sliding_window: Keys to the left and to the right of a query that it sees; -1: all.
+        logits_soft_cap: The bound of the scores; None: none.
+        sinks: float32[num_query_heads], the scores of the sinks; None: there are none.
+    """
+
+    scale: float
+    sliding_window: tuple[int, int]
+    logits_soft_cap: float | None
+    sinks: Any
+
+
+@dataclass
+class AttentionLayer:
+    """An attention layer.
+
+    Attributes:
+        attn_type: One of the implementation's `AttentionType`.
+        num_kv_heads: Of each rank.
+        head_size: Elements of a head.
+        sliding_window: Keys that a query sees, itself among them; None: all.
+        impl: How it is computed.
+        backend: The class that computes it.
+        kv_sharing_target_layer_name: The layer whose cache it reads; None: its own.
+        kv_cache: What is bound to it.
+    """
+
+    attn_type: str
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int | None
+    impl: AttentionImpl
+    backend: Any
+    kv_sharing_target_layer_name: str | None
+    kv_cache: list[Any] = field(default_factory=list)
+
+    def get_attn_backend(self) -> Answer:
+        """Return the class that computes it."""
+        return self.backend
+
+
+@dataclass
+class StateLayer:
+    """A Mamba layer, or one like it: no attention layer, since it has no `attn_type`.
+
+    Attributes:
+        backend: The class that computes it.
+        kv_cache: What is bound to it.
+    """
+
+    backend: Any
+    kv_cache: list[Any] = field(default_factory=list)
+
+    def get_attn_backend(self) -> Answer:
+        """Return the class that computes it."""
+        return self.backend
+
+
+def make_forward_context(
+    call: Calls, serving: Serving, get_backend: Callable[[str, str], Answer]
+) -> dict[str, AttentionLayer | StateLayer]:
+    """Make the layers of a model.
+
+    Args:
+        call: The calls of an implementation.
+        serving: The model, and how it is served.
+        get_backend: Returns the backend of a name for a kind of layers.
+
+    Returns:
+        The layers by name, in the model's order.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.models import get_model
+        >>> serving = Serving(model=get_model("gemma-2-9b"))
+        >>> layers = make_forward_context(Calls(reference), serving, lambda name, kind: name)
+        >>> layers["model.layers.0.self_attn.attn"].impl.sliding_window
+        (4095, 0)
+    """
+    return {
+        layer.name: StateLayer(get_backend(layer.backend, layer.kind))
+        if layer.kind == MAMBA
+        else _make_attention_layer(call, layer, get_backend(layer.backend, layer.kind))
+        for layer in serving.layers
+    }
+
+
+def _make_attention_layer(call: Calls, layer: Layer, backend: Answer) -> AttentionLayer:
+    """Make an attention layer."""
+    window = (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
+    sinks = call.array(np.zeros(layer.num_query_heads, np.float32)) if layer.has_sinks else None
+    return AttentionLayer(
+        attn_type=call.look_up(f"AttentionType.{_TYPES.get(layer.kind, 'DECODER')}"),
+        num_kv_heads=layer.num_kv_heads,
+        head_size=layer.head_size,
+        sliding_window=layer.sliding_window,
+        impl=AttentionImpl(layer.scale, window, layer.logits_soft_cap, sinks),
+        backend=backend,
+        kv_sharing_target_layer_name=layer.kv_sharing_target,
+    )

@@ -1,0 +1,240 @@
+"""A model deployed in an implementation: caches and their views, backends, builders, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conformance.zoo.backends import Backends
+from conformance.zoo.cache_config import (
+    make_kv_cache_config,
+    make_vllm_config,
+)
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.context import AttentionImpl, AttentionLayer, StateLayer, make_forward_context
+from conformance.zoo.groups import CacheGroup, make_groups
+from conformance.zoo.serving import Serving
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What an engine has after it has started.
+
+    Attributes:
+        serving: The model, and how it is served.
+        groups: Its KV cache groups.
+        vllm_config: The configuration.
+        kv_cache_config: The memory.
+        layers: The forward context, caches bound to its layers.
+        attn_groups: For each KV cache group, the `AttentionGroup`s: layers of one backend and spec.
+        attn_backends: The backend of each layer.
+        builders: For each round of `build_metadata`, a builder for each KV cache group.
+        kernel_block_sizes: Of each KV cache group that is not encoder-only.
+        runner_kv_caches: The caches, in the order of layers.
+        parameters: Of each attention layer, and of each KV cache group of such what all have in
+            common.
+    """
+
+    serving: Serving
+    groups: tuple[CacheGroup, ...]
+    vllm_config: Answer
+    kv_cache_config: Answer
+    layers: dict[str, AttentionLayer | StateLayer]
+    attn_groups: list[list[Answer]]
+    attn_backends: dict[str, Answer]
+    builders: list[list[Answer]]
+    kernel_block_sizes: list[int]
+    runner_kv_caches: list[Answer]
+    parameters: list[tuple[dict[str, Answer], Answer]]
+
+    @property
+    def kv_caches(self) -> dict[str, Answer]:
+        """What is bound to each layer that has a cache."""
+        return {name: layer.kv_cache[0] for name, layer in self.layers.items() if layer.kv_cache}
+
+
+def deploy(call: Calls, serving: Serving, memory_bytes: int) -> Deployment:
+    """Deploy a model: everything that an engine does with these functions when it starts.
+
+    Args:
+        call: The calls of an implementation.
+        serving: The model, and how it is served.
+        memory_bytes: What there is for its caches on each device.
+
+    Returns:
+        What it comes to.
+
+    Raises:
+        ValueError: The memory is too small for a block, or backends cannot work on its blocks.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.models import get_model
+        >>> serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
+        >>> deployment = deploy(Calls(reference), serving, 2**20)
+        >>> deployment.kv_cache_config.num_blocks
+        21
+        >>> deployment.kv_caches["model.layers.0.self_attn.attn"].shape
+        (21, 2, 16, 1, 64)
+    """
+    backends = Backends(call)
+    layers = make_forward_context(call, serving, backends.get)
+    vllm_config = make_vllm_config(call, serving, layers)
+    groups = make_groups(call, serving)
+    kv_cache_config = make_kv_cache_config(call, serving, groups, memory_bytes)
+    attn_groups = [
+        _make_attn_groups(call, group_spec, vllm_config, layers)
+        for group_spec in kv_cache_config.kv_cache_groups
+    ]
+    attn_backends, builders = _make_builders(call, kv_cache_config, vllm_config, attn_groups)
+    kernel_block_sizes = call("prepare_kernel_block_sizes", kv_cache_config, attn_groups)
+    runner_kv_caches: list[Answer] = []
+    call(
+        "init_kv_cache",
+        runner_kv_caches,
+        layers,
+        kv_cache_config,
+        attn_backends,
+        call.device,
+        kernel_block_sizes=kernel_block_sizes,
+        num_attn_module=serving.model.num_attn_module,
+    )
+    return Deployment(
+        serving=serving,
+        groups=groups,
+        vllm_config=vllm_config,
+        kv_cache_config=kv_cache_config,
+        layers=layers,
+        attn_groups=attn_groups,
+        attn_backends=attn_backends,
+        builders=builders,
+        kernel_block_sizes=kernel_block_sizes,
+        runner_kv_caches=runner_kv_caches,
+        parameters=_parameters(call, kv_cache_config, vllm_config, layers),
+    )
+
+
+def build_metadata(
+    call: Calls,
+    deployment: Deployment,
+    *,
+    num_reqs: int,
+    num_tokens: int,
+    query_start_loc: Answer,
+    seq_lens: Answer,
+    num_computed_tokens_cpu: Answer,
+    block_tables: Sequence[Answer],
+    slot_mappings: Sequence[Answer],
+) -> dict[str, Answer]:
+    """Build the metadata of a step for all layers.
+
+    `build_attn_metadata` has one builder for each KV cache group, so where one has several
+    `AttentionGroup`s it is called in rounds, the `i`-th with the `i`-th builder of each group.
+
+    Args:
+        call: The calls of an implementation.
+        deployment: The model.
+        num_reqs: Requests.
+        num_tokens: Tokens.
+        query_start_loc: A buffer of int32[at least num_reqs + 1].
+        seq_lens: A buffer of int32[at least num_reqs].
+        num_computed_tokens_cpu: int32[at least num_reqs].
+        block_tables: int32[at least num_reqs, max_blocks_per_req] for each KV cache group.
+        slot_mappings: int64[at least num_tokens] for each KV cache group.
+
+    Returns:
+        The metadata of each layer.
+    """
+    rounds: list[dict[str, Answer]] = [
+        call(
+            "build_attn_metadata",
+            builders,
+            num_reqs,
+            num_tokens,
+            query_start_loc,
+            seq_lens,
+            num_computed_tokens_cpu,
+            list(block_tables),
+            list(slot_mappings),
+            deployment.kv_cache_config,
+        )
+        for builders in deployment.builders
+    ]
+    if len(rounds) == 1:
+        return rounds[0]
+    return {
+        name: built[name]
+        for number, built in enumerate(rounds)
+        for attn_groups in deployment.attn_groups
+        if number < len(attn_groups)
+        for name in attn_groups[number].layer_names
+    }
+
+
+def _make_attn_groups(
+    call: Calls,
+    group_spec: Answer,
+    vllm_config: Answer,
+    layers: dict[str, AttentionLayer | StateLayer],
+) -> list[Answer]:
+    """Sort the layers of a KV cache group by backend and spec, and make builders for each."""
+    inner = getattr(group_spec.kv_cache_spec, "kv_cache_specs", {})
+    sorted_layers: dict[tuple[Answer, Answer], list[str]] = {}
+    for name in group_spec.layer_names:
+        key = layers[name].get_attn_backend(), inner.get(name, group_spec.kv_cache_spec)
+        sorted_layers.setdefault(key, []).append(name)
+    return [
+        call(
+            "AttentionGroup.create_with_metadata_builders",
+            backend,
+            names,
+            spec,
+            vllm_config,
+            call.device,
+        )
+        for (backend, spec), names in sorted_layers.items()
+    ]
+
+
+def _make_builders(
+    call: Calls,
+    kv_cache_config: Answer,
+    vllm_config: Answer,
+    attn_groups: list[list[Answer]],
+) -> tuple[dict[str, Answer], list[list[Answer]]]:
+    """Return the backend of each layer, and the builders of each round."""
+    num_rounds = max(len(groups) for groups in attn_groups)
+    if num_rounds == 1:
+        attn_backends, builders = call(
+            "init_attn_backend", kv_cache_config, vllm_config, call.device
+        )
+        return attn_backends, [builders]
+    attn_backends = {
+        name: group.backend
+        for groups in attn_groups
+        for group in groups
+        for name in group.layer_names
+    }
+    return attn_backends, [
+        [
+            call.method(groups[min(number, len(groups) - 1)], "get_metadata_builder")
+            for groups in attn_groups
+        ]
+        for number in range(num_rounds)
+    ]
+
+
+def _parameters(
+    call: Calls,
+    kv_cache_config: Answer,
+    vllm_config: Answer,
+    layers: dict[str, AttentionLayer | StateLayer],
+) -> list[tuple[dict[str, Answer], Answer]]:
+    """Return the parameters of the layers of each group of attention, and those of the group."""
+    found = []
+    for group in kv_cache_config.kv_cache_groups:
+        names = [name for name in group.layer_names if isinstance(layers[name], AttentionLayer)]
+        if names:
+            by_layer = call("get_per_layer_parameters", vllm_config, names, AttentionImpl)
+            found.append((by_layer, call("infer_global_hyperparameters", by_layer)))
+    return found

@@ -1,0 +1,181 @@
+"""Layers sorted into KV cache groups, which share one pool of blocks.
+
+A block has the same bytes in every group, so groups of unlike kinds have equally many layers: the
+i-th layers of all groups lie in one tensor. The last group of a kind may have fewer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
+from conformance.zoo.serving import Serving
+from conformance.zoo.specs import make_spec
+
+ATTENTION_BLOCK_ALIGNMENT = 16
+"""Hybrid models raise the block size of attention to a multiple of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGroup:
+    """Layers of one kind whose KV caches share one block table.
+
+    Attributes:
+        kind: Of the layers.
+        layers: Those with caches of their own, each a rank's part; of encoder-only groups those
+            that have none.
+        block_size: Tokens in a block. Of a group of states the longest sequence, which has one.
+        page_size_padded: The bytes of a page of states; None: what they need.
+        encoder_tokens: Of each request, what cross attention attends to.
+    """
+
+    kind: str
+    layers: tuple[Layer, ...]
+    block_size: int
+    page_size_padded: int | None = None
+    encoder_tokens: int = 0
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The names of the layers."""
+        return [layer.name for layer in self.layers]
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Keys that a query of its layers sees, itself among them; None: all."""
+        return self.layers[0].sliding_window
+
+    @property
+    def attention_chunk_size(self) -> int | None:
+        """Tokens of a chunk of chunked local attention; None: no chunks."""
+        return self.layers[0].attention_chunk_size
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether its layers have caches."""
+        return self.kind != ENCODER_ONLY
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Count the blocks of a request.
+
+        Args:
+            num_tokens: Its tokens, of the decoder.
+
+        Returns:
+            Blocks of this group. Cross attention needs those of the encoder, states always one.
+        """
+        if not self.keeps_cache:
+            return 0
+        num_positions = self.encoder_tokens if self.kind == CROSS else num_tokens
+        return -(-num_positions // self.block_size)
+
+
+def make_groups(call: Calls, serving: Serving) -> tuple[CacheGroup, ...]:
+    """Sort the layers of a model into KV cache groups.
+
+    Layers that share the cache of another are in none: `make_kv_cache_config` adds them.
+
+    Args:
+        call: The calls of an implementation.
+        serving: The model, and how it is served.
+
+    Returns:
+        The groups, in the order of their first layers; encoder-only ones last.
+
+    Raises:
+        ValueError: Layers of unlike kinds whose blocks cannot have the same bytes.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.models import get_model
+        >>> groups = make_groups(Calls(reference), Serving(model=get_model("jamba-v0.1")))
+        >>> [(group.kind, len(group.layers), group.block_size) for group in groups[-2:]]
+        [('mamba', 4, 262144), ('full', 4, 80)]
+    """
+    by_kind: dict[str, list[Layer]] = {}
+    for layer in serving.layers:
+        if layer.keeps_cache or layer.kind == ENCODER_ONLY:
+            by_kind.setdefault(layer.kind, []).append(layer)
+    without_cache = by_kind.pop(ENCODER_ONLY, [])
+    block_size, page_size_padded = _common_page(call, serving, by_kind)
+    whole = CacheGroup(kind="", layers=(), block_size=block_size)
+    most = min(len(layers) for layers in by_kind.values())
+    groups = [
+        replace(
+            whole,
+            kind=kind,
+            layers=tuple(layers[first : first + most]),
+            block_size=serving.max_model_len if kind == MAMBA else block_size,
+            page_size_padded=page_size_padded if kind == MAMBA else None,
+            encoder_tokens=serving.model.encoder_tokens if kind == CROSS else 0,
+        )
+        for kind, layers in by_kind.items()
+        for first in range(0, len(layers), most)
+    ]
+    if without_cache:
+        groups.append(replace(whole, kind=ENCODER_ONLY, layers=tuple(without_cache)))
+    return tuple(groups)
+
+
+def make_group_spec(call: Calls, group: CacheGroup) -> Answer:
+    """Make the one spec of a group.
+
+    Args:
+        call: The calls of an implementation.
+        group: The group.
+
+    Returns:
+        The spec that all layers have, or the uniform one of layers whose pages are unlike.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.models import get_model
+        >>> call = Calls(reference)
+        >>> [group] = make_groups(call, Serving(model=get_model("deepseek-v3.2-exp")))
+        >>> make_group_spec(call, group).page_size_bytes // (61 * 64)  # 656 + 132
+        788
+    """
+    specs = {
+        layer.name: make_spec(call, layer, group.block_size, group.page_size_padded)
+        for layer in group.layers
+    }
+    distinct = list(specs.values())
+    if any(spec != distinct[0] for spec in distinct):
+        return call("UniformTypeKVCacheSpecs.from_specs", specs)
+    return call(f"{type(distinct[0]).__name__}.merge", distinct)
+
+
+def _common_page(
+    call: Calls, serving: Serving, by_kind: dict[str, list[Layer]]
+) -> tuple[int, int | None]:
+    """Return the block size of attention, and the bytes that pages of states are padded to.
+
+    States have a size of their own, and a block of attention must not be smaller: its block size
+    is raised, and then the page of states padded to it.
+    """
+    block_size = serving.block_size
+    if len(by_kind) == 1:
+        return block_size, None
+
+    def page_sizes(block_size: int, *, states: bool) -> list[int]:
+        specs = (
+            make_spec(call, layer, block_size)
+            for kind, layers in by_kind.items()
+            for layer in layers
+            if (kind == MAMBA) == states
+        )
+        return [call.attribute(spec, "page_size_bytes") for spec in specs]
+
+    token_bytes = min(page_sizes(1, states=False))
+    if serving.is_hybrid:
+        needed = -(-max(page_sizes(block_size, states=True)) // token_bytes)
+        alignment = max(ATTENTION_BLOCK_ALIGNMENT, block_size)
+        block_size = max(block_size, -(-needed // alignment) * alignment)
+    pages = set(page_sizes(block_size, states=False))
+    if len(pages) > 1:
+        raise ValueError(
+            f"pages of {serving.model.name} have {sorted(pages)} bytes, but layers of unlike kinds "
+            "need pages of the same bytes"
+        )
+    return block_size, pages.pop() if serving.is_hybrid else None

@@ -1,0 +1,81 @@
+"""What is compared of a deployment: its values, and where its memory lies."""
+
+from __future__ import annotations
+
+from conformance.comparison import Difference
+from conformance.views import first_view_difference
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.deployment import Deployment
+
+
+def observe(call: Calls, deployment: Deployment) -> dict[str, Answer]:
+    """Return the values of a deployment, the bytes in its caches left out.
+
+    Args:
+        call: The calls of its implementation.
+        deployment: The deployment.
+
+    Returns:
+        Values by name, as `first_difference` compares them.
+    """
+    config = deployment.kv_cache_config
+    return {
+        "kv_cache_config": config,
+        "max_memory_usage_bytes": [
+            call.method(group.kv_cache_spec, "max_memory_usage_bytes", deployment.vllm_config)
+            for group in config.kv_cache_groups
+        ],
+        "page_size_bytes": [
+            call.attribute(group.kv_cache_spec, "page_size_bytes")
+            for group in config.kv_cache_groups
+        ],
+        "attn_backends": deployment.attn_backends,
+        "attn_groups": deployment.attn_groups,
+        "builders": deployment.builders,
+        "kernel_block_sizes": deployment.kernel_block_sizes,
+        "parameters": deployment.parameters,
+        "caches": {
+            name: [(tuple(view.shape), view.dtype) for view in _views(cache)]
+            for name, cache in deployment.kv_caches.items()
+        },
+    }
+
+
+def first_memory_difference(expected: Deployment, actual: Deployment) -> Difference | None:
+    """Return the first difference of where a deployment's memory lies from where it should.
+
+    Args:
+        expected: That of `reference`.
+        actual: That of an implementation, whose values are known to agree.
+
+    Returns:
+        The first difference: of the caches' strides and offsets, of which of them are in the same
+        memory or the same object, of which lists and workspaces builders and groups have in common.
+
+    Example:
+        >>> import fast, reference
+        >>> from conformance.zoo.deployment import deploy
+        >>> from conformance.zoo.models import get_model
+        >>> from conformance.zoo.serving import Serving
+        >>> serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
+        >>> expected = deploy(Calls(reference), serving, 2**20)
+        >>> first_memory_difference(expected, deploy(Calls(fast, "cpu"), serving, 2**20)) is None
+        True
+    """
+    return first_view_difference(_memory(expected), _memory(actual), {}, {})
+
+
+def _memory(deployment: Deployment) -> dict[str, Answer]:
+    """Return all of a deployment that lies somewhere."""
+    return {
+        "kv_caches": deployment.kv_caches,
+        "runner_kv_caches": deployment.runner_kv_caches,
+        "kv_cache_config": deployment.kv_cache_config,
+        "attn_groups": deployment.attn_groups,
+        "builders": deployment.builders,
+    }
+
+
+def _views(cache: Answer) -> list[Answer]:
+    """Return the views of a layer's cache: several of states, otherwise one."""
+    return cache if isinstance(cache, list) else [cache]

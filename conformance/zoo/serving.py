@@ -1,0 +1,145 @@
+"""How a model is served: on how many ranks, in which blocks, up to which length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from conformance.zoo.catalogue import BackendFacts, get_backend, suits
+from conformance.zoo.layer import LATENT, MAMBA, Layer
+from conformance.zoo.model import Model
+
+DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2")
+"""What keys and values can be kept as."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """A model, and the settings of the engine that serves it.
+
+    Attributes:
+        model: The model.
+        tensor_parallel_size: Ranks that share each layer.
+        dtype: Of keys, values and latents, by name; None: the model's. States keep theirs, and so
+            do caches in a format of their own.
+        requested_block_size: Tokens in a block; None: what the backends want. Hybrid models raise
+            that of their attention layers.
+        requested_max_model_len: The longest sequence that is served; None: the model's.
+        max_num_batched_tokens: The most tokens of a step.
+        max_num_seqs: The most requests of a step.
+        num_speculative_tokens: Draft tokens that each decode brings along.
+        backends: Names of backends that take the place of the layers' own, where they suit; of
+            several, the first.
+
+    Raises:
+        TypeError: A number that is no int.
+        ValueError: A number that is too small, or too large for the model; a dtype that caches do
+            not have, or for a model whose caches all have a format of their own; a backend that
+            suits no layer; a number of ranks that heads cannot be divided by.
+        KeyError: No such backend.
+
+    Example:
+        >>> from conformance.zoo.models import get_model
+        >>> serving = Serving(model=get_model("llama-3.1-70b"), tensor_parallel_size=4)
+        >>> serving.layers[0].num_kv_heads, serving.block_size, serving.max_model_len
+        (2, 16, 131072)
+    """
+
+    model: Model
+    tensor_parallel_size: int = 1
+    dtype: str | None = None
+    requested_block_size: int | None = None
+    requested_max_model_len: int | None = None
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    num_speculative_tokens: int = 0
+    backends: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "max_num_batched_tokens", "max_num_seqs"):
+            _check_positive(name, getattr(self, name))
+        if self.requested_block_size is not None:
+            _check_positive("block_size", self.requested_block_size)
+        if self.requested_max_model_len is not None:
+            _check_positive("max_model_len", self.requested_max_model_len)
+        if self.max_model_len > self.model.max_context_tokens:
+            raise ValueError(
+                f"max_model_len is {self.max_model_len}, but {self.model.name} is published for "
+                f"at most {self.model.max_context_tokens} tokens"
+            )
+        self._check_dtype()
+        for backend in self.backends:
+            self._check_backend(get_backend(backend))
+        _ = self.layers  # divides them
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that is served, in tokens of the decoder."""
+        if self.requested_max_model_len is None:
+            return self.model.max_context_tokens
+        return self.requested_max_model_len
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block, but for what hybrid models make of it."""
+        if self.requested_block_size is not None:
+            return self.requested_block_size
+        names = {layer.backend for layer in self.layers} | set(self.backends)
+        return max(get_backend(name).block_size for name in names)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether states lie in the same memory as keys and values."""
+        return any(layer.kind == MAMBA for layer in self.layers)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers as each rank has them, with their dtypes and backends."""
+        return tuple(self._served(layer) for layer in self.model.layers)
+
+    def _served(self, layer: Layer) -> Layer:
+        """Return a rank's part of a layer."""
+        part = layer.divided(self.tensor_parallel_size)
+        suiting = (name for name in self.backends if suits(get_backend(name), layer))
+        return replace(
+            part,
+            backend=next(suiting, layer.backend),
+            dtype=layer.dtype or self.dtype or self.model.dtype,
+            states=tuple(replace(s, dtype=s.dtype or self.model.dtype) for s in part.states),
+        )
+
+    def _check_dtype(self) -> None:
+        """Check that there is a cache that can have the dtype."""
+        if self.dtype is None:
+            return
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}, but must be one of {', '.join(DTYPES)}")
+        if all(layer.dtype is not None for layer in self.model.layers if layer.kind != MAMBA):
+            raise ValueError(
+                f"dtype is {self.dtype}, but the caches of {self.model.name} have a format of "
+                "their own"
+            )
+
+    def _check_backend(self, facts: BackendFacts) -> None:
+        """Check that there is a layer that a backend suits."""
+        if not any(suits(facts, layer) for layer in self.model.layers):
+            kinds = {get_backend(layer.backend).computes for layer in self.model.layers}
+            raise ValueError(
+                f"backend {facts.name} computes {facts.computes}, and suits no layer of "
+                f"{self.model.name}, whose layers are {', '.join(sorted(kinds))}"
+                + self._of_own_format()
+            )
+
+    def _of_own_format(self) -> str:
+        """Say which format the latents are in, where they are in one."""
+        formats = {layer.cache_dtype_str for layer in self.model.layers if layer.kind == LATENT}
+        found = sorted(name for name in formats if name is not None)
+        return f" in the format {found[0]}" if found else ""
+
+
+def _check_positive(name: str, value: object) -> None:
+    """Check that a setting is an int of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, but should be an int")
+    if value < 1:
+        raise ValueError(f"{name} is {value}, but should be at least 1")

@@ -1,0 +1,74 @@
+"""What each layer keeps, as an implementation's spec."""
+
+from __future__ import annotations
+
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.layer import (
+    CHUNKED_LOCAL,
+    CROSS,
+    ENCODER_ONLY,
+    FULL,
+    LATENT,
+    MAMBA,
+    SLIDING_WINDOW,
+    Layer,
+)
+
+_SPEC_CLASSES = {
+    FULL: "FullAttentionSpec",
+    SLIDING_WINDOW: "SlidingWindowSpec",
+    CHUNKED_LOCAL: "ChunkedLocalAttentionSpec",
+    LATENT: "MLAAttentionSpec",
+    CROSS: "CrossAttentionSpec",
+    ENCODER_ONLY: "EncoderOnlyAttentionSpec",
+    MAMBA: "MambaSpec",
+}
+
+
+def make_spec(
+    call: Calls, layer: Layer, block_size: int, page_size_padded: int | None = None
+) -> Answer:
+    """Make the spec of a layer.
+
+    Args:
+        call: The calls of an implementation.
+        layer: A rank's part, with its dtypes.
+        block_size: Tokens in a block.
+        page_size_padded: The bytes of a page of states; None: what they need.
+
+    Returns:
+        A spec of the implementation.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.serving import Serving
+        >>> from conformance.zoo.models import get_model
+        >>> layer = Serving(model=get_model("phi-3-mini-4k")).layers[0]
+        >>> make_spec(Calls(reference), layer, 16).sliding_window
+        2047
+    """
+    make = _SPEC_CLASSES[layer.kind]
+    if layer.kind == MAMBA:
+        return call(
+            make,
+            block_size=block_size,
+            shapes=tuple(state.shape for state in layer.states),
+            dtypes=tuple(call.dtype(str(state.dtype)) for state in layer.states),
+            page_size_padded=page_size_padded,
+            mamba_type=layer.mamba_type,
+        )
+    own: dict[str, object] = {}
+    if layer.kind == SLIDING_WINDOW:
+        own["sliding_window"] = layer.sliding_window
+    elif layer.kind == CHUNKED_LOCAL:
+        own["attention_chunk_size"] = layer.attention_chunk_size
+    elif layer.kind == LATENT:
+        own["cache_dtype_str"] = layer.cache_dtype_str
+    return call(
+        make,
+        block_size=block_size,
+        num_kv_heads=layer.num_kv_heads,
+        head_size=layer.head_size,
+        dtype=call.dtype(str(layer.dtype)),
+        **own,
+    )

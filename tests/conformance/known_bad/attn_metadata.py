@@ -1,0 +1,185 @@
+"""A step's metadata for each group's builder, as one writes it in a hurry."""
+
+# ruff: noqa: ANN401, C901  # engines' own objects; a branch for each bug
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import fast
+from known_bad.entries import rewritten
+
+REAL_BUILD = fast.build_attn_metadata
+
+
+class _Dry:
+    """A builder for the real function's checks, so that the given ones are not asked by it."""
+
+    def build(self, **_: object) -> None:
+        """Build nothing."""
+
+
+def _check(bug: str | None, builders: Any, arguments: tuple[Any, ...]) -> None:
+    """Refuse what the real function refuses, but for a bug."""
+    config = arguments[-1]
+    dry = type(builders)(_Dry() for _ in builders)
+    counts = list(arguments)
+    if bug == "the shorter of builders and groups wins" and isinstance(builders, list):
+        count = min(len(dry), len(config.kv_cache_groups))
+        dry = dry[:count] + [_Dry()] * (len(config.kv_cache_groups) - count)
+    if bug == "tables too short pass":
+        rows = torch.zeros((max(int(arguments[0]), 0), 0), dtype=torch.int32)
+        counts[5] = [t if len(t) >= len(rows) else rows for t in arguments[5]]
+    if bug == "the batch is believed" and fast.checks:
+        with fast.checks(False):
+            REAL_BUILD(dry, *counts)
+        return
+    if bug == "a bool is a count":
+        counts[:2] = [int(n) if isinstance(n, bool) else n for n in counts[:2]]
+    REAL_BUILD(dry, *counts)
+
+
+def _longest_query(bug: str | None, starts: torch.Tensor, lens: torch.Tensor) -> Any:
+    if bug == "max_query_len is the longest sequence's":
+        return int(lens.max()) if len(lens) else 0
+    if bug == "max_query_len is the first request's":
+        return int(starts[1]) if len(lens) else 0
+    if not len(lens):
+        return 1 if bug == "the longest of nothing is 1" else 0
+    longest = starts.diff().max()
+    return longest if bug == "maxima are tensors" else int(longest)
+
+
+def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
+    def build_attn_metadata(
+        attn_metadata_builders: Any,
+        num_reqs: int,
+        num_tokens: int,
+        query_start_loc: Any,
+        seq_lens: Any,
+        num_computed_tokens_cpu: torch.Tensor,
+        block_tables: Any,
+        slot_mappings: Any,
+        kv_cache_config: Any,
+    ) -> dict[str, Any]:
+        given = (num_reqs, num_tokens, query_start_loc, seq_lens, num_computed_tokens_cpu)
+        _check(bug, attn_metadata_builders, (*given, block_tables, slot_mappings, kv_cache_config))
+        n, tokens = int(num_reqs), int(num_tokens)
+        cut = len(query_start_loc.cpu) if bug == "the starts are not cut" else n + 1
+        starts, starts_cpu = query_start_loc.gpu[:cut], query_start_loc.cpu[:cut]
+        lens, lens_cpu = seq_lens.gpu[:n], seq_lens.cpu[:n]
+        computed = num_computed_tokens_cpu
+        if bug != "computed counts are not cut":
+            computed = computed[:n]
+        if bug == "buffers are copied":
+            starts, lens = starts.clone(), lens.clone()
+        if bug == "the host's starts are those on the device":
+            starts_cpu = starts
+        if bug == "the lengths on the device are the host's":
+            lens = lens_cpu
+        longest = max(lens_cpu.tolist(), default=0)
+        if bug == "max_seq_len is the whole buffer's":
+            longest = max(seq_lens.cpu.tolist(), default=0)
+        if bug == "padded tokens are dropped":
+            tokens = int(starts_cpu[-1])
+        if bug == "padded requests are dropped":
+            n = int((starts_cpu.diff() > 0).sum())
+            starts, starts_cpu = starts[: n + 1], starts_cpu[: n + 1]
+            lens, lens_cpu, computed = lens[:n], lens_cpu[:n], computed[:n]
+        found: dict[str, Any] = {}
+        first = None
+        for i, group in enumerate(kv_cache_config.kv_cache_groups[: len(attn_metadata_builders)]):
+            table, slots = block_tables[i], slot_mappings[i]
+            if bug == "tables are cut":
+                table = table[:n]
+            if bug == "slots are cut":
+                slots = slots[:tokens]
+            batch = fast.CommonAttentionMetadata(
+                query_start_loc=starts,
+                query_start_loc_cpu=starts_cpu,
+                seq_lens=lens,
+                seq_lens_cpu=lens_cpu,
+                num_computed_tokens_cpu=computed,
+                num_reqs=n,
+                num_actual_tokens=tokens,
+                max_query_len=_longest_query(bug, starts_cpu[: n + 1], lens_cpu),
+                max_seq_len=longest,
+                block_table_tensor=table,
+                slot_mapping=slots,
+                causal=bug != "causal is left to the builder",
+            )
+            first = first or batch
+            if bug == "one metadata for all groups":
+                batch = first
+            if bug == "slots are those of the first group":
+                batch.slot_mapping = first.slot_mapping
+            found |= _built(bug, attn_metadata_builders[i], batch, list(group.layer_names))
+        return found
+
+    return build_attn_metadata
+
+
+def _built(bug: str | None, builder: Any, batch: Any, names: list[str]) -> dict[str, Any]:
+    """Return what a group's layers get."""
+    if bug == "the prefix is what all have computed":
+        prefix = min(batch.num_computed_tokens_cpu.tolist(), default=0)
+        built = builder.build(common_prefix_len=prefix, common_attn_metadata=batch)
+    elif bug == "asked by position":
+        built = builder.build(0, batch)
+    elif bug == "asked to be quick":
+        built = builder.build(common_prefix_len=0, common_attn_metadata=batch, fast_build=True)
+    else:
+        built = builder.build(common_prefix_len=0, common_attn_metadata=batch)
+    if bug == "built once to warm up":
+        built = builder.build(common_prefix_len=0, common_attn_metadata=batch)
+    if bug == "built anew for each layer":
+        return {
+            name: builder.build(common_prefix_len=0, common_attn_metadata=batch) for name in names
+        }
+    if bug == "the first layer stands for its group":
+        names = names[:1]
+    return dict.fromkeys(names, built)
+
+
+ATTN_METADATA = rewritten(
+    "build_attn_metadata",
+    _make,
+    answers={
+        "max_query_len is the longest sequence's": "An upper bound, and a grid far too large.",
+        "max_query_len is the first request's": "Right for uniform decodes.",
+        "max_seq_len is the whole buffer's": "Right until a long request has left its row.",
+        "the longest of nothing is 1": "A dummy run launches a grid for nobody.",
+        "maxima are tensors": "They compare and print like ints; a kernel's launch waits for them.",
+        "the starts are not cut": "The first entries are right.",
+        "computed counts are not cut": "Likewise.",
+        "buffers are copied": "The right values; a captured graph reads the copy.",
+        "the host's starts are those on the device": "Equal; reading them synchronises.",
+        "the lengths on the device are the host's": "Equal on the CPU.",
+        "padded tokens are dropped": "Right without CUDA graphs.",
+        "padded requests are dropped": "Likewise.",
+        "one metadata for all groups": "Right for models of one group.",
+        "slots are those of the first group": "Reads are right; writes land in another group.",
+        "tables are cut": "The same rows; a graph was captured over all of them.",
+        "slots are cut": "Likewise.",
+        "causal is left to the builder": "The default is True, and this is not the default.",
+        "the prefix is what all have computed": "Cascade attention of requests with no prefix.",
+        "asked by position": "Right for builders with the parameters in this order.",
+        "asked to be quick": "The same metadata from builders that do not know how.",
+        "the first layer stands for its group": "Right for groups of one layer.",
+        "built anew for each layer": "Equal objects; plans are made once a layer.",
+    },
+    refusals={
+        "the shorter of builders and groups wins": "`zip`: the last group's layers have none.",
+        "tables too short pass": "The last requests read another's blocks.",
+        "the batch is believed": "Nobody looks at the values, in checked mode either.",
+        "a bool is a count": "`True` is one request.",
+    },
+    laws={
+        "test_each_builder_builds_once": {
+            "built once to warm up": "The same metadata, in twice the time."
+        },
+    },
+)

@@ -1,0 +1,234 @@
+"""Size a deployment: what a model's KV cache takes, and how many requests fit into a memory.
+
+    python -m tools.plan --model NAME --memory-gib X --tensor-parallel N
+
+The memory is what each device has for its KV cache: what is left of it after weights, activations
+and graphs. The numbers come of `fast`'s functions and the model zoo. The exit status is 0, or 2
+when the call was wrong or nothing fits.
+
+With `--json` the same is printed as one object: `model`, `published_as`, `tensor_parallel_size`,
+`formats` (of the caches, by name), `max_model_len`, `max_num_batched_tokens`;
+`memory_bytes` and `used_bytes` on each device; `block_bytes` (of one block over all tensors),
+`num_blocks` (the null block, number 0, is one of them); `blocks_per_request` (of one as long as
+`max_model_len`), `requests` (how many of these fit at once, a fraction too), `tokens` (in so many
+of them; where not even one fits, in one that does), `longest_request_tokens` (of one request alone,
+up to `max_model_len`);
+`backends` (a list of `name`, `kernel_block_sizes`, `multiples_of`); and `groups`, for each KV cache
+group `kind`, `num_layers` (with a cache of their own, or none), `num_sharing_layers`, `block_size`
+(tokens), `kernel_block_size` (None where no backend has one), `page_size_bytes` (of a block of one
+layer; where layers are unlike, of all of them), `blocks_per_request` and `share` (of a request's
+blocks, 0 to 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.zoo.catalogue import BACKENDS
+from conformance.zoo.layer import ENCODER_ONLY, MAMBA
+from conformance.zoo.models import MODELS, get_model
+from conformance.zoo.serving import DTYPES, Serving
+from tools.sizing import GIB, GroupPlan, Plan, make_plan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan as the command line says.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        serving = Serving(
+            model=get_model(options.model),
+            tensor_parallel_size=options.tensor_parallel,
+            dtype=options.dtype,
+            requested_block_size=options.block_size,
+            requested_max_model_len=options.max_model_len,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            backends=options.backend,
+        )
+        plan = make_plan(serving, int(options.memory_gib * GIB))
+    except (KeyError, ValueError) as error:
+        parser.error(str(error.args[0]))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(plan), indent=2))
+    else:
+        _print_plan(plan)
+    return 0
+
+
+def _print_plan(plan: Plan) -> None:
+    """Print the plan as tables."""
+    console = Console()
+    number = plan.tensor_parallel_size
+    devices = "1 device with" if number == 1 else f"{number} devices, each with"
+    summary = Table(
+        title=f"{plan.model} on {devices} {plan.memory_bytes / GIB:.4g} GiB for its KV cache",
+        show_header=False,
+    )
+    summary.add_column("what")
+    summary.add_column("how much", justify="right")
+    summary.add_row("published as", plan.published_as)
+    summary.add_row("formats of its caches", ", ".join(plan.formats))
+    summary.add_row("longest request served (max-model-len)", f"{plan.max_model_len:,} tokens")
+    summary.add_section()
+    summary.add_row("one block, all tensors", f"{plan.block_bytes / 2**20:,.3f} MiB")
+    summary.add_row("blocks, one of them the null block", f"{plan.num_blocks:,}")
+    summary.add_row("memory used by them", f"{plan.used_bytes / GIB:,.2f} GiB")
+    summary.add_section()
+    summary.add_row("blocks of a request of max-model-len", f"{plan.blocks_per_request:,}")
+    colour = "green" if plan.requests >= 1 else "red"
+    summary.add_row("such requests that fit at once", f"{plan.requests:,.2f}", style=colour)
+    if plan.requests >= 1:
+        summary.add_row("tokens in them", f"{plan.tokens:,}")
+    else:
+        summary.add_row("tokens of the longest that fits", f"{plan.tokens:,}", style="red")
+    console.print(summary)
+    console.print(_group_table(plan))
+    for backend in plan.backends:
+        sizes = [str(size) for size in backend["kernel_block_sizes"]]
+        sizes += [f"multiples of {base}" for base in backend["multiples_of"]]
+        console.print(f"{backend['name']} works on blocks of {', '.join(sizes)} tokens")
+
+
+def _group_table(plan: Plan) -> Table:
+    """Make the table of groups; those that are alike are one row."""
+    table = Table(title="KV cache groups")
+    headings = ("groups", "kind", "layers", "block", "kernel", "page", "blocks", "share")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
+    alike: dict[GroupPlan, int] = {}
+    for group in plan.groups:
+        alike[group] = alike.get(group, 0) + 1
+    for group, count in alike.items():
+        sharing = f" +{group.num_sharing_layers}" if group.num_sharing_layers else ""
+        table.add_row(
+            str(count),
+            group.kind.replace("_", " "),
+            f"{group.num_layers}{sharing}",
+            f"{group.block_size:,}" if group.kind not in (MAMBA, ENCODER_ONLY) else "-",
+            str(group.kernel_block_size or "-"),
+            _kib(group.page_size_bytes) if group.kind != ENCODER_ONLY else "-",
+            f"{group.blocks_per_request:,}",
+            f"{group.share:.1%}",
+        )
+    table.caption = (
+        "each row: of one group; block and kernel block in tokens; page: a block of one layer, of "
+        "all where layers are unlike; blocks and share: of a request; +: layers that share a cache"
+    )
+    return table
+
+
+def _kib(size_bytes: int) -> str:
+    """Write a size in KiB, whole ones without decimals."""
+    return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = _Parser(
+        prog="python -m tools.plan",
+        description="Say what a model's KV cache takes, and how many requests fit into a memory.",
+    )
+    add = parser.add_argument
+    add("--model", metavar="NAME", required=True, help=f"one of {', '.join(MODELS)}")
+    add(
+        "--memory-gib",
+        type=_memory,
+        metavar="X",
+        required=True,
+        help="GiB that each device has for its KV cache",
+    )
+    add(
+        "--tensor-parallel",
+        type=_positive,
+        metavar="N",
+        default=1,
+        help="devices that share each layer; default: %(default)s",
+    )
+    add(
+        "--max-model-len",
+        type=_positive,
+        metavar="L",
+        help="tokens of the longest request; default: as published",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=_positive,
+        metavar="N",
+        default=8192,
+        help="tokens of a step, which windows and chunks keep besides; default: %(default)s",
+    )
+    add(
+        "--dtype",
+        metavar="D",
+        help=f"of keys, values and latents: one of {', '.join(DTYPES)}; default: the model's",
+    )
+    add(
+        "--block-size",
+        type=_positive,
+        metavar="B",
+        help="tokens in a block; default: what the backends want",
+    )
+    add(
+        "--backend",
+        type=_names,
+        metavar="NAME[,NAME]",
+        default=(),
+        help="backends that are to work on the same blocks; default: the zoo's for the model; "
+        f"there are {', '.join(BACKENDS)}",
+    )
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Read names, separated by commas."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _memory(text: str) -> float:
+    """Read a number of GiB."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB above 0")
+    return number
+
+
+def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
