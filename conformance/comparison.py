@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -179,6 +180,17 @@ def parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from parts(getattr(value, name), f"{path}.{name}")
 
 
+def is_immutable(value: object) -> bool:
+    """Tell whether an object is of a frozen dataclass: it or an equal one, nobody need know.
+
+    >>> import reference
+    >>> is_immutable(reference.KVCacheSpec(16)), is_immutable(reference.CacheConfig())
+    (True, False)
+    """
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return bool(getattr(parameters, "frozen", False))
+
+
 def is_array(value: object) -> bool:
     """Tell whether a value is NumPy's or torch's."""
     return isinstance(value, np.ndarray | torch.Tensor)
@@ -203,10 +215,11 @@ def field_name(path: str) -> str:
 
     >>> field_name("result[1].seq_lens_cpu"), field_name("result['a'][0]"), field_name("result")
     ('seq_lens_cpu', 'a', 'result')
+    >>> field_name("result['layers.0.attn.1'][2]")
+    'layers.0.attn.1'
     """
-    last = path.rsplit(".", 1)[-1]
-    names = [part.strip("'\"]") for part in last.split("[")]
-    return next(name for name in reversed(names) if not name.isdigit())
+    found = re.findall(r"\['(.*?)'\]|([^\W\d]\w*)", path)
+    return "".join(found[-1])
 
 
 def _type_difference(expected: object, actual: object, path: str) -> Difference:

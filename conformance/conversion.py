@@ -60,6 +60,10 @@ class _Root:
         return first <= address < first + self.carried.nbytes
 
 
+_PLAIN = frozenset({int, str, bool, float, type(None)})
+"""What is the same on all sides."""
+
+
 class Carrier:
     """Copies values to one side and remembers them, and the memory behind them.
 
@@ -91,6 +95,8 @@ class Carrier:
                 deep copies.
             path: The name of the value in messages; the last part decides the device.
         """
+        if type(value) in _PLAIN:  # most of what is carried
+            return value
         if _is_dtype(value):
             return value if self.device is None else torch_dtype(np.dtype(value))
         key = id(value), self._place(value, path)
@@ -130,7 +136,7 @@ class Carrier:
         fields = self._carry_fields(vars(value), path)
         if not self.has_own_objects or path == "self":  # a method's own object is never a caller's
             return getattr(self.implementation, type(value).__name__)(**fields)
-        carried = object.__new__(own_class(type(value)))
+        carried: Any = object.__new__(own_class(type(value)))
         vars(carried).update(fields, **self._carry_fields(_properties(value), path))
         return carried
 
@@ -253,8 +259,10 @@ def own_class(cls: type) -> type:
         return object
     if cls not in _OWN_CLASSES:
         bases = tuple(own_class(base) for base in cls.__bases__)
-        methods = {"__eq__": _has_same_fields, "__hash__": None}
-        _OWN_CLASSES[cls] = type(cls.__name__, bases, methods)
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        members: dict[str, Any] = {"__eq__": _has_same_fields, "__hash__": None}
+        members["compared"] = tuple(field.name for field in fields)
+        _OWN_CLASSES[cls] = type(cls.__name__, bases, members)
     return _OWN_CLASSES[cls]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conformance.comparison import Difference, Verdict, parts
+from conformance.comparison import Difference, Verdict, is_immutable, parts
 from conformance.contracts import Alias, Arguments, Call
 from conformance.conversion import Carrier
 from conformance.report import Mismatch
@@ -105,7 +105,7 @@ class Side:
             yield from alias.differences(result, self.arguments)
         shared = {alias.result for alias in aliases}
         for path, part in parts(result, "result"):
-            if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared:
+            if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared or is_immutable(part):
                 continue
             owner = self.carrier.owner(part)
             if owner is not None:

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.comparison import Difference, Verdict, compared_fields, is_array
+from conformance.comparison import (
+    Difference,
+    Verdict,
+    compared_fields,
+    is_array,
+    is_immutable,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +145,7 @@ def _objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for i, inner in enumerate(value):
             yield from _objects(inner, f"{path}[{i}]")
     elif compared_fields(value) and not isinstance(value, slice):
-        yield path, value
+        if not is_immutable(value):
+            yield path, value
         for name in compared_fields(value):
             yield from _objects(getattr(value, name), f"{path}.{name}")

@@ -18,7 +18,7 @@ def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
     is_uniform = draw(st.sampled_from((None, False, True, True)))
     # Uniformity is of short requests: draw them often, where it is asked for.
-    kinds = (None, "short extend", "speculative decode", "short extend")
+    kinds = (None, "short extend", "speculative decode", "short extend", "none")
     kind = draw(st.sampled_from(kinds)) if is_uniform else None
     is_first_idle = draw(st.booleans()) if is_uniform else None
     batch = draw(batches(preset, kind=kind, is_first_idle=is_first_idle))

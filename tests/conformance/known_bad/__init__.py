@@ -5,16 +5,23 @@ from known_bad.attention_layers import ATTENTION_LAYERS
 from known_bad.attn_metadata import ATTN_METADATA
 from known_bad.backend import BACKEND
 from known_bad.batch_order import BATCH_ORDER
+from known_bad.block_size import BLOCK_SIZE
 from known_bad.buffers import BUFFERS
 from known_bad.builders import BUILDERS
 from known_bad.context_parallel import CONTEXT_PARALLEL
 from known_bad.device import DEVICE
 from known_bad.entries import KnownBad
 from known_bad.kernels import KERNELS
+from known_bad.kv_binding import KV_BINDING
+from known_bad.kv_cache import KV_CACHE
+from known_bad.kv_cache_spec import KV_CACHE_SPEC
+from known_bad.kv_views import KV_VIEWS
 from known_bad.layer_params import LAYER_PARAMS
 from known_bad.local_attention import LOCAL_ATTENTION
+from known_bad.memory import MEMORY
 from known_bad.metadata import METADATA
 from known_bad.slots import SLOTS
+from known_bad.spec_groups import SPEC_GROUPS
 from known_bad.tables import TABLES
 from known_bad.ubatch import UBATCH
 
@@ -27,6 +34,13 @@ ENTRIES: list[KnownBad] = [
     *LOCAL_ATTENTION,
     *CONTEXT_PARALLEL,
     *BUFFERS,
+    *KV_CACHE_SPEC,
+    *SPEC_GROUPS,
+    *BLOCK_SIZE,
+    *MEMORY,
+    *KV_CACHE,
+    *KV_VIEWS,
+    *KV_BINDING,
     *DEVICE,
     *KERNELS,
     *ATTENTION_GROUPS,

@@ -1,6 +1,6 @@
 """A step's metadata for each group's builder, as one writes it in a hurry."""
 
-# ruff: noqa: ANN401, C901  # engines' own objects; a branch for each bug
+# ruff: noqa: ANN401, C901, PLR0912  # engines' own objects; a branch for each bug
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _check(bug: str | None, builders: Any, arguments: tuple[Any, ...]) -> None:
     if bug == "tables too short pass":
         rows = torch.zeros((max(int(arguments[0]), 0), 0), dtype=torch.int32)
         counts[5] = [t if len(t) >= len(rows) else rows for t in arguments[5]]
-    if bug == "the batch is believed" and fast.checks:
+    if bug == "the batch is believed":
         with fast.checks(False):
             REAL_BUILD(dry, *counts)
         return
@@ -83,6 +83,9 @@ def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
         longest = max(lens_cpu.tolist(), default=0)
         if bug == "max_seq_len is the whole buffer's":
             longest = max(seq_lens.cpu.tolist(), default=0)
+        longest_query = _longest_query(bug, starts_cpu[: n + 1], lens_cpu)
+        if bug == "max_query_len is the whole buffer's":
+            longest_query = max(query_start_loc.cpu.diff().tolist(), default=0)
         if bug == "padded tokens are dropped":
             tokens = int(starts_cpu[-1])
         if bug == "padded requests are dropped":
@@ -105,7 +108,7 @@ def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
                 num_computed_tokens_cpu=computed,
                 num_reqs=n,
                 num_actual_tokens=tokens,
-                max_query_len=_longest_query(bug, starts_cpu[: n + 1], lens_cpu),
+                max_query_len=longest_query,
                 max_seq_len=longest,
                 block_table_tensor=table,
                 slot_mapping=slots,
@@ -149,6 +152,7 @@ ATTN_METADATA = rewritten(
     _make,
     answers={
         "max_query_len is the longest sequence's": "An upper bound, and a grid far too large.",
+        "max_query_len is the whole buffer's": "Right in a fresh buffer, which is zeros.",
         "max_query_len is the first request's": "Right for uniform decodes.",
         "max_seq_len is the whole buffer's": "Right until a long request has left its row.",
         "the longest of nothing is 1": "A dummy run launches a grid for nobody.",

@@ -1,0 +1,335 @@
+"""Bad calls of `_reshape_kv_cache`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.faults.arrays import changed
+from conformance.strategies.arrays import Array
+from conformance.strategies.kv_cache import Cache, Layer
+from conformance.strategies.kv_views import GUARD_BYTES, raw_bytes
+
+Chosen = Callable[[Cache, Layer], bool]
+"""Tells whether a layer can be broken."""
+
+
+def is_attention(_: Cache, layer: Layer) -> bool:
+    """Tell whether a layer has a backend that is asked."""
+    return not layer.is_mamba
+
+
+def anyone(_: Cache, __: Layer) -> bool:
+    """Take any layer."""
+    return True
+
+
+def has_blocks(cache: Cache, layer: Layer) -> bool:
+    """Tell whether a layer's tensor is not empty."""
+    return cache.num_blocks(layer) > 0
+
+
+def choose(call: Call, chosen: Chosen) -> Layer | None:
+    """Return the last layer that can be broken."""
+    cache: Cache = call.facts
+    found = [layer for layer in cache.layers if chosen(cache, layer)]
+    return found[-1] if found else None
+
+
+def with_raw(change: Callable[[Array, Layer], object], chosen: Chosen = anyone) -> Breaks:
+    """Return a fault of the raw tensor of one layer, and of those that share it."""
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        layer = choose(call, chosen)
+        if layer is None:
+            return None
+        tensors = call.arguments["kv_cache_raw_tensors"]
+        raw = tensors[layer.name]
+        bad = change(raw, layer)
+        if bad is None:
+            return None
+        found = {name: bad if tensor is raw else tensor for name, tensor in tensors.items()}
+        return call.replacing(kv_cache_raw_tensors=found)
+
+    return breaks
+
+
+def _itemsize(layer: Layer) -> int:
+    dtypes = layer.spec.dtypes if layer.is_mamba else [layer.spec.dtype]
+    return max(int(np.dtype(dtype).itemsize) for dtype in dtypes)
+
+
+def _spread(raw: Array, _: Layer) -> Array | None:
+    return raw_bytes(2 * raw.size, 0)[::2] if raw.size > 1 else None
+
+
+def _misaligned(raw: Array, layer: Layer) -> Array | None:
+    if not raw.size or _itemsize(layer) == 1:
+        return None
+    memory = raw_bytes(raw.size + GUARD_BYTES, 0)
+    return memory[1 : 1 + raw.size]
+
+
+def _longer_by(number: Callable[[Layer], int]) -> Callable[[Array, Layer], Array | None]:
+    def change(raw: Array, layer: Layer) -> Array | None:
+        longer = raw.size + number(layer)
+        return raw_bytes(longer, 0) if longer % int(layer.spec.page_size_bytes) else None
+
+    return change
+
+
+def _without_tensor(call: Call, _: Draw) -> Call | None:
+    layer = choose(call, anyone)
+    if layer is None:
+        return None
+    tensors = dict(call.arguments["kv_cache_raw_tensors"])
+    del tensors[layer.name]
+    return call.replacing(kv_cache_raw_tensors=tensors)
+
+
+def _kernel_sizes(change: Callable[[list[int]], object]) -> Breaks:
+    def breaks(call: Call, _: Draw) -> Call | None:
+        sizes = call.arguments.get("kernel_block_sizes")
+        bad = change(sizes) if sizes else None
+        return None if bad is None else call.replacing(kernel_block_sizes=bad)
+
+    return breaks
+
+
+def _no_divisor(value: Callable[[int], int]) -> Breaks:
+    """Return a fault in the kernel block size of a group that has an attention layer."""
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        layer = choose(call, is_attention)
+        sizes = call.arguments.get("kernel_block_sizes")
+        if layer is None or not sizes:
+            return None
+        bad = [*sizes]
+        bad[layer.group] = value(layer.spec.block_size)
+        return call.replacing(kernel_block_sizes=bad)
+
+    return breaks
+
+
+def with_groups(call: Call, groups: list[Any]) -> Call:
+    """Return a call with other groups in its configuration."""
+    config = call.arguments["kv_cache_config"]
+    return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
+
+
+def cached_groups(call: Call) -> list[Any]:
+    """Return the groups of a call's configuration."""
+    return [*call.arguments["kv_cache_config"].kv_cache_groups]
+
+
+def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Breaks:
+    """Return a fault that gives the group of one layer, of one spec for all, another spec."""
+
+    def is_of_plain_group(cache: Cache, layer: Layer) -> bool:
+        return chosen(cache, layer) and any(
+            layer.name in group.layer_names and group.kv_cache_spec is layer.spec
+            for group in cache.config.kv_cache_groups
+        )
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        layer = choose(call, is_of_plain_group)
+        if layer is None:
+            return None
+        spec = change(layer.spec)
+        if spec is None:
+            return None
+        return with_groups(
+            call,
+            [
+                dataclasses.replace(group, kv_cache_spec=spec)
+                if layer.name in group.layer_names
+                else group
+                for group in cached_groups(call)
+            ],
+        )
+
+    return breaks
+
+
+def _shares_with_another_group(cache: Cache, layer: Layer) -> bool:
+    return (
+        not layer.is_mamba
+        and cache.num_blocks(layer) > 1
+        and any(one.tensor == layer.tensor and one.group != layer.group for one in cache.layers)
+    )
+
+
+def _half_a_page(spec: Any) -> Any:
+    """Return a spec of pages half as large, whose whole still divides the bytes."""
+    if spec.head_size % 2 or getattr(spec, "cache_dtype_str", None) == "fp8_ds_mla":
+        return None
+    return dataclasses.replace(spec, head_size=spec.head_size // 2)
+
+
+def _shares_with_attention(cache: Cache, layer: Layer) -> bool:
+    is_shared = any(one.tensor == layer.tensor and not one.is_mamba for one in cache.layers)
+    return layer.is_mamba and is_shared and cache.num_blocks(layer) > 0
+
+
+def _two_pages(spec: Any) -> Any:
+    return dataclasses.replace(spec, page_size_padded=2 * spec.page_size_bytes)
+
+
+def _is_mamba(_: Cache, layer: Layer) -> bool:
+    return layer.is_mamba
+
+
+def _odd_offset(spec: Any) -> Any:
+    """Return states of which the second begins at an odd byte, in a page of the same size."""
+    page = spec.page_size_bytes
+    if page < 8:
+        return None
+    return dataclasses.replace(
+        spec, shapes=((3,), (2,)), dtypes=(np.int8, np.float16), page_size_padded=page
+    )
+
+
+def _odd_page(call: Call, _: Draw) -> Call:
+    """Return a cache of one layer whose states lie well, but in pages of 6 bytes."""
+    spec = reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)
+    group = reference.KVCacheGroupSpec(["layers.0.mixer"], spec)
+    config = reference.KVCacheConfig(2, [], [group])
+    tensors = {"layers.0.mixer": raw_bytes(12, 0)}
+    return call.replacing(
+        kv_cache_config=config,
+        kv_cache_raw_tensors=tensors,
+        attn_backends={},
+        kernel_block_sizes=None,
+    )
+
+
+def named_twice(change: Callable[[list[Any]], list[Any]]) -> Breaks:
+    """Return a fault in the groups of a configuration, of which there must be some."""
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        layers = {layer.name for layer in call.facts.layers}
+        groups = sorted(
+            cached_groups(call), key=lambda group: not layers.intersection(group.layer_names)
+        )
+        return with_groups(call, change(groups)) if layers else None
+
+    return breaks
+
+
+def in_one_group(groups: list[Any]) -> list[Any]:
+    """Return groups of which the first names a layer twice."""
+    names = groups[0].layer_names
+    return [dataclasses.replace(groups[0], layer_names=[*names, names[0]]), *groups[1:]]
+
+
+def in_two_groups(groups: list[Any]) -> list[Any]:
+    """Return groups of which two name a layer."""
+    copy = dataclasses.replace(groups[0], layer_names=groups[0].layer_names[:1])
+    return [*groups, copy]
+
+
+def _uniform_without(call: Call, _: Draw) -> Call | None:
+    """Break a uniform group: a layer that has no spec, and no tensor that another has."""
+    for layer in call.facts.layers:
+        if layer.has_own_spec:
+            continue
+        raw = call.arguments["kv_cache_raw_tensors"][layer.name]
+        # The same memory, but another object.
+        tensors = {**call.arguments["kv_cache_raw_tensors"], layer.name: raw[:]}
+        return call.replacing(kv_cache_raw_tensors=tensors)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _OddSpec(reference.KVCacheSpec):
+    """A spec of an engine's own, of a kind that nobody knows.
+
+    Attributes:
+        page: The bytes of one block.
+    """
+
+    page: int
+
+    @property
+    def page_size_bytes(self) -> int:
+        """The bytes of one block."""
+        return self.page
+
+
+def _odd_spec(spec: Any) -> Any:
+    return _OddSpec(spec.block_size, spec.page_size_bytes)
+
+
+def _base_spec(spec: Any) -> Any:
+    return reference.KVCacheSpec(spec.block_size)
+
+
+RAW = "(kv_cache_raw_tensors|raw tensor)"
+SIZES = "kernel_block_sizes"
+PAGE = "(page_size_bytes|pages|attn_backends)"
+
+RESHAPE_FAULTS = [
+    Fault("tensors are a list", TypeError, RAW, changed("kv_cache_raw_tensors", list)),
+    Fault("backends are a list", TypeError, "attn_backends", changed("attn_backends", list)),
+    Fault("backends are None", TypeError, "attn_backends", replaced("attn_backends", None)),
+    Fault("a layer has no tensor", KeyError, f"{RAW}|kv_cache_specs", _without_tensor),
+    Fault("a tensor is a list", TypeError, RAW, with_raw(lambda raw, _: raw.tolist())),
+    Fault("a tensor is uint8", TypeError, RAW, with_raw(lambda raw, _: raw.astype(np.uint8))),
+    Fault("a tensor has two axes", ValueError, RAW, with_raw(lambda raw, _: raw[None].copy())),
+    Fault("a tensor is not contiguous", ValueError, RAW, with_raw(_spread)),
+    Fault("a tensor is not aligned", ValueError, RAW, with_raw(_misaligned, is_attention)),
+    Fault("a tensor of states is not aligned", ValueError, RAW, with_raw(_misaligned, _is_mamba)),
+    Fault("a byte too many", ValueError, RAW, with_raw(_longer_by(lambda _: 1))),
+    Fault("a byte too few", ValueError, RAW, with_raw(_longer_by(lambda _: -1), has_blocks)),
+    Fault(
+        "half a page too many",
+        ValueError,
+        RAW,
+        with_raw(_longer_by(lambda layer: int(layer.spec.page_size_bytes) // 2)),
+    ),
+    Fault(
+        "unlike pages over one tensor",
+        ValueError,
+        PAGE,
+        _another_spec(_half_a_page, _shares_with_another_group),
+    ),
+    Fault(
+        "unlike pages of states over one tensor",
+        ValueError,
+        PAGE,
+        _another_spec(_two_pages, _shares_with_attention),
+    ),
+    Fault("kernel sizes are a tuple", TypeError, SIZES, _kernel_sizes(tuple)),
+    Fault("a kernel size too few", ValueError, SIZES, _kernel_sizes(lambda sizes: sizes[:-1])),
+    Fault("a kernel size too many", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes, 1])),
+    Fault("a kernel size is 0", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes[:-1], 0])),
+    Fault("a kernel size is a bool", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], True])),
+    Fault("a kernel size is a float", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], 1.0])),
+    Fault("a kernel size is too large", ValueError, SIZES, _no_divisor(lambda size: 2 * size)),
+    Fault("a kernel size does not divide", ValueError, SIZES, _no_divisor(lambda size: size + 1)),
+    Fault("a spec of no kind", NotImplementedError, "_OddSpec", _another_spec(_odd_spec, anyone)),
+    Fault(
+        "a spec of the base", NotImplementedError, "KVCacheSpec", _another_spec(_base_spec, anyone)
+    ),
+    Fault(
+        "a state begins at an odd byte",
+        ValueError,
+        "(dtypes|state|states)",
+        _another_spec(_odd_offset, _is_mamba),
+    ),
+    Fault("a page ends inside an element", ValueError, "(dtypes|state|states)", _odd_page),
+    Fault("a layer twice in a group", ValueError, "kv_cache_groups", named_twice(in_one_group)),
+    Fault("a layer in two groups", ValueError, "kv_cache_groups", named_twice(in_two_groups)),
+    Fault("a layer without a spec", KeyError, "kv_cache_specs", _uniform_without),
+    Fault(
+        "there is no configuration",
+        AttributeError,
+        "kv_cache_groups",
+        replaced("kv_cache_config", None),
+    ),
+]

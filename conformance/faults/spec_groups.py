@@ -1,0 +1,172 @@
+"""Bad calls of what merges the specs of a group's layers, and asks whether they are uniform."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.faults.arrays import changed
+from conformance.faults.kv_cache_spec import SPEC, specs_dict_faults
+from conformance.strategies.kv_cache_spec import ATTENTION, FULL
+
+
+def _with_other(change: Callable[[Any], Any], *kinds: str) -> Breaks:
+    """Return a fault that merges the specs of some kinds with one more."""
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        specs = call.arguments["specs"]
+        if call.function.split(".")[0] not in kinds:
+            return None
+        return call.replacing(specs=[*specs, change(specs[0])])
+
+    return breaks
+
+
+def _limits(window: int | None, chunk: int | None) -> Callable[[Any], Any]:
+    return lambda spec: dataclasses.replace(spec, sliding_window=window, attention_chunk_size=chunk)
+
+
+def _only(*changes: Callable[[Any], Any]) -> Breaks:
+    """Return a fault that merges copies of one full-attention spec."""
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        if call.function.split(".")[0] not in FULL:
+            return None
+        spec = call.arguments["specs"][0]
+        return call.replacing(specs=[change(spec) for change in changes])
+
+    return breaks
+
+
+def _as_kind(kind: str, **more: Any) -> Callable[[Any], Any]:
+    return lambda spec: getattr(reference, kind)(
+        spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype, **more
+    )
+
+
+def _another_dtype(spec: Any) -> Any:
+    other = np.int8 if spec.dtype != np.dtype(np.int8) else np.uint8
+    return dataclasses.replace(spec, dtype=other)
+
+
+def _larger(field: str) -> Callable[[Any], Any]:
+    return lambda spec: dataclasses.replace(spec, **{field: getattr(spec, field) + 1})
+
+
+MERGE_FAULTS = [
+    Fault("specs are a tuple", TypeError, "specs", changed("specs", tuple)),
+    Fault("specs are None", TypeError, "specs", replaced("specs", None)),
+    Fault("there are no specs", ValueError, "specs", replaced("specs", [])),
+    Fault("an entry is None", TypeError, "specs", changed("specs", lambda specs: [*specs, None])),
+    Fault(
+        "the first is a class", TypeError, "specs", changed("specs", lambda specs: [type(specs[0])])
+    ),
+    Fault(
+        "another block size",
+        ValueError,
+        "(specs|block_size)",
+        changed("specs", lambda s: [*s, s[0].copy_with_new_block_size(s[0].block_size + 1)]),
+    ),
+    *(
+        Fault(
+            f"another {field}",
+            ValueError,
+            f"(specs|{field})",
+            _with_other(_larger(field), *ATTENTION),
+        )
+        for field in ("num_kv_heads", "head_size")
+    ),
+    Fault("another dtype", ValueError, "(specs|dtype)", _with_other(_another_dtype, *ATTENTION)),
+    Fault(
+        "two windows",
+        ValueError,
+        "sliding_window",
+        _only(_limits(4, None), _limits(None, None), _limits(5, None)),
+    ),
+    Fault(
+        "two chunk sizes",
+        ValueError,
+        "attention_chunk_size",
+        _only(_limits(None, 4), _limits(None, None), _limits(None, 5)),
+    ),
+    Fault(
+        "a window and a chunk size",
+        ValueError,
+        "sliding_window",
+        _only(_limits(None, 4), _limits(4, None)),
+    ),
+    Fault("one with both", ValueError, "sliding_window", _only(_limits(4, 4))),
+    Fault(
+        "MLA among Full",
+        ValueError,
+        "specs",
+        _with_other(_as_kind("MLAAttentionSpec"), "FullAttentionSpec"),
+    ),
+    Fault(
+        "Full among MLA",
+        ValueError,
+        "specs",
+        _with_other(_as_kind("FullAttentionSpec"), "MLAAttentionSpec"),
+    ),
+    Fault(
+        "a window's spec among Full",
+        ValueError,
+        "specs",
+        _with_other(_as_kind("SlidingWindowSpec", sliding_window=4), "FullAttentionSpec"),
+    ),
+    Fault(
+        "another cache_dtype_str",
+        ValueError,
+        "(specs|cache_dtype_str)",
+        _with_other(
+            lambda spec: dataclasses.replace(spec, cache_dtype_str=f"{spec.cache_dtype_str}x"),
+            "MLAAttentionSpec",
+        ),
+    ),
+    Fault(
+        "one with another window",
+        ValueError,
+        "(specs|sliding_window)",
+        _with_other(_larger("sliding_window"), "SlidingWindowSpec"),
+    ),
+    Fault(
+        "one of another kind and the same fields",
+        ValueError,
+        "specs",
+        _with_other(_as_kind("EncoderOnlyAttentionSpec"), "AttentionSpec", "CrossAttentionSpec"),
+    ),
+]
+
+
+def _first_is(spec: Any) -> Breaks:
+    """Return a fault: the first spec is of a kind that is never uniform."""
+
+    def breaks(call: Call, _: Draw) -> Call:
+        block_size = next(iter(call.arguments["specs"].values())).block_size
+        return call.replacing(specs={"layers.7.attn": spec.copy_with_new_block_size(block_size)})
+
+    return breaks
+
+
+UNIFORM_TYPE_FAULTS = [
+    *specs_dict_faults("specs"),
+    *(
+        Fault(
+            f"the first is a {type(spec).__name__}",
+            NotImplementedError,
+            type(spec).__name__,
+            _first_is(spec),
+        )
+        for spec in (
+            reference.KVCacheSpec(2),
+            SPEC,
+            reference.EncoderOnlyAttentionSpec(2, 1, 1, np.float16),
+            reference.UniformTypeKVCacheSpecs(2, {"a": SPEC}),
+        )
+    ),
+]

@@ -1,0 +1,237 @@
+"""Calls of the functions about layers: which there are, what each keeps, who builds for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import DEVICE
+from conformance.contracts import Call, Draw
+from conformance.strategies.engines import (
+    WORKSPACE_METHODS,
+    BackendClass,
+    BuilderClass,
+    Own,
+    OwnClass,
+)
+from conformance.strategies.presets import Preset
+
+ATTENTION = OwnClass("Attention")
+MLA_ATTENTION = OwnClass("MLAAttention", ATTENTION)
+MIXER = OwnClass("MambaMixer")
+MOE = OwnClass("FusedMoE")
+
+ENGINE_CONFIG = OwnClass("EngineConfig")
+
+DTYPES = (
+    *(np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.uint8)),
+    *(np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.float16),
+)
+"""Dtypes of a cache; a scalar type among them."""
+
+
+def own_config(**parts: Any) -> Own:
+    """Return an engine's own configuration, which has these parts and nothing else."""
+    return Own(ENGINE_CONFIG, "the engine's", parts)
+
+
+def config_of(context: Mapping[str, Any], *, is_own: bool, **parts: Any) -> Any:
+    """Return a configuration with these layers.
+
+    Args:
+        context: The layers by name.
+        is_own: Whether it is an engine's own, which has nothing else.
+        **parts: Its other parts, objects of `reference`.
+    """
+    if not is_own:
+        compilation = reference.CompilationConfig(static_forward_context=dict(context))
+        return reference.VllmConfig(compilation_config=compilation, **parts)
+    compilation_config = own_config(static_forward_context=dict(context))
+    own_parts = {name: own_config(**vars(part)) for name, part in parts.items()}
+    return own_config(compilation_config=compilation_config, **own_parts)
+
+
+def context_of(config: Any) -> dict[str, Any]:
+    """Return the layers of a configuration that `config_of` made."""
+    parts = config.attributes if isinstance(config, Own) else vars(config)
+    compilation = parts["compilation_config"]
+    parts = compilation.attributes if isinstance(compilation, Own) else vars(compilation)
+    return dict(parts["static_forward_context"])
+
+
+def replacing_parts(config: Any, **parts: Any) -> Any:
+    """Return a configuration with other parts, of the same make."""
+    if isinstance(config, Own):
+        return dataclasses.replace(config, attributes={**config.attributes, **parts})
+    return dataclasses.replace(config, **parts)
+
+
+def replacing_layers(config: Any, **layers: Any) -> Any:
+    """Return a configuration with other layers, or with more."""
+    whole = config_of(context_of(config) | layers, is_own=isinstance(config, Own))
+    parts = whole.attributes if isinstance(whole, Own) else vars(whole)
+    return replacing_parts(config, compilation_config=parts["compilation_config"])
+
+
+def number(draw: Draw, *values: int) -> Any:
+    """Draw one of some ints, as Python's or NumPy's."""
+    kind = draw(st.sampled_from((int, int, np.int32, np.int64)))
+    return kind(draw(st.sampled_from(values)))
+
+
+def full_spec(block_size: int = 16, num_kv_heads: int = 2) -> reference.FullAttentionSpec:
+    """Return what a layer with plain attention keeps."""
+    return reference.FullAttentionSpec(block_size, num_kv_heads, 8, np.dtype(np.float16))
+
+
+@st.composite
+def builder_classes(draw: Draw, *, methods: Sequence[str] = ()) -> BuilderClass:
+    """Draw builder classes, the package's and an engine's own."""
+    return BuilderClass(draw(st.booleans()), tuple(methods))
+
+
+@st.composite
+def get_layers_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `get_layers_from_vllm_config`: layers of all kinds, some of them named."""
+    most = min(preset.max_num_reqs, 6)
+    kinds = draw(st.lists(st.sampled_from((ATTENTION, MLA_ATTENTION, MIXER, MOE)), max_size=most))
+    names = [f"layers.{i}" for i in draw(st.permutations(range(len(kinds))))]
+    context = {name: Own(cls, name) for name, cls in zip(names, kinds, strict=True)}
+    arguments: dict[str, Any] = {
+        "vllm_config": config_of(context, is_own=draw(st.booleans())),
+        "layer_type": draw(st.sampled_from((ATTENTION, ATTENTION, MLA_ATTENTION, MIXER))),
+    }
+    how = draw(st.sampled_from(("omitted", "None", "some", "some", "others")))
+    if how == "None":
+        arguments["layer_names"] = None
+    elif how != "omitted":
+        few = draw(st.permutations(names))[: draw(st.integers(0, len(names)))]
+        arguments["layer_names"] = few
+    return Call("get_layers_from_vllm_config", arguments, context)
+
+
+LAYER_KINDS = ("full", "window", "full", "window", "shares", "shares bare", "shares window")
+OTHER_KINDS = ("no attention", "no attention, with a window")
+
+
+def _layer_of(draw: Draw, kind: str, name: str) -> Own:
+    """Draw a layer of a kind."""
+    if kind == "shares bare":
+        # Nothing of it is to be read but this.
+        target = {"kv_sharing_target_layer_name": "layers.0", "attn_type": "encoder"}
+        return Own(ATTENTION, name, target)
+    attributes = {
+        "attn_type": reference.AttentionType.DECODER,
+        "num_kv_heads": number(draw, 1, 2, 8),
+        "head_size": number(draw, 1, 64, 128),
+        "sliding_window": number(draw, 1, 4, 4096) if "window" in kind else None,
+    }
+    if kind.startswith("no attention"):
+        del attributes["attn_type"]
+        return Own(MOE, name, attributes if "window" in kind else {})
+    if kind.startswith("shares"):
+        attributes["kv_sharing_target_layer_name"] = "layers.0"
+    elif draw(st.booleans()):
+        attributes["kv_sharing_target_layer_name"] = None
+    return Own(ATTENTION, name, attributes)
+
+
+@st.composite
+def get_kv_cache_spec_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `get_kv_cache_spec`; the facts are the kinds of the layers by name."""
+    most = min(preset.max_num_reqs, 6)
+    kinds = draw(st.lists(st.sampled_from((*LAYER_KINDS, *OTHER_KINDS)), max_size=most))
+    order = draw(st.sampled_from((1, -1)))
+    named = [(f"layers.{i}", kind) for i, kind in enumerate(kinds)][::order]
+    context = {name: _layer_of(draw, kind, name) for name, kind in named}
+    cache = reference.CacheConfig(block_size=draw(st.sampled_from((1, *preset.block_sizes))))
+    config = config_of(context, is_own=draw(st.booleans()), cache_config=cache)
+    arguments = {"vllm_config": config, "kv_cache_dtype": draw(st.sampled_from(DTYPES))}
+    return Call("get_kv_cache_spec", arguments, dict(named))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPlan:
+    """A KV cache group, and the backend of its layers.
+
+    Attributes:
+        names: Its layers.
+        spec: Its spec.
+        backend: The backend of each.
+        workspace: A key of `WORKSPACES`.
+        kind: A key of `SPECS`.
+    """
+
+    names: tuple[str, ...]
+    spec: Any
+    backend: BackendClass
+    workspace: str
+    kind: str
+
+
+WORKSPACES = {
+    "none": ("PLAIN", ()),
+    "shares": ("FLASHINFER", tuple(WORKSPACE_METHODS)),
+    "shares under a longer name": ("MY_FLASHINFER_MLA", tuple(WORKSPACE_METHODS)),
+    "cannot give": ("FLASHINFER", ("set_workspace_buffer",)),
+    "cannot take": ("FLASHINFER", ("_get_workspace_buffer",)),
+    "has both under another name": ("FLASH_ATTN", tuple(WORKSPACE_METHODS)),
+    "has both under a name in small letters": ("flashinfer", tuple(WORKSPACE_METHODS)),
+}
+"""Names of backends, and the methods of their builders, that tell who shares a workspace."""
+
+SPECS = ("full", "encoder only", "uniform", "uniform, for some", "uniform, with others")
+
+
+def _spec_of(kind: str, names: Sequence[str], block_size: int) -> Any:
+    heads = (block_size, 2, 8, np.dtype(np.float16))
+    if kind == "encoder only":
+        return reference.EncoderOnlyAttentionSpec(*heads)
+    if kind == "full":
+        return reference.FullAttentionSpec(*heads)
+    # Equal, and not one object: specs compare by value.
+    specs: dict[str, Any] = {n: reference.SlidingWindowSpec(*heads, 4) for n in names}
+    if kind == "uniform, for some" and len(names) > 1:
+        del specs[names[0]]
+    if kind == "uniform, with others":
+        specs = {"layers.99": reference.SlidingWindowSpec(block_size, 1, 8, heads[-1], 4), **specs}
+    return reference.UniformTypeKVCacheSpecs(block_size, specs)
+
+
+@st.composite
+def init_attn_backend_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `init_attn_backend`; the facts are the plans of the groups."""
+    count = draw(st.sampled_from((0, 1, 2, 3, 3, 3)))
+    shares = st.sampled_from(("shares", "shares under a longer name"))
+    workspace = st.one_of(shares, st.sampled_from(tuple(WORKSPACES)))
+    plans: list[GroupPlan] = []
+    for g in range(count):
+        names = tuple(f"layers.{i}.attn" for i in range(3 * g, 3 * g + draw(st.integers(1, 3))))
+        kind = draw(st.sampled_from(SPECS))
+        use = draw(workspace)
+        if not plans and draw(st.sampled_from((False, False, False, True))):
+            use = "none"  # the first that shares is not the first builder
+        backend_name, methods = WORKSPACES[use]
+        builder = draw(builder_classes(methods=methods))
+        backend = BackendClass(backend_name, builder, draw(st.booleans()), draw(st.booleans()))
+        if plans and draw(st.sampled_from((True, False, False))):
+            backend, use = plans[-1].backend, plans[-1].workspace
+        spec = _spec_of(kind, names, preset.block_sizes[-1])
+        plans.append(GroupPlan(names, spec, backend, use, kind))
+    context: dict[str, Any] = {"layers.98.moe": Own(MOE, "layers.98.moe")}
+    for plan in plans[:: draw(st.sampled_from((1, -1)))]:
+        cls = draw(st.sampled_from((ATTENTION, MIXER)))
+        context |= {name: Own(cls, name, backend=plan.backend) for name in plan.names}
+    groups = [reference.KVCacheGroupSpec(list(plan.names), plan.spec) for plan in plans]
+    arguments = {
+        "kv_cache_config": reference.KVCacheConfig(3, [], groups),
+        "vllm_config": config_of(context, is_own=draw(st.booleans())),
+        "device": DEVICE,
+    }
+    return Call("init_attn_backend", arguments, tuple(plans))

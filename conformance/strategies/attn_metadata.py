@@ -1,0 +1,142 @@
+"""Calls of `build_attn_metadata`: a step's batch as a runner holds it, in buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import Blueprint
+from conformance.contracts import Call, Draw, plain
+from conformance.strategies.arrays import GUARD, guarded, poisoned
+from conformance.strategies.attention_layers import full_spec
+from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.engines import Builder, BuilderClass
+from conformance.strategies.presets import Preset
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Halves:
+    """An engine's own buffer: two arrays."""
+
+    compared = ("cpu", "gpu")
+
+    def __init__(self, cpu: Any, gpu: Any) -> None:
+        self.cpu, self.gpu = cpu, gpu
+
+
+class Buffer(Blueprint):
+    """A buffer on the host and on the device; no dataclass, so that reports show it in one line.
+
+    Args:
+        name: The argument that it is.
+        cpu: The half on the host.
+        gpu: That on the device, other memory in `reference` too.
+    """
+
+    def __init__(self, name: str, cpu: Any, gpu: Any) -> None:
+        self.name, self.cpu, self.gpu = name, cpu, gpu
+
+    def make(self, carrier: Carrier) -> _Halves:
+        """Return the buffer."""
+        cpu, gpu = (carrier.carry(getattr(self, h), f"{self.name}.{h}") for h in ("cpu", "gpu"))
+        return _Halves(cpu, gpu)
+
+    def __repr__(self) -> str:
+        halves = (plain(half) for half in (self.cpu, self.gpu))
+        return " on the host, on the device ".join(map(str, halves))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What `build_attn_metadata` is given, as batches.
+
+    Attributes:
+        batches: The batch as each KV cache group sees it: its blocks, its slots.
+        batch: The batch, which has the groups' requests also where there is no group.
+        tail: What an old step left behind the batch in the host's halves, and on the device.
+        names: The layers of each group.
+        slots: How slots are given: a "list", a "tuple", or "one array".
+    """
+
+    batches: tuple[Batch, ...]
+    batch: Batch
+    tail: tuple[tuple[int, ...], tuple[int, ...]]
+    names: tuple[tuple[str, ...], ...]
+    slots: str
+
+
+TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), ((), ()))
+"""What stands behind the batch: nothing, or an old step's, which no one may read."""
+
+
+def regrouped(batch: Batch, group: int) -> Batch:
+    """Return a batch as another KV cache group sees it: other blocks, of another size."""
+    layout = Layout(batch.layout.block_size * (1 + group % 2))
+    counts = [layout.num_blocks(s) for s in batch.seq_lens]
+    first = 1000 * group + 1
+    ids = [
+        list(range(first + sum(counts[:i]), first + sum(counts[: i + 1])))
+        for i in range(len(counts))
+    ]
+    rows = tuple(tuple(reversed(row)) for row in ids)
+    return dataclasses.replace(batch, layout=layout, rows=rows, extra_rows=group % 2)
+
+
+def _table_of_slots(groups: tuple[Batch, ...], length: int) -> Array:
+    """Return the groups' slots as the rows of one array, inside a larger one."""
+    memory = poisoned((len(groups) + 2, length + 2 * GUARD), np.int64)
+    table = memory[1 : 1 + len(groups), GUARD : GUARD + length]
+    for row, batch in zip(table, groups, strict=True):
+        row[:] = batch.slot_mapping()
+    return table
+
+
+@st.composite
+def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `build_attn_metadata`; the facts are the `Step`."""
+    batch = dataclasses.replace(draw(batches(preset)), raised=0, causal=True)
+    count = draw(st.sampled_from((0, 1, 2, 2, 3)))
+    groups = tuple(batch if g == 0 else regrouped(batch, g) for g in range(count))
+    names = tuple(
+        tuple(f"layers.{i}.attn" for i in range(3 * g, 3 * g + draw(st.integers(1, 3))))
+        for g in range(count)
+    )
+    tail = draw(st.sampled_from(TAILS))
+    how = draw(st.sampled_from(("list", "list", "tuple", "one array")))
+    cls = BuilderClass(is_own=draw(st.booleans()))
+    step = Step(groups, batch, tail, names, how)
+    config_groups, builders = [], []
+    for group, layer_names in zip(groups, names, strict=True):
+        spec = full_spec(group.layout.block_size)
+        config_groups.append(reference.KVCacheGroupSpec(list(layer_names), spec))
+        builders.append(Builder(cls, spec, list(layer_names)))
+    slots: Any = [group.slot_mapping() for group in groups]
+    if how == "one array":
+        slots = _table_of_slots(groups, batch.num_actual_tokens + batch.extra_slots)
+    tables = [group.block_table() for group in groups]
+    computed = [*batch.reported_computed_tokens(), *tail[0]]
+    arguments = {
+        "attn_metadata_builders": builders,
+        "num_reqs": batch.num_reqs,
+        "num_tokens": batch.num_actual_tokens,
+        "query_start_loc": _buffer("query_start_loc", batch.starts, step),
+        "seq_lens": _buffer("seq_lens", batch.seq_lens, step),
+        "num_computed_tokens_cpu": guarded(computed, np.int32, batch.stride),
+        "block_tables": tables if how == "list" else tuple(tables),
+        "slot_mappings": tuple(slots) if how == "tuple" else slots,
+        "kv_cache_config": reference.KVCacheConfig(3, [], config_groups),
+    }
+    return Call("build_attn_metadata", arguments, step)
+
+
+def _buffer(name: str, values: tuple[int, ...], step: Step) -> Buffer:
+    halves = (guarded((*values, *tail), np.int32, step.batch.stride) for tail in step.tail)
+    return Buffer(name, *halves)

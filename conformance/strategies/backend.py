@@ -1,0 +1,80 @@
+"""Calls of the functions that make a backend, or its metadata, of another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from conformance.blueprints import Blueprint
+from conformance.contracts import Call, Draw
+from conformance.strategies.attention_layers import builder_classes
+from conformance.strategies.engines import BackendClass
+from conformance.strategies.presets import Preset
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+
+@st.composite
+def subclass_backend_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `subclass_attention_backend`, of the package's backends and an engine's own."""
+    del preset
+    own = BackendClass("PLAIN", draw(builder_classes()), draw(st.booleans()), draw(st.booleans()))
+    arguments = {
+        "name_prefix": draw(st.sampled_from(("", "Fast", "Custom_"))),
+        "attention_backend_cls": own,
+        "builder_cls": draw(builder_classes()),
+    }
+    return Call("subclass_attention_backend", arguments)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MetadataClass(Blueprint):
+    """A class of a backend's metadata.
+
+    Attributes:
+        is_own: Whether it is an engine's own; else it extends `AttentionMetadata`.
+        is_dataclass: Whether it has fields: `longest`, and `total`, which is 3 by default.
+        has_eq: Whether its objects compare by value.
+        is_frozen: Whether they cannot be changed.
+    """
+
+    is_own: bool = False
+    is_dataclass: bool = True
+    has_eq: bool = True
+    is_frozen: bool = False
+
+    def make(self, carrier: Carrier) -> type:
+        """Return the class."""
+        base = object if self.is_own else carrier.implementation.AttentionMetadata
+        if not self.is_dataclass:
+            return type("Lengths", (base,), {})
+        fields: list[Any] = [("longest", int), ("total", int, 3)]
+        return dataclasses.make_dataclass(
+            "Lengths", fields, bases=(base,), eq=self.has_eq, frozen=self.is_frozen
+        )
+
+
+FIELDS = (("num_padded", int, 0), ("note", str, "none"), ("scale", float, None), ("total", int, 7))
+"""Fields of a backend's own; the last is one that the class has already."""
+
+
+@st.composite
+def subclass_metadata_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `subclass_attention_metadata`, of dataclasses of all tempers, and of none."""
+    del preset
+    flags = {name: draw(st.booleans()) for name in ("is_own", "has_eq", "is_frozen")}
+    is_dataclass = draw(st.sampled_from((True, True, False)))
+    fields: Any = draw(st.permutations(FIELDS))[: draw(st.integers(0, len(FIELDS)))]
+    if draw(st.sampled_from((True, False, False))):
+        fields = [list(field) for field in fields]
+    if draw(st.booleans()):
+        fields = tuple(fields)
+    arguments = {
+        "name_prefix": draw(st.sampled_from(("", "Fast", "Custom_"))),
+        "metadata_cls": MetadataClass(is_dataclass=is_dataclass, **flags),
+        "fields": fields,
+    }
+    return Call("subclass_attention_metadata", arguments)

@@ -1,0 +1,213 @@
+"""Attention backends of all makes, drawn as blueprints: how each orders its cache, and names it.
+
+A backend's logical shape is drawn as an order of axes ("blocks", "tokens", ...), several of which
+may be one dimension; its physical order as a permutation of the dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import Blueprint
+from conformance.contracts import Draw
+from conformance.strategies.odds import MOSTLY, RARELY, SELDOM
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+Dimension: TypeAlias = "tuple[str, ...]"
+"""The axes that one dimension of a shape is made of, the outermost first."""
+
+AXES = ("kv", "blocks", "tokens", "heads", "size")
+"""Key or value (2 long), blocks, tokens of a block, heads, elements of a head."""
+
+SPLIT = (("kv",), ("blocks",), ("tokens",), ("heads",), ("size",))
+"""Every axis a dimension, in the definition's order."""
+
+LATENT = (("blocks",), ("tokens",), ("heads", "size"))
+"""The shape of MLA: one vector for each token."""
+
+FP8_DS_MLA_BYTES = 656
+"""What a token takes in the cache format `fp8_ds_mla`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend(Blueprint):
+    """How to make a backend class, or an instance of one, on a side.
+
+    Attributes:
+        name: What `get_name()` answers; the class is called after it.
+        shape: The axes of each dimension of the logical shape; "kv" is left out where there is one
+            vector for a token.
+        stride_order: What `get_kv_cache_stride_order()` answers; None: the identity, said as
+            `without_order` says.
+        without_order: How a backend without a stride order says so: it "raises"
+            `NotImplementedError`, the method is "absent" (with `is_own`; the implementation's base
+            class has one, which raises), or it is "None".
+        is_listed: Whether shape and stride order are lists, of NumPy's ints, and not tuples.
+        supported: What `get_supported_kernel_block_sizes()` lists: ints, `MultipleOf`s.
+        builder: The builder class, or a blueprint of it.
+        is_instance: Whether the backend is an instance of the class.
+        is_own: Whether the class is a caller's own, which extends nothing.
+        knows_dtype: Whether `get_kv_cache_shape` takes a `cache_dtype_str`.
+        methods: Methods in place of these, by name; plain functions, called as static methods.
+    """
+
+    name: str = "PLAIN"
+    shape: tuple[Dimension, ...] = SPLIT
+    stride_order: tuple[int, ...] | None = None
+    without_order: str = "raises"
+    is_listed: bool = False
+    supported: Sequence[object] = (reference.MultipleOf(1),)
+    builder: object = None
+    is_instance: bool = False
+    is_own: bool = False
+    knows_dtype: bool = True
+    methods: Mapping[str, Callable[..., object] | None] = dataclasses.field(default_factory=dict)
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return the class, or an instance of it."""
+        supported = [
+            carrier.carry(entry, f"supported[{i}]") for i, entry in enumerate(self.supported)
+        ]
+        builder = carrier.carry(self.builder, "builder")
+        found: dict[str, Callable[..., object] | None] = {
+            "get_name": lambda: self.name,
+            "get_builder_cls": lambda: builder,
+            "get_supported_kernel_block_sizes": lambda: supported,
+            "get_kv_cache_shape": self.shape_of if self.knows_dtype else self._shape_without_dtype,
+        }
+        if self.stride_order is not None:
+            found["get_kv_cache_stride_order"] = lambda: self._sequence(self.stride_order or ())
+        elif self.without_order == "raises":
+            found["get_kv_cache_stride_order"] = _raise_not_implemented
+        elif self.without_order == "None":
+            found["get_kv_cache_stride_order"] = None
+        found.update(self.methods)
+        members = {name: method and staticmethod(method) for name, method in found.items()}
+        # An implementation of other chapters alone has no backends of its own.
+        base = (
+            object if self.is_own else getattr(carrier.implementation, "AttentionBackend", object)
+        )
+        made = type(f"{self.name.title()}Backend", (base,), members)
+        return made() if self.is_instance else made
+
+    def shape_of(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> Sequence[int]:
+        """Return the logical shape, as `get_kv_cache_shape` does."""
+        if cache_dtype_str == "fp8_ds_mla":
+            num_kv_heads, head_size = 1, FP8_DS_MLA_BYTES
+        lengths = {"kv": 2, "blocks": num_blocks, "tokens": block_size, "one": 1}
+        lengths |= {"heads": num_kv_heads, "size": head_size}
+        return self._sequence([math.prod(lengths[axis] for axis in dim) for dim in self.shape])
+
+    def _shape_without_dtype(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
+    ) -> Sequence[int]:
+        return self.shape_of(num_blocks, block_size, num_kv_heads, head_size)
+
+    def _sequence(self, values: Sequence[int]) -> Sequence[int]:
+        return [np.int64(value) for value in values] if self.is_listed else tuple(values)  # type: ignore[misc]  # ints too
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The permutation of the dimensions in memory, the outermost first."""
+        return self.stride_order or tuple(range(len(self.shape)))
+
+    @property
+    def is_three_cycle(self) -> bool:
+        """Whether the stride order is a permutation that is not its own inverse."""
+        return any(self.order[p] != i for i, p in enumerate(self.order))
+
+
+def _raise_not_implemented() -> object:
+    raise NotImplementedError
+
+
+def shapes(draw: Draw, *, has_kv: bool) -> tuple[Dimension, ...]:
+    """Draw logical shapes of any rank: axes in any order, neighbours joined, dimensions of 1.
+
+    Args:
+        draw: Hypothesis' draw.
+        has_kv: Whether a key and a value are kept, and not one latent.
+    """
+    axes = [axis for axis in AXES if has_kv or axis != "kv"]
+    usual = [SPLIT, (("blocks",), ("kv",), *SPLIT[2:])] if has_kv else [LATENT, SPLIT[1:]]
+    if draw(st.booleans()):
+        return draw(st.sampled_from(usual))  # type: ignore[no-any-return]  # one of these
+    ordered = draw(st.permutations(axes))
+    dimensions: list[Dimension] = []
+    for axis in ordered:
+        # Blocks join those behind them alone, so that a dimension still grows by whole blocks.
+        can_join = bool(dimensions) and axis != "blocks"
+        if can_join and draw(SELDOM):
+            dimensions[-1] += (axis,)
+        else:
+            dimensions.append((axis,))
+    if draw(RARELY):
+        dimensions.insert(draw(st.integers(0, len(dimensions))), ("one",))
+    return tuple(dimensions)
+
+
+def stride_orders(draw: Draw, rank: int) -> tuple[int, ...] | None:
+    """Draw permutations of that many dimensions, 3-cycles often; None where nothing is said."""
+    kind = draw(st.sampled_from(("none", "any", "cycle", "cycle")))
+    if kind == "none":
+        return None
+    if kind == "any" or rank < 3:
+        return tuple(draw(st.permutations(range(rank))))
+    order = list(range(rank))
+    i, j, k = draw(st.permutations(range(rank)))[:3]
+    order[i], order[j], order[k] = order[j], order[k], order[i]
+    return tuple(order)
+
+
+NAMES = ("FLASH_ATTN", "FLASHINFER", "TRITON_MLA", "PLAIN")
+"""What backends are called."""
+
+
+@st.composite
+def backends(
+    draw: Draw,
+    *,
+    has_kv: bool = True,
+    supported: Sequence[object] = (reference.MultipleOf(1),),
+    builder: object = None,
+    name: str | None = None,
+    is_instance: bool | None = None,
+) -> Backend:
+    """Draw blueprints of backends of any shape and stride order.
+
+    Args:
+        draw: Hypothesis' draw.
+        has_kv: Whether the shape has a key and a value for each token, and not one latent.
+        supported: The kernel block sizes that it lists.
+        builder: Its builder class, or the blueprint of one.
+        name: Its name; None to draw one.
+        is_instance: Whether it is an instance of its class; None to draw it.
+    """
+    shape = shapes(draw, has_kv=has_kv)
+    return Backend(
+        name=draw(st.sampled_from(NAMES)) if name is None else name,
+        shape=shape,
+        stride_order=stride_orders(draw, len(shape)),
+        without_order=draw(st.sampled_from(("raises", "absent", "None"))),
+        is_listed=draw(st.booleans()),
+        supported=supported,
+        builder=builder,
+        is_instance=draw(st.booleans()) if is_instance is None else is_instance,
+        is_own=draw(MOSTLY),
+    )

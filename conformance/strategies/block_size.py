@@ -1,0 +1,153 @@
+"""Calls of the functions that choose the block sizes of kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.backends import Backend
+from conformance.strategies.kv_cache_spec import ATTENTION, spec_of
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import MINIMAL, Preset
+
+
+@st.composite
+def multiple_of_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `MultipleOf`."""
+    del preset
+    return Call("MultipleOf", {"base": draw(st.one_of(st.integers(1, 64), st.just(2**40)))})
+
+
+def manager_sizes(preset: Preset) -> st.SearchStrategy[int]:
+    """Return block sizes of a KV cache manager, which have many divisors."""
+    if preset is MINIMAL:
+        return st.sampled_from((1, 2, 4, 6, 8, 12))
+    return st.sampled_from((16, 32, 48, 64, 96, 128, 256, 544, 2**33))
+
+
+def divisors(size: int) -> list[int]:
+    """Return the divisors of a size, among those that a kernel may have.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [d for d in range(1, min(size, 600) + 1) if size % d == 0]
+
+
+def supported_lists(draw: Draw, manager_size: int, common: int, *, whole: bool) -> list[object]:
+    """Draw lists of block sizes that a backend supports, among them the common one.
+
+    Args:
+        draw: Hypothesis' draw.
+        manager_size: The manager's block size.
+        common: A divisor of it that the list supports.
+        whole: Whether the list may support the manager's size itself.
+    """
+    known = divisors(manager_size)
+    multiples = [reference.MultipleOf(d) for d in known]
+    if whole:
+        entries: list[object] = [*known, *multiples]
+        needed: object = draw(
+            st.sampled_from((manager_size, *(reference.MultipleOf(d) for d in divisors(common))))
+        )
+    else:
+        # A multiple that divides the manager's size would support that.
+        odd = [d + 1 for d in known if manager_size % (d + 1)]
+        entries = [d for d in known if d < manager_size]
+        entries += [*odd, *map(reference.MultipleOf, odd), 2 * manager_size]
+        needed = common
+    more = draw(st.lists(st.sampled_from(entries or [2 * manager_size]), max_size=4))
+    found = draw(st.permutations([needed, *more]))
+    return draw(st.sampled_from(([*found], [*found], [*found, *found])))  # type: ignore[no-any-return]  # one of these
+
+
+def attention_groups(draw: Draw, manager_size: int) -> list[SimpleNamespace]:
+    """Draw attention groups whose backends have a block size in common that suits a manager's."""
+    number = draw(st.integers(0, 3))
+    common = draw(st.sampled_from(divisors(manager_size)))
+    # The manager's own size is the answer where all support it; one that does not is enough.
+    reluctant = draw(st.sampled_from((None, 0, number - 1))) if number else None
+    found = []
+    for i in range(number):
+        is_reluctant = i == reluctant and common < manager_size
+        if reluctant is None or common == manager_size or is_reluctant:
+            drawn = supported_lists(draw, manager_size, common, whole=not is_reluctant)
+        else:
+            drawn = _lists_with(draw, manager_size, common)
+        backend = Backend(
+            supported=drawn,
+            is_instance=draw(st.booleans()),
+            methods=_tupled(drawn) if draw(st.booleans()) else {},
+        )
+        found.append(SimpleNamespace(backend=backend, layer_names=[]))
+    return found
+
+
+def _tupled(drawn: list[Any]) -> dict[str, Any]:
+    """Return a method that gives ints as NumPy's, in a tuple; none where there are multiples."""
+    if not all(isinstance(entry, int) for entry in drawn):
+        return {}
+    return {"get_supported_kernel_block_sizes": lambda: tuple(np.int64(entry) for entry in drawn)}
+
+
+def _lists_with(draw: Draw, manager_size: int, common: int) -> list[object]:
+    """Draw lists that support a divisor, as an int or as a multiple."""
+    known = divisors(manager_size)
+    needed = draw(st.sampled_from([common, *map(reference.MultipleOf, divisors(common))]))
+    entries = [*known, *map(reference.MultipleOf, known)]
+    return [needed, *draw(st.lists(st.sampled_from(entries), max_size=3))]
+
+
+@st.composite
+def select_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `select_common_block_size`."""
+    size = draw(manager_sizes(preset))
+    arguments: Arguments = {
+        "kv_manager_block_size": size,
+        "attn_groups": attention_groups(draw, size),
+    }
+    return Call("select_common_block_size", arguments)
+
+
+@st.composite
+def prepare_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `prepare_kernel_block_sizes`: groups of every kind, in any order."""
+    groups, lists = [], []
+    kinds = (*ATTENTION, "MambaSpec")
+    for i in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from((*kinds, "EncoderOnlyAttentionSpec", "MambaSpec")))
+        size = draw(manager_sizes(preset))
+        spec = spec_of(draw, preset, kind, block_size=size)
+        if draw(SELDOM):
+            inner = {f"layers.{i}.attn": spec}
+            if draw(st.booleans()):
+                inner[f"layers.{i}.mixer"] = spec_of(draw, preset, *kinds, block_size=size)
+            spec = reference.UniformTypeKVCacheSpecs(size, inner)
+        groups.append(reference.KVCacheGroupSpec([f"layers.{i}.attn"], spec))
+        lists.append(attention_groups(draw, size))
+    kept = lists
+    if draw(st.booleans()):
+        # What needs no list has none at the end; or there is one too many.
+        needs = [is_of_attention(group.kv_cache_spec) for group in groups]
+        last = max((i for i, is_needed in enumerate(needs) if is_needed), default=-1)
+        kept = draw(st.sampled_from((lists[: last + 1], [*lists, []])))
+    tensors: list[reference.KVCacheTensor] = []
+    config = reference.KVCacheConfig(0, tensors, groups)
+    arguments: Arguments = {"kv_cache_config": config, "attn_groups": kept}
+    return Call("prepare_kernel_block_sizes", arguments)
+
+
+def kind_of(spec: Any) -> str:
+    """Return the kind of a group's spec; of a uniform spec that of its first."""
+    first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
+    return type(first).__name__
+
+
+def is_of_attention(spec: Any) -> bool:
+    """Tell whether a group's layers keep keys and values."""
+    return kind_of(spec) not in {"MambaSpec", "EncoderOnlyAttentionSpec"}

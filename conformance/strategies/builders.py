@@ -1,0 +1,152 @@
+"""Calls of the functions about builders, and of groups of layers that share them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import DEVICE
+from conformance.contracts import Call, Draw
+from conformance.strategies.attention_layers import (
+    builder_classes,
+    config_of,
+    full_spec,
+    own_config,
+)
+from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.engines import BackendClass, Builder, BuilderClass
+from conformance.strategies.presets import Preset
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """A threshold wished for, and what the configuration says.
+
+    Attributes:
+        threshold: The threshold; None for no order.
+        num_drafts: Speculative tokens; None where none are said.
+        num_ranks: Ranks that share each sequence's cache in decodes.
+    """
+
+    threshold: int | None
+    num_drafts: int | None
+    num_ranks: int
+
+
+NUMBERS: dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...], tuple[int, ...]]] = {
+    "any": ((None, None, 1, 1, 2, 8, 8), (None, 0, 1, 4, 4), (1, 2)),
+    "drafts and ranks": ((1, 2), (4,), (2,)),
+    "few drafts": ((3, 8), (0, 1), (1,)),
+}
+"""Thresholds wished for, numbers of drafts, and numbers of ranks; but for "any", with drafts."""
+
+
+@st.composite
+def threshold_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `_init_reorder_batch_threshold`, with and without each of its defaults."""
+    del preset
+    # What matters together is drawn often: thresholds, their drafts, and ranks that lower them.
+    kind = draw(st.sampled_from(("any", "any", "drafts and ranks", "few drafts")))
+    thresholds, drafts, ranks = NUMBERS[kind]
+    threshold = draw(st.sampled_from(thresholds))
+    num_drafts, num_ranks = draw(st.sampled_from(drafts)), draw(st.sampled_from(ranks))
+    parallel = reference.ParallelConfig(decode_context_parallel_size=num_ranks)
+    config: Any
+    if threshold is None and draw(st.booleans()):
+        config = own_config()
+    else:
+        has_none = num_drafts is None and draw(st.booleans())
+        speculative = reference.SpeculativeConfig(num_speculative_tokens=num_drafts)
+        config = reference.VllmConfig(
+            parallel_config=parallel, speculative_config=None if has_none else speculative
+        )
+        if draw(st.booleans()):
+            parts = {n: own_config(**vars(p)) for n, p in vars(config).items() if p is not None}
+            config = own_config(speculative_config=None) if has_none else own_config()
+            config.attributes.update(parts)
+    arguments: dict[str, Any] = {"self": Builder(BuilderClass(), full_spec(), ["layers.0"], config)}
+    given = {
+        "reorder_batch_threshold": threshold,
+        "supports_spec_as_decode": kind != "any" or draw(st.booleans()),
+        "supports_dcp_with_varlen": draw(st.booleans()),
+    }
+    some = ((), (), *((name,) for name in given), tuple(given))
+    omitted = draw(st.sampled_from(some)) if kind == "any" else ()
+    if "reorder_batch_threshold" in omitted and threshold is None:
+        omitted = ()
+    arguments |= {name: value for name, value in given.items() if name not in omitted}
+    if "reorder_batch_threshold" in omitted:
+        threshold = 1
+    facts = Wish(threshold, num_drafts, num_ranks)
+    return Call("AttentionMetadataBuilder._init_reorder_batch_threshold", arguments, facts)
+
+
+BATCHES = (
+    Batch((), (), Layout(2), (), num_padding_tokens=1),
+    Batch((1, 1), (3, 0), Layout(2), ((5, 9), (7,))),
+    Batch((4, 0), (0, 2), Layout(2), ((5, 9), (7,)), stride=2),
+)
+"""Batches for functions that hand one on: of none of them is anything read."""
+
+
+@st.composite
+def build_for_cudagraph_capture_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `build_for_cudagraph_capture`, of any batch."""
+    builder = Builder(BuilderClass(), full_spec(), ["layers.0"])
+    del preset
+    batch = draw(st.sampled_from(BATCHES))
+    arguments = {"self": builder, "common_attn_metadata": batch.metadata()}
+    return Call("AttentionMetadataBuilder.build_for_cudagraph_capture", arguments, batch)
+
+
+@st.composite
+def build_for_drafting_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `build_for_drafting`, of any batch and step of the draft."""
+    call = draw(build_for_cudagraph_capture_calls(preset))
+    index = draw(st.integers(0, 3))
+    arguments = {**call.arguments, "draft_index": index}
+    return Call("AttentionMetadataBuilder.build_for_drafting", arguments, call.facts)
+
+
+@st.composite
+def use_cascade_attention_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `use_cascade_attention` with whatever a runner knows of the batch."""
+    del preset
+    names = ("common_prefix_len", "num_query_heads", "use_alibi")
+    known = {name: draw(st.integers(0, 9)) for name in names if draw(st.booleans())}
+    builder = Builder(BuilderClass(), full_spec(), ["layers.0"])
+    return Call("AttentionMetadataBuilder.use_cascade_attention", {"self": builder, **known})
+
+
+@st.composite
+def create_group_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `AttentionGroup.create_with_metadata_builders`: one builder, and several."""
+    del preset
+    layers = [f"layers.{i}.attn" for i in range(draw(st.integers(0, 3)))]
+    arguments: dict[str, Any] = {
+        "backend": BackendClass("PLAIN", draw(builder_classes()), draw(st.booleans())),
+        "layer_names": layers,
+        "kv_cache_spec": full_spec(),
+        "vllm_config": config_of({}, is_own=draw(st.booleans())),
+        "device": DEVICE,
+    }
+    number_of_builders = draw(st.sampled_from((None, 1, 2, 3)))
+    if number_of_builders is not None:
+        arguments["num_metadata_builders"] = number_of_builders
+    return Call("AttentionGroup.create_with_metadata_builders", arguments)
+
+
+@st.composite
+def get_metadata_builder_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `AttentionGroup.get_metadata_builder`, of groups with several builders."""
+    del preset
+    cls, names, spec = draw(builder_classes()), ["layers.0"], full_spec()
+    builders = [Builder(cls, spec, names) for _ in range(draw(st.integers(1, 3)))]
+    group = reference.AttentionGroup(BackendClass("PLAIN", cls), builders, names, spec)
+    arguments: dict[str, Any] = {"self": group}
+    if draw(st.sampled_from((True, True, True, False))):
+        arguments["ubatch_id"] = draw(st.integers(0, len(builders) - 1))
+    return Call("AttentionGroup.get_metadata_builder", arguments)

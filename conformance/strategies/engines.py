@@ -1,0 +1,240 @@
+"""An engine's own classes, as blueprints: builders, backends, layers and what these hold.
+
+They record what they were given, and are compared by it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from conformance.blueprints import DEVICE, Blueprint
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnClass(Blueprint):
+    """An engine's own class of layers, or of what a layer holds.
+
+    Attributes:
+        name: Its name.
+        base: The class that it extends; None for none.
+    """
+
+    name: str
+    base: OwnClass | None = None
+
+    def make(self, carrier: Carrier) -> type:
+        """Return the class, whose objects are compared by their names."""
+        base = object if self.base is None else carrier.carry(self.base, "base")
+        return type(self.name, (base,), {"compared": ("name",)})
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Own(Blueprint):
+    """An object of an engine's own class.
+
+    Attributes:
+        cls: Its class.
+        name: What it is compared by.
+        attributes: Its attributes; what is not here it lacks.
+        backend: What its `get_attn_backend()` returns; None where it has no such method.
+    """
+
+    cls: OwnClass
+    name: str
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    backend: BackendClass | None = None
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return the object."""
+        made: Any = carrier.carry(self.cls, "cls")()
+        made.name = self.name
+        for name, value in self.attributes.items():
+            setattr(made, name, carrier.carry(value, f"vllm_config.{name}"))
+        if self.backend is not None:
+            backend = carrier.carry(self.backend, "backend")
+            made.get_attn_backend = lambda: backend
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{self.cls} {self.name} {dict(self.attributes)} {self.backend or ''}>"
+
+
+class Built:
+    """What a builder of the harness builds: how it was asked."""
+
+    compared = ("args", "keywords")
+
+    def __init__(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.args, self.keywords = args, dict(sorted(keywords.items()))
+
+
+class Workspace:
+    """What builders of one kind share."""
+
+    compared = ("owner",)
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+
+class _Records:
+    """What a builder was given."""
+
+    compared = (
+        "kv_cache_spec",
+        "layer_names",
+        "vllm_config",
+        "has_device",
+        "num_by_position",
+        "workspaces",
+        "times_asked",
+        "reorder_batch_threshold",
+    )
+    reorder_batch_threshold: int | None = None
+
+    made: list[_Records]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.made.append(self)
+        self.num_by_position = len(args)
+        self.workspaces: list[Workspace] = []
+        self.times_asked = 0
+        self.builds: list[Built] = []
+
+    def build(self, *args: Any, **keywords: Any) -> Built:
+        """Return how it was asked."""
+        self.builds.append(Built(args, keywords))
+        return self.builds[-1]
+
+
+class _Stores:
+    """How an engine's own builder is made, which knows nothing of ours."""
+
+    def __init__(self, *args: Any) -> None:
+        self.kv_cache_spec, self.layer_names, self.vllm_config, self.device = args
+
+
+def _get_workspace_buffer(self: Any) -> Workspace:
+    self.times_asked += 1
+    return Workspace(self.layer_names[0])
+
+
+def _set_workspace_buffer(self: Any, buffer: Workspace) -> None:
+    self.workspaces.append(buffer)
+
+
+WORKSPACE_METHODS = {
+    "_get_workspace_buffer": _get_workspace_buffer,
+    "set_workspace_buffer": _set_workspace_buffer,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BuilderClass(Blueprint):
+    """A class of builders.
+
+    Attributes:
+        is_own: Whether it is an engine's own; else it extends `AttentionMetadataBuilder`.
+        methods: Which of `WORKSPACE_METHODS` it has.
+        support: The name of its `AttentionCGSupport`; None for the base class's.
+    """
+
+    is_own: bool = False
+    methods: tuple[str, ...] = ()
+    support: str | None = None
+
+    def make(self, carrier: Carrier) -> type:
+        """Return the class."""
+        implementation: Any = carrier.implementation
+        base = _Stores if self.is_own else implementation.AttentionMetadataBuilder
+        members: dict[str, Any] = {name: WORKSPACE_METHODS[name] for name in self.methods}
+        members["made"] = []
+        members["has_device"] = property(lambda self: self.device == carrier.device)
+        if self.support is not None:
+            members["_cudagraph_support"] = implementation.AttentionCGSupport[self.support]
+        return type("Builder", (_Records, base), members)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Builder(Blueprint):
+    """A builder.
+
+    Attributes:
+        cls: Its class.
+        kv_cache_spec: The spec that it was made with.
+        layer_names: Its layers.
+        vllm_config: Its configuration.
+    """
+
+    cls: BuilderClass
+    kv_cache_spec: Any
+    layer_names: list[str]
+    vllm_config: Any = None
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return the builder."""
+        given = (self.kv_cache_spec, self.layer_names, self.vllm_config, DEVICE)
+        return carrier.carry(self.cls, "cls")(*(carrier.carry(v, "self.given") for v in given))
+
+    def __repr__(self) -> str:
+        return f"<{self.cls} of {self.layer_names}>"
+
+
+class _AlikeByName(abc.ABCMeta):
+    """Makes classes of one name equal, as a registry's proxies are, though each is its own."""
+
+    def __eq__(cls, other: object) -> bool:
+        return isinstance(other, type) and cls.__name__ == other.__name__
+
+    def __hash__(cls) -> int:
+        return hash(cls.__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BackendClass(Blueprint):
+    """A class of backends.
+
+    Attributes:
+        name: What it says its name is.
+        builder: Its class of builders.
+        is_own: Whether it is an engine's own; else it extends `AttentionBackend`.
+        is_alike: Whether it equals all classes that are called so, though it is none of them.
+    """
+
+    name: str
+    builder: BuilderClass
+    is_own: bool = False
+    is_alike: bool = False
+
+    def make(self, carrier: Carrier) -> type:
+        """Return the class."""
+        base = object if self.is_own else carrier.implementation.AttentionBackend
+        builder = carrier.carry(self.builder, "builder")
+        members = {
+            "get_name": staticmethod(lambda: self.name),
+            "get_builder_cls": staticmethod(lambda: builder),
+            "get_kv_cache_shape": staticmethod(_get_kv_cache_shape),
+        }
+        metaclass = _AlikeByName if self.is_alike else abc.ABCMeta
+        return metaclass(f"{self.name}Backend", (base,), members)
+
+
+def _get_kv_cache_shape(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    cache_dtype_str: str = "auto",
+) -> tuple[int, ...]:
+    del cache_dtype_str
+    return 2, num_blocks, block_size, num_kv_heads, head_size

@@ -1,0 +1,115 @@
+"""Names of layers, and calls of what finds their index and binds their caches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.odds import MOSTLY, SELDOM
+from conformance.strategies.presets import MINIMAL, Preset
+
+NO_INTEGERS = (
+    *("model", "layers", "self_attn", "mixer", "attention", "v2", "h", "", "-1", "+3", "1_0"),
+    *("²", "٣", "1e3", " 4", "0x5", "½", "7\n"),
+)
+"""Components that are no integers, though some of them look like one to `isdigit` or to `int`."""
+
+PREFIXES = ("model.layers", "transformer.h", "language_model.model.layers", "layers")
+
+
+def shuffled(draw: Draw, values: Iterable[Any]) -> list[Any]:
+    """Draw values in some order: as they are, backwards, or any other, in one draw."""
+    found = list(values)
+    seed = draw(st.integers(0, 7))
+    if seed == 1:
+        found.reverse()
+    elif seed > 1:
+        random.Random(seed).shuffle(found)  # noqa: S311  # no secret
+    return found
+
+
+def layer_names(draw: Draw, number: int) -> tuple[list[str], int]:
+    """Draw names of that many layers, in any order, and how many attention modules a layer has.
+
+    Their indices pass 10, and so do not order like text; those of several are the same where a
+    layer has self and cross attention.
+    """
+    first = draw(st.sampled_from((0, 1, 8, 98)))
+    prefix = draw(st.sampled_from(PREFIXES))
+    scheme = draw(st.sampled_from(("plain", "plain", "cross", "modules", "modules", "mixer")))
+    modules = draw(st.integers(2, 3)) if scheme == "modules" else 1
+    names = []
+    for k in range(number):
+        if scheme == "cross":
+            part = ("self_attn", "encoder_attn")[k % 2]
+            names.append(f"decoder.layers.{first + k // 2}.{part}.attn")
+        elif scheme == "modules" and draw(MOSTLY):
+            names.append(f"{prefix}.{first + k // modules}.attn.{k % modules}")
+        elif scheme == "modules":
+            # One integer alone: the index itself, which another layer may have too.
+            part = draw(st.sampled_from(("self_attn", "mixer")))
+            names.append(f"{prefix}.{first + k}.{part}.of{k}")
+        elif scheme == "mixer":
+            names.append(f"{first + k}.mixer")
+        else:
+            names.append(f"{prefix}.{first + k}.self_attn.attn")
+    return shuffled(draw, names), modules
+
+
+@st.composite
+def extract_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `extract_layer_index`: one integer or two among what only looks like one."""
+    most = 12 if preset is MINIMAL else 10**20
+    modules = draw(st.sampled_from((1, None, 2, 2, 3, 64)))
+    has_attn = draw(st.booleans())
+    can_have_two = has_attn and modules not in {1, None}
+    count = draw(st.integers(1, 2)) if can_have_two else 1
+    parts = [str(draw(st.integers(0, most))) for _ in range(count)]
+    if draw(SELDOM):
+        parts[0] = f"00{parts[0]}"
+    others = [part for part in NO_INTEGERS if "attn" not in part]
+    parts += draw(st.lists(st.sampled_from(others), max_size=3))
+    if has_attn:
+        parts.append(draw(st.sampled_from(("attn", "self_attn", "cross_attn2", "attn²"))))
+    arguments: Arguments = {"layer_name": ".".join(shuffled(draw, parts))}
+    if modules != 1 or draw(st.booleans()):
+        arguments["num_attn_module"] = modules
+    return Call("extract_layer_index", arguments)
+
+
+def forward_contexts(draw: Draw, names: list[str]) -> dict[str, Any]:
+    """Draw the layers of a model, in any order: those of the names, and some without a cache."""
+    others = draw(st.sampled_from(((), ("layers.9.mlp.experts",), ("head", "layers.1.2.3"))))
+    found = shuffled(draw, [*names, *others])
+    before: list[Any] = [None, [], ["an old cache"]]
+    return {name: SimpleNamespace(kv_cache=draw(st.sampled_from(before))) for name in found}
+
+
+@st.composite
+def bind_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `bind_kv_cache`: caches that are arrays, and lists of a layer's states."""
+    number = draw(st.integers(0, 4 if preset is MINIMAL else 12))
+    names, modules = layer_names(draw, number)
+    caches: dict[str, Any] = {}
+    for i, name in enumerate(names):
+        own: Any = np.full(2, i, np.int8)
+        if draw(SELDOM):
+            own = [own, np.full(1, i, np.float32)]
+        is_shared = bool(caches) and draw(SELDOM)
+        caches[name] = draw(st.sampled_from(list(caches.values()))) if is_shared else own
+    arguments: Arguments = {
+        "kv_caches": caches,
+        "forward_context": forward_contexts(draw, names),
+        "runner_kv_caches": [],
+    }
+    if modules != 1 or draw(st.booleans()):
+        arguments["num_attn_module"] = modules
+    elif draw(st.booleans()):
+        arguments["num_attn_module"] = None
+    return Call("bind_kv_cache", arguments)

@@ -1,0 +1,221 @@
+"""KV caches of models: groups of layers of every kind over shared memory, and their backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import DEVICE
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.backends import Backend, backends
+from conformance.strategies.block_size import divisors
+from conformance.strategies.kv_binding import forward_contexts, layer_names, shuffled
+from conformance.strategies.kv_plans import CACHED, Plan, plan_of_one_page, plan_of_uniform_groups
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import Preset
+
+ENCODER_ONLY = "EncoderOnlyAttentionSpec"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer that has a cache.
+
+    Attributes:
+        name: Its name.
+        spec: What it keeps.
+        tensor: The number of the tensor that it lies in.
+        group: The number of its group, encoder-only ones not counted.
+        has_own_spec: Whether its group says its spec; without one it has that of its target.
+    """
+
+    name: str
+    spec: Any
+    tensor: int
+    group: int
+    has_own_spec: bool = True
+
+    @property
+    def is_mamba(self) -> bool:
+        """Whether it keeps states."""
+        return isinstance(self.spec, reference.MambaSpec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """The KV cache of a model.
+
+    Attributes:
+        config: It, as the functions take it.
+        layers: The layers that have a cache, in the order of groups.
+        backends: The backend of each layer that has one.
+        kernel_block_sizes: The size for each group that is not encoder-only; None: the specs' own.
+        num_attn_module: Attention modules in a layer, by which names have an index.
+    """
+
+    config: reference.KVCacheConfig
+    layers: tuple[Layer, ...]
+    backends: dict[str, Backend]
+    kernel_block_sizes: list[int] | None
+    num_attn_module: int
+
+    @property
+    def has_mamba(self) -> bool:
+        """Whether every block must fill its own page."""
+        return any(layer.is_mamba for layer in self.layers)
+
+    def num_blocks(self, layer: Layer) -> int:
+        """Return how many blocks a layer's tensor holds."""
+        return int(self.config.kv_cache_tensors[layer.tensor].size // layer.spec.page_size_bytes)
+
+    def kernel_blocks(self, layer: Layer) -> tuple[int, int]:
+        """Return how many blocks of a layer its backend is asked for, and of which size."""
+        size = layer.spec.block_size
+        kernel = self.kernel_block_sizes[layer.group] if self.kernel_block_sizes else size
+        return self.num_blocks(layer) * (size // kernel), kernel
+
+    def shape(self, layer: Layer) -> tuple[int, ...]:
+        """Return the logical shape of an attention layer's cache."""
+        spec, numbers = layer.spec, self.kernel_blocks(layer)
+        keyword = getattr(spec, "cache_dtype_str", None) or "auto"
+        backend = self.backends[layer.name]
+        return tuple(
+            map(int, backend.shape_of(*numbers, spec.num_kv_heads, spec.head_size, keyword))
+        )
+
+
+KINDS_OF_GROUPS = ("one page", "one page", "hybrid", "hybrid", "Mamba", "uniform", "uniform")
+
+
+@st.composite
+def caches(draw: Draw, preset: Preset) -> Cache:
+    """Draw KV caches: groups of attention, hybrid ones, states alone, uniform groups, none."""
+    kind = draw(st.sampled_from(KINDS_OF_GROUPS))
+    attention = st.sampled_from(CACHED)
+    if kind == "uniform":
+        plan = plan_of_uniform_groups(draw, preset)
+    else:
+        kinds = {
+            "one page": draw(st.lists(attention, min_size=0, max_size=3)),
+            "hybrid": shuffled(draw, ["MambaSpec", draw(attention), draw(attention)]),
+            "Mamba": ["MambaSpec"] * draw(st.integers(1, 2)),
+        }
+        plan = plan_of_one_page(draw, preset, tuple(kinds[kind]))
+    num_layers = sum(map(len, plan.groups))
+    names, num_attn_module = layer_names(draw, num_layers + 1)
+    *names, encoder_name = names
+    groups, layers = _named_groups(plan, names)
+    if draw(SELDOM):
+        spec = _encoder_only(draw, encoder_name)
+        group = reference.KVCacheGroupSpec([encoder_name], spec)
+        groups.insert(draw(st.integers(0, len(groups))), group)
+    shared_by = [
+        [layer.name for layer in layers if layer.tensor == t] for t in range(len(plan.sizes))
+    ]
+    order = shuffled(draw, range(len(plan.sizes)))
+    tensors = [reference.KVCacheTensor(plan.sizes[t], shuffled(draw, shared_by[t])) for t in order]
+    layers = [dataclasses.replace(layer, tensor=order.index(layer.tensor)) for layer in layers]
+    config = reference.KVCacheConfig(draw(st.integers(0, 3)), tensors, groups)
+    sizes = _kernel_block_sizes(draw, groups) if draw(st.booleans()) else None
+    drawn = _backends(draw, layers)
+    if draw(st.booleans()):
+        drawn[encoder_name] = Backend()
+    return Cache(config, tuple(layers), drawn, sizes, num_attn_module)
+
+
+def _named_groups(
+    plan: Plan, names: list[str]
+) -> tuple[list[reference.KVCacheGroupSpec], list[Layer]]:
+    """Return the groups of a plan, and its layers, with names."""
+    groups, layers = [], []
+    rest = iter(names)
+    for g, (members, spec) in enumerate(zip(plan.groups, plan.specs, strict=True)):
+        own = [Layer(next(rest), inner, t, g, has_own) for t, inner, has_own in members]
+        whole = spec
+        if isinstance(spec, int):
+            inner_specs = {layer.name: layer.spec for layer in own if layer.has_own_spec}
+            whole = reference.UniformTypeKVCacheSpecs(spec, inner_specs)
+        groups.append(reference.KVCacheGroupSpec([layer.name for layer in own], whole))
+        layers += own
+    return groups, layers
+
+
+def _encoder_only(draw: Draw, name: str) -> Any:
+    spec = reference.EncoderOnlyAttentionSpec(draw(st.integers(1, 4)), 1, 2, np.float16)
+    if draw(st.booleans()):
+        return reference.UniformTypeKVCacheSpecs(spec.block_size, {name: spec})
+    return spec
+
+
+def is_encoder_only(spec: Any) -> bool:
+    """Tell whether a group's layers keep no cache."""
+    first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
+    return type(first).__name__ == ENCODER_ONLY
+
+
+def _kernel_block_sizes(draw: Draw, groups: list[reference.KVCacheGroupSpec]) -> list[int]:
+    """Draw a kernel block size for each group that keeps a cache: divisors, not of Mamba alone."""
+    found = []
+    for group in groups:
+        spec: Any = group.kv_cache_spec
+        inner = list(getattr(spec, "kv_cache_specs", {"": spec}).values())
+        are_mamba = {isinstance(one, reference.MambaSpec) for one in inner}
+        if is_encoder_only(spec):
+            continue
+        if are_mamba == {True}:
+            found.append(draw(st.integers(1, 7)))
+        elif isinstance(inner[0], reference.MambaSpec):
+            found.append(spec.block_size)
+        else:
+            proper = divisors(spec.block_size)[:-1] or [1]
+            found.append(draw(st.sampled_from((*proper, spec.block_size))))
+    return found
+
+
+def _backends(draw: Draw, layers: list[Layer]) -> dict[str, Backend]:
+    """Draw the backend of each layer: one for those of a group that are alike, at times."""
+    found: dict[str, Backend] = {}
+    made: dict[tuple[int, bool, bool], Backend] = {}
+    for layer in layers:
+        if layer.is_mamba:
+            if draw(st.booleans()):
+                found[layer.name] = Backend(name="MAMBA")
+            continue
+        has_kv = not isinstance(layer.spec, reference.MLAAttentionSpec)
+        knows_dtype = getattr(layer.spec, "cache_dtype_str", None) is not None
+        key = layer.group, has_kv, knows_dtype
+        if key not in made or draw(SELDOM):
+            backend = draw(backends(has_kv=has_kv))
+            made[key] = dataclasses.replace(backend, knows_dtype=knows_dtype)
+        found[layer.name] = made[key]
+    return found
+
+
+@st.composite
+def allocate_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `_allocate_kv_cache`."""
+    cache = draw(caches(preset))
+    arguments: Arguments = {"kv_cache_config": cache.config, "device": DEVICE}
+    return Call("_allocate_kv_cache", arguments, cache)
+
+
+@st.composite
+def init_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `init_kv_cache`."""
+    cache = draw(caches(preset))
+    arguments: Arguments = {
+        "runner_kv_caches": [],
+        "forward_context": forward_contexts(draw, [layer.name for layer in cache.layers]),
+        "kv_cache_config": cache.config,
+        "attn_backends": cache.backends,
+        "device": DEVICE,
+    }
+    if cache.kernel_block_sizes is not None or draw(st.booleans()):
+        arguments["kernel_block_sizes"] = cache.kernel_block_sizes
+    if cache.num_attn_module != 1 or draw(st.booleans()):
+        arguments["num_attn_module"] = cache.num_attn_module
+    return Call("init_kv_cache", arguments, cache)

@@ -1,0 +1,264 @@
+"""Specs of every kind, whole and as the arguments that they are made with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+import reference
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.odds import MOSTLY
+from conformance.strategies.presets import MINIMAL, Preset
+
+Dtype: TypeAlias = "np.dtype[Any]"
+
+DTYPES: tuple[Dtype, ...] = tuple(
+    np.dtype(scalar)
+    for scalar in (
+        *(np.float16, ml_dtypes.bfloat16, np.float32, np.int8, np.uint8),
+        *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    )
+)
+"""What caches hold."""
+
+FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+BOUNDED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec")
+ATTENTION = ("AttentionSpec", *FULL, *BOUNDED, "EncoderOnlyAttentionSpec")
+KINDS = ("KVCacheSpec", *ATTENTION, "MambaSpec")
+UNIFORM = "UniformTypeKVCacheSpecs"
+
+CACHE_DTYPES = (None, "auto", "fp8", "fp8_ds_mla")
+"""Formats of a cache by name."""
+
+
+def dtypes(draw: Draw) -> Any:
+    """Draw dtypes of caches: as dtypes and as scalar types."""
+    dtype = draw(st.sampled_from(DTYPES))
+    return dtype if draw(st.booleans()) else dtype.type
+
+
+def sizes(preset: Preset) -> SearchStrategy[int]:
+    """Return sizes of a spec: heads, sizes of heads, windows; past 2**31 too."""
+    if preset is MINIMAL:
+        return st.integers(1, 5)
+    return st.one_of(st.integers(1, 128), st.sampled_from((64, 128, 576, 8192, 2**31, 2**40)))
+
+
+def block_sizes(preset: Preset) -> SearchStrategy[int]:
+    """Return block sizes, powers of two or not."""
+    odd = (3, 5) if preset is MINIMAL else (48, 544)
+    return st.sampled_from((*preset.block_sizes, *odd))
+
+
+def attention_fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
+    """Draw what a spec of attention is made with; what has a default is left out at times."""
+    found: Arguments = {
+        "block_size": draw(block_sizes(preset)),
+        "num_kv_heads": draw(sizes(preset)),
+        "head_size": draw(sizes(preset)),
+        "dtype": dtypes(draw),
+    }
+    if kind in FULL:
+        for field in ("sliding_window", "attention_chunk_size"):
+            if draw(st.booleans()):
+                found[field] = draw(st.one_of(st.none(), sizes(preset)))
+    if kind == "MLAAttentionSpec" and draw(MOSTLY):
+        found["cache_dtype_str"] = draw(st.sampled_from(CACHE_DTYPES))
+    if kind == "SlidingWindowSpec":
+        found["sliding_window"] = draw(sizes(preset))
+    if kind == "ChunkedLocalAttentionSpec":
+        found["attention_chunk_size"] = draw(sizes(preset))
+    return found
+
+
+def states(draw: Draw, page_size: int, *, fills: bool = False) -> tuple[Any, Any]:
+    """Draw shapes and dtypes of Mamba states that fit in a page, each where its dtype may lie.
+
+    Args:
+        draw: Hypothesis' draw.
+        page_size: The bytes of a page.
+        fills: Whether they take all of it.
+    """
+    shapes: list[tuple[int, ...]] = []
+    kinds: list[Dtype] = []
+    offset = 0
+    for _ in range(draw(st.integers(1, 3))):
+        fitting = [
+            dtype
+            for dtype in DTYPES
+            if offset % dtype.itemsize == page_size % dtype.itemsize == 0
+            and offset + dtype.itemsize <= page_size
+        ]
+        if not fitting:
+            break
+        dtype = draw(st.sampled_from(fitting))
+        room = (page_size - offset) // dtype.itemsize
+        rows = draw(st.integers(1, min(room, 4)))
+        columns = draw(st.integers(1, room // rows))
+        shape = draw(st.sampled_from([(rows,), (rows, columns), (rows, 1, columns), ()]))
+        shapes.append(shape)
+        kinds.append(dtype)
+        offset += math.prod(shape) * dtype.itemsize
+    if fills and offset < page_size:
+        shapes.append((page_size - offset,))
+        kinds.append(np.dtype(np.int8))
+    return tuple(shapes), tuple(kinds)
+
+
+def mamba_fields(draw: Draw, preset: Preset) -> Arguments:
+    """Draw what a `MambaSpec` is made with."""
+    page_size = draw(st.integers(4, 64)) if preset is MINIMAL else draw(st.integers(64, 2**20))
+    shapes, kinds = states(draw, page_size)
+    if draw(st.booleans()):
+        shapes = draw(st.sampled_from((list, tuple)))(list(shape) for shape in shapes)
+        kinds = [dtype.type for dtype in kinds]
+    found: Arguments = {"block_size": draw(block_sizes(preset)), "shapes": shapes, "dtypes": kinds}
+    least = sum(
+        math.prod(shape) * np.dtype(dtype).itemsize
+        for shape, dtype in zip(shapes, kinds, strict=True)
+    )
+    if draw(st.booleans()):
+        found["page_size_padded"] = draw(st.sampled_from((None, least, least + 1, page_size)))
+    if draw(st.booleans()):
+        found["mamba_type"] = draw(st.sampled_from(("mamba1", "mamba2", "short_conv")))
+    if draw(st.booleans()):
+        found["num_speculative_blocks"] = draw(st.integers(0, 3))
+    return found
+
+
+def fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
+    """Draw what a spec of a kind is made with."""
+    if kind == UNIFORM:
+        specs = uniform_specs(draw, preset)
+        return {"block_size": next(iter(specs.values())).block_size, "kv_cache_specs": specs}
+    if kind == "MambaSpec":
+        return mamba_fields(draw, preset)
+    if kind == "KVCacheSpec":
+        return {"block_size": draw(block_sizes(preset))}
+    return attention_fields(draw, preset, kind)
+
+
+def spec_of(draw: Draw, /, preset: Preset, *kinds: str, **fixed: Any) -> Any:
+    """Draw specs of kinds (all but the base, if none are named).
+
+    Args:
+        draw: Hypothesis' draw.
+        preset: How large they are.
+        *kinds: Names of classes.
+        **fixed: Fields that are given.
+    """
+    kind = draw(st.sampled_from(kinds or (*ATTENTION, "MambaSpec", UNIFORM)))
+    found = {**fields(draw, preset, kind), **fixed}
+    return getattr(reference, kind)(**found)
+
+
+specs = st.composite(spec_of)
+
+
+UNIFORM_FIELD = {
+    "FullAttentionSpec": None,
+    "CrossAttentionSpec": None,
+    "SlidingWindowSpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "attention_chunk_size",
+    "MambaSpec": "num_speculative_blocks",
+}
+"""The kinds that may be uniform, and the field that must be one then."""
+
+LAYER_NAMES = ("layers.0.attn", "layers.1.attn", "layers.2.attn", "layers.3.attn")
+
+
+def uniform_specs(draw: Draw, preset: Preset) -> dict[str, Any]:
+    """Draw the specs of layers that are of one kind and one block size, by layer name."""
+    kind = draw(st.sampled_from(tuple(UNIFORM_FIELD)))
+    kinds = FULL if kind == "FullAttentionSpec" else (kind,)
+    block_size = draw(block_sizes(preset))
+    fixed: dict[str, Any] = {"block_size": block_size}
+    field = UNIFORM_FIELD[kind]
+    if field:
+        fixed[field] = draw(st.integers(1, 5))
+    number = draw(st.integers(1, 3))
+    return {name: spec_of(draw, preset, *kinds, **fixed) for name in LAYER_NAMES[:number]}
+
+
+def constructor_calls(*kinds: str) -> Any:
+    """Return the strategy of calls that make specs of kinds, by preset."""
+
+    @st.composite
+    def calls(draw: Draw, preset: Preset) -> Call:
+        kind = draw(st.sampled_from(kinds))
+        return Call(kind, fields(draw, preset, kind))
+
+    return calls
+
+
+@st.composite
+def page_size_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of the property `page_size_bytes`."""
+    usual = ("MLAAttentionSpec", "MLAAttentionSpec", UNIFORM)
+    spec = spec_of(draw, preset, *ATTENTION, "MambaSpec", *usual)
+    return Call(f"{type(spec).__name__}.page_size_bytes", {"self": spec})
+
+
+@st.composite
+def copy_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `copy_with_new_block_size`."""
+    spec = spec_of(draw, preset, *KINDS, UNIFORM, UNIFORM)
+    arguments = {"self": spec, "block_size": draw(st.one_of(block_sizes(preset), sizes(preset)))}
+    return Call(f"{type(spec).__name__}.copy_with_new_block_size", arguments)
+
+
+@st.composite
+def configs(draw: Draw, preset: Preset) -> reference.VllmConfig:
+    """Draw the configuration of an engine, as far as specs read it."""
+    lengths = st.integers(1, 24 if preset is MINIMAL else 2**20)
+    parallel = st.sampled_from((1, 1, 2, 3, 8))
+    return reference.VllmConfig(
+        model_config=reference.ModelConfig(max_model_len=draw(lengths)),
+        cache_config=reference.CacheConfig(
+            mamba_cache_mode=draw(st.sampled_from(("none", "align", "all", "all")))
+        ),
+        parallel_config=reference.ParallelConfig(
+            tensor_parallel_size=draw(st.sampled_from((1, 4))),
+            decode_context_parallel_size=draw(parallel),
+            prefill_context_parallel_size=draw(parallel),
+        ),
+        scheduler_config=reference.SchedulerConfig(
+            max_num_batched_tokens=draw(st.integers(1, 12 if preset is MINIMAL else 16384)),
+            max_num_seqs=draw(st.integers(1, 256)),
+            max_num_encoder_input_tokens=draw(st.one_of(st.just(0), lengths)),
+        ),
+    )
+
+
+READS = {
+    "FullAttentionSpec": ("model_config", "parallel_config"),
+    "MLAAttentionSpec": ("model_config", "parallel_config"),
+    "SlidingWindowSpec": ("model_config", "parallel_config", "scheduler_config"),
+    "ChunkedLocalAttentionSpec": ("model_config", "scheduler_config"),
+    "CrossAttentionSpec": ("scheduler_config",),
+    "EncoderOnlyAttentionSpec": (),
+    "MambaSpec": ("cache_config", "model_config"),
+}
+"""The parts of a configuration that a kind reads."""
+
+
+@st.composite
+def max_memory_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `max_memory_usage_bytes`; what a kind does not read is not there at times."""
+    kinds = (*READS, "SlidingWindowSpec", UNIFORM)
+    spec = spec_of(draw, preset, *kinds)
+    config = draw(configs(preset))
+    kind = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
+    reads = READS[type(kind).__name__]
+    if type(kind).__name__ == "SlidingWindowSpec":
+        config.parallel_config.decode_context_parallel_size = 1
+    if draw(st.booleans()):
+        for name in set(vars(config)) - set(reads):
+            setattr(config, name, None)
+    arguments: Arguments = {"self": spec, "vllm_config": config}
+    return Call(f"{type(spec).__name__}.max_memory_usage_bytes", arguments)

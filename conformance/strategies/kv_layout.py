@@ -1,0 +1,81 @@
+"""What happens to the layout of the KV cache: it is set, read, and set from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.strategies.presets import Preset
+
+LAYOUTS = ("NHD", "HND")
+
+STRANGE: tuple[Callable[[], object], ...] = (
+    *(lambda text=text: text for text in ("", "nhd", "HND ", "NHDX", "DHN", "None", "NHD,HND")),
+    *(lambda value=value: value for value in (0, True, 1.5, b"NHD", ("NHD", "HND"), ("NHD",))),
+    lambda: ["NHD"],
+    lambda: {"NHD": 1},
+    lambda: {"HND"},
+    *(lambda values=values: np.array(values) for values in ([0, 1], [], [2.5], 1, [[1], [0]])),
+    object,
+    lambda: str,
+    lambda: np.array(["NHD", "HND"]),
+    lambda: np.array("NHD"),
+)
+"""Values of all types that are no layouts, made anew each time; the last are arrays of text."""
+
+NUM_CARRIED = len(STRANGE) - 2
+"""How many of them have a twin on every side; torch knows no text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One thing that happens.
+
+    Attributes:
+        what: "set" by the function; "get"; the "attribute" or the "environment" is set.
+        value: The new value, None to remove it; strange ones by their number in `STRANGE`.
+    """
+
+    what: str
+    value: str | int | None = None
+
+    def made(self) -> Any:
+        """Return the value."""
+        return STRANGE[self.value]() if isinstance(self.value, int) else self.value
+
+
+@st.composite
+def is_valid_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `is_valid_kv_cache_layout`, of values of any type."""
+    del preset
+    number = draw(st.one_of(st.sampled_from(LAYOUTS), st.integers(0, NUM_CARRIED - 1), st.none()))
+    return Call("is_valid_kv_cache_layout", {"value": Step("", number).made()}, number)
+
+
+@st.composite
+def histories(draw: Draw, preset: Preset) -> tuple[Step, ...]:
+    """Draw what happens to a layout; after each change it is read."""
+    del preset
+    known = st.sampled_from((*LAYOUTS, *LAYOUTS, None))
+    strange = st.integers(0, len(STRANGE) - 1)
+    texts = st.integers(0, 6)
+    steps = [Step("get")] if draw(st.booleans()) else []
+    if draw(st.booleans()):
+        steps += [
+            Step("set", draw(st.sampled_from(LAYOUTS))),
+            Step("get"),
+            Step("set"),
+            Step("get"),
+        ]
+    for _ in range(draw(st.integers(1, 6))):
+        what = draw(st.sampled_from(("set", "set", "environment", "environment", "attribute")))
+        odd = texts if what == "environment" else strange
+        steps.append(Step(what, draw(st.one_of(known, known, known, odd))))
+        if draw(st.sampled_from((True, True, False))):
+            steps.append(Step("get"))
+    return (*steps, Step("get"))

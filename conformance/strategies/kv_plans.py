@@ -1,0 +1,159 @@
+"""Plans of KV caches: groups of nameless layers, whose pages fit the tensors that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Draw
+from conformance.strategies.backends import FP8_DS_MLA_BYTES
+from conformance.strategies.block_size import divisors
+from conformance.strategies.kv_binding import shuffled
+from conformance.strategies.kv_cache_spec import DTYPES, states
+from conformance.strategies.odds import MOSTLY, RARELY, SELDOM
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+
+SMALL = (MINIMAL, FEW_PAIRS)
+"""The presets of caches of a few bytes."""
+
+
+CACHED = (
+    *("AttentionSpec", "FullAttentionSpec", "FullAttentionSpec", "SlidingWindowSpec"),
+    *("ChunkedLocalAttentionSpec", "CrossAttentionSpec", "MLAAttentionSpec", "MLAAttentionSpec"),
+)
+"""Kinds of attention that keep a cache, the usual ones more than once."""
+
+
+def page_sizes(draw: Draw, preset: Preset) -> int:
+    """Draw the bytes of a page; it is even, and often a page of the format `fp8_ds_mla`."""
+    is_small = preset in SMALL
+    if draw(RARELY):
+        return FP8_DS_MLA_BYTES * (2 if is_small else 16)
+    blocks = draw(st.sampled_from((2, 3, 4) if is_small else (16, 32)))
+    heads = draw(st.sampled_from((1, 2)))
+    size = draw(st.sampled_from((1, 2, 3, 4) if is_small else (8, 20, 32)))
+    itemsize = draw(st.sampled_from((1, 2, 4) if is_small else (1, 2)))
+    return int(2 * blocks * heads * size * itemsize)
+
+
+def attention_specs(draw: Draw, kind: str, page_size: int, *, block_size: int | None = None) -> Any:
+    """Draw specs of a kind of attention with pages of that many bytes.
+
+    Args:
+        draw: Hypothesis' draw.
+        kind: The name of the class.
+        page_size: The bytes of a page, even.
+        block_size: Their block size, which divides half of the page; None to draw one.
+    """
+    more: dict[str, Any] = {}
+    if kind == "MLAAttentionSpec":
+        more["cache_dtype_str"] = draw(st.sampled_from((None, "auto", "fp8")))
+        tokens = page_size // FP8_DS_MLA_BYTES
+        if page_size % FP8_DS_MLA_BYTES == 0 and block_size in {None, tokens} and draw(MOSTLY):
+            more["cache_dtype_str"] = "fp8_ds_mla"
+            dtype = np.dtype(draw(st.sampled_from((np.uint8, np.int8))))
+            return reference.MLAAttentionSpec(tokens, 1, draw(st.integers(1, 8)), dtype, **more)
+    elif kind == "SlidingWindowSpec":
+        more["sliding_window"] = draw(st.integers(1, 64))
+    elif kind == "ChunkedLocalAttentionSpec":
+        more["attention_chunk_size"] = draw(st.integers(1, 64))
+    vectors = page_size if kind == "MLAAttentionSpec" else page_size // 2
+    smallest = block_size or 1
+    fitting = [dtype for dtype in DTYPES if vectors % (dtype.itemsize * smallest) == 0]
+    dtype = draw(st.sampled_from(fitting))
+    rest = vectors // dtype.itemsize
+    if block_size is None:
+        block_size = draw(st.sampled_from([d for d in divisors(rest) if d <= 32]))
+    rest //= block_size
+    heads = draw(st.sampled_from([d for d in divisors(rest) if d <= 8]))
+    return getattr(reference, kind)(block_size, heads, rest // heads, dtype, **more)
+
+
+def mamba_specs(draw: Draw, page_size: int, *, block_size: int | None = None) -> Any:
+    """Draw specs of Mamba layers with pages of that many bytes, padded or filled."""
+    fills = draw(st.booleans())
+    shapes, kinds = states(draw, page_size, fills=fills)
+    padded = None if fills and draw(st.booleans()) else page_size
+    if block_size is None:
+        block_size = draw(st.sampled_from((1, 2, 3, 512)))
+    return reference.MambaSpec(block_size, shapes, kinds, padded)
+
+
+@dataclasses.dataclass
+class Plan:
+    """Groups as they are drawn: for each its spec, and the tensors and specs of its layers.
+
+    Attributes:
+        sizes: The bytes of each tensor.
+        groups: The groups.
+        specs: What each group is said to keep.
+    """
+
+    sizes: list[int]
+    groups: list[list[tuple[int, Any, bool]]]
+    specs: list[Any]
+
+
+def plan_of_one_page(draw: Draw, preset: Preset, kinds: tuple[str, ...]) -> Plan:
+    """Draw groups of one page size, whose n-th layers lie in the n-th tensor."""
+    page_size = page_sizes(draw, preset)
+    num_tensors = draw(st.integers(1, 2 if preset in SMALL else 3))
+    num_blocks = draw(st.sampled_from((2, 1, 2, 3, 3, 2, 0)))
+    plan = Plan([], [], [])
+    for _ in range(num_tensors):
+        extra = draw(st.sampled_from((0, 0, 0, 1)))
+        plan.sizes.append((num_blocks + extra) * page_size)
+    if page_size % FP8_DS_MLA_BYTES == 0:
+        first = next((kind for kind in kinds if kind != "MambaSpec"), None)
+        kinds = tuple("MLAAttentionSpec" if kind == first else kind for kind in kinds)
+    for kind in kinds:
+        if kind == "MambaSpec":
+            spec = mamba_specs(draw, page_size)
+        else:
+            spec = attention_specs(draw, kind, page_size)
+        layers = [(t, spec, True) for t in range(num_tensors) if t == 0 or draw(st.booleans())]
+        if draw(SELDOM):
+            # One that shares another's cache, and is in the group already.
+            layers.append(draw(st.sampled_from(layers)))
+        plan.groups.append(shuffled(draw, layers))
+        plan.specs.append(spec)
+    if draw(RARELY):
+        plan.sizes.append(draw(st.sampled_from((0, 7))))  # shared by nobody
+    return plan
+
+
+def plan_of_uniform_groups(draw: Draw, preset: Preset) -> Plan:
+    """Draw groups whose layers have specs, and all but those that share tensors, of their own."""
+    plan = Plan([], [], [])
+    num_blocks = draw(st.sampled_from((1, 2, 3)))
+    for _ in range(draw(st.sampled_from((1, 1, 2)))):
+        block_size = draw(st.sampled_from((2, 3) if preset in SMALL else (16, 32)))
+        first = draw(st.sampled_from(("FullAttentionSpec", "SlidingWindowSpec", "AttentionSpec")))
+        rest = draw(st.lists(st.sampled_from((first, "MLAAttentionSpec")), max_size=2))
+        if draw(SELDOM):
+            rest = ["MambaSpec"]
+        layers: list[tuple[int, Any, bool]] = []
+        for kind in shuffled(draw, [first, *rest]):
+            page_size = 2 * block_size * draw(st.sampled_from((4, 8, 12))) * 4
+            for _ in range(draw(st.sampled_from((1, 1, 2)))):
+                # Two of one page size may share a tensor, and see it in unlike ways.
+                if kind == "MambaSpec":
+                    spec = mamba_specs(draw, page_size, block_size=block_size)
+                else:
+                    spec = attention_specs(draw, kind, page_size, block_size=block_size)
+                layers.append((len(plan.sizes), spec, True))
+            plan.sizes.append(num_blocks * page_size)
+        owners = shuffled(draw, layers)
+        named = [(tensor, spec, True) for tensor, spec, _ in owners]
+        for _ in range(draw(st.integers(0, 2))):
+            tensor = draw(st.sampled_from(named))[0]
+            first = next(spec for t, spec, _ in named if t == tensor)
+            position = draw(st.integers(0, len(owners)))
+            owners.insert(position, (tensor, first, False))
+        plan.groups.append(owners)
+        plan.specs.append(block_size)
+    return plan

@@ -1,0 +1,69 @@
+"""Calls of the functions that give sharing layers the caches of others."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.kv_binding import shuffled
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import MINIMAL, Preset
+
+
+def _sharing(draw: Draw, preset: Preset) -> tuple[dict[str, str], list[list[str]]]:
+    """Draw sharing layers with their targets, and the layers of groups, which may have them."""
+    most = 3 if preset is MINIMAL else 12
+    groups = [
+        [f"layers.{100 * g + i}.attn" for i in range(draw(st.integers(1, most)))]
+        for g in range(draw(st.integers(1, 3)))
+    ]
+    shared: dict[str, str] = {}
+    owners = [(name, group) for group in groups for name in group]
+    for i in range(draw(st.integers(0, most))):
+        target, group = draw(st.sampled_from(owners))
+        layer = f"layers.{900 - i}.attn"
+        shared[layer] = target
+        # As after an earlier call, or as where the layer was in its group from the beginning.
+        if draw(SELDOM):
+            group.insert(draw(st.integers(0, len(group))), layer)
+    return shared, groups
+
+
+def _groups(layers: list[list[str]]) -> list[reference.KVCacheGroupSpec]:
+    spec = reference.FullAttentionSpec(16, 1, 1, np.float16)
+    return [reference.KVCacheGroupSpec([*names], spec) for names in layers]
+
+
+@st.composite
+def initialize_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `initialize_kv_cache_for_kv_sharing`."""
+    shared, layers = _sharing(draw, preset)
+    names = [name for group in layers for name in group if name not in shared]
+    caches = {name: np.full(2, i, np.int8) for i, name in enumerate(shuffled(draw, names))}
+    for layer, target in shared.items():
+        before = draw(st.sampled_from(("nothing", "nothing", "its target's", "its own")))
+        if before != "nothing":
+            caches[layer] = caches[target] if before == "its target's" else np.full(2, 99, np.int8)
+    arguments: Arguments = {
+        "shared_kv_cache_layers": shared,
+        "kv_cache_groups": _groups(layers),
+        "kv_caches": caches,
+    }
+    return Call("initialize_kv_cache_for_kv_sharing", arguments)
+
+
+@st.composite
+def add_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `add_kv_sharing_layers_to_kv_cache_groups`."""
+    shared, layers = _sharing(draw, preset)
+    arguments: Arguments = {
+        "shared_kv_cache_layers": shared,
+        "kv_cache_groups": _groups(layers),
+    }
+    known = draw(st.sampled_from(("absent", "None", "empty", "full")))
+    if known != "absent":
+        before = {"None": None, "empty": set(), "full": {"layers.7.attn", *list(shared)[:1]}}
+        arguments["runner_only_attn_layers"] = before[known]
+    return Call("add_kv_sharing_layers_to_kv_cache_groups", arguments)

@@ -1,0 +1,55 @@
+"""Calls of `_reshape_kv_cache`, over raw tensors between guard bands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.kv_binding import shuffled
+from conformance.strategies.kv_cache import Cache, caches
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import Preset
+
+GUARD_BYTES = 64
+"""Bytes of a guard band, so many that what lies behind it is aligned for every dtype."""
+
+
+def raw_bytes(size: int, seed: int) -> Array:
+    """Return so many bytes of any value, between guard bands.
+
+    >>> raw = raw_bytes(3, seed=0)
+    >>> raw.dtype, raw.shape, raw.base.shape
+    (dtype('int8'), (3,), (131,))
+    """
+    memory = poisoned((size + 2 * GUARD_BYTES,), np.int8)
+    raw = memory[GUARD_BYTES : GUARD_BYTES + size]
+    raw[:] = np.random.default_rng(seed).integers(-128, 128, size, dtype=np.int8)
+    return raw
+
+
+@st.composite
+def reshape_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `_reshape_kv_cache`; the facts are the cache."""
+    cache: Cache = draw(caches(preset))
+    seed = draw(st.integers(0, 2**16))
+    tensors = [
+        raw_bytes(tensor.size, seed + i) for i, tensor in enumerate(cache.config.kv_cache_tensors)
+    ]
+    raw: dict[str, Any] = {
+        layer.name: tensors[layer.tensor] for layer in shuffled(draw, cache.layers)
+    }
+    if draw(SELDOM):
+        # Of a layer that no group has: whatever it is, nobody looks at it.
+        raw["layers.77.attn"] = np.zeros((2, 3), np.float32)
+    arguments: Arguments = {
+        "kv_cache_config": cache.config,
+        "kv_cache_raw_tensors": raw,
+        "attn_backends": cache.backends,
+    }
+    if cache.kernel_block_sizes is not None or draw(st.booleans()):
+        arguments["kernel_block_sizes"] = cache.kernel_block_sizes
+    return Call("_reshape_kv_cache", arguments, cache)

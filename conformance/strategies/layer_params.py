@@ -1,0 +1,118 @@
+"""Calls of the functions about what attention layers compute with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.attention_layers import ATTENTION, config_of
+from conformance.strategies.engines import Own, OwnClass
+from conformance.strategies.presets import Preset
+
+IMPL = OwnClass("AttentionImpl")
+FLASHINFER_IMPL = OwnClass("FlashInferImpl", IMPL)
+OTHER_IMPL = OwnClass("MambaImpl")
+
+WINDOWS = ((4095, 0), [127, 0], (0, 0), (-1, -1), (np.int32(7), np.int32(0)), [15])
+CAPS = (0.0, 30.0, 50.0)
+
+ABSENT = "absent"
+"""Drawn for an attribute that is not there."""
+
+
+@st.composite
+def _impls(draw: Draw, cls: OwnClass) -> Own:
+    """Draw what a layer computes with: each attribute there, None, or absent."""
+    drawn = {
+        "sliding_window": draw(st.sampled_from((*WINDOWS, None, ABSENT))),
+        "logits_soft_cap": draw(st.sampled_from((*CAPS, None, ABSENT))),
+        "scale": draw(st.sampled_from((0.125, 0.0883883, 1))),
+        "sinks": draw(st.sampled_from((guarded([0, 1, 2], np.float32), None, None, ABSENT))),
+    }
+    there = {name: v for name, v in drawn.items() if not (isinstance(v, str) and v == ABSENT)}
+    return Own(cls, "impl", there)
+
+
+@st.composite
+def get_per_layer_parameters_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `get_per_layer_parameters`; the facts are the named layers' implementations."""
+    most = min(preset.max_num_reqs, 5)
+    classes = draw(st.lists(st.sampled_from((IMPL, FLASHINFER_IMPL)), max_size=most))
+    names = [f"layers.{i}.attn" for i in range(len(classes))]
+    impls = {name: draw(_impls(cls)) for name, cls in zip(names, classes, strict=True)}
+    context = {name: Own(ATTENTION, name, {"impl": impl}) for name, impl in impls.items()}
+    # What is not named is not looked at.
+    context["layers.98.moe"] = Own(OTHER_IMPL, "layers.98.moe")
+    named = draw(st.permutations(names))[draw(st.sampled_from((0, 0, 1))) :]
+    cls_ = IMPL
+    if set(classes) == {FLASHINFER_IMPL} and draw(st.booleans()):
+        cls_ = FLASHINFER_IMPL
+    arguments = {
+        "vllm_config": config_of(context, is_own=draw(st.booleans())),
+        "layer_names": named,
+        "cls_": cls_,
+    }
+    return Call("get_per_layer_parameters", arguments, [impls[name] for name in named])
+
+
+UNLIKE = {"window_left": 4095, "logits_soft_cap": 30.0, "sm_scale": 0.25, "has_sinks": True}
+"""What an otherwise like layer may have that the first has not."""
+
+NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_sinks": True}
+"""The same, so near that it is easily taken for it."""
+
+
+@st.composite
+def infer_global_hyperparameters_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `infer_global_hyperparameters`: layers alike, and some that are not.
+
+    The facts are the indices of the unlike ones, and in which fields they are unlike.
+    """
+    count = draw(st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5))))
+    # What an earlier call may have said of them counts for nothing.
+    said = st.sampled_from((None, True, False))
+    first = reference.PerLayerParameters(
+        draw(st.sampled_from((-1, 127))),
+        draw(st.sampled_from((None, None, 50.0))),
+        0.125,
+        False,
+        draw(said),
+        draw(said),
+    )
+    params = [dataclasses.replace(first) for _ in range(count)]
+    unlike: dict[int, str] = {}
+    for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
+        index = draw(st.sampled_from((count - 1, draw(st.integers(0, count - 1)))))
+        field = draw(st.sampled_from(tuple(UNLIKE)))
+        value = draw(st.sampled_from((UNLIKE, NEAR)))[field]
+        params[index] = dataclasses.replace(params[index], **{field: value})
+        if index:
+            unlike[index] = field
+    for index in range(1, count):
+        if draw(st.booleans()):
+            again: Any = {"has_same_window_lefts": draw(said), "has_same_all_params": draw(said)}
+            params[index] = dataclasses.replace(params[index], **again)
+    names = [f"layers.{i}" for i in draw(st.permutations(range(count)))]
+    arguments = {"per_layer_params": dict(zip(names, params, strict=True))}
+    return Call("infer_global_hyperparameters", arguments, unlike)
+
+
+@st.composite
+def per_layer_parameters_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of the class `PerLayerParameters`, with each of its defaults and without."""
+    del preset
+    arguments: dict[str, Any] = {
+        "window_left": draw(st.sampled_from((-1, 0, 4095))),
+        "logits_soft_cap": draw(st.sampled_from((None, 0.0, 30.0))),
+        "sm_scale": draw(st.sampled_from((0.125, 1.0))),
+    }
+    rest = ("has_sinks", "has_same_window_lefts", "has_same_all_params")
+    for name in rest[: draw(st.integers(0, 3))]:
+        arguments[name] = draw(st.sampled_from((True, False, *((None,) if "same" in name else ()))))
+    return Call("PerLayerParameters", arguments)

@@ -1,0 +1,59 @@
+"""Calls of `request_memory`, near the edges of what is free and of what a double can hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.presets import MINIMAL, Preset
+
+MAX_INT64 = 2**63 - 1
+
+DEVICES = (None, "cuda:0", "cpu", 3)
+
+
+def totals(preset: Preset) -> st.SearchStrategy[int]:
+    """Return bytes of memory, where a double holds every int and where it does not."""
+    if preset is MINIMAL:
+        return st.integers(0, 100)
+    gib = st.integers(1, 2**20).map(lambda n: n * 2**20 + n % 7)
+    return st.one_of(gib, st.integers(2**53, 2**62), st.just(MAX_INT64))
+
+
+def utilizations() -> st.SearchStrategy[Any]:
+    """Return shares of memory in (0, 1], as ints and as floats of all widths."""
+    plain = st.sampled_from((0.9, 0.5, 0.1, 1.0, 1 / 3, 0.55, 5e-324, 1))
+    numpys = st.sampled_from((np.float32(0.9), np.float16(0.1), np.float64(0.7), np.int64(1)))
+    return st.one_of(plain, numpys, st.floats(0, 1, exclude_min=True))
+
+
+@st.composite
+def snapshot_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `MemorySnapshot`."""
+    free, total = draw(totals(preset)), draw(totals(preset))
+    arguments: Arguments = {"free_memory": free, "total_memory": total}
+    if draw(st.booleans()):
+        arguments["device"] = draw(st.sampled_from(DEVICES))
+    return Call("MemorySnapshot", arguments)
+
+
+@st.composite
+def request_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `request_memory`: just enough is free, or more."""
+    share = draw(utilizations())
+    total = draw(totals(preset))
+    if math.ceil(total * float(share)) > MAX_INT64:
+        total //= 2
+    wanted = math.ceil(total * float(share))
+    free = draw(st.one_of(st.just(wanted), st.integers(wanted, max(total, wanted))))
+    snapshot = reference.MemorySnapshot(free, total, draw(st.sampled_from(DEVICES)))
+    arguments: Arguments = {
+        "init_snapshot": snapshot,
+        "cache_config": reference.CacheConfig(gpu_memory_utilization=share),
+    }
+    return Call("request_memory", arguments)

@@ -1,0 +1,14 @@
+"""How often a thing is so: booleans drawn so often in strategies that they are made but once."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+RARELY = st.sampled_from((False, False, False, True))
+"""True one time in four; what is simpler is False."""
+
+SELDOM = st.sampled_from((False, False, True))
+"""True one time in three; what is simpler is False."""
+
+MOSTLY = st.sampled_from((True, True, False))
+"""True two times in three; what is simpler is True."""

@@ -1,0 +1,267 @@
+"""The layers of a model: which there are, what each keeps in the cache, who builds for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.attention_layers import (
+    GET_KV_CACHE_SPEC_FAULTS,
+    GET_LAYERS_FAULTS,
+    INIT_ATTN_BACKEND_FAULTS,
+)
+from conformance.sides import Side
+from conformance.strategies.attention_layers import (
+    ATTENTION,
+    MIXER,
+    MLA_ATTENTION,
+    MOE,
+    WORKSPACES,
+    context_of,
+    get_kv_cache_spec_calls,
+    get_layers_calls,
+    init_attn_backend_calls,
+)
+from conformance.strategies.engines import Own
+from conformance.targets import Target
+from conformance.test_backend import refusal_of
+
+TYPES = ("decoder", "encoder", "encoder_only", "encoder_decoder")
+
+
+@law("AttentionType", lambda _: st.sampled_from(TYPES))
+def test_types_of_attention(target: Target, name: str) -> None:
+    """The types of attention are these four strs."""
+    found: Any = target.lookup("AttentionType")
+    types = {n: v for n, v in vars(found).items() if not n.startswith("_")}
+    assert {name.upper(): name for name in TYPES} == types
+    assert type(types[name.upper()]) is str
+
+
+def _is_own(call: Call) -> bool:
+    """Tell whether the configuration is an engine's own."""
+    return isinstance(call.arguments["vllm_config"], Own)
+
+
+def _names(call: Call) -> Any:
+    return call.arguments.get("layer_names")
+
+
+GET_LAYERS = Contract(
+    "get_layers_from_vllm_config",
+    get_layers_calls,
+    {
+        "no layers": lambda call: not call.facts,
+        "all layers by default": lambda call: "layer_names" not in call.arguments,
+        "all layers": lambda call: "layer_names" in call.arguments and _names(call) is None,
+        "no names": lambda call: _names(call) == [] and bool(call.facts),
+        "names in another order than the context's": lambda call: (
+            bool(_names(call))
+            and _names(call) != [name for name in call.facts if name in _names(call)]
+        ),
+        "a named layer is of another type": lambda call: (
+            call.arguments["layer_type"] is ATTENTION
+            and any(call.facts[name].cls in {MIXER, MOE} for name in _names(call) or ())
+        ),
+        "a layer of a subclass": lambda call: (
+            call.arguments["layer_type"] is ATTENTION
+            and any(layer.cls is MLA_ATTENTION for layer in call.facts.values())
+        ),
+        "a layer of the superclass": lambda call: (
+            call.arguments["layer_type"] is MLA_ATTENTION
+            and any(layer.cls is ATTENTION for layer in call.facts.values())
+        ),
+        "an engine's own configuration": _is_own,
+    },
+    faults=GET_LAYERS_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+
+test_get_layers = same_answer(GET_LAYERS)
+test_get_layers_refuses = same_refusal(GET_LAYERS)
+
+
+@law("get_layers_from_vllm_config", get_layers_calls)
+def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
+    """Each layer found is the context's object and of the type; every other is of another type."""
+    side = Side(target, call)
+    with target.running():
+        found = side.run()
+    cls = side.arguments["layer_type"]
+    layers = {name: side.carrier.carry(layer, "layer") for name, layer in call.facts.items()}
+    looked_at = list(layers) if _names(call) is None else _names(call)
+    assert [name for name in looked_at if isinstance(layers[name], cls)] == list(found)
+    assert all(layer is layers[name] for name, layer in found.items())
+
+
+def _kinds(*kinds: str) -> Any:
+    return lambda call: any(kind in call.facts.values() for kind in kinds)
+
+
+GET_SPEC = Contract(
+    "get_kv_cache_spec",
+    get_kv_cache_spec_calls,
+    {
+        "no layers": lambda call: not call.facts,
+        "a layer with a window": _kinds("window"),
+        "a layer without": _kinds("full"),
+        "a layer that shares": _kinds("shares"),
+        "a layer that shares and has a window": _kinds("shares window"),
+        "a layer that shares and is of another type": _kinds("shares bare"),
+        "a layer that is no attention": _kinds("no attention"),
+        "one that is none and has a window": _kinds("no attention, with a window"),
+        "layers in descending order": lambda call: list(call.facts) != sorted(call.facts),
+        "a scalar type for a dtype": lambda call: isinstance(
+            call.arguments["kv_cache_dtype"], type
+        ),
+        "an engine's own configuration": _is_own,
+        "sizes of NumPy's ints": lambda call: any(
+            isinstance(layer.attributes.get("num_kv_heads"), np.integer)
+            for layer in context_of(call.arguments["vllm_config"]).values()
+        ),
+    },
+    pairs=(("a layer with a window", "a layer that shares and has a window"),),
+    faults=GET_KV_CACHE_SPEC_FAULTS,
+    takes_objects=True,
+)
+
+test_get_kv_cache_spec = same_answer(GET_SPEC)
+test_get_kv_cache_spec_refuses = same_refusal(GET_SPEC)
+
+
+@law("get_kv_cache_spec", get_kv_cache_spec_calls)
+def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
+    """Attention layers that share no other's cache have a spec, of a class of one's own choice."""
+    with target.running():
+        found = Side(target, call).run()
+    classes = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec"}
+    wanted = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
+    assert list(wanted.items()) == [(name, type(spec).__name__) for name, spec in found.items()]
+    layers = context_of(call.arguments["vllm_config"])
+    for name, spec in found.items():
+        assert isinstance(spec, target.lookup(wanted[name]))  # type: ignore[arg-type]  # a class
+        assert layers[name].attributes["sliding_window"] == spec.sliding_window
+        assert {int} == {type(spec.num_kv_heads), type(spec.head_size), type(spec.block_size)}
+
+
+def _workspaces(call: Call) -> list[str]:
+    return [plan.workspace for plan in call.facts]
+
+
+def _has_workspace(name: str) -> Any:
+    return lambda call: name in _workspaces(call)
+
+
+def _sharing(call: Call) -> int:
+    return sum(workspace.startswith("shares") for workspace in _workspaces(call))
+
+
+INIT = Contract(
+    "init_attn_backend",
+    init_attn_backend_calls,
+    {
+        "no groups": lambda call: not call.facts,
+        "several groups": lambda call: len(call.facts) > 1,
+        "a group of several layers": lambda call: any(len(p.names) > 1 for p in call.facts),
+        "two groups of one backend": lambda call: (
+            len({id(plan.backend) for plan in call.facts}) < len(call.facts)
+        ),
+        "a group of encoder-only layers": lambda call: _has_kind(call, "encoder only"),
+        "a uniform group": lambda call: _has_kind(call, "uniform"),
+        "a uniform group, of which the first layer shares": lambda call: any(
+            plan.kind == "uniform, for some" and len(plan.names) > 1 for plan in call.facts
+        ),
+        "a uniform spec of other layers too": lambda call: _has_kind(call, "uniform, with others"),
+        **{f"a builder that {name}": _has_workspace(name) for name in WORKSPACES if name != "none"},
+        "one builder keeps its workspace alone": lambda call: _sharing(call) == 1,
+        "three builders share a workspace": lambda call: _sharing(call) == 3,
+        "the first builder shares none": lambda call: (
+            _sharing(call) > 1 and not _workspaces(call)[0].startswith("shares")
+        ),
+        "an engine's own builders": lambda call: any(p.backend.builder.is_own for p in call.facts),
+        "an engine's own backend": lambda call: any(plan.backend.is_own for plan in call.facts),
+        "an engine's own configuration": _is_own,
+        "layers in another order than the context's": lambda call: (
+            [name for plan in call.facts for name in plan.names]
+            != [n for n in context_of(call.arguments["vllm_config"]) if n.endswith("attn")]
+        ),
+    },
+    faults=INIT_ATTN_BACKEND_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+
+def _has_kind(call: Call, kind: str) -> bool:
+    return any(plan.kind == kind for plan in call.facts)
+
+
+test_init_attn_backend = same_answer(INIT)
+test_init_attn_backend_refuses = same_refusal(INIT)
+
+
+@law("init_attn_backend", init_attn_backend_calls)
+def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> None:
+    """Layers have the backend that they name, groups a builder each, sharers one workspace."""
+    side = Side(target, call)
+    with target.running():
+        backends, builders = side.run()
+    assert len(call.facts) == len({id(builder) for builder in builders}) == len(builders)
+    sharing = []
+    for plan, builder in zip(call.facts, builders, strict=True):
+        backend = side.carrier.carry(plan.backend, "backend")
+        assert all(backends[name] is backend for name in plan.names)
+        assert type(builder) is backend.get_builder_cls()
+        if plan.workspace.startswith("shares"):
+            sharing.append(builder)
+        else:
+            assert (0, []) == (builder.times_asked, builder.workspaces)
+    assert [1, 0, 0][: len(sharing)] == [builder.times_asked for builder in sharing]
+    shared = [builder.workspaces for builder in sharing]
+    assert [0, 1, 1][: len(sharing)] == list(map(len, shared))
+    assert len({id(given[0]) for given in shared[1:]}) < 2
+
+
+@law(
+    "init_attn_backend",
+    init_attn_backend_calls,
+    situations={"groups before the bad one": lambda call: len(call.facts) > 1},
+)
+def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
+    """Where the last group is bad, the builders of the first are not made either."""
+    fault = next(f for f in INIT_ATTN_BACKEND_FAULTS if f.name == "a group is empty")
+    bad = fault.breaks(call, lambda strategy: strategy)
+    if bad is None:
+        return
+    side = Side(target, bad)
+    with target.running():
+        assert ValueError is refusal_of(side.run)
+    for plan in call.facts:
+        assert [] == side.carrier.carry(plan.backend.builder, "builder").made
+
+
+@pytest.mark.parametrize(
+    ("target", "window", "expected"),
+    [(None, None, "FullAttentionSpec"), (None, 4, "SlidingWindowSpec"), ("layers.0", 4, None)],
+)
+def test_worked_examples_of_specs(
+    target: str | None, window: int | None, expected: str | None
+) -> None:
+    """Reference gives a sharing layer no spec, whatever else it says."""
+    layer = reference.VllmConfig()  # any object with attributes
+    vars(layer).update(attn_type="decoder", num_kv_heads=2, head_size=8, sliding_window=window)
+    vars(layer).update(kv_sharing_target_layer_name=target)
+    compilation = reference.CompilationConfig(static_forward_context={"layers.1": layer})
+    config = reference.VllmConfig(
+        cache_config=reference.CacheConfig(), compilation_config=compilation
+    )
+    found = reference.get_kv_cache_spec(config, np.dtype(np.float16))
+    assert ([expected] if expected else []) == [type(spec).__name__ for spec in found.values()]

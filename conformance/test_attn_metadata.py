@@ -1,0 +1,160 @@
+"""A step's attention metadata: what each KV cache group's builder gets, and its layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.comparison import torch_dtype
+from conformance.contracts import Call, Contract
+from conformance.faults.attn_metadata import BUILD_ATTN_METADATA_FAULTS
+from conformance.sides import Side
+from conformance.strategies.attn_metadata import Buffer, build_attn_metadata_calls
+from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+from conformance.targets import Target
+from conformance.test_metadata import as_reference
+
+
+def _of_batch() -> dict[str, Any]:
+    """Return situations of a call from those of its batch."""
+    given = {**BATCH_SITUATIONS, **METADATA_SITUATIONS}
+    del given["counts are NumPy's"]  # a manner of the call here
+    return {
+        name: lambda call, holds=holds: holds(call.facts.batch) for name, holds in given.items()
+    }
+
+
+def _first_longest(lengths: tuple[int, ...]) -> int:
+    return lengths.index(max(lengths))
+
+
+def _is_longer_behind(call: Call) -> bool:
+    """Tell whether a maximum taken over whole buffers would be another."""
+    step = call.facts
+    return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
+
+
+BUILD = Contract(
+    "build_attn_metadata",
+    build_attn_metadata_calls,
+    {
+        **_of_batch(),
+        "no groups": lambda call: not call.facts.batches,
+        "several groups": lambda call: len(call.facts.batches) > 1,
+        "a group of several layers": lambda call: any(len(n) > 1 for n in call.facts.names),
+        "buffers longer than the batch": lambda call: bool(call.facts.tail[0]),
+        "an old step's lengths behind the batch": _is_longer_behind,
+        "the halves are unlike behind the batch": lambda call: (
+            call.facts.tail[0] != call.facts.tail[1]
+        ),
+        "the longest sequence has not the longest query": lambda call: (
+            len(set(call.facts.batch.query_lens)) > 1
+            and _first_longest(call.facts.batch.query_lens)
+            != _first_longest(call.facts.batch.seq_lens)
+        ),
+        "slots in a list": lambda call: call.facts.slots == "list",
+        "slots and tables in a tuple": lambda call: call.facts.slots == "tuple",
+        "the slots of several groups in one array": lambda call: (
+            call.facts.slots == "one array" and len(call.facts.batches) > 1
+        ),
+        "an engine's own builders": lambda call: any(
+            builder.cls.is_own for builder in call.arguments["attn_metadata_builders"]
+        ),
+    },
+    pairs=(
+        ("padded requests at the end", "padded tokens at the end"),
+        ("several groups", "an old step's lengths behind the batch"),
+        ("no requests", "an old step's lengths behind the batch"),
+        ("several groups", "strided arrays"),
+    ),
+    faults=BUILD_ATTN_METADATA_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+test_build_attn_metadata = same_answer(BUILD)
+# A call with a fault is no worse for being large, and takes twice the time.
+test_build_attn_metadata_refuses = same_refusal(
+    dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
+)
+
+
+def _given_to(built: Any) -> Any:
+    """Return the metadata that a builder was given."""
+    return built.keywords["common_attn_metadata"]
+
+
+@law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
+def test_each_group_sees_its_batch(target: Target, call: Call) -> None:
+    """What a group reads and writes is what its batch does: its own blocks, its own slots."""
+    with target.running(checked=True):
+        found = Side(target, call).run()
+    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
+        metadata, size = as_reference(_given_to(found[names[0]])), batch.layout.block_size
+        metadata.validate(size)
+        assert reference.kv_reads(batch.metadata(), size) == reference.kv_reads(metadata, size)
+        assert reference.kv_writes(batch.metadata()) == reference.kv_writes(metadata)
+        assert metadata.causal is True
+
+
+@law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
+def test_each_builder_builds_once(target: Target, call: Call) -> None:
+    """A group's layers have one object, which its builder built; no two groups have one."""
+    side = Side(target, call)
+    with target.running():
+        found = side.run()
+    assert [name for names in call.facts.names for name in names] == list(found)
+    groups = [[found[name] for name in names] for names in call.facts.names]
+    assert all(one is built[0] for built in groups for one in built)
+    assert len(groups) == len({id(built[0]) for built in groups})
+    assert len(groups) == len({id(_given_to(built[0])) for built in groups})
+    builders = side.arguments["attn_metadata_builders"]
+    assert [1] * len(groups) == [len(builder.builds) for builder in builders]
+
+
+def _real_buffer(target: Target, buffer: Buffer) -> Any:
+    """Return a target's own buffer, both halves as drawn on the host."""
+    dtype = np.int32 if target.device is None else torch_dtype(np.dtype(np.int32))
+    made = target.lookup("CpuGpuBuffer")(
+        len(buffer.cpu), dtype=dtype, device=target.device or "cpu", pin_memory=False
+    )
+    made.np[:] = buffer.cpu
+    made.copy_to_gpu()
+    return made
+
+
+@law(
+    "build_attn_metadata",
+    build_attn_metadata_calls,
+    situations={"there is something to see": lambda call: bool(call.facts.batches)},
+    presets=(MINIMAL, FEW_PAIRS),
+)
+def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:
+    """What is written to the buffers afterwards shows in the metadata, on host and device."""
+    side, step = Side(target, call), call.facts
+    buffers = {
+        name: _real_buffer(target, call.arguments[name]) for name in ("query_start_loc", "seq_lens")
+    }
+    side.arguments.update(buffers)
+    with target.running(checked=True):
+        found = side.run()
+    _write(buffers["query_start_loc"], [2 * start for start in step.batch.starts])
+    _write(buffers["seq_lens"], [2 * length for length in step.batch.seq_lens])
+    for names in step.names:
+        metadata = as_reference(_given_to(found[names[0]]))
+        for field, values in (
+            ("query_start_loc", step.batch.starts),
+            ("seq_lens", step.batch.seq_lens),
+        ):
+            for half in (field, f"{field}_cpu"):
+                assert [2 * value for value in values] == getattr(metadata, half).tolist()
+
+
+def _write(buffer: Any, values: list[int]) -> None:
+    buffer.np[: len(values)] = values
+    buffer.copy_to_gpu()

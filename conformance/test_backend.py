@@ -1,0 +1,185 @@
+"""Backends: what one must say, and how one is made of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.checks import law, same_answer, same_refusal
+from conformance.comparison import first_difference
+from conformance.contracts import Call, Contract
+from conformance.faults.backend import SUBCLASS_BACKEND_FAULTS, SUBCLASS_METADATA_FAULTS
+from conformance.report import Mismatch
+from conformance.sides import Side
+from conformance.strategies.backend import (
+    FIELDS,
+    subclass_backend_calls,
+    subclass_metadata_calls,
+)
+from conformance.strategies.engines import BuilderClass
+from conformance.targets import REFERENCE, Target
+
+ABSTRACT = ("get_name", "get_builder_cls", "get_kv_cache_shape")
+
+
+def refusal_of(act: Callable[[], object]) -> type[Exception] | None:
+    """Return the class of what is raised; None for nothing."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001  # its class is the answer
+        return type(error)
+    return None
+
+
+def _lacks_only(name: str) -> Any:
+    return lambda said: set(ABSTRACT) - said == {name}
+
+
+@law(
+    "AttentionBackend",
+    lambda _: st.sets(st.sampled_from((*ABSTRACT, "get_kv_cache_stride_order"))),
+    situations={
+        "nothing is said": lambda said: not said,
+        "all that must be": lambda said: set(ABSTRACT) <= said,
+        **{f"all but {name}": _lacks_only(name) for name in ABSTRACT},
+    },
+)
+def test_a_backend_must_say(target: Target, said: set[str]) -> None:
+    """Three methods are abstract, two are not, all are static; the order is the identity."""
+    base: Any = target.lookup("AttentionBackend")
+    backend: Any = type("Plain", (base,), {name: staticmethod(tuple) for name in said})
+    assert (None if set(ABSTRACT) <= said else TypeError) is refusal_of(backend)
+    for owner in (base, backend):
+        sizes = owner.get_supported_kernel_block_sizes()
+        assert [target.lookup("MultipleOf")(1)] == sizes
+        sizes.clear()
+        assert 1 == len(owner.get_supported_kernel_block_sizes())
+    is_said = "get_kv_cache_stride_order" in said
+    wanted = None if is_said else NotImplementedError
+    assert wanted is refusal_of(backend.get_kv_cache_stride_order)
+    shape = inspect.signature(base.get_kv_cache_shape).parameters
+    assert "auto" == shape["cache_dtype_str"].default
+
+
+BACKEND = Contract(
+    "subclass_attention_backend",
+    subclass_backend_calls,
+    {
+        "no prefix": lambda call: call.arguments["name_prefix"] == "",
+        "an engine's own backend": lambda call: call.arguments["attention_backend_cls"].is_own,
+        "a backend with a metaclass": lambda call: call.arguments["attention_backend_cls"].is_alike,
+        "an engine's own builders": lambda call: call.arguments["builder_cls"].is_own,
+    },
+    faults=SUBCLASS_BACKEND_FAULTS,
+)
+
+test_subclass_attention_backend = same_answer(BACKEND)
+test_subclass_attention_backend_refuses = same_refusal(BACKEND)
+
+
+@law("subclass_attention_backend", subclass_backend_calls)
+def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> None:
+    """Each subclass has its own builder, asked by class or by instance, and the base keeps its."""
+    side = Side(target, call)
+    base, builder = side.arguments["attention_backend_cls"], side.arguments["builder_cls"]
+    builder_before, second_builder = base.get_builder_cls(), BuilderClass().make(side.carrier)
+    with target.running():
+        made = side.run()
+        second = target.lookup(call.function)("Second", made, second_builder)
+    for cls, wanted in ((base, builder_before), (made, builder), (second, second_builder)):
+        assert wanted is cls.get_builder_cls()
+        assert wanted is cls().get_builder_cls()
+        assert base.get_name() == cls.get_name()
+        assert base.get_kv_cache_shape(9, 2, 1, 8) == cls.get_kv_cache_shape(9, 2, 1, 8)
+    assert call.arguments["name_prefix"] + base.__name__ == made.__name__
+    assert (base, made) == (made.__bases__[0], second.__bases__[0])
+
+
+METADATA = Contract(
+    "subclass_attention_metadata",
+    subclass_metadata_calls,
+    {
+        "no prefix": lambda call: call.arguments["name_prefix"] == "",
+        "a class that is no dataclass": lambda call: (
+            not call.arguments["metadata_cls"].is_dataclass
+        ),
+        "a frozen class": lambda call: _has(call, "is_frozen"),
+        "a class that compares by identity": lambda call: _lacks(call, "has_eq"),
+        "no fields": lambda call: not call.arguments["fields"],
+        "several fields": lambda call: len(call.arguments["fields"]) > 1,
+        "a field that the class has": lambda call: (
+            "total" in [field[0] for field in call.arguments["fields"]]
+        ),
+        "fields in a tuple": lambda call: isinstance(call.arguments["fields"], tuple),
+        "a field in a list": lambda call: any(
+            isinstance(f, list) for f in call.arguments["fields"]
+        ),
+    },
+    pairs=(("a frozen class", "a class that compares by identity"),),
+    faults=SUBCLASS_METADATA_FAULTS,
+)
+
+
+def _has(call: Call, flag: str) -> bool:
+    cls = call.arguments["metadata_cls"]
+    return bool(cls.is_dataclass and getattr(cls, flag))
+
+
+def _lacks(call: Call, flag: str) -> bool:
+    cls = call.arguments["metadata_cls"]
+    return bool(cls.is_dataclass and not getattr(cls, flag))
+
+
+test_subclass_attention_metadata = same_answer(METADATA)
+test_subclass_attention_metadata_refuses = same_refusal(METADATA)
+
+
+def _described(cls: Any) -> dict[str, Any]:
+    """Return what can be seen of a dataclass from outside."""
+    fields = dataclasses.fields(cls)
+    lacking = ["-" for field in fields if field.default is dataclasses.MISSING]
+    one, same = cls(*lacking), cls(*lacking)
+    try:
+        one.note = "changed"
+        can_change = True
+    except dataclasses.FrozenInstanceError:
+        can_change = False
+    else:
+        one = cls(*lacking)
+    return {
+        "name": cls.__name__,
+        "bases": [base.__name__ for base in cls.__mro__],
+        "fields": [(field.name, getattr(field.type, "__name__", field.type)) for field in fields],
+        "values": vars(one),
+        "repr": repr(one).rsplit(".", 1)[-1],
+        "compares by value": one == same,
+        "can change": can_change,
+        "can be a key": cls.__hash__ is not None,
+    }
+
+
+@law("subclass_attention_metadata", subclass_metadata_calls)
+def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
+    """It is the same dataclass as reference makes, and the class that it extends is as it was."""
+    descriptions: list[Any] = []
+    for side in (Side(REFERENCE, call), Side(target, call)):
+        base = side.arguments["metadata_cls"]
+        before = list(vars(base))
+        with side.target.running():
+            made = side.run()
+        assert base is made.__bases__[0]
+        assert before == list(vars(base))
+        descriptions.append(_described(made))
+    difference = first_difference(descriptions[0], descriptions[1])
+    if difference is not None:
+        raise Mismatch(call, target.name, difference)
+    fields = {name: default for name, _, default in call.arguments["fields"]}
+    assert fields == {name: descriptions[1]["values"][name] for name in fields}
+    known = {"longest", "total"} if call.arguments["metadata_cls"].is_dataclass else set()
+    assert {name for name, _, _ in FIELDS if name in fields} | known == set(
+        descriptions[1]["values"]
+    )

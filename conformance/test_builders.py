@@ -1,0 +1,296 @@
+"""Builders of attention metadata, alone and in groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import DEVICE
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.builders import (
+    CREATE_GROUP_FAULTS,
+    GET_METADATA_BUILDER_FAULTS,
+    THRESHOLD_FAULTS,
+)
+from conformance.sides import Side
+from conformance.strategies.batches import of_batch
+from conformance.strategies.builders import (
+    Wish,
+    build_for_cudagraph_capture_calls,
+    build_for_drafting_calls,
+    create_group_calls,
+    get_metadata_builder_calls,
+    threshold_calls,
+    use_cascade_attention_calls,
+)
+from conformance.strategies.engines import BuilderClass, Own
+from conformance.targets import Target
+from conformance.test_backend import refusal_of
+
+BUILDER = "AttentionMetadataBuilder"
+
+
+SUPPORT = {"ALWAYS": 3, "UNIFORM_BATCH": 2, "UNIFORM_SINGLE_TOKEN_DECODE": 1, "NEVER": 0}
+
+
+@law("AttentionCGSupport", lambda _: st.sampled_from(tuple(SUPPORT)))
+def test_support_of_graphs(target: Target, name: str) -> None:
+    """More support is a greater value; its members are no ints."""
+    found: Any = target.lookup("AttentionCGSupport")
+    assert found[name] is found(SUPPORT[name])
+    assert SUPPORT == {member.name: member.value for member in found}
+    assert issubclass(found, enum.Enum)
+    assert not issubclass(found, int)
+
+
+@law("AttentionMetadata", lambda _: st.booleans())
+def test_metadata_is_an_empty_base(target: Target, is_frozen: bool) -> None:
+    """What builders return may extend it, by any means, and finds nothing there."""
+    base: Any = target.lookup("AttentionMetadata")
+    assert [] == [name for name in dir(base) if not name.startswith("__")]
+    assert {} == vars(base())
+    lengths = dataclasses.make_dataclass(
+        "Lengths", [("longest", int)], bases=(base,), frozen=is_frozen
+    )
+    assert 8 == lengths(8).longest
+
+
+def _builds(namespace: dict[str, Any]) -> None:
+    namespace["build"] = lambda *_: 8
+
+
+@law(BUILDER, threshold_calls)
+def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> None:
+    """A builder must say how it builds, and nothing else; it keeps the four objects it is given."""
+    base: Any = target.lookup(BUILDER)
+    given = (Side(target, call).arguments["self"], ["layers.0"], object(), object())
+    builder = types.new_class("Lengths", (base[int],), {}, _builds)(*given)
+    kept = builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device
+    assert all(one is other for one, other in zip(given, kept, strict=True))
+    assert builder.reorder_batch_threshold is None
+    assert "NEVER" == builder.get_cudagraph_support(None, None).name
+    assert TypeError is refusal_of(lambda: base(*given))
+
+
+@law(
+    f"{BUILDER}.get_cudagraph_support",
+    lambda _: st.sampled_from((None, "ALWAYS", "UNIFORM_BATCH", "NEVER")),
+    situations={"said by the subclass": bool, "said by the base": lambda support: not support},
+)
+def test_a_class_says_which_graphs_it_supports(target: Target, support: str | None) -> None:
+    """What a class says holds for it and for its builders, and for no other class."""
+    carrier = target.carrier()
+    cls, other = (carrier.carry(BuilderClass(support=s), "cls") for s in (support, None))
+    wanted = target.lookup(f"AttentionCGSupport.{support or 'NEVER'}")
+    builder = cls(None, [], None, carrier.carry(DEVICE, "device"))
+    assert wanted is cls.get_cudagraph_support(vllm_config=None, kv_cache_spec=None)
+    assert wanted is builder.get_cudagraph_support(None, None)
+    assert "NEVER" == other.get_cudagraph_support(None, None).name
+
+
+def _wishes(call: Call) -> tuple[bool, bool]:
+    """Return whether drafts count as decodes, and whether context-parallel ranks bear them."""
+    names = ("supports_spec_as_decode", "supports_dcp_with_varlen")
+    with_drafts, with_varlen = (bool(call.arguments.get(name)) for name in names)
+    return with_drafts, with_varlen
+
+
+def _raises(call: Call) -> bool:
+    """Tell whether drafts raise the threshold."""
+    wish: Wish = call.facts
+    is_less = wish.threshold is not None and wish.threshold < 1 + (wish.num_drafts or 0)
+    return is_less and _wishes(call)[0]
+
+
+THRESHOLD = Contract(
+    f"{BUILDER}._init_reorder_batch_threshold",
+    threshold_calls,
+    {
+        "all defaults": lambda call: len(call.arguments) == 1,
+        "no order": lambda call: call.facts.threshold is None,
+        "no order, and no configuration": lambda call: (
+            call.facts.threshold is None and _lacks_all(call.arguments["self"].vllm_config)
+        ),
+        "drafts raise the threshold": _raises,
+        "drafts are not to": lambda call: bool(call.facts.num_drafts) and not _wishes(call)[0],
+        "the threshold is above the drafts": lambda call: (
+            _wishes(call)[0]
+            and call.facts.num_drafts is not None
+            and (call.facts.threshold or 0) > 1 + call.facts.num_drafts
+        ),
+        "no ranks to lower it": lambda call: call.facts.num_ranks == 1,
+        "drafts of none": lambda call: _wishes(call)[0] and call.facts.num_drafts == 0,
+        "no number of drafts": lambda call: _wishes(call)[0] and call.facts.num_drafts is None,
+        "ranks that take one token": lambda call: call.facts.num_ranks > 1 and not _wishes(call)[1],
+        "ranks that take several": lambda call: call.facts.num_ranks > 1 and _wishes(call)[1],
+        "an engine's own configuration": lambda call: isinstance(
+            call.arguments["self"].vllm_config, Own
+        ),
+    },
+    pairs=(
+        ("drafts raise the threshold", "ranks that take one token"),
+        ("drafts raise the threshold", "ranks that take several"),
+        ("no order", "ranks that take one token"),
+        ("the threshold is above the drafts", "no ranks to lower it"),
+    ),
+    faults=THRESHOLD_FAULTS,
+    changes=frozenset({"self"}),
+)
+
+
+def _lacks_all(config: Any) -> bool:
+    return isinstance(config, Own) and not config.attributes
+
+
+test_init_reorder_batch_threshold = same_answer(THRESHOLD)
+test_init_reorder_batch_threshold_refuses = same_refusal(THRESHOLD)
+
+
+@law(THRESHOLD.function, threshold_calls)
+def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
+    """It lies between 1 and what was wished or drafted, and its class keeps its own."""
+    side = Side(target, call)
+    with target.running():
+        assert side.run() is None
+    builder, wish = side.arguments["self"], call.facts
+    found = builder.reorder_batch_threshold
+    assert type(builder).reorder_batch_threshold is None
+    assert "reorder_batch_threshold" in vars(builder)
+    if wish.threshold is None:
+        assert found is None
+    else:
+        assert 1 <= found <= max(wish.threshold, 1 + (wish.num_drafts or 0))
+
+
+CAPTURE = Contract(
+    f"{BUILDER}.build_for_cudagraph_capture",
+    build_for_cudagraph_capture_calls,
+    of_batch("no requests", "padded requests at the end"),
+    compares_views=True,
+)
+
+test_build_for_cudagraph_capture = same_answer(CAPTURE)
+
+DRAFTING = Contract(
+    f"{BUILDER}.build_for_drafting",
+    build_for_drafting_calls,
+    {
+        **of_batch("no requests"),
+        "a later step of the draft": lambda call: call.arguments["draft_index"] > 0,
+    },
+    compares_views=True,
+)
+
+test_build_for_drafting = same_answer(DRAFTING)
+
+CASCADE = Contract(
+    f"{BUILDER}.use_cascade_attention",
+    use_cascade_attention_calls,
+    {
+        "a common prefix": lambda call: bool(call.arguments.get("common_prefix_len")),
+        "nothing is known": lambda call: len(call.arguments) == 1,
+    },
+)
+
+test_use_cascade_attention = same_answer(CASCADE)
+
+# --- groups
+
+CREATE = Contract(
+    "AttentionGroup.create_with_metadata_builders",
+    create_group_calls,
+    {
+        "one builder by default": lambda call: "num_metadata_builders" not in call.arguments,
+        "several builders": lambda call: call.arguments.get("num_metadata_builders", 1) > 1,
+        "no layers": lambda call: not call.arguments["layer_names"],
+        "an engine's own builders": lambda call: call.arguments["backend"].builder.is_own,
+        "an engine's own backend": lambda call: call.arguments["backend"].is_own,
+    },
+    faults=CREATE_GROUP_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+test_create_with_metadata_builders = same_answer(CREATE)
+test_create_with_metadata_builders_refuses = same_refusal(CREATE)
+
+
+@law(CREATE.function, create_group_calls)
+def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
+    """A group's builders are different objects, all of its backend's class."""
+    side = Side(target, call)
+    with target.running():
+        group = side.run()
+    backend, builders = side.arguments["backend"], group.metadata_builders
+    assert backend is group.backend
+    assert side.arguments.get("num_metadata_builders", 1) == len({id(b) for b in builders})
+    assert {backend.get_builder_cls()} == {type(builder) for builder in builders}
+    assert all(builder is group.get_metadata_builder(i) for i, builder in enumerate(builders))
+
+
+@law("AttentionGroup", create_group_calls)
+def test_a_group_is_a_plain_dataclass(target: Target, call: Call) -> None:
+    """It is made by position, checks nothing, compares by value and can be changed."""
+    given = Side(target, call).arguments
+    fields = [given["backend"], [], given["layer_names"], given["kv_cache_spec"]]
+    group, same = (target.lookup("AttentionGroup")(*fields) for _ in range(2))
+    assert ["backend", "metadata_builders", "layer_names", "kv_cache_spec"] == list(vars(group))
+    assert all(one is other for one, other in zip(fields, vars(group).values(), strict=True))
+    assert group == same
+    same.layer_names = [*group.layer_names, "layers.9"]
+    assert group != same
+
+
+GET = Contract(
+    "AttentionGroup.get_metadata_builder",
+    get_metadata_builder_calls,
+    {
+        "the first by default": lambda call: "ubatch_id" not in call.arguments,
+        "one that is not the first": lambda call: call.arguments.get("ubatch_id", 0) > 0,
+        "the first of several, by number": lambda call: (
+            call.arguments.get("ubatch_id") == 0
+            and len(call.arguments["self"].metadata_builders) > 1
+        ),
+    },
+    faults=GET_METADATA_BUILDER_FAULTS,
+    compares_views=True,
+)
+
+test_get_metadata_builder = same_answer(GET)
+test_get_metadata_builder_refuses = same_refusal(GET)
+
+
+@pytest.mark.parametrize(
+    ("wished", "num_drafts", "num_ranks", "expected"),
+    [
+        ((1, False, False), 3, 1, 1),
+        ((1, True, False), 3, 1, 4),
+        ((8, True, False), 3, 1, 8),
+        ((1, True, False), 3, 2, 1),
+        ((1, True, True), 3, 2, 4),
+        ((8, False, False), None, 2, 1),
+        ((None, True, True), 3, 2, None),
+    ],
+)
+def test_worked_examples_of_thresholds(
+    wished: tuple[int | None, bool, bool],
+    num_drafts: int | None,
+    num_ranks: int,
+    expected: int | None,
+) -> None:
+    """Reference raises the threshold by the drafts first, and lowers it for ranks after that."""
+    config = reference.VllmConfig(
+        speculative_config=reference.SpeculativeConfig(num_speculative_tokens=num_drafts),
+        parallel_config=reference.ParallelConfig(decode_context_parallel_size=num_ranks),
+    )
+    base: Any = reference.AttentionMetadataBuilder
+    builder = type("Builder", (base,), {"build": None})(None, [], config, None)
+    builder._init_reorder_batch_threshold(*wished)  # noqa: SLF001  # public all the same
+    assert expected == builder.reorder_batch_threshold

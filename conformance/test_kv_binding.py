@@ -1,0 +1,191 @@
+"""Binding: each layer of a model gets its cache, and the runner gets them in layer order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.kv_binding import BIND_FAULTS, EXTRACT_FAULTS
+from conformance.sides import Side
+from conformance.strategies.kv_binding import bind_calls, extract_calls
+from conformance.targets import REFERENCE, Target
+
+
+def _integers(name: str) -> list[str]:
+    digits = set("0123456789")
+    return [part for part in name.split(".") if part and set(part) <= digits]
+
+
+def _modules(call: Call) -> int:
+    return call.arguments.get("num_attn_module", 1) or 1
+
+
+EXTRACT = Contract(
+    "extract_layer_index",
+    extract_calls,
+    {
+        "one integer": lambda call: (
+            len(_integers(call.arguments["layer_name"])) == 1 and _modules(call) == 1
+        ),
+        "one integer, several modules": lambda call: (
+            len(_integers(call.arguments["layer_name"])) == 1
+            and _modules(call) > 1
+            and "attn" in call.arguments["layer_name"]
+        ),
+        "two integers": lambda call: len(_integers(call.arguments["layer_name"])) == 2,
+        "several modules, and no attention": lambda call: (
+            _modules(call) > 1 and "attn" not in call.arguments["layer_name"]
+        ),
+        "digits that are not ASCII's": lambda call: any(
+            part.isdigit() and not part.isascii()
+            for part in call.arguments["layer_name"].split(".")
+        ),
+        "what int() takes, and is no digits": lambda call: bool(
+            {"-1", "+3", "1_0", " 4", "7\n"} & set(call.arguments["layer_name"].split("."))
+        ),
+        "an integer with zeros before it": lambda call: any(
+            part.startswith("00") for part in _integers(call.arguments["layer_name"])
+        ),
+        "empty components": lambda call: "" in call.arguments["layer_name"].split("."),
+        "modules are None": lambda call: call.arguments.get("num_attn_module", 1) is None,
+    },
+    faults=EXTRACT_FAULTS,
+)
+
+test_extract_layer_index = same_answer(EXTRACT)
+test_extract_layer_index_refuses = same_refusal(EXTRACT)
+
+
+@law("extract_layer_index", extract_calls)
+def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
+    """Components that are no integers change no index, wherever they stand."""
+    index = Side(target, call).run()
+    assert type(index) is int
+    parts = call.arguments["layer_name"].split(".")
+    for other in ("²", "mixer", "", "1_0", "a1"):
+        for place in (0, len(parts)):
+            name = ".".join([*parts[:place], other, *parts[place:]])
+            assert index == Side(target, call.replacing(layer_name=name)).run()
+
+
+def bound(arguments: Mapping[str, Any]) -> object:
+    """Return whose caches the runner and the layers have, by the names in `kv_caches`."""
+    caches = dict(arguments["kv_caches"]) if isinstance(arguments["kv_caches"], dict) else {}
+    names = {id(cache): name for name, cache in reversed(caches.items())}
+
+    def whose(held: Any) -> Any:
+        if not isinstance(held, list | tuple):
+            return held if held is None else type(held).__name__
+        kind = type(held).__name__
+        return kind, [names.get(id(cache), repr(cache)) for cache in held]
+
+    context = arguments["forward_context"]
+    layers = context if isinstance(context, dict) else {}
+    return (
+        whose(arguments["runner_kv_caches"]),
+        {name: whose(layer.kv_cache) for name, layer in layers.items()},
+    )
+
+
+def _indices(call: Call) -> list[int]:
+    modules = _modules(call)
+    return [reference.extract_layer_index(name, modules) for name in call.arguments["kv_caches"]]
+
+
+def _is_split(call: Call) -> bool:
+    """Tell whether layers of one index stand apart, and not in the order of their names."""
+    indices = _indices(call)
+    names = list(call.arguments["kv_caches"])
+    return any(
+        a == b and first > second
+        for i, (a, first) in enumerate(zip(indices, names, strict=True))
+        for b, second in zip(indices[i + 1 :], names[i + 1 :], strict=True)
+    )
+
+
+BIND = Contract(
+    "bind_kv_cache",
+    bind_calls,
+    {
+        "no caches": lambda call: not call.arguments["kv_caches"],
+        "caches out of order": lambda call: _indices(call) != sorted(_indices(call)),
+        "layers of one index": lambda call: len(set(_indices(call))) < len(_indices(call)),
+        "layers of one index, not by name": _is_split,
+        "indices that text orders otherwise": lambda call: (
+            sorted(_indices(call)) != sorted(_indices(call), key=str)
+        ),
+        "several modules": lambda call: _modules(call) > 1,
+        "a layer without a cache": lambda call: (
+            len(call.arguments["forward_context"]) > len(call.arguments["kv_caches"])
+        ),
+        "a layer that had another cache": lambda call: any(
+            call.arguments["forward_context"][name].kv_cache == ["an old cache"]
+            for name in call.arguments["kv_caches"]
+        ),
+        "a cache that is a list of states": lambda call: any(
+            isinstance(cache, list) for cache in call.arguments["kv_caches"].values()
+        ),
+        "two layers with one cache": lambda call: (
+            len({id(cache) for cache in call.arguments["kv_caches"].values()})
+            < len(call.arguments["kv_caches"])
+        ),
+    },
+    faults=BIND_FAULTS,
+    changes=frozenset({"forward_context", "runner_kv_caches"}),
+    observe=bound,
+)
+
+test_bind_kv_cache = same_answer(BIND)
+test_bind_kv_cache_refuses = same_refusal(BIND)
+
+
+@law("bind_kv_cache", bind_calls)
+def test_caches_stand_in_layer_order(target: Target, call: Call) -> None:
+    """Indices ascend, equal ones as they came; each layer has its cache in a list of its own."""
+    side = Side(target, call)
+    assert side.run() is None
+    caches, context = side.arguments["kv_caches"], side.arguments["forward_context"]
+    extract = target.lookup("extract_layer_index")
+    indices = {name: extract(name, _modules(call)) for name in caches}
+    rest = list(caches)
+    before = -1
+    for cache in side.arguments["runner_kv_caches"]:
+        first = min(rest, key=lambda name: indices[name])
+        assert cache is caches[first]
+        assert before <= indices[first]
+        before = indices[first]
+        rest.remove(first)
+    assert not rest
+    holders = []
+    for name, cache in caches.items():
+        [held] = context[name].kv_cache
+        assert held is cache
+        holders.append(context[name].kv_cache)
+    assert len({id(holder) for holder in holders}) == len(holders)
+    for name in context.keys() - caches.keys():
+        assert call.arguments["forward_context"][name].kv_cache == context[name].kv_cache
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "index"),
+    [
+        ("model.layers.20.attn.0", 2, 40),
+        ("model.layers.20.attn.1", 2, 41),
+        ("model.layers.7.self_attn", 2, 7),
+        ("2.mixer", 2, 2),
+        ("encoder.layers.0.sub.1", 1, None),
+    ],
+)
+def test_worked_examples(name: str, modules: int, index: int | None) -> None:
+    """Reference gives the definition's table of names."""
+    extract = REFERENCE.lookup("extract_layer_index")
+    if index is None:
+        with pytest.raises(ValueError, match=r"encoder\.layers\.0\.sub\.1"):
+            extract(name, modules)
+    else:
+        assert index == extract(name, modules)

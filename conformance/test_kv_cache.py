@@ -1,0 +1,186 @@
+"""The KV cache of a model: memory is allocated, seen by each layer in its way, and bound."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.checks import law, same_answer, same_refusal
+from conformance.comparison import as_bytes, is_array
+from conformance.contracts import Call, Contract
+from conformance.faults.kv_cache import ALLOCATE_FAULTS, INIT_FAULTS
+from conformance.sides import Side
+from conformance.situations import Situations
+from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
+from conformance.targets import Target
+
+
+def _groups(call: Call) -> list[Any]:
+    return [group.kv_cache_spec for group in call.facts.config.kv_cache_groups]
+
+
+def _tensors(call: Call) -> list[Any]:
+    tensors: list[Any] = call.facts.config.kv_cache_tensors
+    return tensors
+
+
+SITUATIONS: Situations = {
+    "several groups": lambda call: len(_groups(call)) > 1,
+    "an encoder-only group": lambda call: any(map(is_encoder_only, _groups(call))),
+    "a tensor that several layers share": lambda call: any(
+        len(tensor.shared_by) > 1 for tensor in _tensors(call)
+    ),
+    "several tensors": lambda call: len(_tensors(call)) > 1,
+    "a tensor of no bytes": lambda call: any(tensor.size == 0 for tensor in _tensors(call)),
+    "a tensor shared by nobody": lambda call: any(not t.shared_by for t in _tensors(call)),
+    "Mamba layers": lambda call: call.facts.has_mamba,
+    "another number of blocks than the config's": lambda call: any(
+        call.facts.num_blocks(layer) != call.facts.config.num_blocks for layer in call.facts.layers
+    ),
+}
+
+ALLOCATE = Contract(
+    "_allocate_kv_cache",
+    allocate_calls,
+    {
+        **SITUATIONS,
+        "no layers": lambda call: not call.facts.layers,
+        "a uniform encoder-only group": lambda call: any(
+            is_encoder_only(spec) and hasattr(spec, "kv_cache_specs") for spec in _groups(call)
+        ),
+        "tensors in another order than groups": lambda call: (
+            [name for tensor in _tensors(call) for name in tensor.shared_by]
+            != [layer.name for layer in call.facts.layers]
+        ),
+    },
+    faults=ALLOCATE_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+test_allocate_kv_cache = same_answer(ALLOCATE)
+test_allocate_kv_cache_refuses = same_refusal(ALLOCATE)
+
+
+@law("_allocate_kv_cache", allocate_calls)
+def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
+    """Layers of one tensor have one zeroed object, others other memory, of the bytes asked for."""
+    side = Side(target, call)
+    found = side.run()
+    tensors = [tensor for tensor in _tensors(call) if tensor.shared_by]
+    distinct = {id(raw): raw for raw in found.values()}
+    assert sum(tensor.size for tensor in tensors) == sum(r.numel() for r in distinct.values())
+    for tensor in tensors:
+        [raw] = {id(found[name]): found[name] for name in tensor.shared_by}.values()
+        assert (raw.dtype, tuple(raw.shape)) == (torch.int8, (tensor.size,))
+        assert not as_bytes(raw).any()
+        assert raw.device.type == target.device
+        raw.fill_(1)
+    starts = sorted((raw.data_ptr(), raw.numel()) for raw in distinct.values() if raw.numel())
+    for (start, size), (next_start, _) in itertools.pairwise(starts):
+        assert start + size <= next_start
+    assert {name for tensor in tensors for name in tensor.shared_by} == found.keys()
+
+
+def told(arguments: Mapping[str, Any]) -> object:
+    """Return what the runner and each layer have: the views, in plain words, and which is whose."""
+    context = arguments["forward_context"]
+    layers = context if isinstance(context, dict) else {}
+    names: dict[int, str] = {}
+    memories: dict[int, int] = {}
+    for name, layer in layers.items():
+        for held in layer.kv_cache or ():
+            names.setdefault(id(held), name)
+
+    def words(cache: Any) -> Any:
+        if isinstance(cache, list):
+            return [words(state) for state in cache]
+        if not is_array(cache):
+            return repr(cache)
+        return names.get(id(cache)), _words(cache, memories)
+
+    runner = arguments["runner_kv_caches"]
+    return (
+        {name: [words(held) for held in layer.kv_cache or ()] for name, layer in layers.items()},
+        [words(cache) for cache in runner] if isinstance(runner, list) else runner,
+    )
+
+
+def _words(array: Any, memories: dict[int, int]) -> tuple[object, ...]:
+    """Return how an array lies in memory, and whether anything stands there."""
+    shape = tuple(map(int, array.shape))
+    if isinstance(array, torch.Tensor):
+        dtype, size = str(array.dtype).removeprefix("torch."), array.element_size()
+        strides = tuple(stride * size for stride in array.stride())
+        start, address = array.untyped_storage().data_ptr(), array.data_ptr()
+    else:
+        dtype, strides, owner = array.dtype.name, array.strides, array
+        while getattr(owner, "base", None) is not None:
+            owner = owner.base
+        start, address = (a.__array_interface__["data"][0] for a in (owner, array))
+    if 0 in shape:
+        return dtype, shape
+    memory = memories.setdefault(start, len(memories))
+    return dtype, shape, strides, memory, address - start, bool(as_bytes(array).any())
+
+
+INIT = Contract(
+    "init_kv_cache",
+    init_calls,
+    {
+        **SITUATIONS,
+        "kernel block sizes": lambda call: call.arguments.get("kernel_block_sizes") is not None,
+        "several attention modules": lambda call: call.facts.num_attn_module > 1,
+        "layers that have no cache": lambda call: (
+            len(call.arguments["forward_context"]) > len(call.facts.layers)
+        ),
+    },
+    faults=INIT_FAULTS,
+    changes=frozenset({"forward_context", "runner_kv_caches"}),
+    observe=told,
+    takes_objects=True,
+)
+
+test_init_kv_cache = same_answer(INIT)
+test_init_kv_cache_refuses = same_refusal(INIT)
+
+
+@law("init_kv_cache", init_calls)
+def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
+    """Allocating, viewing and binding one after the other gives each layer the same."""
+    whole, apart = Side(target, call), Side(target, call)
+    assert whole.run() is None
+    given = apart.arguments
+    allocate, reshape, bind = (
+        target.lookup(name) for name in ("_allocate_kv_cache", "_reshape_kv_cache", "bind_kv_cache")
+    )
+    raw = allocate(given["kv_cache_config"], given["device"])
+    sizes = given.get("kernel_block_sizes")
+    views = reshape(given["kv_cache_config"], raw, given["attn_backends"], sizes)
+    runner = given["runner_kv_caches"]
+    bind(views, given["forward_context"], runner, call.facts.num_attn_module)
+    assert told(given) == told(whole.arguments)
+    assert len(call.facts.layers) == len(runner)
+
+
+@law("init_kv_cache", init_calls)
+def test_a_write_is_seen_by_those_that_share(target: Target, call: Call) -> None:
+    """What is written all over one layer's cache is in those over its tensor, and no others."""
+    side = Side(target, call)
+    side.run()
+    context = side.arguments["forward_context"]
+    writers = [layer for layer in call.facts.layers if not layer.is_mamba]
+    if not writers or not call.facts.num_blocks(writers[-1]):
+        return
+    [view] = context[writers[-1].name].kv_cache
+    view.copy_(torch.ones_like(view))
+    for layer in call.facts.layers:
+        [held] = context[layer.name].kv_cache
+        states = held if layer.is_mamba else [held]
+        is_written = any(np.any(as_bytes(state)) for state in states)
+        assert is_written or layer.tensor != writers[-1].tensor or layer.is_mamba
+        assert layer.tensor == writers[-1].tensor or not is_written

@@ -1,0 +1,348 @@
+"""What the layers of a model keep in the KV cache: specs of all kinds, merged and uniform."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.kv_cache_spec import (
+    ATTENTION_FAULTS,
+    COPY_FAULTS,
+    MAMBA_FAULTS,
+    PAGE_SIZE_FAULTS,
+    UNIFORM_FAULTS,
+)
+from conformance.faults.spec_memory import MAX_MEMORY_FAULTS, kind_of
+from conformance.sides import Side
+from conformance.situations import Situations
+from conformance.strategies.kv_cache_spec import (
+    ATTENTION,
+    DTYPES,
+    FULL,
+    KINDS,
+    READS,
+    UNIFORM,
+    UNIFORM_FIELD,
+    constructor_calls,
+    copy_calls,
+    max_memory_calls,
+    page_size_calls,
+    specs,
+)
+from conformance.targets import Target
+
+
+def of_kinds(kinds: Iterable[str], kind: Callable[[Call], str]) -> Situations:
+    """Return the situations that a spec is of a kind, one for each."""
+
+    def is_of(name: str) -> Callable[[Call], bool]:
+        return lambda call: kind(call) == name
+
+    return {f"a {name}": is_of(name) for name in kinds}
+
+
+def _of_dtypes(dtype: Callable[[Call], object]) -> Situations:
+    def is_of(known: object) -> Callable[[Call], bool]:
+        return lambda call: dtype(call) == known
+
+    return {known.name: is_of(known) for known in DTYPES}
+
+
+def made(call: Call) -> str:
+    """Return the class of a call."""
+    return call.function.split(".", maxsplit=1)[0]
+
+
+def _given(name: str) -> Callable[[Call], Any]:
+    return lambda call: call.arguments.get(name)
+
+
+ATTENTION_SPECS = Contract(
+    "KVCacheSpec",
+    constructor_calls("KVCacheSpec", *ATTENTION),
+    {
+        **of_kinds(("KVCacheSpec", *ATTENTION), made),
+        **_of_dtypes(_given("dtype")),
+        "a scalar type for a dtype": lambda call: isinstance(call.arguments.get("dtype"), type),
+        "a window of full attention": lambda call: (
+            made(call) in FULL and call.arguments.get("sliding_window") is not None
+        ),
+        "no window of full attention": lambda call: call.arguments.get("sliding_window", 0) is None,
+        "a number past 2**31": lambda call: (
+            max(v for v in call.arguments.values() if isinstance(v, int)) >= 2**31
+        ),
+    },
+    faults=ATTENTION_FAULTS,
+)
+
+test_attention_specs = same_answer(ATTENTION_SPECS)
+test_attention_specs_refuse = same_refusal(ATTENTION_SPECS)
+
+MAMBA = Contract(
+    "MambaSpec",
+    constructor_calls("MambaSpec"),
+    {
+        "shapes are lists": lambda call: isinstance(call.arguments["shapes"], list),
+        "a shape of no axes": lambda call: () in tuple(map(tuple, call.arguments["shapes"])),
+        "states of several dtypes": lambda call: len(set(call.arguments["dtypes"])) > 1,
+        "padded": lambda call: (call.arguments.get("page_size_padded") or 0) > 0,
+        "padded by nothing": lambda call: (
+            call.arguments.get("page_size_padded")
+            == reference.MambaSpec(**{**call.arguments, "page_size_padded": None}).page_size_bytes
+        ),
+        "scalar types for dtypes": lambda call: isinstance(call.arguments["dtypes"][0], type),
+        "no speculative blocks": lambda call: call.arguments.get("num_speculative_blocks") == 0,
+    },
+    faults=MAMBA_FAULTS,
+)
+
+test_mamba_specs = same_answer(MAMBA)
+test_mamba_specs_refuse = same_refusal(MAMBA)
+
+UNIFORM_SPECS = Contract(
+    UNIFORM,
+    constructor_calls(UNIFORM),
+    {
+        "several specs": lambda call: len(call.arguments["kv_cache_specs"]) > 1,
+        **of_kinds(
+            UNIFORM_FIELD,
+            lambda call: type(next(iter(call.arguments["kv_cache_specs"].values()))).__name__,
+        ),
+    },
+    faults=UNIFORM_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+test_uniform_specs = same_answer(UNIFORM_SPECS)
+test_uniform_specs_refuse = same_refusal(UNIFORM_SPECS)
+
+PAGE_SIZE = Contract(
+    "KVCacheSpec.page_size_bytes",
+    page_size_calls,
+    {
+        **of_kinds((*ATTENTION, "MambaSpec", UNIFORM), made),
+        **_of_dtypes(lambda call: getattr(call.arguments["self"], "dtype", None)),
+        "fp8_ds_mla": lambda call: (
+            getattr(call.arguments["self"], "cache_dtype_str", None) == "fp8_ds_mla"
+        ),
+        "another cache format": lambda call: (
+            getattr(call.arguments["self"], "cache_dtype_str", None) in {"auto", "fp8"}
+        ),
+        "a padded page": lambda call: (
+            getattr(call.arguments["self"], "page_size_padded", None) is not None
+        ),
+    },
+    faults=PAGE_SIZE_FAULTS,
+)
+
+test_page_size_bytes = same_answer(PAGE_SIZE)
+test_page_size_bytes_refuses = same_refusal(PAGE_SIZE)
+
+
+def _config(call: Call, path: str) -> Any:
+    part, name = path.split(".")
+    return getattr(getattr(call.arguments["vllm_config"], part), name, None)
+
+
+def _limit(call: Call) -> int:
+    """Return the most tokens that a bounded kind keeps of a long request; 0 of another kind."""
+    spec, kind = call.arguments["self"], kind_of(call)
+    step = _config(call, "scheduler_config.max_num_batched_tokens")
+    if made(call) == UNIFORM or kind not in {"SlidingWindowSpec", "ChunkedLocalAttentionSpec"}:
+        return 0
+    if kind == "SlidingWindowSpec":
+        return int(spec.sliding_window - 1 + step)
+    return int(spec.attention_chunk_size + step)
+
+
+def _ranks(call: Call) -> int:
+    if kind_of(call) not in FULL:
+        return 1
+    dcp = _config(call, "parallel_config.decode_context_parallel_size")
+    return int(dcp * _config(call, "parallel_config.prefill_context_parallel_size"))
+
+
+def _is_in_mode(mode: str) -> Callable[[Call], bool]:
+    return lambda call: (
+        kind_of(call) == "MambaSpec" and _config(call, "cache_config.mamba_cache_mode") == mode
+    )
+
+
+MAX_MEMORY = Contract(
+    "KVCacheSpec.max_memory_usage_bytes",
+    max_memory_calls,
+    {
+        **of_kinds((*READS, UNIFORM), made),
+        "bounded by the window or chunk": lambda call: (
+            0 < _limit(call) < _config(call, "model_config.max_model_len")
+        ),
+        "bounded by the model's length": lambda call: (
+            _limit(call) > (_config(call, "model_config.max_model_len") or 2**60)
+        ),
+        "a length that ends inside a block": lambda call: (
+            kind_of(call) in FULL
+            and _ranks(call) == 1
+            and _config(call, "model_config.max_model_len") % call.arguments["self"].block_size != 0
+        ),
+        "context parallelism of both kinds": lambda call: (
+            kind_of(call) in FULL
+            and _config(call, "parallel_config.decode_context_parallel_size") > 1
+            and _config(call, "parallel_config.prefill_context_parallel_size") > 1
+        ),
+        "a length that ranks share unevenly": lambda call: (
+            _ranks(call) > 1 and _config(call, "model_config.max_model_len") % _ranks(call) != 0
+        ),
+        "no encoder tokens": lambda call: (
+            kind_of(call) == "CrossAttentionSpec"
+            and _config(call, "scheduler_config.max_num_encoder_input_tokens") == 0
+        ),
+        **{f"Mamba in mode {mode}": _is_in_mode(mode) for mode in ("none", "align", "all")},
+        "what is not read is not there": lambda call: (
+            None in vars(call.arguments["vllm_config"]).values()
+            and call.arguments["vllm_config"].parallel_config is None
+        ),
+        "uniform specs of unlike pages": lambda call: (
+            len(
+                {
+                    spec.page_size_bytes
+                    for spec in getattr(call.arguments["self"], "kv_cache_specs", {}).values()
+                }
+            )
+            > 1
+        ),
+    },
+    faults=MAX_MEMORY_FAULTS,
+)
+
+test_max_memory_usage_bytes = same_answer(MAX_MEMORY)
+test_max_memory_usage_bytes_refuses = same_refusal(MAX_MEMORY)
+
+COPY = Contract(
+    "KVCacheSpec.copy_with_new_block_size",
+    copy_calls,
+    {
+        **of_kinds((*KINDS, UNIFORM), made),
+        "the same block size": lambda call: (
+            call.arguments["block_size"] == call.arguments["self"].block_size
+        ),
+        "no divisor and no multiple": lambda call: (
+            call.arguments["block_size"] % call.arguments["self"].block_size != 0
+            and call.arguments["self"].block_size % call.arguments["block_size"] != 0
+        ),
+    },
+    faults=COPY_FAULTS,
+)
+
+test_copy_with_new_block_size = same_answer(COPY)
+test_copy_with_new_block_size_refuses = same_refusal(COPY)
+
+
+def carried(target: Target, value: Any) -> Any:
+    """Return a target's copy of a value."""
+    return target.carrier().carry(value, "value")
+
+
+@law("KVCacheSpec", lambda preset: specs(preset, *KINDS))
+def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
+    """Specs made twice are one to a dict, and cannot be changed."""
+    first, second = (carried(target, spec) for _ in range(2))
+    assert first == second
+    assert {first: "found"}[second] == "found"
+    assert first != first.copy_with_new_block_size(spec.block_size + 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.block_size = 1
+
+
+@law("MambaSpec", lambda preset: specs(preset, "MambaSpec"))
+def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
+    """Lists and tuples make one spec; its states fit in its page, and fill one that is unpadded."""
+    made = carried(target, spec)
+    lists = target.lookup("MambaSpec")(
+        **{**vars(made), "shapes": [list(shape) for shape in spec.shapes], "dtypes": [*made.dtypes]}
+    )
+    assert (made, hash(made)) == (lists, hash(lists))
+    needed = sum(
+        np.zeros(shape, dtype).nbytes for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+    )
+    assert needed <= made.page_size_bytes
+    if spec.page_size_padded is None:
+        assert needed == made.page_size_bytes
+
+
+@law("KVCacheSpec.page_size_bytes", lambda preset: specs(preset, "MLAAttentionSpec", *ATTENTION))
+def test_a_page_holds_its_keys_and_values(target: Target, spec: Any) -> None:
+    """A page is as large as an array of its keys and values; each token takes the same."""
+    one_token = carried(target, dataclasses.replace(spec, block_size=1))
+    made = carried(target, spec)
+    assert spec.block_size * one_token.page_size_bytes == made.page_size_bytes
+    if getattr(spec, "cache_dtype_str", None) != "fp8_ds_mla":
+        elements = spec.num_kv_heads * spec.head_size * (1 if _is_mla(spec) else 2)
+        assert elements * np.zeros(1, spec.dtype).nbytes == one_token.page_size_bytes
+
+
+def _is_mla(spec: Any) -> bool:
+    return isinstance(spec, reference.MLAAttentionSpec)
+
+
+@law("KVCacheSpec.max_memory_usage_bytes", max_memory_calls)
+def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Call) -> None:
+    """Pages are whole; one page less would not hold what a request may keep."""
+    side = Side(target, call)
+    pages, rest = divmod(side.run(), side.arguments["self"].page_size_bytes)
+    assert rest == 0
+    spec, kind = call.arguments["self"], kind_of(call)
+    if made(call) == UNIFORM:
+        config = side.arguments["vllm_config"]
+        of_each = [
+            inner.max_memory_usage_bytes(config) / inner.page_size_bytes
+            for inner in side.arguments["self"].kv_cache_specs.values()
+        ]
+        assert max(of_each) == pages
+    elif kind in FULL:
+        length = _config(call, "model_config.max_model_len")
+        tokens_of_a_page = spec.block_size * _ranks(call)
+        assert (pages - 1) * tokens_of_a_page < length <= pages * tokens_of_a_page
+    elif kind == "SlidingWindowSpec":
+        length = min(_limit(call), _config(call, "model_config.max_model_len"))
+        starts = range(min(spec.block_size, 16))
+        touched = [(start + length - 1) // spec.block_size + 1 for start in starts]
+        assert max(touched) <= pages <= touched[0] + 1
+
+
+@law("KVCacheSpec.copy_with_new_block_size", copy_calls)
+def test_a_copy_differs_in_its_block_size_alone(target: Target, call: Call) -> None:
+    """A copy of a copy is the spec; pages of attention grow with their blocks, states do not."""
+    side = Side(target, call)
+    spec, copy = side.arguments["self"], side.run()
+    assert call.arguments["block_size"] == copy.block_size
+    assert spec == copy.copy_with_new_block_size(spec.block_size)
+    inner = getattr(copy, "kv_cache_specs", {})
+    assert {call.arguments["block_size"]} >= {one.block_size for one in inner.values()}
+    if kind_of(call) in ATTENTION:
+        scaled = copy.page_size_bytes * spec.block_size
+        assert spec.page_size_bytes * copy.block_size == scaled
+    elif kind_of(call) == "MambaSpec":
+        assert spec.page_size_bytes == copy.page_size_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "page"),
+    [
+        ("FullAttentionSpec", {}, 2 * 16 * 8 * 128 * 2),
+        ("MLAAttentionSpec", {}, 16 * 8 * 128 * 2),
+        ("MLAAttentionSpec", {"cache_dtype_str": "fp8_ds_mla"}, 16 * 656),
+        ("SlidingWindowSpec", {"sliding_window": 64}, 2 * 16 * 8 * 128 * 2),
+    ],
+)
+def test_worked_pages(kind: str, more: dict[str, Any], page: int) -> None:
+    """Reference gives the definition's table of page sizes."""
+    spec = getattr(reference, kind)(16, 8, 128, np.float16, **more)
+    assert page == spec.page_size_bytes

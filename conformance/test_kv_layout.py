@@ -1,0 +1,165 @@
+"""The order of tokens and heads inside a block: what is set, and what is then in force."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from conformance.checks import law, same_answer
+from conformance.contracts import Call, Contract
+from conformance.strategies.kv_layout import LAYOUTS, Step, histories, is_valid_calls
+from conformance.targets import REFERENCE, Target
+
+VARIABLE = "VLLM_KV_CACHE_LAYOUT"
+OVERRIDE = "_KV_CACHE_LAYOUT_OVERRIDE"
+
+IS_VALID = Contract(
+    "is_valid_kv_cache_layout",
+    is_valid_calls,
+    {
+        "a layout": lambda call: call.facts in LAYOUTS,
+        "None": lambda call: call.arguments["value"] is None,
+        "another text": lambda call: (
+            isinstance(call.arguments["value"], str) and call.facts not in LAYOUTS
+        ),
+        "an array": lambda call: hasattr(call.arguments["value"], "dtype"),
+        "what has no hash": lambda call: isinstance(call.arguments["value"], list | dict | set),
+    },
+)
+
+test_is_valid_kv_cache_layout = same_answer(IS_VALID)
+
+
+@contextlib.contextmanager
+def _as_found(target: Target) -> Iterator[Any]:
+    """Leave environment and override as they were; both are empty inside."""
+    # What offers the names alone has them where the override must be, too.
+    module = getattr(target.implementation, "kv_layout", target.implementation)
+    with mock.patch.dict(os.environ), mock.patch.object(module, OVERRIDE, None):
+        os.environ.pop(VARIABLE, None)
+        yield module
+
+
+def _play(target: Target, history: tuple[Step, ...]) -> list[object]:
+    """Return what each step answers, and the override after it."""
+    seen: list[object] = []
+    with _as_found(target) as module:
+        for step in history:
+            try:
+                answer = _do(target, module, step)
+            except Exception as error:  # noqa: BLE001  # its class is the answer
+                answer = type(error).__name__, [name in str(error) for name in LAYOUTS]
+            override = getattr(module, OVERRIDE)
+            seen.append((answer, override if isinstance(override, str) else type(override)))
+    return seen
+
+
+def _do(target: Target, module: Any, step: Step) -> object:
+    """Do one step."""
+    if step.what == "get":
+        return target.lookup("get_kv_cache_layout")()
+    if step.what == "set":
+        return target.lookup("set_kv_cache_layout")(step.made())
+    if step.what == "attribute":
+        setattr(module, OVERRIDE, step.made())
+    elif step.value is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = step.made()
+    return None
+
+
+def _after(history: tuple[Step, ...], first: Step) -> bool:
+    """Tell whether a step is read right after it happened."""
+    pairs = itertools.pairwise(history)
+    return any(a == first and b.what == "get" for a, b in pairs)
+
+
+def _is_strange(history: tuple[Step, ...], what: str) -> bool:
+    return any(step.what == what and isinstance(step.value, int) for step in history)
+
+
+@law(
+    "get_kv_cache_layout",
+    histories,
+    situations={
+        "nothing is set": lambda history: history[0].what == "get",
+        "HND from the environment": lambda history: _after(history, Step("environment", "HND")),
+        "HND is set": lambda history: _after(history, Step("set", "HND")),
+        "HND by the attribute": lambda history: _after(history, Step("attribute", "HND")),
+        "set over the environment": lambda history: (
+            Step("environment", "NHD") in history
+            and Step("set", "HND") in history[history.index(Step("environment", "NHD")) :]
+        ),
+        "removed again": lambda history: (
+            Step("set", "HND") in history
+            and _after(history[history.index(Step("set", "HND")) :], Step("set", None))
+        ),
+        "the environment changes between two reads": lambda history: (
+            sum(step.what == "environment" for step in history) > 1 and history[0].what == "get"
+        ),
+        "the environment holds the empty text": lambda history: _after(
+            history, Step("environment", 0)
+        ),
+        "the environment holds another text": lambda history: _is_strange(history, "environment"),
+        "the attribute holds anything": lambda history: _is_strange(history, "attribute"),
+    },
+)
+def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
+    """Each read answers what is in force then, or refuses it by both names, as reference does."""
+    assert _play(REFERENCE, history) == _play(target, history)
+
+
+@law(
+    "set_kv_cache_layout",
+    histories,
+    situations={
+        "anything is set": lambda history: _is_strange(history, "set"),
+        "None is set": lambda history: Step("set", None) in history,
+    },
+)
+def test_what_is_set_is_read(target: Target, history: tuple[Step, ...]) -> None:
+    """After each set a read answers it, whatever was before; a refused set changes nothing."""
+    get, set_layout = (
+        target.lookup(name) for name in ("get_kv_cache_layout", "set_kv_cache_layout")
+    )
+    with _as_found(target) as module:
+        for step in history:
+            before = getattr(module, OVERRIDE)
+            if step.what != "set":
+                with contextlib.suppress(ValueError):
+                    _do(target, module, step)
+            elif step.value in LAYOUTS:
+                set_layout(cache_layout=step.value)
+                assert step.value == get() == getattr(module, OVERRIDE)
+            elif step.value is None:
+                set_layout(None)
+                os.environ[VARIABLE] = "HND"
+                assert get() == "HND"
+            else:
+                message = ""
+                with contextlib.suppress(ValueError):
+                    message = f"returned {set_layout(step.made())}"
+                assert message == ""
+                assert getattr(module, OVERRIDE) is before
+
+
+@law("is_valid_kv_cache_layout", is_valid_calls)
+def test_what_is_valid_can_be_set(target: Target, call: Call) -> None:
+    """A layout is valid exactly when it can be set and read; the answer is Python's bool."""
+    answer = target.lookup("is_valid_kv_cache_layout")(call.arguments["value"])
+    assert type(answer) is bool
+    if call.arguments["value"] is None:
+        return
+    with _as_found(target):
+        try:
+            target.lookup("set_kv_cache_layout")(call.arguments["value"])
+        except ValueError:
+            can_be_set = False
+        else:
+            can_be_set = call.arguments["value"] == target.lookup("get_kv_cache_layout")()
+    assert answer == can_be_set

@@ -1,0 +1,144 @@
+"""Sharing: layers that have no cache of their own, but use that of a target layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.kv_sharing import ADD_FAULTS, INITIALIZE_FAULTS
+from conformance.sides import Side
+from conformance.situations import Situations
+from conformance.strategies.kv_sharing import add_calls, initialize_calls
+from conformance.targets import Target
+
+
+def shared(arguments: Mapping[str, Any]) -> object:
+    """Return the layers of each group, and of each cache the first layer that has it."""
+    caches = arguments.get("kv_caches", {})
+    caches = caches if isinstance(caches, dict) else {}
+    first = {id(cache): name for name, cache in reversed(caches.items())}
+    groups = arguments["kv_cache_groups"]
+    known = arguments.get("runner_only_attn_layers")
+    return (
+        [[*group.layer_names] for group in groups],
+        {name: first[id(cache)] for name, cache in caches.items()},
+        sorted(known) if isinstance(known, set) else known,
+    )
+
+
+def _pairs(call: Call) -> dict[str, str]:
+    pairs: dict[str, str] = call.arguments["shared_kv_cache_layers"]
+    return pairs
+
+
+def _grouped(call: Call) -> set[str]:
+    return {name for group in call.arguments["kv_cache_groups"] for name in group.layer_names}
+
+
+SITUATIONS: Situations = {
+    "nothing is shared": lambda call: not _pairs(call),
+    "two layers share from one": lambda call: len(set(_pairs(call).values())) < len(_pairs(call)),
+    "layers share in two groups": lambda call: (
+        sum(
+            any(target in group.layer_names for target in _pairs(call).values())
+            for group in call.arguments["kv_cache_groups"]
+        )
+        > 1
+    ),
+    "a layer in its target's group already": lambda call: any(
+        layer in _grouped(call) for layer in _pairs(call)
+    ),
+    "a layer in no group yet": lambda call: any(
+        layer not in _grouped(call) for layer in _pairs(call)
+    ),
+    "layers that names order otherwise": lambda call: list(_pairs(call)) != sorted(_pairs(call)),
+}
+
+
+def _had(call: Call, *, its_targets: bool) -> bool:
+    caches = call.arguments["kv_caches"]
+    return any(
+        layer in caches and (caches[layer] is caches[target]) == its_targets
+        for layer, target in _pairs(call).items()
+    )
+
+
+INITIALIZE = Contract(
+    "initialize_kv_cache_for_kv_sharing",
+    initialize_calls,
+    {
+        **SITUATIONS,
+        "a layer that had a cache of its own": lambda call: _had(call, its_targets=False),
+        "a layer that had its target's": lambda call: _had(call, its_targets=True),
+    },
+    faults=INITIALIZE_FAULTS,
+    changes=frozenset({"kv_cache_groups", "kv_caches"}),
+    observe=shared,
+    takes_objects=True,
+)
+
+test_initialize_kv_cache_for_kv_sharing = same_answer(INITIALIZE)
+test_initialize_kv_cache_for_kv_sharing_refuses = same_refusal(INITIALIZE)
+
+ADD = Contract(
+    "add_kv_sharing_layers_to_kv_cache_groups",
+    add_calls,
+    {
+        **SITUATIONS,
+        "nobody asks for the layers": lambda call: (
+            call.arguments.get("runner_only_attn_layers") is None
+        ),
+        "an empty set": lambda call: call.arguments.get("runner_only_attn_layers") == set(),
+        "a set that knows others": lambda call: bool(call.arguments.get("runner_only_attn_layers")),
+    },
+    pairs=(("an empty set", "a layer in its target's group already"),),
+    faults=ADD_FAULTS,
+    changes=frozenset({"kv_cache_groups", "runner_only_attn_layers"}),
+    observe=shared,
+    takes_objects=True,
+)
+
+test_add_kv_sharing_layers_to_kv_cache_groups = same_answer(ADD)
+test_add_kv_sharing_layers_to_kv_cache_groups_refuses = same_refusal(ADD)
+
+
+@law("initialize_kv_cache_for_kv_sharing", initialize_calls)
+def test_sharing_twice_is_sharing_once(target: Target, call: Call) -> None:
+    """Each layer has its target's cache and group, once; another call changes nothing."""
+    side = Side(target, call)
+    assert side.run() is None
+    once = shared(side.arguments)
+    caches, groups = side.arguments["kv_caches"], side.arguments["kv_cache_groups"]
+    for layer, owner in _pairs(call).items():
+        assert caches[layer] is caches[owner]
+        [home] = [group for group in groups if layer in group.layer_names]
+        assert owner in home.layer_names
+        assert home.layer_names.count(layer) == 1
+    side.run()
+    assert once == shared(side.arguments)
+
+
+@law("add_kv_sharing_layers_to_kv_cache_groups", add_calls)
+def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
+    """A group keeps its layers in their order; what is added stands behind, as it was given."""
+    side = Side(target, call)
+    side.run()
+    known = side.arguments.get("runner_only_attn_layers")
+    if known is not None:
+        assert call.arguments["runner_only_attn_layers"] | _pairs(call).keys() == known
+    for before, after in zip(
+        call.arguments["kv_cache_groups"], side.arguments["kv_cache_groups"], strict=True
+    ):
+        number = len(before.layer_names)
+        assert before.layer_names == after.layer_names[:number]
+        added = [
+            layer
+            for layer, owner in _pairs(call).items()
+            if owner in before.layer_names and layer not in before.layer_names
+        ]
+        assert added == after.layer_names[number:]
+    once = shared(side.arguments)
+    side.run()
+    assert once == shared(side.arguments)

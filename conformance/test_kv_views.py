@@ -1,0 +1,232 @@
+"""Views: how the raw bytes of a layer's cache are seen, by attention backends and as states."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.checks import same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.kv_backends import BACKEND_FAULTS
+from conformance.faults.kv_views import RESHAPE_FAULTS
+from conformance.strategies.kv_cache import Cache, Layer, is_encoder_only
+from conformance.strategies.kv_cache_spec import DTYPES
+from conformance.strategies.kv_plans import SMALL
+from conformance.strategies.kv_views import reshape_calls
+
+
+def attention(call: Call) -> list[Layer]:
+    """Return the layers that have a backend."""
+    return [layer for layer in call.facts.layers if not layer.is_mamba]
+
+
+def _mamba(call: Call) -> list[Layer]:
+    return [layer for layer in call.facts.layers if layer.is_mamba]
+
+
+def _backends(call: Call) -> list[Any]:
+    return [call.facts.backends[layer.name] for layer in attention(call)]
+
+
+def block_dimension(call: Call, layer: Layer) -> int:
+    """Return which dimension of a layer's view is that of the blocks."""
+    shape = call.facts.backends[layer.name].shape
+    return next(d for d, axes in enumerate(shape) if "blocks" in axes)
+
+
+def moves_blocks(call: Call) -> bool:
+    """Tell whether the blocks of some layer are not outermost, unless they are moved."""
+    return call.facts.has_mamba and any(
+        call.facts.backends[layer.name].order[0] != block_dimension(call, layer)
+        and call.facts.num_blocks(layer) > 1
+        for layer in attention(call)
+    )
+
+
+def _splits(call: Call) -> bool:
+    facts: Cache = call.facts
+    return any(facts.kernel_blocks(layer)[1] < layer.spec.block_size for layer in attention(call))
+
+
+def _groups(call: Call) -> list[Any]:
+    return [group.kv_cache_spec for group in call.facts.config.kv_cache_groups]
+
+
+def _is_uniform(spec: Any) -> bool:
+    return isinstance(spec, reference.UniformTypeKVCacheSpecs) and not is_encoder_only(spec)
+
+
+def _shares_within_group(call: Call) -> bool:
+    """Tell whether a tensor is seen in two ways by layers of one uniform group."""
+    seen: dict[tuple[int, int], set[Any]] = {}
+    for layer in call.facts.layers:
+        seen.setdefault((layer.group, layer.tensor), set()).add(layer.spec)
+    return any(len(specs) > 1 for specs in seen.values())
+
+
+def _sharing_comes_first(call: Call) -> bool:
+    layers = call.facts.layers
+    return any(
+        not layer.has_own_spec
+        and any(one.has_own_spec and one.tensor == layer.tensor for one in layers[i:])
+        and not any(one.has_own_spec and one.tensor == layer.tensor for one in layers[:i])
+        for i, layer in enumerate(layers)
+    )
+
+
+def _without_order(call: Call) -> set[tuple[str, bool]]:
+    """Return how backends say that they have no stride order, and whether they are a caller's."""
+    return {
+        (backend.without_order, backend.is_own)
+        for backend in _backends(call)
+        if backend.stride_order is None
+    }
+
+
+def _formats(call: Call) -> set[object]:
+    return {getattr(layer.spec, "cache_dtype_str", None) for layer in attention(call)}
+
+
+def _has_dtype(dtype: object) -> Callable[[Call], bool]:
+    return lambda call: any(layer.spec.dtype == dtype for layer in attention(call))
+
+
+RESHAPE = Contract(
+    "_reshape_kv_cache",
+    reshape_calls,
+    {
+        "no groups": lambda call: not _groups(call),
+        "several groups": lambda call: len(_groups(call)) > 1,
+        "an encoder-only group": lambda call: any(map(is_encoder_only, _groups(call))),
+        "an encoder-only group before one with a cache": lambda call: any(
+            map(is_encoder_only, _groups(call)[:-1])
+        ),
+        "layers of two groups over one tensor": lambda call: any(
+            a.tensor == b.tensor and a.group != b.group
+            for a in call.facts.layers
+            for b in call.facts.layers
+        ),
+        "layers of one group over one tensor": lambda call: (
+            max(Counter((one.tensor, one.group) for one in call.facts.layers).values(), default=0)
+            > 1
+        ),
+        "tensors of unlike sizes": lambda call: (
+            len({call.facts.num_blocks(layer) for layer in call.facts.layers}) > 1
+        ),
+        "no blocks": lambda call: any(call.facts.num_blocks(one) == 0 for one in call.facts.layers),
+        "a uniform group": lambda call: any(map(_is_uniform, _groups(call))),
+        "a uniform group of unlike pages": lambda call: any(
+            _is_uniform(spec)
+            and len({one.page_size_bytes for one in spec.kv_cache_specs.values()}) > 1
+            for spec in _groups(call)
+        ),
+        "a uniform group of attention and states": lambda call: any(
+            _is_uniform(spec)
+            and len({isinstance(o, reference.MambaSpec) for o in spec.kv_cache_specs.values()}) > 1
+            for spec in _groups(call)
+        ),
+        "a layer without a spec of its own": lambda call: any(
+            not layer.has_own_spec for layer in call.facts.layers
+        ),
+        "a layer without a spec before its target": _sharing_comes_first,
+        "one tensor seen in two ways by one group": _shares_within_group,
+        "Mamba layers": lambda call: bool(_mamba(call)),
+        "Mamba layers alone": lambda call: bool(_mamba(call)) and not attention(call),
+        "states of unlike dtypes": lambda call: any(
+            len(set(layer.spec.dtypes)) > 1 for layer in _mamba(call)
+        ),
+        "padded pages of states": lambda call: any(
+            layer.spec.page_size_padded for layer in _mamba(call)
+        ),
+        "a state of no axes": lambda call: any(() in layer.spec.shapes for layer in _mamba(call)),
+        "attention beside states": lambda call: bool(_mamba(call)) and bool(attention(call)),
+        "blocks that are not outermost, beside states": moves_blocks,
+        "blocks that are not outermost, without states": lambda call: (
+            not call.facts.has_mamba
+            and any(
+                call.facts.backends[layer.name].order[0] != block_dimension(call, layer)
+                for layer in attention(call)
+            )
+        ),
+        "kernel blocks": lambda call: call.arguments.get("kernel_block_sizes") is not None,
+        "kernel blocks that split a block": _splits,
+        "an order that is its inverse": lambda call: any(
+            one.stride_order is not None and not one.is_three_cycle for one in _backends(call)
+        ),
+        "an order that is not its inverse": lambda call: any(
+            one.is_three_cycle for one in _backends(call)
+        ),
+        "an order that is None": lambda call: ("None", True) in _without_order(call),
+        "no order at all": lambda call: ("absent", True) in _without_order(call),
+        "an order that is not implemented": lambda call: ("raises", True) in _without_order(call),
+        "the base's order": lambda call: ("absent", False) in _without_order(call),
+        "a backend that is an instance": lambda call: any(o.is_instance for o in _backends(call)),
+        "a backend that is a class": lambda call: any(not o.is_instance for o in _backends(call)),
+        "shapes and orders are lists of NumPy's ints": lambda call: any(
+            one.is_listed and one.stride_order is not None for one in _backends(call)
+        ),
+        "a dimension of several axes": lambda call: any(
+            len(axes) > 1 for one in _backends(call) for axes in one.shape
+        ),
+        "a backend that knows no cache_dtype_str": lambda call: any(
+            not one.knows_dtype for one in _backends(call)
+        ),
+        "a cache_dtype_str": lambda call: bool(_formats(call) & {"auto", "fp8"}),
+        "fp8_ds_mla": lambda call: "fp8_ds_mla" in _formats(call),
+        **{f"attention in {dtype.name}": _has_dtype(dtype) for dtype in DTYPES},
+        "a tensor that nobody asks for": lambda call: (
+            "layers.77.attn" in call.arguments["kv_cache_raw_tensors"]
+        ),
+    },
+    pairs=(
+        ("kernel blocks that split a block", "blocks that are not outermost, beside states"),
+        ("kernel blocks that split a block", "an order that is not its inverse"),
+        ("an order that is not its inverse", "blocks that are not outermost, beside states"),
+        ("kernel blocks that split a block", "an encoder-only group before one with a cache"),
+        ("kernel blocks that split a block", "a uniform group"),
+    ),
+    faults=[*RESHAPE_FAULTS, *BACKEND_FAULTS],
+    compares_views=True,
+    takes_objects=True,
+)
+
+test_reshape_kv_cache = same_answer(RESHAPE)
+test_reshape_kv_cache_refuses = dataclasses.replace(same_refusal(RESHAPE), presets=SMALL)
+
+
+def _worked(**arguments: Any) -> Any:
+    """Return reference's view of the definition's example, with another order or beside states."""
+
+    class Backend:
+        """The backend of the example."""
+
+        @staticmethod
+        def get_kv_cache_shape(blocks: int, tokens: int, heads: int, size: int) -> tuple[int, ...]:
+            """Return the logical shape."""
+            return 2, blocks, tokens, heads, size
+
+        get_kv_cache_stride_order = staticmethod(lambda: arguments["order"])
+
+    spec = reference.AttentionSpec(4, 5, 6, np.int8)
+    groups = [reference.KVCacheGroupSpec(["0.attn"], spec)]
+    if arguments["has_mamba"]:
+        states = reference.MambaSpec(4, ((240,),), (np.int8,))
+        groups.append(reference.KVCacheGroupSpec(["1.mixer"], states))
+    raw = np.zeros(720, np.int8)
+    config = reference.KVCacheConfig(3, [], groups)
+    return reference._reshape_kv_cache(  # noqa: SLF001  # public
+        config, {"0.attn": raw, "1.mixer": raw}, {"0.attn": Backend}
+    )["0.attn"]
+
+
+def test_worked_examples() -> None:
+    """Reference gives the definition's strides, of an order and with the blocks in front."""
+    ordered = _worked(order=(1, 3, 0, 2, 4), has_mamba=False)
+    assert (24, 240, 6, 48, 1) == ordered.strides
+    in_front = _worked(order=(0, 1, 2, 3, 4), has_mamba=True)
+    assert (120, 240, 30, 6, 1) == in_front.strides

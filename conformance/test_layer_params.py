@@ -1,0 +1,189 @@
+"""What attention layers compute with, and whether all of a model's agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.layer_params import GET_PER_LAYER_PARAMETERS_FAULTS, INFER_FAULTS
+from conformance.sides import Side
+from conformance.strategies.engines import Own
+from conformance.strategies.layer_params import (
+    FLASHINFER_IMPL,
+    IMPL,
+    get_per_layer_parameters_calls,
+    infer_global_hyperparameters_calls,
+    per_layer_parameters_calls,
+)
+from conformance.targets import Target
+
+PARAMETERS = Contract(
+    "PerLayerParameters",
+    per_layer_parameters_calls,
+    {
+        "all defaults": lambda call: len(call.arguments) == 3,
+        "no defaults": lambda call: len(call.arguments) == 6,
+        "a cap of 0.0": lambda call: call.arguments["logits_soft_cap"] == 0.0,
+        "no cap": lambda call: call.arguments["logits_soft_cap"] is None,
+    },
+)
+
+test_per_layer_parameters = same_answer(PARAMETERS)
+
+
+@law("PerLayerParameters", per_layer_parameters_calls)
+def test_parameters_compare_by_the_layer_s_own(target: Target, call: Call) -> None:
+    """What is said of all layers takes no part in comparison; every other field does."""
+    with target.running():
+        made, same, unlike = (Side(target, call).run() for _ in range(3))
+        same.has_same_window_lefts, same.has_same_all_params = True, False
+        assert made == same
+        for name in ("window_left", "logits_soft_cap", "sm_scale", "has_sinks"):
+            own = getattr(unlike, name)
+            setattr(unlike, name, 99)
+            assert made != unlike
+            setattr(unlike, name, own)
+        assert made == unlike
+
+
+def _has(name: str, *values: Any) -> Any:
+    """Return the situation that a named layer's implementation has one of these values."""
+
+    def met(call: Call) -> bool:
+        found = [impl.attributes.get(name, ...) for impl in call.facts]
+        return any(any(v is value or v == value for value in values) for v in found)
+
+    return met
+
+
+def _has_window(first: int) -> Any:
+    return lambda call: any(
+        (impl.attributes.get("sliding_window") or [None])[0] == first for impl in call.facts
+    )
+
+
+def _is_there(impl: Own, name: str) -> bool:
+    return impl.attributes.get(name) is not None
+
+
+GET = Contract(
+    "get_per_layer_parameters",
+    get_per_layer_parameters_calls,
+    {
+        "no layer is named": lambda call: not call.arguments["layer_names"],
+        "three layers or more are named": lambda call: len(call.arguments["layer_names"]) > 2,
+        "named in another order": lambda call: (
+            call.arguments["layer_names"] != sorted(call.arguments["layer_names"])
+        ),
+        "a layer with a window": _has_window(4095),
+        "a window of nothing before a token": _has_window(0),
+        "a window that says that there is none": _has_window(-1),
+        "a window in a list": _has("sliding_window", [127, 0], [15]),
+        "a window of NumPy's ints": _has_window(7),
+        "a window of None": _has("sliding_window", None),
+        "no window": _has("sliding_window", ...),
+        "a cap of 0.0": _has("logits_soft_cap", 0.0),
+        "a cap of None": _has("logits_soft_cap", None),
+        "no cap": _has("logits_soft_cap", ...),
+        "sinks of several heads": lambda call: any(_is_there(i, "sinks") for i in call.facts),
+        "sinks of None": lambda call: any(
+            i.attributes.get("sinks", ...) is None for i in call.facts
+        ),
+        "no sinks": lambda call: any("sinks" not in i.attributes for i in call.facts),
+        "an int for a scale": _has("scale", 1),
+        "an impl of a subclass": lambda call: (
+            call.arguments["cls_"] is IMPL and any(i.cls is FLASHINFER_IMPL for i in call.facts)
+        ),
+        "an engine's own configuration": lambda call: isinstance(
+            call.arguments["vllm_config"], Own
+        ),
+    },
+    faults=GET_PER_LAYER_PARAMETERS_FAULTS,
+    takes_objects=True,
+)
+
+test_get_per_layer_parameters = same_answer(GET)
+test_get_per_layer_parameters_refuses = same_refusal(GET)
+
+
+def _is_unlike_in(name: str) -> Any:
+    return lambda call: set(call.facts.values()) == {name}
+
+
+INFER = Contract(
+    "infer_global_hyperparameters",
+    infer_global_hyperparameters_calls,
+    {
+        "one layer": lambda call: len(call.arguments["per_layer_params"]) == 1,
+        "all layers agree": lambda call: (
+            not call.facts and len(call.arguments["per_layer_params"]) > 1
+        ),
+        "only a layer past the second is unlike": lambda call: (
+            bool(call.facts) and min(call.facts) > 1
+        ),
+        "only one in the middle is unlike": lambda call: (
+            bool(call.facts) and max(call.facts) < len(call.arguments["per_layer_params"]) - 1
+        ),
+        **{
+            f"unlike in {name} alone": _is_unlike_in(name)
+            for name in ("window_left", "logits_soft_cap", "sm_scale", "has_sinks")
+        },
+        "a cap of 0.0 beside none": lambda call: (
+            {0.0, None}
+            <= {layer.logits_soft_cap for layer in call.arguments["per_layer_params"].values()}
+        ),
+        "an earlier call said otherwise": lambda call: (
+            bool(call.facts)
+            and next(iter(call.arguments["per_layer_params"].values())).has_same_all_params is True
+        ),
+    },
+    faults=INFER_FAULTS,
+    takes_objects=True,
+)
+
+test_infer_global_hyperparameters = same_answer(INFER)
+test_infer_global_hyperparameters_refuses = same_refusal(INFER)
+
+
+@law("infer_global_hyperparameters", infer_global_hyperparameters_calls)
+def test_the_first_layer_speaks_for_all(target: Target, call: Call) -> None:
+    """The answer is the first layer's; another order of the others says the same of all."""
+    given = call.arguments["per_layer_params"]
+    first, *others = given.items()
+    turned = dict([first, *reversed(others)])
+    with target.running():
+        found, again = (
+            Side(target, call.replacing(per_layer_params=params)).run()
+            for params in (given, turned)
+        )
+    fields = ("window_left", "logits_soft_cap", "sm_scale", "has_sinks")
+    alike = [len({getattr(layer, name) for layer in given.values()}) == 1 for name in fields]
+    assert [getattr(first[1], name) for name in fields] == [getattr(found, n) for n in fields]
+    for answer in (found, again):
+        assert alike[0] is answer.has_same_window_lefts
+        assert all(alike) is answer.has_same_all_params
+
+
+@pytest.mark.parametrize(
+    ("lefts", "caps", "expected"),
+    [
+        ([127], [None], (True, True)),
+        ([127, 127, 127], [0.0, 0.0, 0.0], (True, True)),
+        ([127, 127, -1], [0.0, 0.0, 0.0], (False, False)),
+        ([127, 127, 127], [None, None, 0.0], (True, False)),
+    ],
+)
+def test_worked_examples_of_hyperparameters(
+    lefts: list[int], caps: list[float | None], expected: tuple[bool, bool]
+) -> None:
+    """Reference says of all layers, not of the first two, whether they agree."""
+    layers = {
+        f"layers.{i}": reference.PerLayerParameters(left, cap, 0.125)
+        for i, (left, cap) in enumerate(zip(lefts, caps, strict=True))
+    }
+    found = reference.infer_global_hyperparameters(layers)
+    assert expected == (found.has_same_window_lefts, found.has_same_all_params)

@@ -1,0 +1,91 @@
+"""The memory of a device, and how much of it an engine may use."""
+
+from __future__ import annotations
+
+import contextlib
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.memory import REQUEST_FAULTS
+from conformance.sides import Side
+from conformance.strategies.memory import MAX_INT64, request_calls, snapshot_calls
+from conformance.targets import Target
+
+SNAPSHOT = Contract(
+    "MemorySnapshot",
+    snapshot_calls,
+    {
+        "more is free than there is": lambda call: (
+            call.arguments["free_memory"] > call.arguments["total_memory"]
+        ),
+        "no device": lambda call: call.arguments.get("device") is None,
+        "a device": lambda call: call.arguments.get("device") is not None,
+    },
+)
+
+test_memory_snapshot = same_answer(SNAPSHOT)
+
+
+def _share(call: Call) -> object:
+    return call.arguments["cache_config"].gpu_memory_utilization
+
+
+def _total(call: Call) -> int:
+    return int(call.arguments["init_snapshot"].total_memory)
+
+
+def _exact(call: Call) -> Fraction:
+    """Return the product without rounding."""
+    return _total(call) * Fraction(float(_share(call)))  # type: ignore[arg-type]  # a number
+
+
+REQUEST = Contract(
+    "request_memory",
+    request_calls,
+    {
+        "no memory at all": lambda call: _total(call) == 0,
+        "just enough is free": lambda call: (
+            call.arguments["init_snapshot"].free_memory - 1 < _exact(call) and _total(call) > 0
+        ),
+        "all of it is wanted": lambda call: _share(call) == 1,
+        "a share that is an int": lambda call: isinstance(_share(call), int | np.integer),
+        "a share in single precision": lambda call: isinstance(_share(call), np.float32),
+        "a product that is no int": lambda call: _exact(call).denominator > 1,
+        "a product that a double rounds": lambda call: (
+            Fraction(_total(call) * float(_share(call))) != _exact(call)  # type: ignore[arg-type]  # a number
+        ),
+        "past 2**53": lambda call: _total(call) > 2**53,
+        "the most that there can be": lambda call: _total(call) >= MAX_INT64 // 2,
+    },
+    faults=REQUEST_FAULTS,
+    takes_objects=True,
+)
+
+test_request_memory = same_answer(REQUEST)
+test_request_memory_refuses = same_refusal(REQUEST)
+
+
+@law("request_memory", request_calls)
+def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
+    """It is the least int that is no less than the product in double precision."""
+    found = Side(target, call).run()
+    product = float(_total(call)) * float(_share(call))  # type: ignore[arg-type]  # a number
+    assert type(found) is int
+    assert found - 1 < product <= found
+    assert found <= call.arguments["init_snapshot"].free_memory
+
+
+@law("MemorySnapshot", lambda _: st.just("cpu"))
+def test_a_snapshot_holds_what_it_is_given(target: Target, device: str) -> None:
+    """A snapshot checks nothing, can be changed, and compares by value."""
+    make = target.lookup("MemorySnapshot")
+    snapshot = make(-1, "many", device)
+    assert make(free_memory=-1, total_memory="many", device=device) == snapshot
+    with contextlib.suppress(AttributeError):
+        snapshot.free_memory = 7
+    assert (snapshot.free_memory, snapshot.total_memory, snapshot.device) == (7, "many", device)
+    assert make(1, 2).device is None

@@ -1,0 +1,197 @@
+"""Specs of the layers of one group: merged into one, and uniform."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+from hypothesis import strategies as st
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract, Draw
+from conformance.faults.spec_groups import MERGE_FAULTS, UNIFORM_TYPE_FAULTS
+from conformance.sides import Side
+from conformance.situations import Situations
+from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
+from conformance.strategies.presets import Preset
+from conformance.strategies.spec_groups import container_calls, merge_calls, uniform_calls
+from conformance.targets import Target
+from conformance.test_kv_cache_spec import carried, made, of_kinds
+
+CONTAINERS = Contract(
+    "KVCacheConfig",
+    container_calls,
+    {
+        **of_kinds(("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig"), made),
+        "layers that are no list": lambda call: "no list" in call.arguments.values(),
+        "a negative number": lambda call: -1 in call.arguments.values(),
+        "no spec": lambda call: call.arguments.get("kv_cache_spec", 0) is None,
+    },
+    compares_views=True,
+)
+
+test_containers = same_answer(CONTAINERS)
+
+
+@law("KVCacheConfig", container_calls)
+def test_containers_can_be_changed(target: Target, call: Call) -> None:
+    """They hold the very objects that they are given, compare by value, and can be changed."""
+    side, again = Side(target, call), Side(target, call)
+    held = side.run()
+    assert held == again.run()
+    for name, value in side.arguments.items():
+        assert getattr(held, name) is value
+        with contextlib.suppress(AttributeError):
+            setattr(held, name, "another")
+        assert getattr(held, name) == "another"
+
+
+def _values(call: Call, field: str) -> list[Any]:
+    return [getattr(spec, field, None) for spec in call.arguments["specs"]]
+
+
+def _is_found_later(call: Call, field: str) -> bool:
+    values = _values(call, field)
+    return values[0] is None and any(value is not None for value in values)
+
+
+MERGE = Contract(
+    "KVCacheSpec.merge",
+    merge_calls,
+    {
+        **of_kinds((*KINDS, UNIFORM), made),
+        "one spec alone": lambda call: len(call.arguments["specs"]) == 1,
+        "a window that the first lacks": lambda call: _is_found_later(call, "sliding_window"),
+        "a chunk size that the first lacks": lambda call: _is_found_later(
+            call, "attention_chunk_size"
+        ),
+        "no window and no chunk size": lambda call: (
+            made(call) in FULL
+            and {*_values(call, "sliding_window"), *_values(call, "attention_chunk_size")} == {None}
+        ),
+        "a cache format": lambda call: any(_values(call, "cache_dtype_str")),
+    },
+    faults=MERGE_FAULTS,
+)
+
+
+test_merge = same_answer(MERGE)
+
+
+test_merge_refuses = same_refusal(MERGE)
+
+
+def _kinds(call: Call) -> list[str]:
+    return [type(spec).__name__ for spec in call.arguments["specs"].values()]
+
+
+def _is_uniform(call: Call) -> bool:
+    return reference.UniformTypeKVCacheSpecs.is_uniform_type(call.arguments["specs"])
+
+
+def _differ(call: Call, kind: str) -> bool:
+    """Tell whether specs differ in nothing but what specs of their one kind must agree in."""
+    block_sizes = {spec.block_size for spec in call.arguments["specs"].values()}
+    return len(block_sizes) == 1 and {*_kinds(call)} == {kind} and not _is_uniform(call)
+
+
+UNIFORM_TYPE: Situations = {
+    **of_kinds(UNIFORM_FIELD, lambda call: _kinds(call)[0]),
+    "uniform": _is_uniform,
+    "full attention and MLA": lambda call: set(_kinds(call)) == set(FULL),
+    "unlike block sizes, and a first of no kind": lambda call: (
+        _kinds(call)[0] in {"EncoderOnlyAttentionSpec", "AttentionSpec"}
+    ),
+    "unlike block sizes": lambda call: (
+        len({spec.block_size for spec in call.arguments["specs"].values()}) > 1
+    ),
+    "windows that differ": lambda call: _differ(call, "SlidingWindowSpec"),
+    "chunk sizes that differ": lambda call: _differ(call, "ChunkedLocalAttentionSpec"),
+    "speculative blocks that differ": lambda call: _differ(call, "MambaSpec"),
+    "of two kinds": lambda call: len({*_kinds(call)} - {"MLAAttentionSpec"}) > 1,
+}
+
+
+IS_UNIFORM = Contract(
+    f"{UNIFORM}.is_uniform_type",
+    uniform_calls("is_uniform_type"),
+    UNIFORM_TYPE,
+    faults=UNIFORM_TYPE_FAULTS,
+    takes_objects=True,
+)
+
+
+test_is_uniform_type = same_answer(IS_UNIFORM)
+
+
+test_is_uniform_type_refuses = same_refusal(IS_UNIFORM)
+
+
+FROM_SPECS = Contract(
+    f"{UNIFORM}.from_specs",
+    uniform_calls("from_specs"),
+    UNIFORM_TYPE,
+    faults=UNIFORM_TYPE_FAULTS,
+    compares_views=True,
+    takes_objects=True,
+)
+
+
+test_from_specs = same_answer(FROM_SPECS)
+
+
+test_from_specs_refuses = same_refusal(FROM_SPECS)
+
+
+@law("KVCacheSpec.merge", merge_calls)
+def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
+    """The order of specs does not matter, nor how often each stands there, nor the merged one."""
+    side = Side(target, call)
+    merged, entries = side.run(), side.arguments["specs"]
+    merge = target.lookup(call.function)
+    for again in ([*reversed(entries)], [*entries, *entries], [merged], [merged, *entries]):
+        assert merged == merge(again)
+    assert type(entries[0]) is type(merged)
+    for field in ("sliding_window", "attention_chunk_size"):
+        given = {getattr(spec, field, None) for spec in entries} - {None}
+        assert {getattr(merged, field, None)} - {None} == given
+
+
+@law(f"{UNIFORM}.from_specs", uniform_calls("from_specs"))
+def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
+    """The uniform spec holds each layer's own and a page of each; None where there is none."""
+    side = Side(target, call)
+    uniform, own = side.run(), side.arguments["specs"]
+    assert (uniform is not None) == target.lookup(f"{UNIFORM}.is_uniform_type")(own)
+    if uniform is None:
+        return
+    assert own == uniform.kv_cache_specs
+    assert own is not uniform.kv_cache_specs
+    assert sum(spec.page_size_bytes for spec in own.values()) == uniform.page_size_bytes
+    assert {uniform.block_size} == {spec.block_size for spec in own.values()}
+    turned = target.lookup(f"{UNIFORM}.from_specs")(dict(reversed(own.items())))
+    assert (uniform, hash(uniform)) == (turned, hash(turned))
+
+
+@st.composite
+def _alike(draw: Draw, preset: Preset) -> dict[str, Any]:
+    """Draw specs by layer name of which any could be the first."""
+    names = ("layers.0.attn", "layers.1.attn", "layers.2.attn")
+    size = draw(st.integers(1, 3))
+    kinds = (*UNIFORM_FIELD, "MLAAttentionSpec")
+    return {name: draw(specs(preset, *kinds, block_size=2)) for name in names[:size]}
+
+
+@law(f"{UNIFORM}.is_uniform_type", _alike)
+def test_whether_specs_are_uniform_is_of_pairs(target: Target, drawn: dict[str, Any]) -> None:
+    """Specs are uniform in any order, and exactly when each two of them are."""
+    is_uniform_type = target.lookup(f"{UNIFORM}.is_uniform_type")
+    own = carried(target, drawn)
+    pairs = [
+        is_uniform_type({"a": first, "b": second})
+        for first, second in itertools.product(own.values(), repeat=2)
+    ]
+    for order in itertools.permutations(own.items()):
+        assert all(pairs) == is_uniform_type(dict(order))

@@ -1,0 +1,159 @@
+"""Which bytes of its tensor each layer's view shows: each once, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance.checks import law
+from conformance.comparison import as_bytes
+from conformance.contracts import Call, Draw
+from conformance.sides import Side
+from conformance.strategies.arrays import Array
+from conformance.strategies.kv_cache import Cache, Layer
+from conformance.strategies.kv_views import GUARD_BYTES, reshape_calls
+from conformance.strategies.presets import Preset
+from conformance.targets import Target
+from conformance.test_kv_views import attention, block_dimension, moves_blocks
+
+
+@st.composite
+def _writes(draw: Draw, preset: Preset) -> tuple[Call, int, float]:
+    """Draw a call, and the layer and the part of its view that is written to."""
+    return draw(reshape_calls(preset)), draw(st.integers(0, 9)), draw(st.floats(0, 1))
+
+
+def _memories(side: Side, call: Call) -> dict[int, Any]:
+    """Return the tensors of a side with the guard bands around them, by number."""
+    found = {}
+    for layer in call.facts.layers:
+        raw = side.arguments["kv_cache_raw_tensors"][layer.name]
+        if isinstance(raw, torch.Tensor):
+            raw = raw.as_strided((raw.numel() + 2 * GUARD_BYTES,), (1,), 0)
+        found[layer.tensor] = raw
+    return found
+
+
+def _bytes_of(memory: Any) -> Array:
+    return as_bytes(memory).reshape(-1).copy()
+
+
+def _address(call: Call, layer: Layer, index: tuple[int, ...]) -> int:
+    """Return where an element lies in its tensor, by the definition: rows in the physical order."""
+    cache: Cache = call.facts
+    shape, order = cache.shape(layer), list(cache.backends[layer.name].order)
+    if cache.has_mamba:
+        blocks = block_dimension(call, layer)
+        order = [blocks, *(d for d in order if d != blocks)]
+    physical = [shape[d] for d in order]
+    element = int(np.ravel_multi_index([index[d] for d in order], physical))
+    return element * int(layer.spec.dtype.itemsize)
+
+
+@law("_reshape_kv_cache", _writes)
+def test_a_write_shows_where_it_is_defined_to(
+    target: Target, example: tuple[Call, int, float]
+) -> None:
+    """An element written by one layer changes its own bytes, in its own tensor, and no others."""
+    call, number, part = example
+    layers = [layer for layer in attention(call) if call.facts.num_blocks(layer)]
+    if not layers:
+        return
+    layer = layers[number % len(layers)]
+    side = Side(target, call)
+    view = side.run()[layer.name]
+    shape = call.facts.shape(layer)
+    assert shape == tuple(view.shape)
+    element = round(part * (view.numel() - 1))
+    index = tuple(map(int, np.unravel_index(element, shape)))
+    memories = _memories(side, call)
+    before = {t: _bytes_of(memory) for t, memory in memories.items()}
+    # All bits of the element turn over, whatever its dtype.
+    one = view[index].reshape(1).view(torch.uint8)
+    one.copy_(~one)
+    start = GUARD_BYTES + _address(call, layer, index)
+    wanted = {start + i for i in range(layer.spec.dtype.itemsize)}
+    for t, memory in memories.items():
+        changed = np.flatnonzero(before[t] != _bytes_of(memory)).tolist()
+        assert changed == (sorted(wanted) if t == layer.tensor else [])
+
+
+def _places(view: Any, raw: Any) -> Array:
+    """Return where in its tensor each element of a view begins, in bytes."""
+    size = view.element_size()
+    found = np.array(view.data_ptr() - raw.data_ptr())
+    for length, stride in zip(view.shape, view.stride(), strict=True):
+        found = np.add.outer(found, np.arange(length) * stride * size)
+    return found
+
+
+@law("_reshape_kv_cache", reshape_calls)
+def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
+    """A view of attention covers its tensor, states their part of each page, each byte once."""
+    side = Side(target, call)
+    views = side.run()
+    assert [layer.name for layer in call.facts.layers] == list(views)
+    for layer in call.facts.layers:
+        raw, page = side.arguments["kv_cache_raw_tensors"][layer.name], layer.spec.page_size_bytes
+        if not raw.numel():
+            continue
+        if not layer.is_mamba:
+            places = np.sort(_places(views[layer.name], raw).reshape(-1))
+            step = layer.spec.dtype.itemsize
+            assert np.array_equal(places, np.arange(0, raw.numel(), step))
+            continue
+        behind = 0
+        for state, shape in zip(views[layer.name], layer.spec.shapes, strict=True):
+            assert (call.facts.num_blocks(layer), *shape) == tuple(state.shape)
+            places = _places(state, raw).reshape(len(state), -1)
+            first = np.sort(places[0])
+            step = state.element_size()
+            assert np.array_equal(first, np.arange(behind, behind + first.size * step, step))
+            assert np.array_equal(places, places[0] + page * np.arange(len(state))[:, None])
+            behind += first.size * step
+        assert behind <= page
+
+
+@law(
+    "_reshape_kv_cache",
+    reshape_calls,
+    situations={"a hybrid cache of several blocks": moves_blocks},
+)
+def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> None:
+    """Where there are states, block k of any layer is page k of its tensor."""
+    if not call.facts.has_mamba:
+        return
+    side = Side(target, call)
+    views = side.run()
+    for layer in attention(call):
+        raw = side.arguments["kv_cache_raw_tensors"][layer.name]
+        num_blocks = call.facts.num_blocks(layer)
+        if not num_blocks:
+            continue
+        dimension = block_dimension(call, layer)
+        places = np.moveaxis(_places(views[layer.name], raw), dimension, 0)
+        pages = places.reshape(num_blocks, -1) // layer.spec.page_size_bytes
+        assert np.array_equal(pages, np.arange(num_blocks)[:, None] + np.zeros_like(pages))
+
+
+@law("_reshape_kv_cache", reshape_calls)
+def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> None:
+    """What one layer writes everywhere, all over its tensor read; those over others do not."""
+    if not attention(call):
+        return
+    side = Side(target, call)
+    views = side.run()
+    writer = attention(call)[0]
+    views[writer.name].copy_(torch.zeros_like(views[writer.name]))
+    for layer in call.facts.layers:
+        seen = views[layer.name] if layer.is_mamba else [views[layer.name]]
+        are_zero = all(not as_bytes(view).any() for view in seen)
+        if layer.tensor == writer.tensor:
+            assert are_zero
+        else:
+            raw = side.call.arguments["kv_cache_raw_tensors"][layer.name]
+            now = side.arguments["kv_cache_raw_tensors"][layer.name]
+            assert np.array_equal(as_bytes(raw), as_bytes(now))
