@@ -88,7 +88,7 @@ def bound(arguments: Mapping[str, Any]) -> object:
     layers = context if isinstance(context, dict) else {}
     return (
         whose(arguments["runner_kv_caches"]),
-        {name: whose(layer.kv_cache) for name, layer in layers.items()},
+        {name: whose(getattr(layer, "kv_cache", None)) for name, layer in layers.items()},
     )
 
 

@@ -66,7 +66,7 @@ def _given(name: str) -> Callable[[Call], Any]:
 
 ATTENTION_SPECS = Contract(
     "KVCacheSpec",
-    constructor_calls("KVCacheSpec", *ATTENTION),
+    constructor_calls("KVCacheSpec", *ATTENTION, *FULL),
     {
         **of_kinds(("KVCacheSpec", *ATTENTION), made),
         **_of_dtypes(_given("dtype")),

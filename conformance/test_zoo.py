@@ -191,6 +191,23 @@ def names_in_order(caches: dict[str, Any], runner_kv_caches: list[Any]) -> list[
     return [names[id(cache)] for cache in runner_kv_caches]
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_caches_are_bound_by_layer(target: Target, model: str) -> None:
+    """Caches that come last layer first are bound in ascending order, of modules in a layer too."""
+    call, deployment = ONE_BLOCK.deploy(target, model)
+    backwards = dict(reversed(deployment.kv_caches.items()))
+    bound: list[Any] = []
+    call("bind_kv_cache", backwards, deployment.layers, bound, MODELS[model].num_attn_module)
+    ascending = sorted(backwards, key=numbers_in)
+    assert len(ascending) == len(bound)
+    assert all(backwards[name] is cache for name, cache in zip(ascending, bound, strict=True))
+
+
+def numbers_in(layer_name: str) -> list[int]:
+    """Return the numbers between the dots of a name: of the layer, and of a module in it."""
+    return [int(part) for part in layer_name.split(".") if part.isdigit()]
+
+
 PLAIN = [
     name
     for name, model in MODELS.items()

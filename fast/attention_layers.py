@@ -4,7 +4,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from fast._checks import check_dtype, check_list, check_type, is_kind
+from fast._checks import check_dtype, check_int, check_list, check_type, is_kind
 from fast.kv_cache_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 T = TypeVar("T")
@@ -137,15 +137,12 @@ def get_kv_cache_spec(
 
 def _make_spec(name: str, layer: Any, block_size: int, dtype: torch.dtype) -> KVCacheSpec:  # noqa: ANN401  (an engine's own layer)
     """Return what an attention layer keeps in the cache."""
-    heads = (block_size, layer.num_kv_heads, layer.head_size, dtype)
-    window = layer.sliding_window
-    try:
-        if window is None:
-            return FullAttentionSpec(*heads)
-        return SlidingWindowSpec(*heads, window)
-    except (TypeError, ValueError) as error:
-        error.add_note(f"so layer {name!r} has no spec")
-        raise
+    num_kv_heads = check_int(f"num_kv_heads of layer {name!r}", layer.num_kv_heads, 1, None)
+    head_size = check_int(f"head_size of layer {name!r}", layer.head_size, 1, None)
+    if layer.sliding_window is None:
+        return FullAttentionSpec(block_size, num_kv_heads, head_size, dtype)
+    window = check_int(f"sliding_window of layer {name!r}", layer.sliding_window, 1, None)
+    return SlidingWindowSpec(block_size, num_kv_heads, head_size, dtype, window)
 
 
 def init_attn_backend(

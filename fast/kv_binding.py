@@ -60,6 +60,7 @@ def bind_kv_cache(
         TypeError: an argument of another type.
         ValueError: `runner_kv_caches` is not empty, or a name has no index.
         KeyError: `forward_context` lacks a layer.
+        AttributeError: a layer that takes no `kv_cache`.
 
     Example:
         >>> import torch
@@ -75,9 +76,26 @@ def bind_kv_cache(
     """
     check_type("kv_caches", kv_caches, dict, "a dict")
     names = order_layers(list(kv_caches), forward_context, runner_kv_caches, num_attn_module)
-    for name, cache in kv_caches.items():
-        forward_context[name].kv_cache = [cache]
+    _hand_out(kv_caches, forward_context)
     runner_kv_caches.extend(kv_caches[name] for name in names)
+
+
+def _hand_out(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
+    """Set each layer's `kv_cache`, or that of none where one does not take it."""
+    taken: list[tuple[Any, tuple[Any, ...]]] = []  # each layer, and what it had before, if anything
+    try:
+        for name, cache in kv_caches.items():
+            layer = forward_context[name]
+            old = (layer.kv_cache,) if hasattr(layer, "kv_cache") else ()
+            layer.kv_cache = [cache]
+            taken.append((layer, old))
+    except Exception:
+        for layer, old in reversed(taken):
+            if old:
+                (layer.kv_cache,) = old
+            else:
+                del layer.kv_cache
+        raise
 
 
 def order_layers(

@@ -71,6 +71,7 @@ def bind_kv_cache(
         num_attn_module: Attention modules in a layer, at least 1; None: 1.
 
     Raises:
+        AttributeError: A layer that takes no `kv_cache`.
         KeyError: A layer that `forward_context` lacks.
         TypeError: An argument of another type.
         ValueError: A `runner_kv_caches` that is not empty, a name without a layer index, a
@@ -90,9 +91,27 @@ def bind_kv_cache(
     """
     check_dict("kv_caches", kv_caches)
     ordered = order_layers(kv_caches, forward_context, runner_kv_caches, num_attn_module)
-    for layer_name, kv_cache in kv_caches.items():
-        forward_context[layer_name].kv_cache = [kv_cache]
+    _give_caches(kv_caches, forward_context)
     runner_kv_caches.extend(kv_caches[layer_name] for layer_name in ordered)
+
+
+def _give_caches(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
+    """Set `kv_cache` of each layer; if one refuses, the layers before it get back what they had."""
+    absent = object()
+    had: list[tuple[Any, Any]] = []
+    try:
+        for layer_name, kv_cache in kv_caches.items():
+            layer = forward_context[layer_name]
+            before = getattr(layer, "kv_cache", absent)
+            layer.kv_cache = [kv_cache]
+            had.append((layer, before))
+    except Exception:
+        for layer, before in reversed(had):
+            if before is absent:
+                del layer.kv_cache
+            else:
+                layer.kv_cache = before
+        raise
 
 
 def order_layers(

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from conformance.zoo.catalogue import BACKENDS
@@ -38,6 +38,9 @@ from conformance.zoo.layer import ENCODER_ONLY, MAMBA
 from conformance.zoo.models import MODELS, get_model
 from conformance.zoo.serving import DTYPES, Serving
 from tools.sizing import GIB, GroupPlan, Plan, make_plan
+
+MOST_GIB = 2**33 - 1
+"""Of a memory, whose bytes an int64 counts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,10 +87,12 @@ def _print_plan(plan: Plan) -> None:
         show_header=False,
     )
     summary.add_column("what")
-    summary.add_column("how much", justify="right")
+    summary.add_column("how much", justify="right", overflow="fold")
     summary.add_row("published as", plan.published_as)
     summary.add_row("formats of its caches", ", ".join(plan.formats))
     summary.add_row("longest request served (max-model-len)", f"{plan.max_model_len:,} tokens")
+    step = f"{plan.max_num_batched_tokens:,} tokens"
+    summary.add_row("a step, kept besides windows and chunks", step)
     summary.add_section()
     summary.add_row("one block, all tensors", f"{plan.block_bytes / 2**20:,.3f} MiB")
     summary.add_row("blocks, one of them the null block", f"{plan.num_blocks:,}")
@@ -95,7 +100,7 @@ def _print_plan(plan: Plan) -> None:
     summary.add_section()
     summary.add_row("blocks of a request of max-model-len", f"{plan.blocks_per_request:,}")
     colour = "green" if plan.requests >= 1 else "red"
-    summary.add_row("such requests that fit at once", f"{plan.requests:,.2f}", style=colour)
+    summary.add_row("such requests that fit at once", _hundredths(plan.requests), style=colour)
     if plan.requests >= 1:
         summary.add_row("tokens in them", f"{plan.tokens:,}")
     else:
@@ -113,7 +118,8 @@ def _group_table(plan: Plan) -> Table:
     table = Table(title="KV cache groups")
     headings = ("groups", "kind", "layers", "block", "kernel", "page", "blocks", "share")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
+        justify: JustifyMethod = "left" if heading == "kind" else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
     alike: dict[GroupPlan, int] = {}
     for group in plan.groups:
         alike[group] = alike.get(group, 0) + 1
@@ -127,13 +133,18 @@ def _group_table(plan: Plan) -> Table:
             str(group.kernel_block_size or "-"),
             _kib(group.page_size_bytes) if group.kind != ENCODER_ONLY else "-",
             f"{group.blocks_per_request:,}",
-            f"{group.share:.1%}",
+            "100%" if group.share == 1 else f"{group.share:.1%}",
         )
     table.caption = (
         "each row: of one group; block and kernel block in tokens; page: a block of one layer, of "
         "all where layers are unlike; blocks and share: of a request; +: layers that share a cache"
     )
     return table
+
+
+def _hundredths(number: float) -> str:
+    """Write a number with two decimals, rounded down: what almost fits does not."""
+    return f"{math.floor(number * 100) / 100:,.2f}"
 
 
 def _kib(size_bytes: int) -> str:
@@ -218,8 +229,10 @@ def _memory(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB above 0")
+    if not 0 < number <= MOST_GIB:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of GiB above 0 and up to {MOST_GIB:,}"
+        )
     return number
 
 

@@ -65,7 +65,7 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
         The plan.
 
     Raises:
-        ValueError: Not even one block fits, or the backends agree on no block size.
+        ValueError: Not even a request of one token fits, or the backends agree on no block size.
 
     Example:
         >>> from conformance.zoo.models import get_model
@@ -89,6 +89,12 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
         usable,
         key=lambda length: sum(_blocks_of_a_request(call, serving, config, length)),
     )
+    if longest == 0:
+        needed = sum(_blocks_of_a_request(call, serving, config, 1))
+        raise ValueError(
+            f"{memory_bytes / GIB:.3g} GiB hold no request of {serving.model.name}: its first "
+            f"token needs {needed} blocks, and besides the null block there are {usable}"
+        )
     return Plan(
         model=serving.model.name,
         published_as=serving.model.published_as,
@@ -146,10 +152,11 @@ def _plan_groups(
     try:
         sizes = iter(call("prepare_kernel_block_sizes", config, attn_groups))
     except ValueError as error:
-        names = [name for group in groups for name in _backends_of(serving, group)]
+        asked = [group for group in groups if group.kind not in (MAMBA, ENCODER_ONLY)]
+        names = [name for group in asked for name in _backends_of(serving, group)]
         raise ValueError(
             f"backends {', '.join(dict.fromkeys(names))} agree on no part of a block of "
-            f"{serving.block_size} tokens: {error}"
+            f"{asked[0].block_size} tokens: {error}"
         ) from error
     return [
         GroupPlan(

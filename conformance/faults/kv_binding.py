@@ -105,6 +105,12 @@ BIND_FAULTS = [
         "forward_context",
         _last("forward_context", _without),
     ),
+    Fault(
+        "the last layer is None",
+        AttributeError,
+        "kv_cache",
+        _last("forward_context", lambda entries, name: {**entries, name: None}),
+    ),
     Fault("the last name has no index", ValueError, "layer_name", _renamed("layers.last.attn")),
     Fault("the last name has too many", ValueError, "layer_name", _renamed("a.1.b.2.c.3")),
     Fault("the last name has '²' for an index", ValueError, "layer_name", _renamed("layers.²")),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 import reference
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
-from conformance.strategies.kv_cache_spec import ATTENTION, FULL, UNIFORM
+from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM
 
 SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
 """Some spec, of no kind that can be uniform."""
@@ -43,43 +44,55 @@ BAD_DTYPES: tuple[Bad, ...] = (
 NO_STR: tuple[Bad, ...] = (("bytes", TypeError, b"auto"), ("an int", TypeError, 8))
 
 
-def field_faults(
-    field: str, bad: Sequence[Bad], *, of: Callable[[Call], bool] = lambda _: True
-) -> list[Fault]:
-    """Return the faults of one argument, of calls that may have it."""
+def guest(call: Call, kinds: Sequence[str], fault: object) -> str | None:
+    """Return the kind whose example is to be broken in the place of a call; mostly none.
+
+    Of a dozen kinds a run may draw one but rarely, and all its faults with it.
+
+    Args:
+        call: The call; its facts are the chance that was drawn.
+        kinds: The kinds that have the fault.
+        fault: What tells it from others.
+    """
+    chance = zlib.crc32(f"{call.facts} {fault}".encode())
+    return None if chance % 8 else kinds[chance // 8 % len(kinds)]
+
+
+def field_faults(field: str, bad: Sequence[Bad], *, of: Sequence[str] = ()) -> list[Fault]:
+    """Return the faults of one argument, of a call that makes one of some kinds (none: of any)."""
 
     def breaks(value: object) -> Breaks:
-        return lambda call, _: call.replacing(**{field: value}) if of(call) else None
+        def broken(call: Call, _: Draw) -> Call | None:
+            if of and call.function not in of:
+                kind = guest(call, of, (field, value))
+                call = Call(str(kind), vars(EXAMPLES[kind])) if kind else call
+            return None if of and call.function not in of else call.replacing(**{field: value})
+
+        return broken
 
     return [Fault(f"{field} is {what}", error, field, breaks(value)) for what, error, value in bad]
 
 
-def _makes(*kinds: str) -> Callable[[Call], bool]:
-    return lambda call: call.function in kinds
-
-
 ATTENTION_FAULTS = [
     *field_faults("block_size", bad_ints()),
-    *field_faults("num_kv_heads", bad_ints(), of=_makes(*ATTENTION)),
-    *field_faults("head_size", bad_ints(), of=_makes(*ATTENTION)),
-    *field_faults("dtype", BAD_DTYPES, of=_makes(*ATTENTION)),
-    *field_faults(
-        "sliding_window", bad_ints(may_be_none=True), of=_makes(*FULL, "SlidingWindowSpec")
-    ),
+    *field_faults("num_kv_heads", bad_ints(), of=(*ATTENTION,)),
+    *field_faults("head_size", bad_ints(), of=(*ATTENTION,)),
+    *field_faults("dtype", BAD_DTYPES, of=(*ATTENTION,)),
+    *field_faults("sliding_window", bad_ints(may_be_none=True), of=(*FULL, "SlidingWindowSpec")),
     *(
         Fault(f"{field} is None where there must be one", TypeError, field, fault.breaks)
         for field, kind in (
             ("sliding_window", "SlidingWindowSpec"),
             ("attention_chunk_size", "ChunkedLocalAttentionSpec"),
         )
-        for fault in field_faults(field, [("None", TypeError, None)], of=_makes(kind))
+        for fault in field_faults(field, [("None", TypeError, None)], of=(kind,))
     ),
     *field_faults(
         "attention_chunk_size",
         bad_ints(may_be_none=True),
-        of=_makes(*FULL, "ChunkedLocalAttentionSpec"),
+        of=(*FULL, "ChunkedLocalAttentionSpec"),
     ),
-    *field_faults("cache_dtype_str", NO_STR, of=_makes("MLAAttentionSpec")),
+    *field_faults("cache_dtype_str", NO_STR, of=("MLAAttentionSpec",)),
 ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,31 @@ import numpy as np
 import reference
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
-from conformance.faults.kv_cache_spec import SPEC, specs_dict_faults
-from conformance.strategies.kv_cache_spec import ATTENTION, FULL
+from conformance.faults.kv_cache_spec import SPEC, guest, specs_dict_faults
+from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
+
+NUMBERS = itertools.count()
+"""Numbers of the faults, which tell them apart."""
+
+
+def _of_kind(call: Call, kinds: Sequence[str], fault: int) -> Call | None:
+    """Return a call that merges specs of one of some kinds, now and then an example of them."""
+    if call.function.split(".")[0] in kinds:
+        return call
+    kind = guest(call, kinds, fault)
+    return Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]}) if kind else None
 
 
 def _with_other(change: Callable[[Any], Any], *kinds: str) -> Breaks:
     """Return a fault that merges the specs of some kinds with one more."""
+    number = next(NUMBERS)
 
     def breaks(call: Call, _: Draw) -> Call | None:
-        specs = call.arguments["specs"]
-        if call.function.split(".")[0] not in kinds:
+        one = _of_kind(call, kinds, number)
+        if one is None:
             return None
-        return call.replacing(specs=[*specs, change(specs[0])])
+        specs = one.arguments["specs"]
+        return one.replacing(specs=[*specs, change(specs[0])])
 
     return breaks
 
@@ -33,12 +47,14 @@ def _limits(window: int | None, chunk: int | None) -> Callable[[Any], Any]:
 
 def _only(*changes: Callable[[Any], Any]) -> Breaks:
     """Return a fault that merges copies of one full-attention spec."""
+    number = next(NUMBERS)
 
     def breaks(call: Call, _: Draw) -> Call | None:
-        if call.function.split(".")[0] not in FULL:
+        one = _of_kind(call, FULL, number)
+        if one is None:
             return None
-        spec = call.arguments["specs"][0]
-        return call.replacing(specs=[change(spec) for change in changes])
+        spec = one.arguments["specs"][0]
+        return one.replacing(specs=[change(spec) for change in changes])
 
     return breaks
 

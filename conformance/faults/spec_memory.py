@@ -6,8 +6,16 @@ import dataclasses
 
 import reference
 from conformance.contracts import Breaks, Call, Draw, Fault
-from conformance.faults.kv_cache_spec import SPEC, abstract_faults, bad_ints
-from conformance.strategies.kv_cache_spec import BOUNDED, FULL, READS
+from conformance.faults.kv_cache_spec import SPEC, abstract_faults, bad_ints, guest
+from conformance.strategies.kv_cache_spec import BOUNDED, EXAMPLES, FULL, READS
+
+CONFIG = reference.VllmConfig(
+    model_config=reference.ModelConfig(max_model_len=7),
+    cache_config=reference.CacheConfig(),
+    parallel_config=reference.ParallelConfig(),
+    scheduler_config=reference.SchedulerConfig(max_num_batched_tokens=5, max_num_seqs=2),
+)
+"""One that all kinds can read."""
 
 
 def kind_of(call: Call) -> str:
@@ -23,7 +31,11 @@ def _config(path: str, value: object, *kinds: str) -> Breaks:
 
     def breaks(call: Call, _: Draw) -> Call | None:
         if kind_of(call) not in kinds:
-            return None
+            kind = guest(call, kinds, (path, value))
+            if kind is None:
+                return None
+            call = Call(f"{kind}.max_memory_usage_bytes", {"self": EXAMPLES[kind]}, call.facts)
+            call = call.replacing(vllm_config=CONFIG)
         config = call.arguments["vllm_config"]
         bad = value
         if name:

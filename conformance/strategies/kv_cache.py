@@ -92,8 +92,14 @@ KINDS_OF_GROUPS = ("one page", "one page", "hybrid", "hybrid", "Mamba", "uniform
 
 
 @st.composite
-def caches(draw: Draw, preset: Preset) -> Cache:
-    """Draw KV caches: groups of attention, hybrid ones, states alone, uniform groups, none."""
+def caches(draw: Draw, preset: Preset, *, is_viewed: bool = True) -> Cache:
+    """Draw KV caches: groups of attention, hybrid ones, states alone, uniform groups, none.
+
+    Args:
+        draw: Hypothesis' draw.
+        preset: How large they are.
+        is_viewed: Whether there are backends to view them.
+    """
     kind = draw(st.sampled_from(KINDS_OF_GROUPS))
     attention = st.sampled_from(CACHED)
     if kind == "uniform":
@@ -120,6 +126,8 @@ def caches(draw: Draw, preset: Preset) -> Cache:
     tensors = [reference.KVCacheTensor(plan.sizes[t], shuffled(draw, shared_by[t])) for t in order]
     layers = [dataclasses.replace(layer, tensor=order.index(layer.tensor)) for layer in layers]
     config = reference.KVCacheConfig(draw(st.integers(0, 3)), tensors, groups)
+    if not is_viewed:
+        return Cache(config, tuple(layers), {}, None, num_attn_module)
     sizes = _kernel_block_sizes(draw, groups) if draw(st.booleans()) else None
     drawn = _backends(draw, layers)
     if draw(st.booleans()):
@@ -198,7 +206,7 @@ def _backends(draw: Draw, layers: list[Layer]) -> dict[str, Backend]:
 @st.composite
 def allocate_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `_allocate_kv_cache`."""
-    cache = draw(caches(preset))
+    cache = draw(caches(preset, is_viewed=False))
     arguments: Arguments = {"kv_cache_config": cache.config, "device": DEVICE}
     return Call("_allocate_kv_cache", arguments, cache)
 

@@ -32,7 +32,7 @@ ATTENTION = ("AttentionSpec", *FULL, *BOUNDED, "EncoderOnlyAttentionSpec")
 KINDS = ("KVCacheSpec", *ATTENTION, "MambaSpec")
 UNIFORM = "UniformTypeKVCacheSpecs"
 
-CACHE_DTYPES = (None, "auto", "fp8", "fp8_ds_mla")
+CACHE_DTYPES = ("fp8_ds_mla", "auto", "fp8_ds_mla", "fp8", None)
 """Formats of a cache by name."""
 
 
@@ -66,7 +66,7 @@ def attention_fields(draw: Draw, preset: Preset, kind: str) -> Arguments:
     if kind in FULL:
         for field in ("sliding_window", "attention_chunk_size"):
             if draw(st.booleans()):
-                found[field] = draw(st.one_of(st.none(), sizes(preset)))
+                found[field] = draw(sizes(preset)) if draw(st.booleans()) else None
     if kind == "MLAAttentionSpec" and draw(MOSTLY):
         found["cache_dtype_str"] = draw(st.sampled_from(CACHE_DTYPES))
     if kind == "SlidingWindowSpec":
@@ -122,7 +122,7 @@ def mamba_fields(draw: Draw, preset: Preset) -> Arguments:
         math.prod(shape) * np.dtype(dtype).itemsize
         for shape, dtype in zip(shapes, kinds, strict=True)
     )
-    if draw(st.booleans()):
+    if draw(MOSTLY):
         found["page_size_padded"] = draw(st.sampled_from((None, least, least + 1, page_size)))
     if draw(st.booleans()):
         found["mamba_type"] = draw(st.sampled_from(("mamba1", "mamba2", "short_conv")))
@@ -174,7 +174,7 @@ LAYER_NAMES = ("layers.0.attn", "layers.1.attn", "layers.2.attn", "layers.3.attn
 
 def uniform_specs(draw: Draw, preset: Preset) -> dict[str, Any]:
     """Draw the specs of layers that are of one kind and one block size, by layer name."""
-    kind = draw(st.sampled_from(tuple(UNIFORM_FIELD)))
+    kind = draw(st.sampled_from(("FullAttentionSpec", *UNIFORM_FIELD)))
     kinds = FULL if kind == "FullAttentionSpec" else (kind,)
     block_size = draw(block_sizes(preset))
     fixed: dict[str, Any] = {"block_size": block_size}
@@ -185,13 +185,30 @@ def uniform_specs(draw: Draw, preset: Preset) -> dict[str, Any]:
     return {name: spec_of(draw, preset, *kinds, **fixed) for name in LAYER_NAMES[:number]}
 
 
+CHANCES = st.integers(0, 2**16)
+"""By which a fault of another kind of spec than the drawn one is tried now and then."""
+
+EXAMPLES: dict[str, Any] = {
+    "KVCacheSpec": reference.KVCacheSpec(2),
+    "AttentionSpec": reference.AttentionSpec(2, 1, 3, np.float16),
+    "FullAttentionSpec": reference.FullAttentionSpec(2, 1, 3, np.float16),
+    "MLAAttentionSpec": reference.MLAAttentionSpec(2, 1, 3, np.float16),
+    "SlidingWindowSpec": reference.SlidingWindowSpec(2, 1, 3, np.float16, 4),
+    "ChunkedLocalAttentionSpec": reference.ChunkedLocalAttentionSpec(2, 1, 3, np.float16, 4),
+    "CrossAttentionSpec": reference.CrossAttentionSpec(2, 1, 3, np.float16),
+    "EncoderOnlyAttentionSpec": reference.EncoderOnlyAttentionSpec(2, 1, 3, np.float16),
+    "MambaSpec": reference.MambaSpec(2, ((3,),), (np.float16,)),
+}
+"""A spec of each kind."""
+
+
 def constructor_calls(*kinds: str) -> Any:
     """Return the strategy of calls that make specs of kinds, by preset."""
 
     @st.composite
     def calls(draw: Draw, preset: Preset) -> Call:
         kind = draw(st.sampled_from(kinds))
-        return Call(kind, fields(draw, preset, kind))
+        return Call(kind, fields(draw, preset, kind), draw(CHANCES))
 
     return calls
 
@@ -220,7 +237,7 @@ def configs(draw: Draw, preset: Preset) -> reference.VllmConfig:
     return reference.VllmConfig(
         model_config=reference.ModelConfig(max_model_len=draw(lengths)),
         cache_config=reference.CacheConfig(
-            mamba_cache_mode=draw(st.sampled_from(("none", "align", "all", "all")))
+            mamba_cache_mode=draw(st.sampled_from(("none", "align", "all")))
         ),
         parallel_config=reference.ParallelConfig(
             tensor_parallel_size=draw(st.sampled_from((1, 4))),
@@ -250,7 +267,7 @@ READS = {
 @st.composite
 def max_memory_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `max_memory_usage_bytes`; what a kind does not read is not there at times."""
-    kinds = (*READS, "SlidingWindowSpec", UNIFORM)
+    kinds = (*READS, "SlidingWindowSpec", "MambaSpec", "MambaSpec", UNIFORM)
     spec = spec_of(draw, preset, *kinds)
     config = draw(configs(preset))
     kind = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
@@ -261,4 +278,4 @@ def max_memory_calls(draw: Draw, preset: Preset) -> Call:
         for name in set(vars(config)) - set(reads):
             setattr(config, name, None)
     arguments: Arguments = {"self": spec, "vllm_config": config}
-    return Call(f"{type(spec).__name__}.max_memory_usage_bytes", arguments)
+    return Call(f"{type(spec).__name__}.max_memory_usage_bytes", arguments, draw(CHANCES))

@@ -65,13 +65,12 @@ def histories(draw: Draw, preset: Preset) -> tuple[Step, ...]:
     strange = st.integers(0, len(STRANGE) - 1)
     texts = st.integers(0, 6)
     steps = [Step("get")] if draw(st.booleans()) else []
-    if draw(st.booleans()):
-        steps += [
-            Step("set", draw(st.sampled_from(LAYOUTS))),
-            Step("get"),
-            Step("set"),
-            Step("get"),
-        ]
+    start = draw(st.sampled_from(("nothing", "set and removed", "set over the environment")))
+    first, second = draw(st.sampled_from((LAYOUTS, LAYOUTS[::-1])))
+    if start == "set and removed":
+        steps += [Step("set", first), Step("get"), Step("set"), Step("get")]
+    elif start == "set over the environment":
+        steps += [Step("environment", first), Step("set", second), Step("get")]
     for _ in range(draw(st.integers(1, 6))):
         what = draw(st.sampled_from(("set", "set", "environment", "environment", "attribute")))
         odd = texts if what == "environment" else strange

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import reference
 from conformance.contracts import Arguments, Call, Draw
 from conformance.strategies.kv_cache_spec import (
+    CHANCES,
     FULL,
     KINDS,
     UNIFORM,
@@ -41,8 +42,15 @@ def container_calls(draw: Draw, preset: Preset) -> Call:
     return Call(kind, arguments[kind])
 
 
-MERGED = (*KINDS, *FULL, *FULL, "SlidingWindowSpec", "AttentionSpec", "SlidingWindowSpec", UNIFORM)
+MERGED = (*KINDS, *FULL, *FULL, "SlidingWindowSpec", "AttentionSpec", UNIFORM, UNIFORM)
 """Kinds to merge, those that can be merged wrongly more than once."""
+
+
+LIMITED = (
+    *((False, True), (True,), (False, True, False, True), (True, False), (False, False)),
+    *((False, False, True), (True, True)),
+)
+"""Which of the specs to merge have a window or a chunk size."""
 
 
 @st.composite
@@ -55,11 +63,11 @@ def merge_calls(draw: Draw, preset: Preset) -> Call:
         limit = draw(st.sampled_from(("sliding_window", "attention_chunk_size")))
         free = {"sliding_window": None, "attention_chunk_size": None}
         limited = free | {limit: draw(sizes(preset))}
-        are_limited = draw(st.lists(st.booleans(), min_size=1, max_size=4))
+        are_limited = draw(st.sampled_from(LIMITED))
         merged = [
             dataclasses.replace(spec, **(limited if is_so else free)) for is_so in are_limited
         ]
-    return Call(f"{kind}.merge", {"specs": merged})
+    return Call(f"{kind}.merge", {"specs": merged}, draw(CHANCES))
 
 
 def spec_dicts(draw: Draw, preset: Preset) -> dict[str, Any]:

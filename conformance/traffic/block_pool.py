@@ -19,12 +19,14 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks - 1, 0, -1))
+        self._given_back: list[int] = []
+        self._never_taken = iter(range(1, num_blocks))  # no list: a pool may be huge
+        self._num_free = max(num_blocks - 1, 0)
 
     @property
     def num_free(self) -> int:
         """How many blocks can be taken."""
-        return len(self._free)
+        return self._num_free
 
     def take(self, count: int) -> list[int]:
         """Take free blocks out of the pool.
@@ -38,9 +40,13 @@ class BlockPool:
         Raises:
             ValueError: There are not so many.
         """
-        if count > len(self._free):
-            raise ValueError(f"count is {count}, but only {len(self._free)} blocks are free")
-        return [self._free.pop() for _ in range(count)]
+        if count > self._num_free:
+            raise ValueError(f"count is {count}, but only {self._num_free} blocks are free")
+        self._num_free -= count
+        return [
+            self._given_back.pop() if self._given_back else next(self._never_taken)
+            for _ in range(count)
+        ]
 
     def give_back(self, block_ids: Iterable[int]) -> None:
         """Put blocks back.
@@ -48,4 +54,6 @@ class BlockPool:
         Args:
             block_ids: Blocks that were taken.
         """
-        self._free.extend(block_ids)
+        before = len(self._given_back)
+        self._given_back.extend(block_ids)
+        self._num_free += len(self._given_back) - before

@@ -11,6 +11,9 @@ from conformance.zoo.layer import CROSS, MAMBA
 from conformance.zoo.model import Model
 from conformance.zoo.serving import Serving
 
+MOST = 2**31 - 1
+"""Of each setting: counts, lengths and block ids are int32."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -35,7 +38,7 @@ class Settings:
 
     Raises:
         TypeError: A setting is no int.
-        ValueError: A setting is too small.
+        ValueError: A setting is too small, or too large for an int32.
     """
 
     token_budget: int = 2048
@@ -58,6 +61,8 @@ class Settings:
             least = 0 if field.name == "num_speculative_tokens" else 1
             if value < least:
                 raise ValueError(f"{field.name} is {value}, but should be at least {least}")
+            if value > MOST:
+                raise ValueError(f"{field.name} is {value}, but should be at most {MOST}")
 
     @property
     def decode_threshold(self) -> int:

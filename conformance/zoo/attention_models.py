@@ -94,7 +94,7 @@ ATTENTION_MODELS = (
     ),
     Model(
         name="gemma-2-9b",
-        published_as="google/gemma-2-9b",
+        published_as="google/gemma-2-9b-it",
         source="config.json at the hub (attn_logit_softcapping: 50); Gemma 2 (arXiv 2408.00118), "
         "table 1 and section 2: local and global layers by turns",
         layers=repeat((_with_window(GEMMA_2, 4096), GEMMA_2), 42),

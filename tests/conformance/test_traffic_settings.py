@@ -40,11 +40,13 @@ def test_no_request_is_longer_than_the_model_takes() -> None:
         ("num_blocks", 0, ValueError),
         ("block_size", 0, ValueError),
         ("num_speculative_tokens", -1, ValueError),
+        ("token_budget", 2**31, ValueError),
+        ("num_blocks", 10**20, ValueError),
         ("max_num_seqs", 2.0, TypeError),
         ("micro_batches", True, TypeError),
     ],
 )
 def test_bad_settings_are_refused(setting: str, value: object, error: type[Exception]) -> None:
-    """A setting that is too small or no int is refused by name."""
+    """A setting that is too small, no int or no int32 is refused by name."""
     with pytest.raises(error, match=rf"{setting} is {value}"):
         Settings(**{setting: value})  # type: ignore[arg-type]  # wrong on purpose

@@ -284,6 +284,31 @@ def test_the_last_group_of_a_kind_may_be_shorter() -> None:
     assert {group.layer_names[0] for group in groups} == set(config.kv_cache_tensors[0].shared_by)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tensor_holds_one_layer_of_a_group(name: str) -> None:
+    """Layers over one tensor have it at the same blocks, so no two are of one group, or all share.
+
+    Every layer that has a cache, of its own or another's, stands in one tensor and one group.
+    """
+    call, serving = Calls(reference), Serving(model=get_model(name))
+    config = make_kv_cache_config(call, serving, make_groups(call, serving), 2**30)
+    group_of = {
+        layer: number
+        for number, group in enumerate(config.kv_cache_groups)
+        for layer in group.layer_names
+    }
+    targets = {layer.name: layer.kv_sharing_target for layer in serving.layers}
+    held = [layer for tensor in config.kv_cache_tensors for layer in tensor.shared_by]
+    caching = [layer.name for layer in serving.layers if layer.kind != "encoder_only"]
+    assert sorted(caching) == sorted(held)
+    for tensor in config.kv_cache_tensors:
+        owners = [layer for layer in tensor.shared_by if targets[layer] is None]
+        assert len(owners) == len({group_of[layer] for layer in owners})
+        readers = set(tensor.shared_by) - set(owners)
+        assert {targets[layer] for layer in readers} <= set(owners)
+        assert all(group_of[layer] == group_of[str(targets[layer])] for layer in readers)
+
+
 def test_what_a_group_takes_of_a_request() -> None:
     """Attention takes blocks by length, states one, cross attention the encoder's."""
 

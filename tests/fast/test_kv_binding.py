@@ -107,3 +107,18 @@ def test_binding_is_all_or_nothing(
         fast.bind_kv_cache(dict.fromkeys(names, "new"), context, runner, modules)
     assert before == list(runner)
     assert {"old"} == {layer.kv_cache for layer in context.values()}
+
+
+def test_binding_is_taken_back_where_a_layer_refuses() -> None:
+    """A layer that takes no attributes leaves the others with what they had before, if anything."""
+    layers: dict[str, Any] = {
+        "l.0": SimpleNamespace(kv_cache=["old"]),
+        "l.1": SimpleNamespace(),
+        "l.2": object(),
+    }
+    runner: list[Any] = []
+    with pytest.raises(AttributeError, match="kv_cache"):
+        fast.bind_kv_cache(dict.fromkeys(layers, "new"), layers, runner)
+    assert {"kv_cache": ["old"]} == vars(layers["l.0"])
+    assert {} == vars(layers["l.1"])
+    assert [] == runner

@@ -162,3 +162,18 @@ def test_refusals_of_binding(change: dict[str, Any], error: type[Exception], mes
     assert before == list(arguments["runner_kv_caches"])
     for layer in (arguments["forward_context"] or {}).values():
         assert layer.kv_cache == "untouched"
+
+
+def test_binding_refused_by_a_layer() -> None:
+    """A layer that takes no cache is an error, after which all have what they had, or nothing."""
+    layers: dict[str, Any] = {
+        "0.attn": SimpleNamespace(kv_cache="old"),
+        "1.attn": SimpleNamespace(),
+        "2.attn": None,
+    }
+    runner_kv_caches: list[Any] = []
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'kv_cache'"):
+        bind_kv_cache(dict.fromkeys(layers, "cache"), layers, runner_kv_caches)
+    assert vars(layers["0.attn"]) == {"kv_cache": "old"}
+    assert vars(layers["1.attn"]) == {}
+    assert runner_kv_caches == []

@@ -87,7 +87,7 @@ def test_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     for row in (
         r"gemma-3n-e4b on 1 device with 1.5 GiB for its KV cache",
         r"blocks, one of them the null block +│ +12,288 ",
-        r"such requests that fit at once +│ +2.91 ",
+        r"such requests that fit at once +│ +2.90 ",
         r"│ +3 │ sliding window │ +4 │ +16 │ +16 │ 32 KiB │ +545 │ 12.9% │",
         r"│ +1 │ sliding window │ +4 \+12 │",
         r"│ +1 │ full +│ +4 \+3 │",
@@ -109,6 +109,34 @@ def test_a_request_that_does_not_fit_is_said(capsys: pytest.CaptureFixture[str])
     assert re.search(r"tokens of the longest that fits +│ +16,368 ", printed)
 
 
+def test_what_almost_fits_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """All blocks but the null block are 0.9999 of a request: 0.99 is printed, and not 1.00."""
+    assert plan.main(["--model", "llama-3.1-8b", "--memory-gib", "16"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"such requests that fit at once +│ +0.99 ", printed)
+    assert re.search(r"tokens of the longest that fits +│ +131,056 ", printed)
+
+
+def test_the_smallest_memory_that_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Jamba needs nine blocks of 1.25 MiB: one for each of eight groups, and the null block."""
+    found = run_json(f"--model jamba-v0.1 --memory-gib {9 * 1.25 / 1024}", capsys)
+    assert (9, 80) == (found["num_blocks"], found["longest_request_tokens"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_number_is_cut_off(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal of 80 columns tables have every digit, and no ellipsis."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plan.main(["--model", model, "--memory-gib", "700"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    shares = re.findall(r"([0-9.]+)% │", printed)
+    assert shares
+    assert all(re.fullmatch(r"100|\d\d?\.\d", share) for share in shares)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -117,6 +145,15 @@ def test_a_request_that_does_not_fit_is_said(capsys: pytest.CaptureFixture[str])
         ("--model gpt-5 --memory-gib 1", "no model 'gpt-5' in the zoo, which has llama-3.1-8b"),
         ("--model gpt-oss-20b --memory-gib 0", "'0' is no number of GiB above 0"),
         ("--model gpt-oss-20b --memory-gib nan", "'nan' is no number of GiB above 0"),
+        ("--model gpt-oss-20b --memory-gib 1e300", "'1e300' is no number of GiB above 0 and up to"),
+        (
+            f"--model jamba-v0.1 --memory-gib {8 * 1.25 / 1024}",
+            "its first token needs 8 blocks, and besides the null block there are 7",
+        ),
+        (
+            "--model qwen3-next-80b-a3b --memory-gib 9 --block-size 24",
+            "backends FLASH_ATTN agree on no part of a block of 552 tokens",
+        ),
         ("--model gpt-oss-20b --memory-gib lots", "'lots' is no number of GiB above 0"),
         ("--model gpt-oss-20b --memory-gib 1e-4", "0.0001 GiB hold no block of gpt-oss-20b"),
         (

@@ -67,6 +67,9 @@ def _make_bind(bug: str | None) -> Callable[..., None]:
                 if not isinstance(forward_context, dict) or name not in forward_context:
                     break
                 forward_context[name].kv_cache = [cache]
+        if bug == "bound until a layer refuses" and isinstance(forward_context, dict):
+            for name in kv_caches if None in forward_context.values() else ():
+                forward_context[name].kv_cache = [kv_caches[name]]
         if bug == "what the runner has is thrown away" and isinstance(runner_kv_caches, list):
             runner_kv_caches.clear()
         is_list = isinstance(runner_kv_caches, list)
@@ -192,6 +195,7 @@ KV_BINDING = [
         },
         refusals={
             "bound one by one": "The first layers are bound before the last is missed.",
+            "bound until a layer refuses": "What cannot be checked is not taken back.",
             "what the runner has is thrown away": "Binding twice goes unseen.",
         },
     ),

@@ -87,6 +87,8 @@ def _view_of(  # all that a view is made of
     cache_dtype = getattr(spec, "cache_dtype_str", None)
     if cache_dtype is not None and bug != "the backend is not told the format":
         keywords["cache_dtype_str"] = cache_dtype
+    if cache_dtype != "fp8_ds_mla" and bug == "the backend is told of fp8_ds_mla alone":
+        keywords = {}
     if cache_dtype is None and bug == "the backend is always told a format":
         keywords["cache_dtype_str"] = "auto"
     heads, head_size = int(spec.num_kv_heads), int(spec.head_size)
@@ -195,6 +197,7 @@ KV_VIEWS = [
             "as many kernel blocks as blocks": "A shape of too few bytes.",
             "kernel blocks of the spec's size": "A shape of too many bytes.",
             "the backend is not told the format": "Right where the shape does not depend on it.",
+            "the backend is told of fp8_ds_mla alone": "The one format that changes a page's size.",
             "the backend is always told a format": "Not every backend knows the keyword.",
             "a copy in the logical order": "`contiguous`: the writes go elsewhere.",
             "kernel sizes are counted with encoder-only groups": "Right without an encoder.",
