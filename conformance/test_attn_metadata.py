@@ -62,6 +62,7 @@ BUILD = Contract(
         "the slots of several groups in one array": lambda call: (
             call.facts.slots == "one array" and len(call.facts.batches) > 1
         ),
+        "several groups of one table": lambda call: call.facts.has_one_table,
         "an engine's own builders": lambda call: any(
             builder.cls.is_own for builder in call.arguments["attn_metadata_builders"]
         ),

@@ -177,6 +177,7 @@ RESHAPE = Contract(
             not one.knows_dtype for one in _backends(call)
         ),
         "a cache_dtype_str": lambda call: bool(_formats(call) & {"auto", "fp8"}),
+        "a cache_dtype_str without a letter": lambda call: "" in _formats(call),
         "fp8_ds_mla": lambda call: "fp8_ds_mla" in _formats(call),
         **{f"attention in {dtype.name}": _has_dtype(dtype) for dtype in DTYPES},
         "a tensor that nobody asks for": lambda call: (

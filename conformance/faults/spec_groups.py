@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import reference
+from conformance.blueprints import Blueprint
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
 from conformance.faults.kv_cache_spec import SPEC, guest, specs_dict_faults
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
 
 NUMBERS = itertools.count()
 """Numbers of the faults, which tell them apart."""
@@ -74,6 +78,23 @@ def _larger(field: str) -> Callable[[Any], Any]:
     return lambda spec: dataclasses.replace(spec, **{field: getattr(spec, field) + 1})
 
 
+@dataclasses.dataclass(frozen=True)
+class EngineSpec(Blueprint):
+    """A spec of a class of an engine's own, which extends the implementation's.
+
+    Attributes:
+        spec: What it is otherwise.
+    """
+
+    spec: Any
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return the spec."""
+        carried = carrier.carry(self.spec, "spec")
+        cls = type(f"Engine{type(carried).__name__}", (type(carried),), {})
+        return cls(**vars(carried))
+
+
 MERGE_FAULTS = [
     Fault("specs are a tuple", TypeError, "specs", changed("specs", tuple)),
     Fault("specs are None", TypeError, "specs", replaced("specs", None)),
@@ -122,6 +143,14 @@ MERGE_FAULTS = [
         ValueError,
         "specs",
         _with_other(_as_kind("MLAAttentionSpec"), "FullAttentionSpec"),
+    ),
+    Fault(
+        "an engine's own kind of MLA among Full",
+        ValueError,
+        "specs",
+        _with_other(
+            lambda spec: EngineSpec(_as_kind("MLAAttentionSpec")(spec)), "FullAttentionSpec"
+        ),
     ),
     Fault(
         "Full among MLA",

@@ -136,7 +136,8 @@ def _layer_of(draw: Draw, kind: str, name: str) -> Own:
         del attributes["attn_type"]
         return Own(MOE, name, attributes if "window" in kind else {})
     if kind.startswith("shares"):
-        attributes["kv_sharing_target_layer_name"] = "layers.0"
+        # A name without a letter is a name.
+        attributes["kv_sharing_target_layer_name"] = draw(st.sampled_from(("layers.0", "")))
     elif draw(st.booleans()):
         attributes["kv_sharing_target_layer_name"] = None
     return Own(ATTENTION, name, attributes)

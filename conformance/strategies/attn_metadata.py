@@ -64,6 +64,7 @@ class Step:
         tail: What an old step left behind the batch in the host's halves, and on the device.
         names: The layers of each group.
         slots: How slots are given: a "list", a "tuple", or "one array".
+        has_one_table: Whether all groups are given the same table and the same slots.
     """
 
     batches: tuple[Batch, ...]
@@ -71,6 +72,7 @@ class Step:
     tail: tuple[tuple[int, ...], tuple[int, ...]]
     names: tuple[tuple[str, ...], ...]
     slots: str
+    has_one_table: bool = False
 
 
 TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), ((), ()))
@@ -104,7 +106,9 @@ def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `build_attn_metadata`; the facts are the `Step`."""
     batch = dataclasses.replace(draw(batches(preset)), raised=0, causal=True)
     count = draw(st.sampled_from((0, 1, 2, 2, 3)))
-    groups = tuple(batch if g == 0 else regrouped(batch, g) for g in range(count))
+    has_one_table = count > 1 and draw(st.sampled_from((False, False, True)))
+    is_alike = [g == 0 or has_one_table for g in range(count)]
+    groups = tuple(batch if is_alike[g] else regrouped(batch, g) for g in range(count))
     names = tuple(
         tuple(f"layers.{i}.attn" for i in range(3 * g, 3 * g + draw(st.integers(1, 3))))
         for g in range(count)
@@ -112,7 +116,7 @@ def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
     tail = draw(st.sampled_from(TAILS))
     how = draw(st.sampled_from(("list", "list", "tuple", "one array")))
     cls = BuilderClass(is_own=draw(st.booleans()))
-    step = Step(groups, batch, tail, names, how)
+    step = Step(groups, batch, tail, names, how, has_one_table)
     config_groups, builders = [], []
     for group, layer_names in zip(groups, names, strict=True):
         spec = full_spec(group.layout.block_size)
@@ -122,6 +126,9 @@ def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
     if how == "one array":
         slots = _table_of_slots(groups, batch.num_actual_tokens + batch.extra_slots)
     tables = [group.block_table() for group in groups]
+    if has_one_table:
+        tables = tables[:1] * count
+        slots = slots[:1] * count if how != "one array" else slots
     computed = [*batch.reported_computed_tokens(), *tail[0]]
     arguments = {
         "attn_metadata_builders": builders,

@@ -81,7 +81,8 @@ class Cache:
     def shape(self, layer: Layer) -> tuple[int, ...]:
         """Return the logical shape of an attention layer's cache."""
         spec, numbers = layer.spec, self.kernel_blocks(layer)
-        keyword = getattr(spec, "cache_dtype_str", None) or "auto"
+        keyword = getattr(spec, "cache_dtype_str", None)
+        keyword = "auto" if keyword is None else keyword
         backend = self.backends[layer.name]
         return tuple(
             map(int, backend.shape_of(*numbers, spec.num_kv_heads, spec.head_size, keyword))

@@ -51,7 +51,7 @@ def attention_specs(draw: Draw, kind: str, page_size: int, *, block_size: int | 
     """
     more: dict[str, Any] = {}
     if kind == "MLAAttentionSpec":
-        more["cache_dtype_str"] = draw(st.sampled_from((None, "auto", "fp8")))
+        more["cache_dtype_str"] = draw(st.sampled_from((None, "auto", "fp8", "")))
         tokens = page_size // FP8_DS_MLA_BYTES
         if page_size % FP8_DS_MLA_BYTES == 0 and block_size in {None, tokens} and draw(MOSTLY):
             more["cache_dtype_str"] = "fp8_ds_mla"

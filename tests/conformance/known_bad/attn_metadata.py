@@ -115,7 +115,10 @@ def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
                 causal=bug != "causal is left to the builder",
             )
             first = first or batch
-            if bug == "one metadata for all groups":
+            is_alike = table is block_tables[0] and slots is slot_mappings[0]
+            if bug == "one metadata for all groups" or (
+                bug == "one metadata for groups of one table" and is_alike
+            ):
                 batch = first
             if bug == "slots are those of the first group":
                 batch.slot_mapping = first.slot_mapping
@@ -164,6 +167,7 @@ ATTN_METADATA = rewritten(
         "the lengths on the device are the host's": "Equal on the CPU.",
         "padded tokens are dropped": "Right without CUDA graphs.",
         "padded requests are dropped": "Likewise.",
+        "one metadata for groups of one table": "A builder that writes into it changes both.",
         "one metadata for all groups": "Right for models of one group.",
         "slots are those of the first group": "Reads are right; writes land in another group.",
         "tables are cut": "The same rows; a graph was captured over all of them.",
