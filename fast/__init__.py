@@ -32,6 +32,7 @@ from fast.block_table import (
     map_to_kernel_blocks,
 )
 from fast.buffers import CpuGpuBuffer
+from fast.causal_conv1d import compute_causal_conv1d_metadata
 from fast.config import (
     CacheConfig,
     CompilationConfig,
@@ -43,6 +44,12 @@ from fast.config import (
     VllmConfig,
 )
 from fast.context_parallel import get_dcp_local_seq_lens
+from fast.fast_prefill import (
+    KV_SHARING_FAST_PREFILL_METADATA_FIELDS,
+    KVSharingFastPrefillMetadata,
+    create_fast_prefill_custom_backend,
+    make_kv_sharing_fast_prefill_common_attn_metadata,
+)
 from fast.kv_cache import (
     _allocate_kv_cache,
     _reshape_kv_cache,
@@ -82,6 +89,18 @@ from fast.layer_params import (
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.memory import MemorySnapshot, request_memory
 from fast.metadata import CommonAttentionMetadata, build_attn_metadata
+from fast.multimodal import (
+    MultiModalBudget,
+    compute_mm_encoder_budget,
+    gather_mm_placeholders,
+    sanity_check_mm_encoder_outputs,
+    scatter_mm_placeholders,
+)
+from fast.sequence_parallel import is_residual_scattered_for_sp
+from fast.spec_decode import (
+    reshape_attn_output_for_spec_decode,
+    reshape_query_for_spec_decode,
+)
 from fast.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -91,6 +110,7 @@ from fast.ubatch import (
 )
 
 __all__ = [
+    "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",
     "NULL_BLOCK_ID",
     "PAD_SLOT_ID",
     "AttentionBackend",
@@ -114,10 +134,12 @@ __all__ = [
     "KVCacheLayoutType",
     "KVCacheSpec",
     "KVCacheTensor",
+    "KVSharingFastPrefillMetadata",
     "MLAAttentionSpec",
     "MambaSpec",
     "MemorySnapshot",
     "ModelConfig",
+    "MultiModalBudget",
     "MultipleOf",
     "ParallelConfig",
     "PassConfig",
@@ -135,9 +157,13 @@ __all__ = [
     "bind_kv_cache",
     "build_attn_metadata",
     "checks",
+    "compute_causal_conv1d_metadata",
+    "compute_mm_encoder_budget",
     "compute_slot_mapping",
+    "create_fast_prefill_custom_backend",
     "create_ubatch_slices",
     "extract_layer_index",
+    "gather_mm_placeholders",
     "get_dcp_local_seq_lens",
     "get_kv_cache_layout",
     "get_kv_cache_spec",
@@ -147,12 +173,18 @@ __all__ = [
     "init_attn_backend",
     "init_kv_cache",
     "initialize_kv_cache_for_kv_sharing",
+    "is_residual_scattered_for_sp",
     "is_valid_kv_cache_layout",
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
     "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
+    "reshape_attn_output_for_spec_decode",
+    "reshape_query_for_spec_decode",
+    "sanity_check_mm_encoder_outputs",
+    "scatter_mm_placeholders",
     "select_common_block_size",
     "set_kv_cache_layout",
     "slice_query_start_locs",

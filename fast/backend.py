@@ -20,6 +20,7 @@ from fast.builders import (
     AttentionMetadata,
     AttentionMetadataBuilder,
 )
+from fast.made_classes import describe, make_once
 
 __all__ = [
     "AttentionBackend",
@@ -122,7 +123,8 @@ def subclass_attention_backend(
         builder_cls: the class of the builders.
 
     Returns:
-        A subclass, whose `get_builder_cls` returns `builder_cls`.
+        A subclass, whose `get_builder_cls` returns `builder_cls`; the same one for the same
+        arguments.
 
     Raises:
         TypeError: a prefix that is no text, or a class that is none.
@@ -140,6 +142,14 @@ def subclass_attention_backend(
     check_type("name_prefix", name_prefix, str, "a str")
     check_type("attention_backend_cls", attention_backend_cls, type, "a class")
     check_type("builder_cls", builder_cls, type, "a class")
+    key = "backend", name_prefix, id(attention_backend_cls), id(builder_cls)
+    return make_once(key, lambda: _make_backend(name_prefix, attention_backend_cls, builder_cls))
+
+
+def _make_backend(
+    name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
+) -> type[Any]:
+    """Make a backend that has another builder."""
 
     def get_builder_cls() -> type[Any]:
         """Return the class of its builders."""
@@ -168,6 +178,7 @@ def subclass_attention_metadata(
 
     Returns:
         A dataclass, a subclass; it is frozen, or compared by identity, where `metadata_cls` is.
+        The same one for the same arguments.
 
     Raises:
         TypeError: an argument, or a field's name, of another type.
@@ -187,6 +198,17 @@ def subclass_attention_metadata(
     check_type("name_prefix", name_prefix, str, "a str")
     check_type("metadata_cls", metadata_cls, type, "a class")
     _check_fields(fields)
+    described = tuple((name, describe(kind), describe(default)) for name, kind, default in fields)
+    key = "metadata", name_prefix, id(metadata_cls), described
+    return make_once(key, lambda: _make_metadata(name_prefix, metadata_cls, fields))
+
+
+def _make_metadata(
+    name_prefix: str,
+    metadata_cls: type[Any],
+    fields: list[tuple[str, Any, Any]] | tuple[tuple[str, Any, Any], ...],
+) -> type[Any]:
+    """Make a metadata class that has more fields."""
     parameters = getattr(metadata_cls, "__dataclass_params__", None)
     return make_dataclass(
         name_prefix + metadata_cls.__name__,

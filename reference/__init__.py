@@ -45,6 +45,7 @@ from reference.block_table import (
     map_to_kernel_blocks,
 )
 from reference.buffers import CpuGpuBuffer
+from reference.causal_conv1d import compute_causal_conv1d_metadata
 from reference.config import (
     CacheConfig,
     CompilationConfig,
@@ -56,6 +57,12 @@ from reference.config import (
     VllmConfig,
 )
 from reference.context_parallel import get_dcp_local_seq_lens
+from reference.fast_prefill import (
+    KV_SHARING_FAST_PREFILL_METADATA_FIELDS,
+    KVSharingFastPrefillMetadata,
+    create_fast_prefill_custom_backend,
+    make_kv_sharing_fast_prefill_common_attn_metadata,
+)
 from reference.kv_cache import (
     _allocate_kv_cache,
     _reshape_kv_cache,
@@ -94,6 +101,18 @@ from reference.layer_params import (
 from reference.local_attention import make_local_attention_virtual_batches
 from reference.memory import MemorySnapshot, request_memory
 from reference.metadata import CommonAttentionMetadata, build_attn_metadata
+from reference.multimodal import (
+    MultiModalBudget,
+    compute_mm_encoder_budget,
+    gather_mm_placeholders,
+    sanity_check_mm_encoder_outputs,
+    scatter_mm_placeholders,
+)
+from reference.sequence_parallel import is_residual_scattered_for_sp
+from reference.spec_decode import (
+    reshape_attn_output_for_spec_decode,
+    reshape_query_for_spec_decode,
+)
 from reference.ubatch import (
     UBatchSlice,
     _make_metadata_with_slice,
@@ -103,6 +122,7 @@ from reference.ubatch import (
 )
 
 __all__ = [
+    "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",
     "NULL_BLOCK_ID",
     "PAD_SLOT_ID",
     "AttentionBackend",
@@ -126,10 +146,12 @@ __all__ = [
     "KVCacheLayoutType",
     "KVCacheSpec",
     "KVCacheTensor",
+    "KVSharingFastPrefillMetadata",
     "MLAAttentionSpec",
     "MambaSpec",
     "MemorySnapshot",
     "ModelConfig",
+    "MultiModalBudget",
     "MultipleOf",
     "ParallelConfig",
     "PassConfig",
@@ -146,9 +168,13 @@ __all__ = [
     "add_kv_sharing_layers_to_kv_cache_groups",
     "bind_kv_cache",
     "build_attn_metadata",
+    "compute_causal_conv1d_metadata",
+    "compute_mm_encoder_budget",
     "compute_slot_mapping",
+    "create_fast_prefill_custom_backend",
     "create_ubatch_slices",
     "extract_layer_index",
+    "gather_mm_placeholders",
     "get_dcp_local_seq_lens",
     "get_kv_cache_layout",
     "get_kv_cache_spec",
@@ -158,14 +184,20 @@ __all__ = [
     "init_attn_backend",
     "init_kv_cache",
     "initialize_kv_cache_for_kv_sharing",
+    "is_residual_scattered_for_sp",
     "is_valid_kv_cache_layout",
     "kv_reads",
     "kv_writes",
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
     "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
+    "reshape_attn_output_for_spec_decode",
+    "reshape_query_for_spec_decode",
+    "sanity_check_mm_encoder_outputs",
+    "scatter_mm_placeholders",
     "select_common_block_size",
     "set_kv_cache_layout",
     "slice_query_start_locs",

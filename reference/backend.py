@@ -21,6 +21,7 @@ from reference.builders import (
     AttentionMetadata,
     AttentionMetadataBuilder,
 )
+from reference.made_classes import key_of_value, make_once
 
 __all__ = [
     "AttentionBackend",
@@ -114,13 +115,16 @@ def subclass_attention_backend(
 ) -> type[Any]:
     """Return a backend that is another one, but for the builders of its metadata.
 
+    It is made once: with the same three arguments again the same class comes back, while anyone
+    uses it.
+
     Args:
         name_prefix: What stands before the other's name in the name of the class.
         attention_backend_cls: The other backend, a class. It is not changed.
         builder_cls: The class of the builders.
 
     Returns:
-        A new subclass, whose `get_builder_cls()`, called on it or on an instance, returns
+        A subclass, whose `get_builder_cls()`, called on it or on an instance, returns
         `builder_cls`.
 
     Raises:
@@ -137,13 +141,18 @@ def subclass_attention_backend(
         ...     backend().get_builder_cls(),
         ... )
         ('FastPlain', 'PLAIN', <class 'int'>, <class 'int'>)
+        >>> backend is subclass_attention_backend("Fast", Plain, int)
+        True
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     base = check_class("attention_backend_cls", attention_backend_cls)
     builders = check_class("builder_cls", builder_cls)
     name = check_str("name_prefix", name_prefix) + base.__name__
-    return type(name, (base,), {"get_builder_cls": staticmethod(lambda: builders)})
+    return make_once(
+        ("backend", name_prefix, id(base), id(builders)),
+        lambda: type(name, (base,), {"get_builder_cls": staticmethod(lambda: builders)}),
+    )
 
 
 def subclass_attention_metadata(
@@ -153,6 +162,11 @@ def subclass_attention_metadata(
 ) -> type[Any]:
     """Return a class of metadata that is another one, with more fields.
 
+    It is made once: with the same prefix, class and fields again the same class comes back, while
+    anyone uses it. Types and defaults are the same where they are equal and print alike (1 and True
+    do not), a `dataclasses.field` where it is the same object; with a default that has no hash,
+    such as a tuple of lists, every class is new.
+
     Args:
         name_prefix: What stands before the other's name in the name of the class.
         metadata_cls: The other class. It is not changed.
@@ -161,8 +175,8 @@ def subclass_attention_metadata(
             class has gets this type and default, and keeps its place.
 
     Returns:
-        A new dataclass that extends `metadata_cls`. It is frozen if that one is, and compares by
-        value if that one does; where that is no dataclass, it is not frozen and compares by value.
+        A dataclass that extends `metadata_cls`. It is frozen if that one is, and compares by value
+        if that one does; where that is no dataclass, it is not frozen and compares by value.
 
     Raises:
         TypeError: A prefix or a name that is no str, a class that is none; fields, or an entry of
@@ -184,12 +198,19 @@ def subclass_attention_metadata(
     name = check_str("name_prefix", name_prefix) + base.__name__
     _check_fields(fields)
     is_dataclass = dataclasses.is_dataclass(base)
-    return dataclasses.make_dataclass(
-        name,
-        fields,
-        bases=(base,),
-        eq=not is_dataclass or base.__dataclass_params__.eq,
-        frozen=is_dataclass and base.__dataclass_params__.frozen,
+    key_of_fields = tuple(
+        (field_name, *key_of_value(annotation), *key_of_value(default))
+        for field_name, annotation, default in fields
+    )
+    return make_once(
+        ("metadata", name_prefix, id(base), key_of_fields),
+        lambda: dataclasses.make_dataclass(
+            name,
+            fields,
+            bases=(base,),
+            eq=not is_dataclass or base.__dataclass_params__.eq,
+            frozen=is_dataclass and base.__dataclass_params__.frozen,
+        ),
     )
 
 

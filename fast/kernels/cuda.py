@@ -39,6 +39,46 @@ class DeviceFunction:
         """Refuse: kernels call it, once they are compiled or simulated."""
         raise TypeError(f"{self.name} is called by kernels only")
 
+    def for_numba(self) -> Any:  # noqa: ANN401  (numba is untyped)
+        """Return the function as kernels that numba compiles call it.
+
+        Raises:
+            ImportError: numba-cuda is not installed.
+        """
+        return import_cuda().jit(device=True)(_bind(self.py_func))
+
+
+class Instruction(DeviceFunction):
+    """A device function that is one load or store, or both, of up to 16 bytes.
+
+    Numba moves elements of an array, 8 bytes at most; what moves more is said to its compiler in
+    the compiler's own words. The function in Python says what that does, byte by byte, and is what
+    a simulator runs.
+
+    Attributes:
+        py_func: the function as it is written.
+        name: its name.
+
+    Args:
+        function: the function as it is written.
+        make: called with numba's `intrinsic` decorator, returns the function for numba.
+    """
+
+    def __init__(self, function: Callable[..., Any], make: Callable[[Any], Any]) -> None:
+        super().__init__(function)
+        self._make = make
+
+    def for_numba(self) -> Any:  # noqa: ANN401  (numba is untyped)
+        """Return the function as kernels that numba compiles call it.
+
+        Raises:
+            ImportError: numba-cuda is not installed.
+        """
+        import_cuda()
+        from numba.cuda.extending import intrinsic  # noqa: PLC0415  (numba takes 0.3 s to import)
+
+        return self._make(intrinsic)
+
 
 class Kernel:
     """A kernel for the GPU, not compiled before its first launch.
@@ -156,7 +196,7 @@ def _bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from it
         if value is cuda:
             names[name] = real
         elif isinstance(value, DeviceFunction):
-            names[name] = real.jit(device=True)(_bind(value.py_func))
+            names[name] = value.for_numba()
     return types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )

@@ -86,6 +86,23 @@ def test_subclass_attention_backend() -> None:
     assert ("TwiceChunkedLocalPaged", Builder) == (again.__name__, again.get_builder_cls())
 
 
+def test_classes_are_made_once() -> None:
+    """The same arguments give the same class, in a list or a tuple; equal ones do not suffice."""
+    subclass = fast.subclass_attention_backend
+    made = subclass("Own", Paged, Builder)
+    assert made is subclass("Own", Paged, Builder)
+    assert made is not subclass("Mine", Paged, Builder)
+    assert made is not subclass("Own", made, Builder)
+    assert made is not subclass("Own", Paged, dict)
+    extend = fast.subclass_attention_metadata
+    extended = extend("My", Lengths, [("n", int | None, 0)])
+    assert extended is extend("My", Lengths, (["n", int | None, 0],))  # type: ignore[arg-type]  # lists will do
+    for kind, default in ((int | None, False), (int | None, 0.0), (int, 0), ("int | None", 0)):
+        assert extended is not extend("My", Lengths, [("n", kind, default)])
+    for default in (dataclasses.field(default_factory=list), ([],)):
+        assert hasattr(extend("My", Lengths, [("n", list, default)])(1), "n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

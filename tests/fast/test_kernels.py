@@ -1,17 +1,20 @@
 import inspect
 import sys
+from collections.abc import Callable
 from types import FunctionType
 
 import numpy as np
 import pytest
 import torch
 
-from fast.kernels import block_table, cuda
+from fast.kernels import block_table, causal_conv1d, cuda, fast_prefill, moves, multimodal
 from fast.kernels.cuda import KERNELS, DeviceFunction, Kernel
-from fast.launch import flatten
+from fast.launch import flatten, launch_blocks, launch_threads, simulated_by
 from tools.kernels import pretended_gpu
 
+MODULES = (block_table, causal_conv1d, fast_prefill, multimodal)
 SAMPLES = {
+    "uint8[::1]": torch.zeros(3, dtype=torch.uint8),
     "int32[::1]": torch.zeros(3, dtype=torch.int32),
     "int32[:, ::1]": torch.zeros(2, 3, dtype=torch.int32),
     "int64[::1]": torch.zeros(3, dtype=torch.int64),
@@ -28,10 +31,13 @@ def types_of(kernel: Kernel) -> list[str]:
 
 
 def test_every_kernel_is_registered() -> None:
-    """What is declared in a module of kernels is found in `KERNELS`."""
-    declared = [value for value in vars(block_table).values() if isinstance(value, Kernel)]
-    assert len(declared) >= 6
-    assert all(kernel in KERNELS for kernel in declared)
+    """What is declared in a module of kernels is found in `KERNELS`, each name once."""
+    declared = [
+        value for module in MODULES for value in vars(module).values() if isinstance(value, Kernel)
+    ]
+    assert len(declared) >= 12
+    assert {id(kernel) for kernel in declared} == {id(kernel) for kernel in KERNELS}
+    assert len(KERNELS) == len({kernel.name for kernel in KERNELS})
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
@@ -59,6 +65,203 @@ def test_names_in_kernels() -> None:
         names = kernel.py_func.__globals__
         used = [names[name] for name in kernel.py_func.__code__.co_names if name in names]
         assert all(isinstance(value, allowed) for value in used), kernel.name
+
+
+def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
+    """Return an int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def rows_of_groups() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the tables of two groups, 4 request slots of 5 and 3 blocks, and what they are."""
+    groups = torch.tensor([[0, 5, 2], [32, 3, 4]])
+    return torch.arange(64, dtype=torch.int32), int32([[3, 2, 5, 0], [1, 2, 3, 0]]), groups
+
+
+def run_append() -> list[torch.Tensor]:
+    """Append to two rows and replace one."""
+    tables, num_blocks, groups = rows_of_groups()
+    plan = torch.tensor([3, 0, 1, 0, 0, 1, 0, 2, 4, 5, 0, 1, 2, 3, *range(70, 80)])
+    launch_blocks(block_table.append_block_ids, 3, 2, tables, num_blocks, groups, plan, 3)
+    return [tables, num_blocks]
+
+
+def run_move() -> list[torch.Tensor]:
+    """Move a row."""
+    tables, num_blocks, groups = rows_of_groups()
+    launch_blocks(block_table.move_row, 2, 1, tables, num_blocks, groups, 2, 3)
+    return [tables, num_blocks]
+
+
+def run_swap() -> list[torch.Tensor]:
+    """Swap two rows."""
+    tables, num_blocks, groups = rows_of_groups()
+    launch_blocks(block_table.swap_rows, 2, 1, tables, num_blocks, groups, 0, 2)
+    return [tables, num_blocks]
+
+
+def run_gather_tables() -> list[torch.Tensor]:
+    """Gather rows, and clear what an earlier step left."""
+    gathered, num_gathered = torch.full((64,), 9).int(), int32([[5, 5, 5, 5], [3, 0, 3, 3]])
+    idx_mapping = int32([2, -1, 0])
+    launch_blocks(
+        block_table.gather_block_tables, 4, 2, *rows_of_groups(), gathered, num_gathered,
+        idx_mapping, 1, 3,
+    )  # fmt: skip
+    return [gathered, num_gathered]
+
+
+def run_slots() -> list[torch.Tensor]:
+    """Compute the slots of one group."""
+    slots = torch.zeros(9, dtype=torch.int64)
+    launch_threads(
+        block_table.compute_slot_mapping, 9, 1, torch.arange(10, 20).int(), 5, 1, 5,
+        int32([0, 3, 3, 7]), 1, 2, torch.tensor([0, 3, 9, 1, 2, 5, 8]), 1, 7, slots, 1, 9,
+        2, 2, 1, 0, 1,
+    )  # fmt: skip
+    return [slots]
+
+
+def run_slots_of_groups() -> list[torch.Tensor]:
+    """Compute the slots of two groups."""
+    tables, _, groups = rows_of_groups()
+    slots = torch.zeros((2, 9), dtype=torch.int64)
+    launch_threads(
+        block_table.compute_slot_mappings, 9, 2, tables, groups, int32([0, 3, 3, 7]), 1, 3,
+        torch.tensor([0, 3, 9, 1, 2, 5, 8]), 1, 7, slots,
+    )  # fmt: skip
+    return [slots]
+
+
+def run_programs() -> list[torch.Tensor]:
+    """List the programs of some sequences, in fewer blocks than there are."""
+    starts = int32([0, 3, 3, 73, 81, 82, 82, 115])
+    lists = [torch.zeros(40, dtype=torch.int32) for _ in "ab"]
+    launch_blocks(causal_conv1d.fill_programs, 3, 1, starts, 1, 7, *lists)
+    return lists
+
+
+def run_logits() -> list[torch.Tensor]:
+    """Count wanted tokens by request."""
+    wanted_starts = torch.full((5,), -7, dtype=torch.int32)
+    starts, indices = int32([0, 15, 20, 20, 28]), int32([14, 0, 18, 0, 19, 0, 27, 0, 3, 3])
+    launch_threads(
+        fast_prefill.count_logits_indices, 5, 1, starts, 1, 4, indices, 2, 4, wanted_starts
+    )
+    return [wanted_starts]
+
+
+MASK = (torch.arange(150) % 7 < 5).to(torch.uint8)
+NUM_EMBEDS = int(MASK.sum())
+
+
+def rank() -> tuple[torch.Tensor, torch.Tensor]:
+    """Count the embeddings of tiles, and number them."""
+    counts, ranks = torch.zeros(19, dtype=torch.int32), torch.zeros(151, dtype=torch.int32)
+    launch_threads(multimodal.count_embeds, 19, 1, MASK, 1, 150, counts)
+    launch_threads(multimodal.rank_embeds, 19, 1, MASK, 1, 150, counts, ranks)
+    return counts, ranks
+
+
+def run_count() -> list[torch.Tensor]:
+    """Count embeddings; how many each tile has depends on the threads."""
+    return [rank()[0].sum()]
+
+
+def run_rank() -> list[torch.Tensor]:
+    """Number embeddings."""
+    return [rank()[1]]
+
+
+def run_scatter() -> list[torch.Tensor]:
+    """Put rows of 24 bytes, which begin every 32, where they belong; two blocks for each."""
+    embeds = torch.arange(32 * NUM_EMBEDS).to(torch.uint8)
+    placeholders = torch.zeros(24 * 150, dtype=torch.uint8)
+    launch_threads(
+        multimodal.scatter_rows, 16, 2, embeds, 32, NUM_EMBEDS, rank()[1], 150, placeholders,
+        24, 8, 0x7FF8000000000000,
+    )  # fmt: skip
+    return [placeholders]
+
+
+def run_gather_rows() -> list[torch.Tensor]:
+    """Take rows of 6 bytes, 3 more than there are."""
+    placeholders = torch.arange(6 * 150).to(torch.uint8)
+    embeds = torch.full((6 * (NUM_EMBEDS + 3),), 9, dtype=torch.uint8)
+    launch_threads(
+        multimodal.gather_rows, 16, 2, placeholders, 6, NUM_EMBEDS + 3, rank()[1], 150, embeds,
+        6, 2,
+    )  # fmt: skip
+    return [embeds]
+
+
+RUNS = {
+    block_table.append_block_ids: run_append,
+    block_table.move_row: run_move,
+    block_table.swap_rows: run_swap,
+    block_table.gather_block_tables: run_gather_tables,
+    block_table.compute_slot_mapping: run_slots,
+    block_table.compute_slot_mappings: run_slots_of_groups,
+    causal_conv1d.fill_programs: run_programs,
+    fast_prefill.count_logits_indices: run_logits,
+    multimodal.count_embeds: run_count,
+    multimodal.rank_embeds: run_rank,
+    multimodal.scatter_rows: run_scatter,
+    multimodal.gather_rows: run_gather_rows,
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_any_block_and_any_order(kernel: Kernel, simulate: Callable[..., None]) -> None:
+    """Each kernel gives the same for any threads in a block and any order, and nothing races."""
+    results = []
+    launched = []
+    for threads, seed in ((32, 0), (32, 1), (1, 2), (2, 3), (5, 4), (128, 5)):
+
+        def launch(*launch: object, seed: int = seed) -> None:
+            launched.append(launch[0])
+            simulate(*launch, seed=seed)
+
+        with simulated_by(launch, threads=threads):
+            results.append([tensor.tolist() for tensor in RUNS[kernel]()])
+    assert kernel in launched
+    assert all(results[0] == result for result in results)
+
+
+def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
+    """A True entry's rank is how many stand before it; how many there are stands behind."""
+    with simulated_by(simulate, threads=4):
+        counts, ranks = rank()
+    assert NUM_EMBEDS == counts.sum()
+    before = MASK.cumsum(0) - MASK
+    assert [*torch.where(MASK == 1, before, -1).tolist(), NUM_EMBEDS] == ranks.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_moves(size: int, simulate: Callable[..., None]) -> None:
+    """A thread copies, or fills, so many bytes and no others."""
+    source, target = torch.arange(48).to(torch.uint8), torch.full((48,), 99, dtype=torch.uint8)
+    names = {"copy_bytes": moves.copy_bytes, "fill_bytes": moves.fill_bytes}
+
+    def move(target: object, source: object, size: int) -> None:
+        copy_bytes(target, 0, source, 16, size)  # type: ignore[name-defined]  # noqa: F821  # given below
+        fill_bytes(target, 32, 0x0706050403020100, size)  # type: ignore[name-defined]  # noqa: F821  # likewise
+
+    simulate(FunctionType(move.__code__, names), 1, 1, (target, source, size))
+    rest = [99] * (16 - size)
+    expected = [*range(16, 16 + size), *rest, *[99] * 16, *[k % 8 for k in range(size)], *rest]
+    assert expected == target.tolist()
+
+
+@pytest.mark.parametrize("kernel", [multimodal.scatter_rows, multimodal.gather_rows])
+def test_rows_move_16_bytes_at_once(kernel: Kernel) -> None:
+    """The machine loads and stores 16 bytes, and 8, 4, 2 and 1 where rows begin elsewhere."""
+    pytest.importorskip("numba_cuda")
+    with pretended_gpu((9, 0)):
+        ptx, _ = kernel.compile_ptx((9, 0))
+    for word in ("v2.u64", "u64", "u32", "u16", "u8"):
+        assert f"ld.global.{word}" in ptx
+        assert f"st.global.{word}" in ptx
 
 
 def test_binding_leaves_the_kernel_alone() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import gc
 import inspect
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 
 import reference.backend
@@ -277,3 +280,111 @@ def test_a_default_that_can_be_changed_is_refused() -> None:
     """A list that all metadata would share is no default."""
     with pytest.raises(ValueError, match=r"^mutable default <class 'list'> for field lens"):
         subclass_attention_metadata("F", Plain, [("lens", list[int], [])])
+
+
+def test_backends_are_made_once() -> None:
+    """The same three arguments give the same class; another of any gives another."""
+    other_backend, other_builder = (type(cls.__name__, (cls,), {}) for cls in (Backend, Builder))
+    arguments = [
+        ("Fast", Backend, Builder),
+        ("", Backend, Builder),
+        ("Fast", other_backend, Builder),
+        ("Fast", Backend, other_builder),
+    ]
+    made = [subclass_attention_backend(*each) for each in arguments]
+    again = [subclass_attention_backend(*each) for each in arguments]
+    assert all(one is same for one, same in zip(made, again, strict=True))
+    assert len({id(backend) for backend in made}) == 4
+
+
+class Alike(type):
+    """Makes classes that equal all classes of their name."""
+
+    def __eq__(cls, other: object) -> bool:
+        return isinstance(other, type) and cls.__name__ == other.__name__
+
+    def __hash__(cls) -> int:
+        return hash(cls.__name__)
+
+
+class Unhashable(type):
+    """Makes classes that equal all others, and have no hash."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]  # as Python itself says that there is none
+
+
+@pytest.mark.parametrize("metaclass", [Alike, Unhashable])
+def test_classes_that_equal_each_other_are_not_one(metaclass: type[Any]) -> None:
+    """A class is known by what it is, not by what it says that it equals."""
+    one, other = (metaclass("Own", (), {"n": 1}) for _ in range(2))
+    for make in (
+        lambda cls: subclass_attention_backend("Fast", cls, Builder),
+        lambda cls: subclass_attention_backend("Fast", Backend, cls),
+        lambda cls: subclass_attention_metadata("Fast", cls, [("m", int, 3)]),
+    ):
+        classes = [make(one), make(other), make(one)]
+        assert classes[0] is classes[2]
+        assert classes[0] is not classes[1]
+
+
+def test_metadata_classes_are_made_once() -> None:
+    """The same prefix, class and fields, lists or tuples, give the same class."""
+    made = subclass_attention_metadata(
+        "Fast", Plain, [("lens", list[int] | None, None), ("n", int, 3)]
+    )
+    again = subclass_attention_metadata(
+        "Fast", Plain, (["lens", list[int] | None, None], ["n", int, 3])
+    )
+    assert made is again
+    others = [
+        subclass_attention_metadata("Slow", Plain, [("n", int, 3)]),
+        subclass_attention_metadata("Fast", Frozen, [("n", int, 3)]),
+        subclass_attention_metadata("Fast", Plain, [("n", int, 4)]),
+        subclass_attention_metadata("Fast", Plain, [("n", float, 3)]),
+        subclass_attention_metadata("Fast", Plain, [("m", int, 3)]),
+        subclass_attention_metadata("Fast", Plain, []),
+        subclass_attention_metadata("Fast", Plain, [("n", int, 3)]),
+    ]
+    assert len({id(cls) for cls in (made, *others)}) == 8
+
+
+@pytest.mark.parametrize(
+    "defaults", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,)), (np.int32(3), np.int64(3), 3)]
+)
+def test_defaults_that_are_equal_but_not_the_same(defaults: tuple[Any, ...]) -> None:
+    """Each class has the default that it was asked for."""
+    classes = [subclass_attention_metadata("Fast", Frozen, [("n", int, d)]) for d in defaults]
+    assert len({id(cls) for cls in classes}) == len(defaults)
+    assert [repr(default) for default in defaults] == [repr(cls(1).n) for cls in classes]
+
+
+def test_defaults_that_cannot_be_a_key() -> None:
+    """A field is known by itself; a default without a hash makes every class new."""
+    made_anew = [("lens", list[int], dataclasses.field(default_factory=list))]
+    classes = [subclass_attention_metadata("Fast", Plain, made_anew) for _ in range(3)]
+    assert len({id(cls) for cls in classes}) == 1
+    pairs = [("pairs", tuple[list[int]], ([1],))]
+    classes = [subclass_attention_metadata("Fast", Plain, pairs) for _ in range(2)]
+    assert [([1],), ([1],)] == [cls(1).pairs for cls in classes]
+    assert classes[0] is not classes[1]
+
+
+def test_classes_are_not_kept_alive() -> None:
+    """When nobody uses them any more, they, and what they extend, are gone."""
+
+    def use() -> list[weakref.ref[Any]]:
+        backend, builder, metadata = (
+            type(cls.__name__, (cls,), {}) for cls in (Backend, Builder, Plain)
+        )
+        made = [
+            subclass_attention_backend("Fast", backend, builder),
+            subclass_attention_metadata("Fast", metadata, [("n", int, 3)]),
+        ]
+        return [weakref.ref(cls) for cls in (backend, builder, metadata, *made)]
+
+    references = use()
+    gc.collect()
+    assert [None] * 5 == [reference() for reference in references]

@@ -36,6 +36,11 @@ AttentionType AttentionBackend AttentionMetadata AttentionCGSupport AttentionMet
 AttentionGroup subclass_attention_backend subclass_attention_metadata get_layers_from_vllm_config
 get_kv_cache_spec init_attn_backend build_attn_metadata PerLayerParameters get_per_layer_parameters
 infer_global_hyperparameters
+KV_SHARING_FAST_PREFILL_METADATA_FIELDS KVSharingFastPrefillMetadata
+make_kv_sharing_fast_prefill_common_attn_metadata create_fast_prefill_custom_backend
+reshape_query_for_spec_decode reshape_attn_output_for_spec_decode compute_causal_conv1d_metadata
+is_residual_scattered_for_sp MultiModalBudget compute_mm_encoder_budget scatter_mm_placeholders
+gather_mm_placeholders sanity_check_mm_encoder_outputs
 """
 
 
@@ -151,6 +156,21 @@ SIGNATURES = {
     "has_same_window_lefts=None, has_same_all_params=None",
     "get_per_layer_parameters": "vllm_config, layer_names, cls_",
     "infer_global_hyperparameters": "per_layer_params",
+    "make_kv_sharing_fast_prefill_common_attn_metadata": "common_attn_metadata",
+    "create_fast_prefill_custom_backend": "prefix, underlying_attn_backend",
+    "reshape_query_for_spec_decode": "query, batch_size",
+    "reshape_attn_output_for_spec_decode": "attn_output",
+    "compute_causal_conv1d_metadata": "query_start_loc_p",
+    "is_residual_scattered_for_sp": "vllm_config, num_input_tokens",
+    "scatter_mm_placeholders": "embeds, is_embed",
+    "gather_mm_placeholders": "placeholders, is_embed",
+    "sanity_check_mm_encoder_outputs": "mm_embeddings, expected_num_items",
+    "compute_mm_encoder_budget": "scheduler_config, max_tokens_by_modality",
+    "MultiModalBudget": "model_config, scheduler_config, mm_registry",
+    "MultiModalBudget.get_encoder_budget": "self",
+    "MultiModalBudget.get_modality_with_max_tokens": "self",
+    "MultiModalBudget.get_max_items": "self, modality, max_tokens_per_item",
+    "MultiModalBudget.reset_cache": "self",
 }
 
 

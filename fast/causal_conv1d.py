@@ -1,0 +1,174 @@
+"""Which program of a causal convolution computes which tokens."""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fast._checks import (
+    MAX_SIZE,
+    IntArray,
+    check_host,
+    check_starts,
+    check_tensor,
+    is_checked,
+    to_host,
+)
+from fast._compiled import Int32s, Int64s, compiled
+from fast.kernels import causal_conv1d as kernels
+from fast.kernels.causal_conv1d import BLOCK_M
+from fast.launch import launch_blocks, uses_kernels
+from fast.sentinels import PAD_SLOT_ID
+from fast.slots import flat
+
+MIN_PROGRAMS: Final = 1024
+"""The lists for the kernel have room for twice so many programs, or for twice those there are."""
+
+MAX_BLOCKS: Final = 1024
+"""The most blocks of threads that list programs: each reads all starts."""
+
+
+def compute_causal_conv1d_metadata(
+    query_start_loc_p: torch.Tensor, *, query_start_loc_p_cpu: torch.Tensor | None = None
+) -> tuple[dict[int, dict[str, Any]], torch.Tensor, torch.Tensor]:
+    """List the programs of a causal convolution: one for each 8 tokens of each sequence.
+
+    On a GPU this waits for the device, unless the starts are given on the CPU as well.
+
+    Args:
+        query_start_loc_p: int32[num_sequences + 1], each sequence's first token, then their number.
+        query_start_loc_p_cpu: int32[num_sequences + 1], the same on the CPU; with it nothing waits.
+            `reference` has no such argument.
+
+    Returns:
+        `({8: d}, batch_ptr, token_chunk_offset_ptr)`. The two tensors are int32[2 * max(1024,
+        programs)] on the input's device: the sequence of each program and its number within the
+        sequence, -1 behind the last. Both are in `d` too, with `nums`: int32[num_sequences], on
+        the CPU, programs of each sequence; `tot` and `mlist_len`: their sum; `mlist`:
+        int64[programs] and `offsetlist`: int32[programs], on the CPU, what the tensors begin with.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: starts that are empty, or lists that would be too long; starts on the CPU that
+            are elsewhere or of another length. In checked mode also starts that don't rise from 0,
+            or that differ from those on the CPU.
+
+    Example:
+        >>> import torch
+        >>> starts = torch.tensor([0, 9, 9, 25], dtype=torch.int32)
+        >>> nums_dict, batch_ptr, token_chunk_offset_ptr = compute_causal_conv1d_metadata(starts)
+        >>> nums_dict[8]["nums"].tolist(), batch_ptr[:5].tolist()
+        ([2, 0, 2], [0, 0, 2, 2, -1])
+        >>> token_chunk_offset_ptr[:5].tolist()
+        [0, 1, 0, 1, -1]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
+    nums = np.empty(len(starts) - 1, dtype=np.int32)
+    total = count_programs(starts, nums)
+    if total > MAX_SIZE or total > max(int(starts[-1]), 0) // BLOCK_M + len(nums):
+        raise ValueError(
+            f"query_start_loc_p needs {total} programs, expected at most {MAX_SIZE}, and no more"
+            f" than {starts[-1]} tokens of {len(nums)} sequences can need"
+        )
+    mlist = np.empty(total, dtype=np.int64)
+    offsetlist = np.empty(total, dtype=np.int32)
+    list_programs(nums, mlist, offsetlist)
+    length = 2 * max(MIN_PROGRAMS, total)
+    if uses_kernels(query_start_loc_p):
+        batch_ptr = query_start_loc_p.new_empty(length)
+        token_chunk_offset_ptr = query_start_loc_p.new_empty(length)
+        launch_blocks(
+            kernels.fill_programs,
+            min(max(len(nums), 1), MAX_BLOCKS),
+            1,
+            flat(query_start_loc_p),
+            query_start_loc_p.stride(0),
+            len(nums),
+            batch_ptr,
+            token_chunk_offset_ptr,
+        )
+    else:
+        padded = np.empty(length, dtype=np.int32), np.empty(length, dtype=np.int32)
+        pad_programs(mlist, offsetlist, *padded)
+        batch_ptr, token_chunk_offset_ptr = map(torch.from_numpy, padded)
+    described = {
+        "nums": torch.from_numpy(nums),
+        "tot": total,
+        "mlist": torch.from_numpy(mlist),
+        "mlist_len": total,
+        "offsetlist": torch.from_numpy(offsetlist),
+        "batch_ptr": batch_ptr,
+        "token_chunk_offset_ptr": token_chunk_offset_ptr,
+    }
+    return {BLOCK_M: described}, batch_ptr, token_chunk_offset_ptr
+
+
+def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> IntArray:
+    """Return the starts on the host, from their copy there if there is one."""
+    check_tensor("query_start_loc_p", starts, torch.int32, 1)
+    if len(starts) == 0:
+        raise ValueError("query_start_loc_p is empty, expected num_sequences + 1 entries")
+    if copy is not None:
+        check_tensor("query_start_loc_p_cpu", copy, torch.int32, 1)
+        check_host("query_start_loc_p_cpu", copy)
+        if len(copy) != len(starts):
+            raise ValueError(
+                f"query_start_loc_p_cpu has {len(copy)} entries, but query_start_loc_p has"
+                f" {len(starts)}"
+            )
+    if is_checked():
+        values = to_host(starts)
+        check_starts("query_start_loc_p", values)
+        if copy is not None:
+            _check_copy(values, copy.numpy())
+    if copy is not None:
+        return copy.numpy()
+    return starts.numpy() if starts.is_cpu else to_host(starts)
+
+
+def _check_copy(starts: IntArray, copy: IntArray) -> None:
+    """Refuse a copy on the CPU that differs from what it is a copy of."""
+    unlike = np.flatnonzero(starts != copy)
+    if len(unlike):
+        at = unlike[0]
+        raise ValueError(
+            f"query_start_loc_p_cpu[{at}] is {copy[at]}, but query_start_loc_p[{at}] is"
+            f" {starts[at]}"
+        )
+
+
+@compiled("int64(int32[:], int32[::1])")
+def count_programs(starts: Int32s, nums: Int32s) -> int:
+    """Write how many programs each sequence has; return their sum."""
+    total = 0
+    for i in range(len(nums)):
+        num_tokens = np.int64(starts[i + 1]) - np.int64(starts[i])
+        nums[i] = (max(num_tokens, np.int64(0)) + BLOCK_M - 1) // BLOCK_M
+        total += nums[i]
+    return total
+
+
+@compiled("void(int32[::1], int64[::1], int32[::1])")
+def list_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s) -> None:
+    """Write the sequence of each program, and its number within the sequence."""
+    at = 0
+    for i in range(len(nums)):
+        for program in range(nums[i]):
+            mlist[at] = i
+            offsetlist[at] = program
+            at += 1
+
+
+@compiled("void(int64[::1], int32[::1], int32[::1], int32[::1])")
+def pad_programs(
+    mlist: Int64s, offsetlist: Int32s, batch_ptr: Int32s, token_chunk_offset_ptr: Int32s
+) -> None:
+    """Copy the lists of programs to longer ones, and write the padding behind them."""
+    for k in range(len(mlist)):
+        batch_ptr[k] = mlist[k]
+        token_chunk_offset_ptr[k] = offsetlist[k]
+    for k in range(len(mlist), len(batch_ptr)):
+        batch_ptr[k] = PAD_SLOT_ID
+        token_chunk_offset_ptr[k] = PAD_SLOT_ID

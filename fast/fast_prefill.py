@@ -1,0 +1,193 @@
+"""KV-sharing fast prefill: a batch cut to the tokens whose logits are wanted."""
+
+import dataclasses
+import types
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+
+from fast._checks import check_type
+from fast.backend import subclass_attention_backend, subclass_attention_metadata
+from fast.made_classes import make_once
+from fast.metadata import CommonAttentionMetadata
+from fast.wanted_tokens import make_kv_sharing_fast_prefill_common_attn_metadata
+
+__all__ = [
+    "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",
+    "KVSharingFastPrefillMetadata",
+    "create_fast_prefill_custom_backend",
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
+]
+
+KV_SHARING_FAST_PREFILL_METADATA_FIELDS: Final[list[tuple[str, Any, Any]]] = [
+    ("logits_indices_padded", torch.Tensor | None, None),
+    ("num_logits_indices", int, 0),
+]
+"""What the metadata of fast prefill has besides: name, type and default of each field."""
+
+
+@runtime_checkable
+class KVSharingFastPrefillMetadata(Protocol):
+    """What attention layers that share another's cache read of a metadata, whatever its class.
+
+    Attributes:
+        logits_indices_padded: int32 or int64[any], tokens whose logits are wanted, then padding.
+        num_logits_indices: how many of them count.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> metadata = SimpleNamespace(logits_indices_padded=None, num_logits_indices=0)
+        >>> isinstance(metadata, KVSharingFastPrefillMetadata)
+        True
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    logits_indices_padded: torch.Tensor | None
+    num_logits_indices: int
+
+
+def create_fast_prefill_custom_backend(
+    prefix: str, underlying_attn_backend: type[Any]
+) -> type[Any]:
+    """Make a backend whose layers compute the wanted tokens only.
+
+    Its builders let those of the underlying backend build from the batch that
+    `make_kv_sharing_fast_prefill_common_attn_metadata` makes (on a GPU they wait for the device),
+    and return what was built in a class of the same kind that says which tokens are wanted.
+
+    Args:
+        prefix: what stands before the names of the classes that are made.
+        underlying_attn_backend: the class of a backend, which is not changed.
+
+    Returns:
+        A subclass; the same one for the same arguments. Its `get_builder_cls` returns a subclass of
+        the underlying builder, and what that builds is an instance of the class of what the
+        underlying builder builds, with all its attributes and those of a
+        `KVSharingFastPrefillMetadata`, which are the whole batch's.
+
+    Raises:
+        TypeError: a prefix that is no text, a backend or a builder that is no class.
+        AttributeError: a backend without `get_builder_cls`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from fast.backend import AttentionBackend, AttentionMetadataBuilder
+        >>> class Queries(AttentionMetadataBuilder):
+        ...     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        ...         return SimpleNamespace(longest=common_attn_metadata.max_query_len)
+        >>> class Paged(AttentionBackend):
+        ...     @staticmethod
+        ...     def get_builder_cls():
+        ...         return Queries
+        >>> backend = create_fast_prefill_custom_backend("FastPrefill", Paged)
+        >>> backend.__name__, backend.get_builder_cls().__name__
+        ('FastPrefillPaged', 'FastPrefillQueries')
+        >>> batch = SimpleNamespace(
+        ...     max_query_len=1, logits_indices_padded=torch.tensor([0, 1]), num_logits_indices=2
+        ... )
+        >>> built = backend.get_builder_cls()(None, [], None, "cpu").build(0, batch)
+        >>> built.longest, built.num_logits_indices
+        (1, 2)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_type("prefix", prefix, str, "a str")
+    check_type("underlying_attn_backend", underlying_attn_backend, type, "a class")
+    underlying_builder = underlying_attn_backend.get_builder_cls()
+    check_type("the builder of underlying_attn_backend", underlying_builder, type, "a class")
+    key = "fast prefill builder", prefix, id(underlying_builder)
+    builder = make_once(key, lambda: _make_builder(prefix, underlying_builder))
+    return subclass_attention_backend(prefix, underlying_attn_backend, builder)
+
+
+def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
+    """Make a builder that builds from the wanted tokens."""
+    classes: dict[type[Any], type[Any]] = {}  # by the class of what the underlying builder built
+
+    def build(
+        self: Any,  # noqa: ANN401  (an engine's own builder)
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> Any:  # noqa: ANN401  (whatever the underlying builder builds)
+        """Build the metadata of the tokens of a batch whose logits are wanted."""
+        built = underlying_builder.build(
+            self,
+            common_prefix_len=common_prefix_len,
+            common_attn_metadata=make_kv_sharing_fast_prefill_common_attn_metadata(
+                common_attn_metadata
+            ),
+            **({"fast_build": True} if fast_build else {}),
+        )
+        cls = type(built)
+        try:
+            if cls not in classes:
+                classes[cls] = _make_metadata_class(prefix, cls)
+            return _extend(
+                built,
+                classes[cls],
+                logits_indices_padded=common_attn_metadata.logits_indices_padded,
+                num_logits_indices=common_attn_metadata.num_logits_indices,
+            )
+        except TypeError as error:
+            raise TypeError(
+                f"{underlying_builder.__name__} built a {cls.__name__}, which cannot be extended"
+                f" by the logits fields: {error}"
+            ) from error
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = underlying_builder.__module__
+        namespace["build"] = build
+
+    name = prefix + underlying_builder.__name__
+    return types.new_class(name, (underlying_builder,), exec_body=fill)
+
+
+def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:
+    """Make a class of metadata that has the logits fields; a dataclass of a dataclass."""
+    fields = KV_SHARING_FAST_PREFILL_METADATA_FIELDS
+    if dataclasses.is_dataclass(cls):
+        known = {field.name for field in dataclasses.fields(cls)}
+        return subclass_attention_metadata(prefix, cls, [f for f in fields if f[0] not in known])
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = cls.__module__
+        namespace |= {name: default for name, _, default in fields}
+
+    return types.new_class(prefix + cls.__name__, (cls,), exec_body=fill)
+
+
+def _extend(built: Any, cls: type[Any], **fields: Any) -> Any:  # noqa: ANN401  (whatever was built)
+    """Return an object of a subclass that has all that another object has, and some fields more.
+
+    No `__init__` and no `__setattr__` of the class is called: it may have no default constructor,
+    or be frozen.
+
+    Raises:
+        TypeError: a class whose objects hold more than attributes, such as a dict.
+    """
+    if isinstance(built, tuple):
+        extended = tuple.__new__(cls, built)
+    elif isinstance(built, types.SimpleNamespace):
+        extended = types.SimpleNamespace.__new__(cls)
+    else:
+        extended = object.__new__(cls)
+    for base in type(built).__mro__:
+        if "__slots__" in vars(base):
+            _copy_slots(base, built, extended)
+    vars(extended).update(getattr(built, "__dict__", {}))
+    for name, value in fields.items():
+        object.__setattr__(extended, name, value)
+    return extended
+
+
+def _copy_slots(cls: type[Any], source: object, target: object) -> None:
+    """Copy what an object keeps in the slots of one of its classes, where something is in one."""
+    for slot in vars(cls).values():
+        if isinstance(slot, types.MemberDescriptorType):
+            try:
+                value = slot.__get__(source)
+            except AttributeError:
+                continue
+            slot.__set__(target, value)

@@ -1,0 +1,39 @@
+"""The kernel for KV-sharing fast prefill."""
+
+import numpy as np
+
+from fast._compiled import Int32s
+from fast.kernels.cuda import cuda, kernel
+
+
+@kernel("void(int32[::1], int64, int64, int32[::1], int64, int64, int32[::1])")
+def count_logits_indices(
+    query_start_loc: Int32s,
+    starts_stride: int,
+    num_reqs: int,
+    indices: Int32s,
+    indices_stride: int,
+    num_indices: int,
+    logits_start_loc: Int32s,
+) -> None:
+    """Count the wanted tokens before each request: one thread for every `gridsize`-th request.
+
+    The indices increase, so those before a request's first token are found by halving: the counts
+    by request and their running total are one search each, and no thread needs another's.
+
+    Reads query_start_loc, the first `num_indices` of indices (arrays are stepped through by their
+    strides); writes its own entries of logits_start_loc, `num_reqs + 1` of them, the first one 0.
+    """
+    for request in range(cuda.grid(1), num_reqs + 1, cuda.gridsize(1)):
+        low = np.int64(0)
+        high = np.int64(num_indices)
+        if request == 0:
+            high = np.int64(0)
+        start = query_start_loc[request * starts_stride]
+        while low < high:
+            middle = (low + high) // 2
+            if indices[middle * indices_stride] < start:
+                low = middle + 1
+            else:
+                high = middle
+        logits_start_loc[request] = low

@@ -1,0 +1,126 @@
+"""Moves of 1 to 16 bytes at once, of which the kernels for rows are made.
+
+Arrays are of bytes; every address must be a multiple of the number of bytes that move.
+"""
+
+from typing import Any, Final, TypeAlias
+
+from fast.kernels.cuda import Instruction, device_function
+
+Bytes: TypeAlias = Any
+"""An array of uint8 in a kernel."""
+
+WIDEST: Final = 16
+"""The most bytes that one thread moves at once."""
+
+
+def _copy_instruction(size: int) -> Instruction:
+    """Return what copies `size` bytes of one array to another."""
+
+    def copy(target: Bytes, at: int, source: Bytes, start: int) -> None:
+        for k in range(size):
+            target[at + k] = source[start + k]
+
+    def make(intrinsic: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+        from numba import types  # noqa: PLC0415  (numba takes 0.3 s to import)
+
+        def typed(_context: object, target: Any, at: Any, source: Any, start: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+            def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+                here = _address(context, builder, signature.args[0], args[0], args[1], size)
+                there = _address(context, builder, signature.args[2], args[2], args[3], size)
+                builder.store(builder.load(there, align=size), here, align=size)
+                return context.get_dummy_value()
+
+            return types.void(target, at, source, start), lower
+
+        return intrinsic(typed)
+
+    return Instruction(copy, make)
+
+
+def _fill_instruction(size: int) -> Instruction:
+    """Return what stores the first `size` bytes of a pattern of 8, which repeats."""
+
+    def fill(target: Bytes, at: int, pattern: int) -> None:
+        for k in range(size):
+            target[at + k] = pattern >> 8 * (k % 8) & 255
+
+    def make(intrinsic: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+        from numba import types  # noqa: PLC0415  (numba takes 0.3 s to import)
+
+        def typed(_context: object, target: Any, at: Any, pattern: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+            def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+                ir = _import_ir()
+                here = _address(context, builder, signature.args[0], args[0], args[1], size)
+                value = args[2]
+                if size < 8:
+                    value = builder.trunc(value, ir.IntType(8 * size))
+                elif size > 8:
+                    value = ir.Constant(_word(size), ir.Undefined)
+                    for place in range(2):
+                        index = ir.Constant(ir.IntType(32), place)
+                        value = builder.insert_element(value, args[2], index)
+                builder.store(value, here, align=size)
+                return context.get_dummy_value()
+
+            return types.void(target, at, pattern), lower
+
+        return intrinsic(typed)
+
+    return Instruction(fill, make)
+
+
+def _word(size: int) -> Any:  # noqa: ANN401  (llvmlite is untyped)
+    """Return the compiler's type of so many bytes."""
+    ir = _import_ir()
+    return ir.VectorType(ir.IntType(64), 2) if size > 8 else ir.IntType(8 * size)
+
+
+def _import_ir() -> Any:  # noqa: ANN401  (llvmlite is untyped)
+    """Import the words of numba's compiler."""
+    from llvmlite import ir  # type: ignore[import-untyped]  # noqa: PLC0415  # it ships no types; it comes with numba
+
+    return ir
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any, size: int) -> Any:  # noqa: ANN401  (numba is untyped)
+    """Return the address of an array's byte, as that of a word of `size` bytes."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), _word(size).as_pointer())
+
+
+_copy_16, _copy_8, _copy_4, _copy_2, _copy_1 = map(_copy_instruction, (16, 8, 4, 2, 1))
+_fill_16, _fill_8, _fill_4, _fill_2, _fill_1 = map(_fill_instruction, (16, 8, 4, 2, 1))
+
+
+@device_function
+def copy_bytes(target: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
+    """Copy 16, 8, 4, 2 or 1 bytes from a place in one array to a place in another, at once."""
+    if size == 16:
+        _copy_16(target, at, source, start)
+    elif size == 8:
+        _copy_8(target, at, source, start)
+    elif size == 4:
+        _copy_4(target, at, source, start)
+    elif size == 2:
+        _copy_2(target, at, source, start)
+    else:
+        _copy_1(target, at, source, start)
+
+
+@device_function
+def fill_bytes(target: Bytes, at: int, pattern: int, size: int) -> None:
+    """Store the first 16, 8, 4, 2 or 1 bytes of a pattern of 8, which repeats, at once.
+
+    The pattern is an int64 that is not negative; its first byte is the lowest.
+    """
+    if size == 16:
+        _fill_16(target, at, pattern)
+    elif size == 8:
+        _fill_8(target, at, pattern)
+    elif size == 4:
+        _fill_4(target, at, pattern)
+    elif size == 2:
+        _fill_2(target, at, pattern)
+    else:
+        _fill_1(target, at, pattern)

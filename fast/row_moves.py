@@ -1,0 +1,109 @@
+"""Rows that are put and taken by kernels, whatever their elements are."""
+
+from typing import Final
+
+import torch
+
+from fast._checks import MAX_SIZE
+from fast.kernels import multimodal as kernels
+from fast.kernels.cuda import Kernel
+from fast.kernels.moves import WIDEST
+from fast.launch import launch_threads
+from fast.slots import flat
+
+MANY_THREADS: Final = 2**18
+"""As many threads as a large GPU holds at once; a thread of more moves several units."""
+
+MOST_UNITS: Final = 16
+"""The most units that a thread moves."""
+
+MAX_GRID_Y: Final = 65535
+"""The most blocks along y that a GPU takes."""
+
+
+def scatter_on_device(embeds: torch.Tensor, is_embed: torch.Tensor, nan: int) -> torch.Tensor:
+    """Put rows where a mask is True, and elements of these bits elsewhere; nothing waits."""
+    num_embeds, embed_dim = embeds.shape
+    placeholders = embeds.new_empty((len(is_embed), embed_dim))
+    if placeholders.numel() == 0:
+        return placeholders
+    source, ranks = as_bytes(embeds), _rank_embeds(is_embed)
+    pattern = _repeat(nan, embeds.element_size())
+    _launch_rows(kernels.scatter_rows, source, num_embeds, ranks, placeholders, pattern)
+    return placeholders
+
+
+def gather_on_device(
+    placeholders: torch.Tensor, is_embed: torch.Tensor, num_embeds: int
+) -> torch.Tensor:
+    """Take so many rows where a mask is True; nothing waits."""
+    embeds = placeholders.new_empty((num_embeds, placeholders.shape[1]))
+    if embeds.numel() == 0:
+        return embeds
+    source, ranks = as_bytes(placeholders), _rank_embeds(is_embed)
+    _launch_rows(kernels.gather_rows, source, num_embeds, ranks, embeds)
+    return embeds
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Return a matrix's memory as uint8[rows, row_bytes]; each row lies in one piece."""
+    if rows.requires_grad or rows.is_conj() or rows.is_neg():
+        rows = rows.detach().resolve_conj().resolve_neg()
+    if rows.stride(1) != 1:
+        # One column, or no rows, is in one piece whatever its stride, which torch would not let us
+        # view.
+        is_whole = rows.shape[1] == 1 or rows.shape[0] == 0
+        rows = rows.as_strided(rows.shape, (rows.stride(0), 1)) if is_whole else rows.contiguous()
+    return rows.view(torch.uint8)
+
+
+def _repeat(bits: int, size: int) -> int:
+    """Return 8 bytes of an element of `size` bytes, again and again."""
+    return sum(bits << 8 * at for at in range(0, 8, size))
+
+
+def _rank_embeds(is_embed: torch.Tensor) -> torch.Tensor:
+    """Return int32[num_placeholders + 1], each embedding's number, then how many there are."""
+    num_placeholders = len(is_embed)
+    if num_placeholders > MAX_SIZE:  # ranks are int32
+        raise ValueError(f"is_embed has {num_placeholders} entries, expected at most {MAX_SIZE}")
+    mask = flat(is_embed).view(torch.uint8), is_embed.stride(0), num_placeholders
+    num_threads = -(-num_placeholders // kernels.PER_THREAD)
+    # A tile has at least one thread, so this is room for the counts of all.
+    counts = is_embed.new_empty(num_threads, dtype=torch.int32)
+    ranks = is_embed.new_empty(num_placeholders + 1, dtype=torch.int32)
+    launch_threads(kernels.count_embeds, num_threads, 1, *mask, counts)
+    launch_threads(kernels.rank_embeds, num_threads, 1, *mask, counts, ranks)
+    return ranks
+
+
+def _launch_rows(
+    kernel: Kernel,
+    source: torch.Tensor,
+    num_embeds: int,
+    ranks: torch.Tensor,
+    target: torch.Tensor,
+    *pattern: int,
+) -> None:
+    """Launch a kernel for rows, in units of as many bytes as all its addresses are multiples of."""
+    num_placeholders, row_bytes = len(ranks) - 1, source.shape[1]
+    addresses = source.data_ptr() | source.stride(0) | target.data_ptr() | row_bytes | WIDEST
+    size = addresses & -addresses
+    units = row_bytes // size
+    num_y = min(-(-units // (kernel.threads * MOST_UNITS)), MAX_GRID_Y)
+    per_thread = max(1, min(MOST_UNITS, num_placeholders * units // MANY_THREADS))
+    num_x = -(-num_placeholders * -(-units // num_y) // per_thread)
+    launch_threads(
+        kernel,
+        num_x,
+        num_y,
+        flat(source),
+        source.stride(0),
+        num_embeds,
+        ranks,
+        num_placeholders,
+        flat(target.view(torch.uint8)),
+        row_bytes,
+        size,
+        *pattern,
+    )

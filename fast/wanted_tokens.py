@@ -1,0 +1,250 @@
+"""A batch cut to the tokens whose logits are wanted; imported from `fast.fast_prefill`."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from fast._checks import (
+    check_host,
+    check_int,
+    check_same_device,
+    check_tensor,
+    host_vector,
+    is_checked,
+    to_host,
+)
+from fast._compiled import Int32s, Int64s, compiled
+from fast.kernels import fast_prefill as kernels
+from fast.launch import launch_threads, upload, uses_kernels
+from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.slots import flat
+
+
+def make_kv_sharing_fast_prefill_common_attn_metadata(
+    common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    *,
+    logits_indices_cpu: torch.Tensor | None = None,
+) -> Any:  # noqa: ANN401  (likewise)
+    """Make the batch of the tokens whose logits are wanted.
+
+    Layers that only read another layer's cache need no other tokens in a prefill. On a GPU this
+    waits for the device, unless the indices are given on the CPU as well.
+
+    Args:
+        common_attn_metadata: the batch; the first `num_logits_indices` of its
+            `logits_indices_padded` are the wanted tokens, in increasing order.
+        logits_indices_cpu: int32 or int64[at least num_logits_indices], the same tokens on the
+            CPU; with them nothing waits. `reference` has no such argument.
+
+    Returns:
+        The batch itself, if all its queries are of one token or no logits field is set. Otherwise
+        a batch of as many requests with the wanted tokens only: `query_start_loc`,
+        `num_actual_tokens` and `max_query_len` say how many each request has; the sequences, the
+        block table and the slots are as they were; `causal` is True, the optional fields None. It
+        is of the batch's class if that is a `CommonAttentionMetadata`.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: only one of the logits fields is set; fewer indices than are to count; tensors
+            on unlike devices. In checked mode also a metadata that contradicts itself, indices
+            that don't increase or are no tokens of requests, or that differ on the CPU.
+        AttributeError: a metadata without what is read.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> starts = torch.tensor([0, 15, 20, 28], dtype=torch.int32)
+        >>> seq_lens = torch.tensor([15, 9, 30], dtype=torch.int32)
+        >>> batch = SimpleNamespace(
+        ...     query_start_loc=starts,
+        ...     query_start_loc_cpu=starts,
+        ...     seq_lens=seq_lens,
+        ...     seq_lens_cpu=seq_lens,
+        ...     num_computed_tokens_cpu=torch.tensor([0, 4, 22], dtype=torch.int32),
+        ...     num_reqs=3,
+        ...     num_actual_tokens=28,
+        ...     max_query_len=15,
+        ...     max_seq_len=30,
+        ...     block_table_tensor=torch.zeros(3, 2, dtype=torch.int32),
+        ...     slot_mapping=torch.arange(28),
+        ...     logits_indices_padded=torch.tensor([14, 18, 19, 27, 27, 27]),
+        ...     num_logits_indices=4,
+        ... )
+        >>> wanted = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
+        >>> wanted.query_start_loc.tolist(), wanted.max_query_len
+        ([0, 1, 3, 4], 2)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    metadata = common_attn_metadata
+    indices, num_indices = metadata.logits_indices_padded, metadata.num_logits_indices
+    if (indices is None) != (num_indices is None):
+        missing = "logits_indices_padded" if indices is None else "num_logits_indices"
+        raise ValueError(
+            f"{missing} is None, but the other logits field is set: fast prefill needs both"
+        )
+    if indices is None or metadata.max_query_len == 1:
+        return metadata
+    num_indices = check_int("num_logits_indices", num_indices, 0)
+    _check_wanted(metadata, indices, num_indices, logits_indices_cpu)
+    starts, starts_cpu, max_query_len = _find_starts(
+        metadata, indices, num_indices, logits_indices_cpu
+    )
+    changes: dict[str, Any] = {
+        "query_start_loc": starts,
+        "query_start_loc_cpu": starts_cpu,
+        "num_reqs": int(metadata.num_reqs),
+        "num_actual_tokens": num_indices,
+        "max_query_len": max_query_len,
+        "max_seq_len": int(metadata.max_seq_len),
+        "causal": True,
+        "logits_indices_padded": None,
+        "num_logits_indices": None,
+        "encoder_seq_lens": None,
+        "dcp_local_seq_lens": None,
+    }
+    if isinstance(metadata, CommonAttentionMetadata):
+        return dataclasses.replace(metadata, **changes)
+    return CommonAttentionMetadata(
+        **changes,
+        seq_lens=metadata.seq_lens,
+        seq_lens_cpu=metadata.seq_lens_cpu,
+        num_computed_tokens_cpu=metadata.num_computed_tokens_cpu,
+        block_table_tensor=metadata.block_table_tensor,
+        slot_mapping=metadata.slot_mapping,
+    )
+
+
+def _find_starts(
+    metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    indices: torch.Tensor,
+    num_indices: int,
+    copy: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return where requests start among the wanted tokens, there and on the CPU, and the most."""
+    num_reqs = metadata.num_reqs
+    starts = host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, num_reqs + 1)
+    counted = None
+    if uses_kernels(indices):
+        counted = _count_on_device(metadata.query_start_loc, num_reqs, indices, num_indices)
+        if copy is None:
+            counted_cpu = counted.cpu()
+            return counted, counted_cpu, int(np.diff(counted_cpu.numpy()).max(initial=0))
+    # The loop is compiled for int64.
+    wanted = (indices if copy is None else copy).numpy()[:num_indices].astype(np.int64, copy=False)
+    wanted_starts = np.empty(num_reqs + 1, dtype=np.int32)
+    max_query_len = int(count_wanted_tokens(starts, wanted, wanted_starts))
+    on_host = torch.from_numpy(wanted_starts)
+    if counted is None:
+        counted = on_host
+        if metadata.query_start_loc.is_cuda:
+            counted = upload(wanted_starts, metadata.query_start_loc.device, pin_memory=True)
+    return counted, on_host, max_query_len
+
+
+def _count_on_device(
+    starts: torch.Tensor, num_reqs: int, indices: torch.Tensor, num_indices: int
+) -> torch.Tensor:
+    """Return the starts of the requests among the wanted tokens; nothing waits."""
+    check_tensor("query_start_loc", starts, torch.int32, 1)
+    if len(starts) != num_reqs + 1:
+        raise ValueError(f"query_start_loc has {len(starts)} entries, expected {num_reqs + 1}")
+    # Of an int64 the kernel reads the lower half, which comes first: tokens are int32.
+    halves = indices.element_size() // 4
+    counted = starts.new_empty(num_reqs + 1)
+    launch_threads(
+        kernels.count_logits_indices,
+        num_reqs + 1,
+        1,
+        flat(starts),
+        starts.stride(0),
+        num_reqs,
+        flat(indices).view(torch.int32),
+        indices.stride(0) * halves,
+        num_indices,
+        counted,
+    )
+    return counted
+
+
+@compiled("int64(int32[:], int64[:], int32[::1])")
+def count_wanted_tokens(starts: Int32s, indices: Int64s, wanted_starts: Int32s) -> np.int64:
+    """Write where each request starts among the wanted tokens; return the most of a request."""
+    most = np.int64(0)
+    at = np.int64(0)
+    wanted_starts[0] = 0
+    for request in range(len(starts) - 1):
+        before = at
+        while at < len(indices) and indices[at] < starts[request + 1]:
+            at += 1
+        wanted_starts[request + 1] = at
+        most = max(most, at - before)
+    return most
+
+
+def _check_wanted(
+    metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    indices: object,
+    num_indices: int,
+    copy: object,
+) -> None:
+    """Refuse wanted tokens, or a copy of them on the CPU, that do not fit the batch."""
+    indices = _check_indices("logits_indices_padded", indices, num_indices)
+    if not indices.is_cpu:
+        starts = metadata.query_start_loc
+        check_same_device([("logits_indices_padded", indices)], starts.device)
+    if copy is not None:
+        copy = _check_indices("logits_indices_cpu", copy, num_indices)
+        check_host("logits_indices_cpu", copy)
+    if is_checked():
+        validate_metadata(metadata)
+        num_tokens = int(to_host(metadata.query_start_loc)[-1])
+        _check_values(indices, num_indices, num_tokens, copy)
+
+
+def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor:
+    """Refuse what is no vector of indices, or one with too few."""
+    if not isinstance(indices, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
+    if indices.dtype not in {torch.int32, torch.int64}:
+        raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
+    if indices.dim() != 1:
+        raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
+    if len(indices) < num_indices:
+        raise ValueError(
+            f"{name} has {len(indices)} entries, expected at least num_logits_indices ="
+            f" {num_indices}"
+        )
+    return indices
+
+
+def _check_values(
+    indices: torch.Tensor, num_indices: int, num_tokens: int, copy: torch.Tensor | None
+) -> None:
+    """Refuse wanted tokens that don't increase or are none, or that differ from their copy."""
+    values = to_host(indices)[:num_indices]
+    outside = np.flatnonzero((values < 0) | (values >= num_tokens))
+    if len(outside):
+        at = outside[0]
+        raise ValueError(
+            f"logits_indices_padded[{at}] is {values[at]}, expected 0 to {num_tokens - 1}"
+        )
+    falls = np.flatnonzero(values[1:] <= values[:-1])
+    if len(falls):
+        at = falls[0] + 1
+        raise ValueError(
+            f"logits_indices_padded[{at}] is {values[at]}, expected more than {values[at - 1]}"
+            " before it"
+        )
+    if copy is None:
+        return
+    copied = copy.numpy()[:num_indices]
+    unlike = np.flatnonzero(values != copied)
+    if len(unlike):
+        at = unlike[0]
+        raise ValueError(
+            f"logits_indices_cpu[{at}] is {copied[at]}, but logits_indices_padded[{at}] is"
+            f" {values[at]}"
+        )

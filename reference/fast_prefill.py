@@ -1,0 +1,280 @@
+"""KV-sharing fast prefill: layers that only read another layer's cache, on the wanted tokens alone.
+
+In a prefill such layers need only the tokens whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from reference._checks import Array, check_class, check_str
+from reference.backend import subclass_attention_backend
+from reference.extended_metadata import extend_metadata, extend_metadata_cls
+from reference.made_classes import make_once
+from reference.metadata import CommonAttentionMetadata, validate_metadata
+
+KV_SHARING_FAST_PREFILL_METADATA_FIELDS: list[tuple[str, Any, Any]] = [
+    ("logits_indices_padded", Array | None, None),
+    ("num_logits_indices", int, 0),
+]
+"""What fast prefill adds to a backend's metadata: name, type and default of each field."""
+
+
+@runtime_checkable
+class KVSharingFastPrefillMetadata(Protocol):
+    """A backend's metadata that knows the tokens whose logits are wanted.
+
+    `isinstance` asks for the two attributes, whatever they hold.
+
+    Attributes:
+        logits_indices_padded: int32 or int64[at least num_logits_indices], the tokens, then
+            padding; None: not known.
+        num_logits_indices: How many of these count.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> metadata = SimpleNamespace(logits_indices_padded=None, num_logits_indices=0)
+        >>> isinstance(metadata, KVSharingFastPrefillMetadata)
+        True
+
+    Source: the definition is kvtwin's own; the names are vLLM's.
+    """
+
+    logits_indices_padded: Array | None
+    num_logits_indices: int | None
+
+
+def make_kv_sharing_fast_prefill_common_attn_metadata(
+    common_attn_metadata: CommonAttentionMetadata,
+) -> CommonAttentionMetadata:
+    """Make the metadata of the tokens whose logits are wanted, request by request.
+
+    The first `num_logits_indices` entries of `logits_indices_padded` are the wanted tokens; the
+    rest is padding, and is not read. Request `i` has `n_i` of them, those in
+    `query_start_loc[i] .. query_start_loc[i + 1] - 1`; it may have none, and there may be none at
+    all. They are taken for the last tokens of their requests: then each reads what it read before.
+
+    Where `max_query_len` is 1 (each token's logits are wanted anyway), or neither logits field is
+    set (fast prefill is not armed for this step), the metadata itself comes back, and nothing else
+    of it is looked at.
+
+    Args:
+        common_attn_metadata: The batch, valid; it is not changed. It may be not causal.
+
+    Returns:
+        A new metadata: of the argument's class where that is a `CommonAttentionMetadata` (with the
+        fields that a subclass adds), else a `CommonAttentionMetadata`. Its starts are
+        `0, n_0, n_0 + n_1, ...`, `num_actual_tokens` is `num_logits_indices`, and `max_query_len`
+        the greatest `n_i`. `num_reqs` and `max_seq_len` are as they were; `seq_lens`,
+        `seq_lens_cpu`, `num_computed_tokens_cpu`, `block_table_tensor` and `slot_mapping`, the
+        whole of each, are the same objects. It is causal. The logits fields, `encoder_seq_lens` and
+        `dcp_local_seq_lens` are None.
+
+    Raises:
+        TypeError: A field of another type or dtype.
+        ValueError: Only one of the logits fields set, which is checked first; a metadata that is
+            not valid; fewer indices than `num_logits_indices`, or indices that are not strictly
+            increasing, or outside `0 .. query_start_loc[-1] - 1`.
+        AttributeError: An engine's own metadata without what is read.
+
+    Example:
+        >>> import numpy as np
+        >>> starts, lens = np.array([0, 15, 20, 28], np.int32), np.array([15, 5, 8], np.int32)
+        >>> batch = CommonAttentionMetadata(
+        ...     starts, starts, lens, lens, np.zeros(3, np.int32), 3, 28, 15, 15,
+        ...     np.zeros((3, 1), np.int32), np.arange(28),
+        ...     logits_indices_padded=np.array([14, 18, 19, 27, 0, 0]), num_logits_indices=4,
+        ... )  # fmt: skip
+        >>> wanted = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
+        >>> wanted.query_start_loc.tolist(), wanted.max_query_len, wanted.num_actual_tokens
+        ([0, 1, 3, 4], 2, 4)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    logits_indices_padded = common_attn_metadata.logits_indices_padded
+    num_logits_indices = common_attn_metadata.num_logits_indices
+    if logits_indices_padded is None and num_logits_indices is not None:
+        raise ValueError("logits_indices_padded is None, but num_logits_indices is set")
+    if logits_indices_padded is not None and num_logits_indices is None:
+        raise ValueError("num_logits_indices is None, but logits_indices_padded is set")
+    if common_attn_metadata.max_query_len == 1:
+        return common_attn_metadata
+    if logits_indices_padded is None or num_logits_indices is None:
+        return common_attn_metadata
+    validate_metadata(common_attn_metadata)
+    all_starts: list[int] = common_attn_metadata.query_start_loc.tolist()
+    indices = _check_indices(logits_indices_padded, int(num_logits_indices), all_starts[-1])
+
+    starts = [0]
+    for request in range(len(all_starts) - 1):
+        start, stop = all_starts[request], all_starts[request + 1]
+        num_wanted = sum(1 for index in indices if start <= index < stop)
+        starts.append(starts[-1] + num_wanted)
+    query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
+    changes: dict[str, Any] = {
+        "query_start_loc": np.array(starts, dtype=np.int32),
+        "query_start_loc_cpu": np.array(starts, dtype=np.int32),
+        "num_reqs": int(common_attn_metadata.num_reqs),
+        "num_actual_tokens": len(indices),
+        "max_query_len": max(query_lens, default=0),
+        "max_seq_len": int(common_attn_metadata.max_seq_len),
+        "causal": True,
+        "logits_indices_padded": None,
+        "num_logits_indices": None,
+        "encoder_seq_lens": None,
+        "dcp_local_seq_lens": None,
+    }
+    if isinstance(common_attn_metadata, CommonAttentionMetadata):
+        return dataclasses.replace(common_attn_metadata, **changes)
+    return CommonAttentionMetadata(
+        seq_lens=common_attn_metadata.seq_lens,
+        seq_lens_cpu=common_attn_metadata.seq_lens_cpu,
+        num_computed_tokens_cpu=common_attn_metadata.num_computed_tokens_cpu,
+        block_table_tensor=common_attn_metadata.block_table_tensor,
+        slot_mapping=common_attn_metadata.slot_mapping,
+        **changes,
+    )
+
+
+def _check_indices(
+    logits_indices_padded: Array, num_logits_indices: int, num_tokens: int
+) -> list[int]:
+    """Return the indices that count; they increase strictly, and are those of tokens."""
+    if len(logits_indices_padded) < num_logits_indices:
+        raise ValueError(
+            f"logits_indices_padded has {len(logits_indices_padded)} entries, but must have at "
+            f"least num_logits_indices {num_logits_indices}"
+        )
+    indices: list[int] = logits_indices_padded[:num_logits_indices].tolist()
+    for i, index in enumerate(indices):
+        if not 0 <= index < num_tokens:
+            raise ValueError(
+                f"logits_indices_padded[{i}] is {index}, but must be in 0 .. {num_tokens - 1}: "
+                f"query_start_loc ends at {num_tokens}"
+            )
+        if i > 0 and index <= indices[i - 1]:
+            raise ValueError(
+                f"logits_indices_padded[{i}] is {index}, but must be greater than "
+                f"{indices[i - 1]} before it"
+            )
+    return indices
+
+
+def create_fast_prefill_custom_backend(
+    prefix: str, underlying_attn_backend: type[Any]
+) -> type[Any]:
+    """Return a backend that is another one, but builds its metadata of the wanted tokens alone.
+
+    Its builders extend the other backend's. Their `build(common_prefix_len, common_attn_metadata,
+    fast_build=False)` lets the other's builder build, by keyword, from
+    `make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata)`; `fast_build` is
+    handed on where it is True, so the other's may lack it. What comes back has all attributes of
+    what that built, and besides (or in place of its own of the same name) `logits_indices_padded`
+    and `num_logits_indices` of `common_attn_metadata` itself, as they are there, also where fast
+    prefill was not armed. So it is a `KVSharingFastPrefillMetadata`. What the other's builder built
+    is not changed and not handed out.
+
+    The class of what comes back extends the class of what was built, and is named with the prefix
+    too. It is a dataclass with `KV_SHARING_FAST_PREFILL_METADATA_FIELDS` where that one is a
+    dataclass (as `subclass_attention_metadata` makes it); else it compares and prints as that one.
+    It is made once for each such class. Its instances are made without calling `__init__`: what
+    stands in the other's `__dict__` and in its slots is copied, the same objects, and what it holds
+    where it is a tuple.
+
+    It is made once: with the same prefix and backend again the same class comes back, while anyone
+    uses it.
+
+    Args:
+        prefix: What stands before the other's names in the names of the classes.
+        underlying_attn_backend: The other backend, a class. Neither it nor its builders' class is
+            changed.
+
+    Returns:
+        A subclass, whose `get_builder_cls()`, called on it or on an instance, returns a subclass of
+        what the other's returns.
+
+    Raises:
+        TypeError: A prefix that is no str, a backend or builders that are no class. From `build`: a
+            metadata that cannot be extended, such as None, a dict or an array.
+        AttributeError: A backend without `get_builder_cls`.
+
+    Example:
+        >>> import numpy as np
+        >>> class Lengths:
+        ...     pass
+        >>> class Builder:
+        ...     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        ...         lengths = Lengths()
+        ...         lengths.num_tokens = common_attn_metadata.num_actual_tokens
+        ...         return lengths
+        >>> class Plain:
+        ...     get_builder_cls = staticmethod(lambda: Builder)
+        >>> backend = create_fast_prefill_custom_backend("Fast", Plain)
+        >>> backend.__name__, backend.get_builder_cls().__name__
+        ('FastPlain', 'FastBuilder')
+        >>> starts, lens = np.array([0, 15, 20, 28], np.int32), np.array([15, 5, 8], np.int32)
+        >>> batch = CommonAttentionMetadata(
+        ...     starts, starts, lens, lens, np.zeros(3, np.int32), 3, 28, 15, 15,
+        ...     np.zeros((3, 1), np.int32), np.arange(28),
+        ...     logits_indices_padded=np.array([14, 18, 19, 27]), num_logits_indices=4,
+        ... )  # fmt: skip
+        >>> metadata = backend.get_builder_cls()().build(0, batch)
+        >>> isinstance(metadata, Lengths), isinstance(metadata, KVSharingFastPrefillMetadata)
+        (True, True)
+        >>> metadata.num_tokens, metadata.logits_indices_padded.tolist()
+        (4, [14, 18, 19, 27])
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    check_str("prefix", prefix)
+    backend = check_class("underlying_attn_backend", underlying_attn_backend)
+    underlying_builder_cls = check_class(
+        "get_builder_cls() of underlying_attn_backend", backend.get_builder_cls()
+    )
+    builder_cls = make_once(
+        ("fast prefill builder", prefix, id(underlying_builder_cls)),
+        lambda: _make_builder_cls(prefix, underlying_builder_cls),
+    )
+    return subclass_attention_backend(prefix, backend, builder_cls)
+
+
+def _make_builder_cls(prefix: str, underlying_builder_cls: type[Any]) -> type[Any]:
+    """Make the class of the builders that build of the wanted tokens alone."""
+    metadata_classes: dict[int, type[Any]] = {}  # by the id of the class that each extends
+
+    def build(
+        self: object,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> object:
+        """Build the metadata of the tokens whose logits are wanted."""
+        names = [name for name, _, _ in KV_SHARING_FAST_PREFILL_METADATA_FIELDS]
+        logits_fields = {name: getattr(common_attn_metadata, name) for name in names}
+        wanted = make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata)
+        underlying_builder: Any = super(builder_cls, self)
+        metadata = underlying_builder.build(
+            common_prefix_len=common_prefix_len,
+            common_attn_metadata=wanted,
+            **({"fast_build": fast_build} if fast_build else {}),
+        )
+        underlying_cls = type(metadata)
+        try:
+            if id(underlying_cls) not in metadata_classes:
+                metadata_classes[id(underlying_cls)] = extend_metadata_cls(
+                    prefix, underlying_cls, KV_SHARING_FAST_PREFILL_METADATA_FIELDS
+                )
+            return extend_metadata(metadata, metadata_classes[id(underlying_cls)], logits_fields)
+        except TypeError as error:
+            raise TypeError(
+                f"{underlying_builder_cls.__name__}.build returned a {underlying_cls.__name__}, "
+                f"which cannot be extended: {error}"
+            ) from error
+
+    builder_cls = type(
+        prefix + underlying_builder_cls.__name__, (underlying_builder_cls,), {"build": build}
+    )
+    return builder_cls

@@ -1,0 +1,203 @@
+"""Multimodal inputs: embeddings in a run of placeholders, and how many items a step may have."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference._checks import Array, check_int
+from reference.mm_budget import MultiModalBudget, compute_mm_encoder_budget
+
+__all__ = [
+    "MultiModalBudget",
+    "compute_mm_encoder_budget",
+    "gather_mm_placeholders",
+    "sanity_check_mm_encoder_outputs",
+    "scatter_mm_placeholders",
+]
+
+NAN_BITS = {
+    "float16": 0x7E00,
+    "bfloat16": 0x7FC0,
+    "float32": 0x7FC0_0000,
+    "float64": 0x7FF8_0000_0000_0000,
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7E,
+}
+"""The bits of each dtype's NaN: positive, quiet, all other bits of the mantissa 0 (where it has
+such a one). Other dtypes hold no embeddings."""
+
+
+def scatter_mm_placeholders(embeds: Array, is_embed: NDArray[np.bool_] | None) -> Array:
+    """Put a multimodal item's embeddings into the run of placeholder tokens that stands for it.
+
+    Args:
+        embeds: [num_embeds, embed_dim], of float16, bfloat16, float32, float64, float8_e4m3fn or
+            float8_e5m2, of any strides.
+        is_embed: bool[num_placeholders], the placeholders that an embedding replaces, as many as
+            there are embeddings (a single row is never broadcast); None: all.
+
+    Returns:
+        A new, contiguous [num_placeholders, embed_dim] of the same dtype. Where `is_embed` is True
+        it has the rows of `embeds` in order, bit for bit; elsewhere NaN, of the bits in `NAN_BITS`.
+        With None `embeds` itself, unchecked.
+
+    Raises:
+        TypeError: A mask that is not a bool vector (no array, another dtype, other than one
+            dimension), embeddings that are no array or cannot hold such a NaN.
+        ValueError: Embeddings of other than two dimensions, or not as many as are True.
+
+    Example:
+        >>> import numpy as np
+        >>> embeds = np.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> scatter_mm_placeholders(embeds, np.array([True, False, True])).tolist()
+        [[1.0, 2.0], [nan, nan], [3.0, 4.0]]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    if is_embed is None:
+        return embeds
+    mask = _check_mask(is_embed)
+    _check_matrix("embeds", embeds)
+    if embeds.dtype.name not in NAN_BITS or not embeds.dtype.isnative:
+        raise TypeError(f"embeds has dtype {embeds.dtype}, but must have {' or '.join(NAN_BITS)}")
+    num_embeds, embed_dim = embeds.shape
+    if mask.count(True) != num_embeds:
+        raise ValueError(
+            f"is_embed has {mask.count(True)} True entries, but embeds has {num_embeds} rows"
+        )
+
+    bits = NAN_BITS[embeds.dtype.name]
+    nan = np.array(bits, dtype=f"u{embeds.itemsize}").view(embeds.dtype)
+    placeholders = np.empty((len(mask), embed_dim), embeds.dtype)
+    next_embed = 0
+    for i, has_embed in enumerate(mask):
+        if has_embed:
+            placeholders[i] = embeds[next_embed]
+            next_embed += 1
+        else:
+            placeholders[i] = nan
+    return placeholders
+
+
+def gather_mm_placeholders(placeholders: Array, is_embed: NDArray[np.bool_] | None) -> Array:
+    """Take a multimodal item's embeddings out of the run of placeholder tokens that it stands in.
+
+    It undoes `scatter_mm_placeholders` with the same mask.
+
+    Args:
+        placeholders: [num_placeholders, embed_dim], of any dtype and strides.
+        is_embed: bool[num_placeholders], the placeholders that are embeddings; None: all.
+
+    Returns:
+        A new, contiguous [number of True entries, embed_dim] of the same dtype: the rows where
+        `is_embed` is True, in order, bit for bit. With None `placeholders` itself, unchecked.
+
+    Raises:
+        TypeError: A mask that is not a bool vector (no array, another dtype, other than one
+            dimension), placeholders that are no array.
+        ValueError: Placeholders of other than two dimensions, or not as many as the mask has
+            entries.
+
+    Example:
+        >>> import numpy as np
+        >>> placeholders = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 4.0]])
+        >>> gather_mm_placeholders(placeholders, np.array([True, False, True])).tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    if is_embed is None:
+        return placeholders
+    mask = _check_mask(is_embed)
+    _check_matrix("placeholders", placeholders)
+    if len(mask) != len(placeholders):
+        raise ValueError(
+            f"is_embed has {len(mask)} entries, but placeholders has {len(placeholders)} rows"
+        )
+
+    embeds = np.empty((mask.count(True), placeholders.shape[1]), placeholders.dtype)
+    next_embed = 0
+    for i, has_embed in enumerate(mask):
+        if has_embed:
+            embeds[next_embed] = placeholders[i]
+            next_embed += 1
+    return embeds
+
+
+def _check_mask(is_embed: object) -> list[bool]:
+    """Return the entries of a bool vector."""
+    if not isinstance(is_embed, np.ndarray):
+        raise TypeError(f"is_embed is a {type(is_embed).__name__}, but must be a NumPy array")
+    if is_embed.dtype != np.bool_ or is_embed.ndim != 1:
+        raise TypeError(
+            f"is_embed has dtype {is_embed.dtype} and shape {is_embed.shape}, "
+            "but must be a vector of bool"
+        )
+    entries: list[bool] = is_embed.tolist()
+    return entries
+
+
+def _check_matrix(name: str, value: object) -> None:
+    """Check that a value is an array of two dimensions."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")
+    if value.ndim != 2:
+        raise ValueError(f"{name} has shape {value.shape}, but must have 2 dimensions")
+
+
+def sanity_check_mm_encoder_outputs(
+    mm_embeddings: list[Array] | tuple[Array, ...] | Array, expected_num_items: int
+) -> None:
+    """Check that a model made of multimodal items what the runner takes: a matrix of each.
+
+    Args:
+        mm_embeddings: [tokens, hidden size] for each item, of any dtype, in a list or tuple; or
+            one array [items, tokens, hidden size].
+        expected_num_items: How many items there must be.
+
+    Raises:
+        TypeError: Embeddings that are no list, tuple or array, an item that is no array, a number
+            that is no int.
+        ValueError: Another number of items, an item of other than two dimensions (one array: of
+            other than three), a negative number.
+
+    Example:
+        >>> import numpy as np
+        >>> sanity_check_mm_encoder_outputs([np.zeros((5, 64)), np.zeros((9, 64))], 2)
+        >>> sanity_check_mm_encoder_outputs(np.zeros((2, 5, 64)), 1)
+        Traceback (most recent call last):
+        ValueError: mm_embeddings has 2 items, but must have 1; most likely the model's embedding \
+method (`embed_multimodal`) is wrong
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    expected = check_int("expected_num_items", expected_num_items, 0)
+    likely_cause = "most likely the model's embedding method (`embed_multimodal`) is wrong"
+    if isinstance(mm_embeddings, np.ndarray):
+        if mm_embeddings.ndim != 3:
+            raise ValueError(
+                f"mm_embeddings has shape {mm_embeddings.shape}, but must have 3 dimensions, "
+                f"items of 2 each; {likely_cause}"
+            )
+    elif not isinstance(mm_embeddings, list | tuple):
+        raise TypeError(
+            f"mm_embeddings is a {type(mm_embeddings).__name__}, but must be a list or tuple of "
+            f"NumPy arrays, or one; {likely_cause}"
+        )
+    if len(mm_embeddings) != expected:
+        raise ValueError(
+            f"mm_embeddings has {len(mm_embeddings)} items, but must have {expected}; "
+            f"{likely_cause}"
+        )
+    for i, item in enumerate(mm_embeddings):
+        if not isinstance(item, np.ndarray):
+            raise TypeError(
+                f"mm_embeddings[{i}] is a {type(item).__name__}, but must be a NumPy array; "
+                f"{likely_cause}"
+            )
+        if item.ndim != 2:
+            raise ValueError(
+                f"mm_embeddings[{i}] has shape {item.shape}, but must have 2 dimensions; "
+                f"{likely_cause}"
+            )

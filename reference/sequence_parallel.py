@@ -1,0 +1,80 @@
+"""Sequence parallelism: where the residual stream is scattered over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference._checks import check_bool, check_int, check_ints, check_sequence
+
+
+def is_residual_scattered_for_sp(
+    vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
+    num_input_tokens: int,
+) -> bool:
+    """Say whether the residual stream is scattered over the tensor-parallel ranks.
+
+    These decide, in this order; what comes after the one that decides is not read:
+
+    - `compilation_config.pass_config.enable_sp` is False: no.
+    - `parallel_config.tensor_parallel_size` is 1: no.
+    - The number of tokens is no multiple of that size: a `ValueError`. The runner pads it.
+    - `compilation_config.splitting_ops` is None or empty: the graph is compiled whole, so yes.
+    - `compilation_config.use_inductor_graph_partition`: it is compiled whole too, yes.
+    - `compilation_config.compile_sizes`: whether the number is one of these; None: no.
+
+    Args:
+        vllm_config: The engine's configuration, of which the above is read: two bools, an int of at
+            least 1, a list or tuple of operators or None, and a list of ints or None.
+        num_input_tokens: Number of tokens of the step, padding included, at least 0. It is checked
+            first.
+
+    Returns:
+        Whether it is scattered.
+
+    Raises:
+        TypeError: A number, or a part of the configuration, of another type.
+        ValueError: A negative number, one that is no multiple of the ranks' number; a number of
+            ranks below 1.
+        AttributeError: A configuration that lacks what is read.
+
+    Example:
+        >>> from reference.config import CompilationConfig, ParallelConfig, PassConfig, VllmConfig
+        >>> config = VllmConfig(
+        ...     parallel_config=ParallelConfig(tensor_parallel_size=4),
+        ...     compilation_config=CompilationConfig(
+        ...         pass_config=PassConfig(enable_sp=True),
+        ...         splitting_ops=["attention"],
+        ...         compile_sizes=[8],
+        ...     ),
+        ... )
+        >>> is_residual_scattered_for_sp(config, 8), is_residual_scattered_for_sp(config, 12)
+        (True, False)
+        >>> is_residual_scattered_for_sp(config, 6)
+        Traceback (most recent call last):
+        ValueError: num_input_tokens is 6, but must be a multiple of tensor_parallel_size 4
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    num_tokens = check_int("num_input_tokens", num_input_tokens, 0)
+    compilation_config = vllm_config.compilation_config
+    if not check_bool("enable_sp", compilation_config.pass_config.enable_sp):
+        return False
+    num_ranks = check_int(
+        "tensor_parallel_size", vllm_config.parallel_config.tensor_parallel_size, 1
+    )
+    if num_ranks == 1:
+        return False
+    if num_tokens % num_ranks != 0:
+        raise ValueError(
+            f"num_input_tokens is {num_tokens}, but must be a multiple of "
+            f"tensor_parallel_size {num_ranks}"
+        )
+
+    splitting_ops = compilation_config.splitting_ops
+    if splitting_ops is None or not check_sequence("splitting_ops", splitting_ops):
+        return True
+    is_partitioned = compilation_config.use_inductor_graph_partition
+    if check_bool("use_inductor_graph_partition", is_partitioned):
+        return True
+    compile_sizes = compilation_config.compile_sizes
+    return compile_sizes is not None and num_tokens in check_ints("compile_sizes", compile_sizes)

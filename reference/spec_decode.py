@@ -1,0 +1,99 @@
+"""Speculative decoding: tokens of a uniform batch, request by request, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference._checks import Array, check_int
+
+
+def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
+    """View the tokens of a batch, of which each request has as many, request by request.
+
+    Request `i` has the tokens `i * n .. (i + 1) * n - 1`, where `n` is `tokens / batch_size`. Its
+    `j`-th token is `[i, j]` of the result. No tokens are 0 for each request.
+
+    Args:
+        query: [tokens, heads, dim], of any dtype and strides.
+        batch_size: Number of requests, at least 1; it divides the tokens.
+
+    Returns:
+        [batch_size, tokens / batch_size, heads, dim], a view: nothing is copied.
+
+    Raises:
+        TypeError: A query that is no array, a batch size that is no int.
+        ValueError: A query of other than three dimensions, a batch size below 1 or that does not
+            divide the tokens.
+
+    Example:
+        >>> import numpy as np
+        >>> query = np.zeros((6, 8, 64), np.float16)
+        >>> reshape_query_for_spec_decode(query, 2).shape
+        (2, 3, 8, 64)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    _check_is_array("query", query)
+    if query.ndim != 3:
+        raise ValueError(f"query has shape {query.shape}, but must have 3 dimensions")
+    num_tokens, num_heads, dim = query.shape
+    num_reqs = check_int("batch_size", batch_size, 1)
+    if num_tokens % num_reqs != 0:
+        raise ValueError(f"batch_size is {num_reqs}, but must divide the {num_tokens} tokens")
+    return query.reshape(num_reqs, num_tokens // num_reqs, num_heads, dim)
+
+
+def reshape_attn_output_for_spec_decode(attn_output: Array) -> Array:
+    """View the tokens of all requests one after another.
+
+    It undoes what `reshape_query_for_spec_decode` does to a query.
+
+    Args:
+        attn_output: [requests, tokens of each, heads, dim], of any dtype, or [tokens, heads, dim].
+            Of the first, requests must follow each other in memory at the stride of their tokens
+            times their number, or there be at most one request, or one token of each, or no
+            elements: otherwise no view has them in one dimension.
+
+    Returns:
+        [requests * tokens of each, heads, dim], a view: nothing is copied. Three dimensions: the
+        array itself.
+
+    Raises:
+        TypeError: No array.
+        ValueError: Neither three nor four dimensions; strides that allow no view.
+
+    Example:
+        >>> import numpy as np
+        >>> attn_output = np.zeros((2, 3, 8, 64), np.float16)
+        >>> reshape_attn_output_for_spec_decode(attn_output).shape
+        (6, 8, 64)
+        >>> reshape_attn_output_for_spec_decode(attn_output[:, :2])
+        Traceback (most recent call last):
+        ValueError: attn_output has shape (2, 2, 8, 64) and strides (3072, 1024, 128, 2) in bytes, \
+which allow no view as (4, 8, 64)
+
+    Source: the definition is kvtwin's own; the name is vLLM's.
+    """
+    _check_is_array("attn_output", attn_output)
+    if attn_output.ndim == 3:
+        return attn_output
+    if attn_output.ndim != 4:
+        raise ValueError(
+            f"attn_output has shape {attn_output.shape}, but must have 3 or 4 dimensions"
+        )
+    num_reqs, tokens_of_each, num_heads, dim = attn_output.shape
+    shape = (num_reqs * tokens_of_each, num_heads, dim)
+    follow_each_other = attn_output.strides[0] == tokens_of_each * attn_output.strides[1]
+    is_trivial = num_reqs <= 1 or tokens_of_each <= 1 or attn_output.size == 0
+    if not follow_each_other and not is_trivial:
+        raise ValueError(
+            f"attn_output has shape {attn_output.shape} and strides {attn_output.strides} in "
+            f"bytes, which allow no view as {shape}"
+        )
+    return attn_output.reshape(shape)
+
+
+def _check_is_array(name: str, value: object) -> None:
+    """Check that a value is an array."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")

@@ -1,0 +1,149 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fast
+from fast import compute_causal_conv1d_metadata as compute
+from fast.launch import simulated_by
+
+
+def int32(values: list[int]) -> torch.Tensor:
+    """Return an int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("with_copy", [False, True])
+def test_the_worked_example(*, with_copy: bool) -> None:
+    """On both paths each sequence has a program for each 8 tokens, numbered from 0."""
+    starts = int32([0, 9, 9, 25])
+    nums_dict, batch_ptr, offsets = compute(
+        starts, query_start_loc_p_cpu=starts.clone() if with_copy else None
+    )
+    assert [8] == list(nums_dict)
+    found = nums_dict[8]
+    assert [2, 0, 2] == found["nums"].tolist()
+    assert (4, 4) == (found["tot"], found["mlist_len"])
+    assert {int} == {type(found["tot"]), type(found["mlist_len"])}
+    assert [0, 0, 2, 2] == found["mlist"].tolist()
+    assert [0, 1, 0, 1] == found["offsetlist"].tolist()
+    assert [0, 0, 2, 2] + [-1] * 2044 == batch_ptr.tolist()
+    assert [0, 1, 0, 1] + [-1] * 2044 == offsets.tolist()
+    assert batch_ptr is found["batch_ptr"]
+    assert offsets is found["token_chunk_offset_ptr"]
+    dtypes = [found[name].dtype for name in ("nums", "mlist", "offsetlist", "batch_ptr")]
+    assert [torch.int32, torch.int64, torch.int32, torch.int32] == dtypes
+    assert torch.int32 == offsets.dtype
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1], [8], [7, 8, 9, 0, 16, 17, 1]])
+def test_edges(lengths: list[int]) -> None:
+    """No sequences, empty ones, and lengths at, below and above a multiple of 8."""
+    starts = torch.cumsum(torch.tensor([0, *lengths]), 0).int()
+    nums_dict, batch_ptr, offsets = compute(torch.stack([starts, starts - 1], dim=1)[:, 0])
+    nums = [-(-length // 8) for length in lengths]
+    mlist = [i for i, num in enumerate(nums) for _ in range(num)]
+    offsetlist = [k for num in nums for k in range(num)]
+    assert nums == nums_dict[8]["nums"].tolist()
+    assert mlist == nums_dict[8]["mlist"].tolist() == batch_ptr[: len(mlist)].tolist()
+    assert offsetlist == nums_dict[8]["offsetlist"].tolist() == offsets[: len(mlist)].tolist()
+    assert (batch_ptr[len(mlist) :] == -1).all()
+    assert (offsets[len(mlist) :] == -1).all()
+    assert len(batch_ptr) == len(offsets) == 2048
+
+
+@pytest.mark.usefixtures("path")
+def test_many_programs() -> None:
+    """More than 1024 programs have twice as many entries."""
+    nums_dict, batch_ptr, offsets = compute(int32([0, 8 * 1000, 8 * 1000 + 201]))
+    assert 1026 == nums_dict[8]["tot"]
+    assert [0] * 1000 + [1] * 26 + [-1] * 1026 == batch_ptr.tolist()
+    assert [*range(1000), *range(26)] + [-1] * 1026 == offsets.tolist()
+
+
+def test_results_are_new() -> None:
+    """Two calls share nothing with each other, nor the lists with the tensors for the kernel."""
+    starts = int32([0, 9])
+    first, second = compute(starts), compute(starts)
+    for tensor in (first[1], first[2], first[0][8]["nums"], first[0][8]["mlist"]):
+        tensor.fill_(7)
+    assert [2] == second[0][8]["nums"].tolist()
+    assert [0, 0, -1] == second[1][:3].tolist()
+    assert [0, 1] == first[0][8]["offsetlist"].tolist()
+
+
+@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
+def test_any_block_of_threads(threads: int, seed: int, simulate: Callable[..., None]) -> None:
+    """The kernel's lists are the host's, for any threads in a block and any order of them."""
+    starts = torch.cumsum(torch.tensor([0, 3, 0, 70, 8, 1, 0, 33]), 0).int()
+    expected = compute(starts)
+
+    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
+        simulate(kernel, grid, size, args, seed=seed)
+
+    with simulated_by(launch, threads=threads):
+        found = compute(starts)
+    assert torch.equal(expected[1], found[1])
+    assert torch.equal(expected[2], found[2])
+
+
+@pytest.mark.usefixtures("path")
+def test_a_wrong_copy_unchecked() -> None:
+    """Starts that contradict their copy are listed as far as there is room, and no further."""
+    starts = int32([0, 8 * 3000, 8 * 3001])
+    _, batch_ptr, _ = compute(starts, query_start_loc_p_cpu=int32([0, 8, 16]))
+    assert 2048 == len(batch_ptr)
+    _, batch_ptr, _ = compute(int32([9, 0, 8]), query_start_loc_p_cpu=int32([0, 8, 16]))
+    assert set(batch_ptr.tolist()) <= {-1, 0, 1}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, 2**31 - 1], [0, -(2**31), 2**31 - 1] * 9])
+def test_bad_starts_unchecked(starts: list[int]) -> None:
+    """Starts that fall cannot make a list of more programs than tokens can need."""
+    with pytest.raises(ValueError, match=r"query_start_loc_p needs [0-9]+ programs, expected"):
+        compute(int32(starts))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(
+    ("starts", "copy", "error", "message"),
+    [
+        ([0, 1], None, TypeError, "query_start_loc_p must be a torch tensor, got list"),
+        (torch.tensor([0, 1]), None, TypeError, "query_start_loc_p must be torch.int32"),
+        (int32([[0]]), None, ValueError, "query_start_loc_p must have 1 dimensions"),  # type: ignore[list-item]  # that is the test
+        (int32([]), None, ValueError, "query_start_loc_p is empty"),
+        (int32([0]), torch.tensor([0]), TypeError, "query_start_loc_p_cpu must be torch.int32"),
+        (int32([0]), int32([0, 1]), ValueError, "query_start_loc_p_cpu has 2 entries, but"),
+        (int32([0]), int32([0]).to("meta"), ValueError, "_cpu must be on the CPU, got meta"),
+    ],
+)
+def test_refused(
+    starts: torch.Tensor,
+    copy: torch.Tensor | None,
+    error: type[Exception],
+    message: str,
+    *,
+    checked: bool,
+) -> None:
+    """Types, dtypes, lengths and devices are checked in both modes."""
+    with fast.checks(checked), pytest.raises(error, match=message):
+        compute(starts, query_start_loc_p_cpu=copy)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(
+    ("starts", "copy", "message"),
+    [
+        ([1, 2], None, r"query_start_loc_p\[0\] is 1, expected 0"),
+        ([0, 3, 2], None, r"query_start_loc_p\[2\] is 2, less than 3 before it"),
+        ([0, 3, 4], [0, 3, 5], r"query_start_loc_p_cpu\[2\] is 5, but query_start_loc_p\[2\] is 4"),
+    ],
+)
+def test_checked(starts: list[int], copy: list[int] | None, message: str) -> None:
+    """In checked mode starts rise from 0, and their copy is equal."""
+    with fast.checks(enabled=True), pytest.raises(ValueError, match=message):
+        compute(int32(starts), query_start_loc_p_cpu=None if copy is None else int32(copy))

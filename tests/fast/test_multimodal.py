@@ -1,0 +1,282 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fast
+from fast import gather_mm_placeholders as gather
+from fast import scatter_mm_placeholders as scatter
+from fast.launch import simulated_by
+
+NAN_BITS = {
+    torch.float16: 0x7E00,
+    torch.bfloat16: 0x7FC0,
+    torch.float32: 0x7FC00000,
+    torch.float64: 0x7FF8000000000000,
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7E,
+}
+INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # nested lists
+    """Return the bits of a tensor's elements."""
+    return tensor.contiguous().view(INTS[tensor.element_size()]).tolist()
+
+
+def make_rows(num_rows: int, num_columns: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Make a matrix of any bits at all: NaN of every payload, infinities, -0.0."""
+    torch.manual_seed(seed)
+    num_bytes = num_rows * num_columns * dtype.itemsize
+    return torch.randint(0, 256, (num_bytes,)).byte().view(dtype).view(num_rows, num_columns)
+
+
+def make_mask(text: str) -> torch.Tensor:
+    """Make a mask of a text in which x is True."""
+    return torch.tensor([letter == "x" for letter in text], dtype=torch.bool)
+
+
+MASKS = ["", "x", ".", "xxx", "...", "xx.xx.x.", ".x..xxxx.x", "x" * 9 + "." * 9 + "x" * 20]
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", NAN_BITS)
+@pytest.mark.parametrize("embed_dim", [0, 1, 3, 16])
+def test_there_and_back(mask: str, dtype: torch.dtype, embed_dim: int) -> None:
+    """On both paths rows go where the mask is True and come back, bit for bit; the rest is NaN."""
+    is_embed = make_mask(mask)
+    embeds = make_rows(mask.count("x"), embed_dim, dtype)
+    with fast.checks(enabled=True):
+        placeholders = scatter(embeds, is_embed)
+    assert (dtype, (len(mask), embed_dim)) == (placeholders.dtype, placeholders.shape)
+    rows = iter(bits(embeds))
+    expected = [next(rows) if letter == "x" else [NAN_BITS[dtype]] * embed_dim for letter in mask]
+    assert expected == bits(placeholders)
+    assert placeholders.is_contiguous()
+    with fast.checks(enabled=True):
+        for num_embeds in (None, len(embeds)):
+            back = gather(placeholders, is_embed, num_embeds=num_embeds)
+            assert (dtype, bits(embeds)) == (back.dtype, bits(back))
+            assert embeds.shape == back.shape
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.complex64, torch.float8_e4m3fnuz]
+)
+def test_gather_takes_any_dtype(dtype: torch.dtype) -> None:
+    """Rows are moved as bytes; conjugated numbers are those that are read."""
+    placeholders = torch.arange(12).view(4, 3).to(torch.float32).to(dtype)
+    if dtype.is_complex:
+        placeholders = (placeholders * 1j).conj()
+    taken = gather(placeholders, make_mask(".x.x"))
+    assert dtype == taken.dtype
+    assert not taken.is_conj()
+    readable = dtype if dtype.is_complex else torch.float32
+    assert placeholders[1::2].to(readable).tolist() == taken.to(readable).tolist()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.uint8])
+@pytest.mark.parametrize("view", ["rows", "columns", "start", "transposed", "one", "same"])
+def test_strided_inputs(view: str, dtype: torch.dtype) -> None:
+    """Rows and masks may be views of something wider, at any address, or one row repeated."""
+    wide = torch.arange(2 * 12 * 40).view(24, 40).to(dtype)
+    placeholders = {
+        "rows": wide[::2],
+        "columns": wide[:12, 3:20],
+        "start": wide.view(-1)[1 : 1 + 12 * 16].view(12, 16),
+        "transposed": wide.T[:12, 1:9],
+        "one": wide[:12, 7:8],
+        "same": wide[:1].expand(12, 40),
+    }[view]
+    mask = make_mask("xx.x..xxx..x").repeat_interleave(3)[::3]
+    expected = placeholders[mask]
+    assert torch.equal(expected, gather(placeholders, mask, num_embeds=7))
+    if dtype != torch.uint8:
+        found = scatter(placeholders[:7], mask)
+        assert torch.equal(placeholders[:7], found[mask])
+        assert found[~mask].isnan().all()
+
+
+def test_misaligned_elements() -> None:
+    """Elements at odd addresses, such as a file's, are moved by their bytes, on both paths."""
+    raw = torch.arange(1, 1 + 5 * 3 * 8 + 1).byte().numpy()
+    embeds = torch.frombuffer(raw.data, dtype=torch.float64, offset=1).view(5, 3)
+    assert embeds.data_ptr() % 8
+    mask = make_mask("x.xx.xx")
+    expected = scatter(embeds, mask)
+    seen = []
+
+    def launch(kernel: Any, grid: Any, threads: int, args: Any) -> None:  # noqa: ANN401  # passed on
+        pytest.importorskip("greenlet")
+        from conformance.simulator import simulate  # noqa: PLC0415  # it needs greenlet
+
+        seen.append(kernel.name)
+        simulate(kernel, grid, threads, args)
+
+    with simulated_by(launch, threads=4):
+        assert bits(expected) == bits(scatter(embeds, mask))
+        assert bits(embeds) == bits(gather(expected, mask, num_embeds=5))
+    assert ["count_embeds", "rank_embeds", "scatter_rows"] == seen[:3]
+
+
+def test_without_a_mask() -> None:
+    """Where every placeholder is an embedding, what came in goes out, unlooked at."""
+    rows = torch.zeros(3)
+    assert rows is scatter(rows, None)
+    assert rows is gather(rows, None)
+
+
+def test_gradients_stay_outside() -> None:
+    """Rows that require gradients are copied, and the copies do not require them."""
+    embeds = torch.ones(2, 3, requires_grad=True)
+    placeholders = scatter(embeds, make_mask("x.x"))
+    assert not placeholders.requires_grad
+    assert not gather(embeds, make_mask("x.")).requires_grad
+
+
+@pytest.mark.usefixtures("path")
+def test_results_are_new() -> None:
+    """Results share nothing with what came in or with each other."""
+    embeds, mask = torch.ones(2, 3), make_mask("xx")
+    placeholders = scatter(embeds, mask)
+    taken = gather(placeholders, mask)
+    scatter(embeds, make_mask("x.x")).zero_()
+    placeholders.zero_()
+    assert embeds.eq(1).all()
+    assert taken.eq(1).all()
+    assert scatter(embeds, make_mask("x.x"))[1].isnan().all()
+
+
+def test_wrong_numbers_unchecked(path: str) -> None:
+    """On a GPU rows without a place are left out, places without a row are NaN or zero."""
+    mask = make_mask("x.xx")
+    rows = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    if path == "host":
+        with pytest.raises(ValueError, match="embeds has 1 embeddings, but is_embed has 3 True"):
+            scatter(rows[:1], mask)
+        with pytest.raises(ValueError, match="num_embeds is 2 embeddings, but is_embed has 3 True"):
+            gather(rows, mask, num_embeds=2)
+        return
+    assert [1.0, 2.0, 3.0] == scatter(rows, mask)[mask].view(-1).tolist()
+    assert scatter(rows[:1], mask)[1:].isnan().all()
+    assert [[1.0], [3.0]] == gather(rows, mask, num_embeds=2).tolist()
+    assert [[1.0], [3.0], [4.0], [0.0]] == gather(rows, mask, num_embeds=4).tolist()
+    assert (0, 1) == gather(rows, mask, num_embeds=0).shape
+
+
+@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
+@pytest.mark.parametrize("num_columns", [3, 8])
+def test_any_block_of_threads(
+    threads: int, seed: int, num_columns: int, simulate: Callable[..., None]
+) -> None:
+    """The kernels' rows are the host's, for any threads in a block and any order of them."""
+    torch.manual_seed(seed)
+    mask = torch.rand(300) < 0.7
+    embeds = make_rows(int(mask.sum()), num_columns, torch.bfloat16)
+    expected = scatter(embeds, mask)
+
+    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
+        simulate(kernel, grid, size, args, seed=seed)
+
+    with simulated_by(launch, threads=threads):
+        placeholders = scatter(embeds, mask)
+        assert bits(expected) == bits(placeholders)
+        assert bits(embeds) == bits(gather(placeholders, mask, num_embeds=len(embeds)))
+
+
+def test_long_rows_are_cut(simulate: Callable[..., None]) -> None:
+    """A row of more bytes than one block moves is shared by several."""
+    grids = []
+
+    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
+        grids.append(grid)
+        simulate(kernel, grid, size, args)
+
+    embeds, mask = make_rows(1, 4097, torch.float8_e5m2), make_mask(".x")
+    with simulated_by(launch, threads=512):
+        placeholders = scatter(embeds, mask)
+        assert bits(embeds) == bits(gather(placeholders, mask, num_embeds=1))
+    assert grids[2][1] == grids[-1][1] == 3
+    assert bits(embeds)[0] == bits(placeholders)[1]
+    assert {0x7E} == set(bits(placeholders)[0])
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: scatter([[1.0]], m), TypeError, "embeds must be a torch tensor"),  # type: ignore[arg-type]  # that is the test
+        (lambda m: scatter(torch.zeros(2), m), ValueError, "embeds must have 2 dimensions"),
+        (lambda m: scatter(torch.zeros(2, 1).int(), m), TypeError, "a dtype that has NaN"),
+        (lambda m: scatter(torch.zeros(2, 1) * 1j, m), TypeError, "a dtype that has NaN"),
+        (lambda m: scatter(torch.zeros(4, 1), m), ValueError, "embeds has 4 rows, but is_embed"),
+        (lambda m: scatter(torch.zeros(2, 1), m.int()), TypeError, "must be a vector of"),
+        (lambda m: scatter(torch.zeros(2, 1), m[None]), TypeError, r"of shape \(1, 3\)"),
+        (lambda m: scatter(torch.zeros(2, 1), m.tolist()), TypeError, "is_embed must be a torch"),
+        (lambda m: scatter(torch.zeros(2, 1), m.to("meta")), ValueError, "is_embed is on meta"),
+        (lambda m: gather(None, m), TypeError, "placeholders must be a torch tensor"),  # type: ignore[arg-type]  # that is the test
+        (lambda m: gather(torch.zeros(3), m), ValueError, "placeholders must have 2 dimensions"),
+        (lambda m: gather(torch.zeros(2, 1), m), ValueError, "is_embed has 3 entries, but place"),
+        (lambda m: gather(torch.zeros(3, 1), m.int()), TypeError, "must be a vector of"),
+        (lambda m: gather(torch.zeros(3, 1), m, num_embeds=4), ValueError, "num_embeds is 4"),
+        (lambda m: gather(torch.zeros(3, 1), m, num_embeds=-1), ValueError, "num_embeds is -1"),
+        (lambda m: gather(torch.zeros(3, 1), m, num_embeds=2.0), TypeError, "num_embeds must be"),  # type: ignore[arg-type]  # that is the test
+    ],
+)
+def test_refused(
+    call: Callable[[torch.Tensor], torch.Tensor],
+    error: type[Exception],
+    message: str,
+    *,
+    checked: bool,
+) -> None:
+    """Types, dtypes, shapes and devices are checked in both modes."""
+    with fast.checks(checked), pytest.raises(error, match=message):
+        call(make_mask("x.x"))
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("num_embeds", [1, 3])
+def test_checked(num_embeds: int) -> None:
+    """In checked mode there are as many embeddings as True entries; one is not repeated."""
+    mask = make_mask("x.x")
+    with fast.checks(enabled=True):
+        with pytest.raises(ValueError, match=f"embeds has {num_embeds} embeddings, but is_embed"):
+            scatter(torch.zeros(num_embeds, 1), mask)
+        with pytest.raises(ValueError, match=f"num_embeds is {num_embeds} embeddings, but is_emb"):
+            gather(torch.zeros(3, 1), mask, num_embeds=num_embeds)
+
+
+def test_sane_outputs() -> None:
+    """A matrix for each item, in a list, a tuple, or a tensor of them all."""
+    matrix = torch.zeros(3, 8)
+    fast.sanity_check_mm_encoder_outputs([matrix, matrix[:0]], 2)
+    fast.sanity_check_mm_encoder_outputs((matrix,), 1)
+    fast.sanity_check_mm_encoder_outputs(torch.zeros(4, 3, 8), 4)
+    fast.sanity_check_mm_encoder_outputs([], 0)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "expected", "error", "message"),
+    [
+        ([torch.zeros(3, 8)], 2, ValueError, "has 1 items, expected 2; the likely cause is"),
+        ([torch.zeros(8)], 1, ValueError, r"\[0\] has shape \(8,\), expected 2 dimensions"),
+        (torch.zeros(3, 8), 3, ValueError, r"\[0\] has shape \(8,\), expected 2 dimensions"),
+        (torch.zeros(()), 0, ValueError, "expected 2 dimensions; the likely cause is"),
+        (torch.zeros(2, 3, 8), 3, ValueError, "has 2 items, expected 3"),
+        ({"image": torch.zeros(3, 8)}, 1, TypeError, "must be a tensor, or a list or tuple"),
+        ([[1.0]], 1, TypeError, r"mm_embeddings\[0\] must be a torch tensor"),
+        ([], -1, ValueError, "expected_num_items is -1"),
+        ([], None, TypeError, "expected_num_items must be an int"),
+    ],
+)
+def test_odd_outputs(
+    embeddings: object, expected: int, error: type[Exception], message: str
+) -> None:
+    """Anything else is refused, with the likely cause."""
+    with pytest.raises(error, match=message):
+        fast.sanity_check_mm_encoder_outputs(embeddings, expected)

@@ -1,0 +1,368 @@
+"""Multimodal inputs: how many items of each kind a prompt and a batch may have."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference import (
+    ModelConfig,
+    MultiModalBudget,
+    SchedulerConfig,
+    compute_mm_encoder_budget,
+)
+
+
+def make_scheduler_config(**changes: Any) -> SchedulerConfig:  # noqa: ANN401  # of wrong types too
+    """Make a scheduler's configuration."""
+    values = {"max_num_batched_tokens": 100, "max_num_seqs": 3, **changes}
+    return SchedulerConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("compute", "cache_size", "sizes", "expected"),
+    [
+        (0, 0, {}, (0, 0)),
+        (500, 600, {}, (0, 0)),
+        (0, 0, {"image": 70, "audio": 30}, (70, 70)),
+        (50, 90, {"image": 70}, (70, 90)),
+        (90, 50, {"image": 70}, (90, 70)),
+        (90, 80, {"image": 0}, (90, 80)),
+        (0, 0, {"image": 0}, (0, 0)),
+        (0, 0, {"video": 1000}, (1000, 1000)),
+    ],
+)
+def test_encoder_budget(
+    compute: int, cache_size: int, sizes: dict[str, int], expected: tuple[int, int]
+) -> None:
+    """Each is what is configured, but at least the largest item; nothing without modalities."""
+    config = make_scheduler_config(
+        max_num_encoder_input_tokens=compute, encoder_cache_size=cache_size
+    )
+    before = dict(sizes)
+    assert expected == compute_mm_encoder_budget(config, sizes)
+    assert before == sizes
+
+
+def test_encoder_budget_is_of_python_ints() -> None:
+    """NumPy's ints come back as Python's."""
+    config = make_scheduler_config(max_num_encoder_input_tokens=np.int64(5))
+    found = compute_mm_encoder_budget(config, {"image": np.int32(7)})
+    assert [(7, int), (7, int)] == [(number, type(number)) for number in found]
+
+
+def test_what_the_encoder_budget_does_not_read() -> None:
+    """Without modalities nothing is read; without the flag, the step's tokens are not."""
+    assert (0, 0) == compute_mm_encoder_budget(None, {})
+    config = SimpleNamespace(
+        max_num_encoder_input_tokens=1, encoder_cache_size=2, disable_chunked_mm_input=False
+    )
+    assert (3, 3) == compute_mm_encoder_budget(config, {"image": 3})
+
+
+def test_items_that_must_be_within_one_step() -> None:
+    """Without chunked items the largest must fit into a step; it may fill it."""
+    config = make_scheduler_config(disable_chunked_mm_input=True)
+    assert (100, 100) == compute_mm_encoder_budget(config, {"image": 100})
+    with pytest.raises(ValueError, match=r"^max_num_batched_tokens is 100, less than") as caught:
+        compute_mm_encoder_budget(config, {"image": 101, "audio": 5})
+    assert str(caught.value).endswith("raise max_num_batched_tokens to at least 101")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "error", "message"),
+    [
+        ({}, None, TypeError, "max_tokens_by_modality is a NoneType, but must be a dict"),
+        ({}, [("image", 3)], TypeError, "max_tokens_by_modality is a list, but must be a dict"),
+        (
+            {},
+            {3: 3},
+            TypeError,
+            "a modality of max_tokens_by_modality is 3 (int), but must be a str",
+        ),
+        (
+            {},
+            {"image": 3.0},
+            TypeError,
+            "max_tokens_by_modality['image'] is 3.0 (float), but must be an int",
+        ),
+        (
+            {},
+            {"image": 3, "audio": -1},
+            ValueError,
+            "max_tokens_by_modality['audio'] is -1, but must be at least 0",
+        ),
+        (
+            {"max_num_encoder_input_tokens": -1},
+            {"image": 3},
+            ValueError,
+            "max_num_encoder_input_tokens is -1, but must be at least 0",
+        ),
+        (
+            {"encoder_cache_size": None},
+            {"image": 3},
+            TypeError,
+            "encoder_cache_size is None (NoneType), but must be an int",
+        ),
+        (
+            {"disable_chunked_mm_input": 0},
+            {"image": 3},
+            TypeError,
+            "disable_chunked_mm_input is 0 (int), but must be a bool",
+        ),
+        (
+            {"disable_chunked_mm_input": True, "max_num_batched_tokens": 0},
+            {"image": 0},
+            ValueError,
+            "max_num_batched_tokens is 0, but must be at least 1",
+        ),
+    ],
+)
+def test_refusals_of_encoder_budget(
+    changes: dict[str, Any],
+    sizes: Any,  # noqa: ANN401  # of any type
+    error: type[Exception],
+    message: str,
+) -> None:
+    """Each wrong number is refused, in these words."""
+    with pytest.raises(error) as caught:
+        compute_mm_encoder_budget(make_scheduler_config(**changes), sizes)
+    assert message == str(caught.value)
+
+
+class Registry:
+    """What an engine knows of a model's modalities; it keeps what it was called with."""
+
+    def __init__(self, limits: Any, sizes: Any) -> None:  # noqa: ANN401  # of wrong types too
+        self.limits, self.sizes = limits, sizes
+        self.calls: list[Any] = []
+
+    def get_mm_limits_per_prompt(self, model_config: object, *, cache: object) -> Any:  # noqa: ANN401  # as given
+        """Return the limits."""
+        self.calls.append(("limits", model_config, cache))
+        return self.limits
+
+    def get_max_tokens_per_item_by_modality(
+        self, model_config: object, *, cache: object, profiler_limits: object
+    ) -> Any:  # noqa: ANN401  # as given
+        """Return the sizes."""
+        self.calls.append(("sizes", model_config, cache, profiler_limits))
+        return self.sizes
+
+
+class CachingRegistry(Registry):
+    """A registry with a processor cache."""
+
+    def processor_only_cache_from_config(self, model_config: object) -> Any:  # noqa: ANN401  # an engine's own
+        """Return a cache that counts how often it was cleared."""
+        self.calls.append(("cache", model_config))
+        self.cache = SimpleNamespace(num_clears=0)
+        self.cache.clear_cache = lambda: setattr(
+            self.cache, "num_clears", self.cache.num_clears + 1
+        )
+        return self.cache
+
+
+def make_budget(
+    limits: Any,  # noqa: ANN401  # of wrong types too
+    sizes: Any,  # noqa: ANN401  # likewise
+    max_model_len: Any = 1000,  # noqa: ANN401  # likewise
+    **changes: Any,  # noqa: ANN401  # likewise
+) -> MultiModalBudget:
+    """Make a budget of a model with these limits and sizes by modality."""
+    return MultiModalBudget(
+        ModelConfig(max_model_len=max_model_len),
+        make_scheduler_config(**changes),
+        Registry(limits, sizes),
+    )
+
+
+def test_attributes_of_a_budget() -> None:
+    """It has what was configured, the registry's own dicts, and the numbers of items."""
+    limits, sizes = {"image": 4, "audio": 9, "unused": 1}, {"audio": 30, "image": 200}
+    budget = make_budget(
+        limits,
+        sizes,
+        max_num_encoder_input_tokens=700,
+        encoder_cache_size=900,
+        max_num_seqs=np.int64(5),
+    )
+    assert (1000, 5, 700, 900, 700) == (
+        budget.max_model_len,
+        budget.max_num_reqs,
+        budget.encoder_compute_budget,
+        budget.encoder_cache_size,
+        budget.get_encoder_budget(),
+    )
+    assert int is type(budget.max_num_reqs)
+    assert limits is budget.mm_limits
+    assert sizes is budget.max_tokens_by_modality
+    assert {"audio": 9, "image": 4} == budget.max_items_per_prompt_by_modality
+    assert {"audio": 23, "image": 3} == budget.max_items_per_batch_by_modality
+    assert ["audio", "image"] == list(budget.max_items_per_batch_by_modality)
+    assert {"image": 4, "audio": 9, "unused": 1} == limits
+
+
+def test_what_the_registry_is_asked() -> None:
+    """The cache, if it knows one, then the limits, then the sizes with both, each once."""
+    model_config = ModelConfig(max_model_len=10)
+    plain, caching = Registry({"image": 1}, {"image": 2}), CachingRegistry({}, {})
+    for registry in (plain, caching):
+        MultiModalBudget(model_config, make_scheduler_config(), registry)
+    assert [("limits", model_config, None), ("sizes", model_config, None, plain.limits)] == (
+        plain.calls
+    )
+    assert [
+        ("cache", model_config),
+        ("limits", model_config, caching.cache),
+        ("sizes", model_config, caching.cache, caching.limits),
+    ] == caching.calls
+    assert caching.limits is caching.calls[2][3]
+
+
+@pytest.mark.parametrize("make_cache", [None, lambda _: None])
+def test_reset_without_a_cache(make_cache: Any) -> None:  # noqa: ANN401  # None too
+    """A registry that says None for its cache, or has none, has nothing to reset."""
+    registry = Registry({}, {})
+    registry.processor_only_cache_from_config = make_cache
+    MultiModalBudget(ModelConfig(max_model_len=10), make_scheduler_config(), registry).reset_cache()
+    assert None is registry.calls[0][2]
+
+
+def test_reset_of_the_cache() -> None:
+    """The processor's cache is cleared when it is asked for, and not before."""
+    registry = CachingRegistry({}, {})
+    budget = MultiModalBudget(ModelConfig(max_model_len=10), make_scheduler_config(), registry)
+    assert 0 == registry.cache.num_clears
+    budget.reset_cache()
+    assert 1 == registry.cache.num_clears
+
+
+def test_the_modality_with_the_largest_item() -> None:
+    """Of equals it is the last by name, whatever the order of the dict."""
+    sizes = {"image": 30, "audio": 30, "text": 7, "zebra": 3}
+    for items in itertools.permutations(sizes.items()):
+        budget = make_budget(dict.fromkeys(sizes, 1), dict(items))
+        assert "image" == budget.get_modality_with_max_tokens()
+    with pytest.raises(ValueError, match=r"^max_tokens_by_modality is empty"):
+        make_budget({}, {}).get_modality_with_max_tokens()
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "changes", "expected"),
+    [
+        pytest.param(4, 0, {}, (0, 0), id="items of nothing"),
+        pytest.param(4, 50, {}, (4, 12), id="as many prompts as there may be"),
+        pytest.param(30, 50, {}, (20, 20), id="as many as fit into the model, and the encoder"),
+        pytest.param(4, 400, {}, (2, 2), id="as many as fit into the encoder"),
+        pytest.param(4, 1001, {}, (1, 1), id="at least one"),
+        pytest.param(0, 50, {}, (1, 3), id="at least one, whatever the limit"),
+        pytest.param(2, 50, {"enable_chunked_prefill": False}, (2, 4), id="prompts of one step"),
+        pytest.param(2, 10, {"enable_chunked_prefill": False}, (2, 6), id="steps with room"),
+        pytest.param(2, 200, {"enable_chunked_prefill": False}, (2, 1), id="no room in a step"),
+        pytest.param(2, 200, {}, (2, 5), id="no room in a step, but spread over several"),
+    ],
+)
+def test_max_items(
+    limit: int, size: int, changes: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    """Items of a prompt and of a batch, each bound in turn."""
+    budget = make_budget({"image": limit}, {"image": 1000}, **changes)
+    assert expected == budget.get_max_items("image", size)
+    assert expected == budget.get_max_items("image", np.int32(size))
+    assert {int} == {type(number) for number in budget.get_max_items("image", np.int32(size))}
+
+
+def test_without_an_encoder_budget() -> None:
+    """Items of no size leave no budget, and then there are no items of any size."""
+    budget = make_budget({"image": 3}, {"image": 0})
+    assert 0 == budget.get_encoder_budget()
+    assert (0, 0) == budget.get_max_items("image", 5)
+    assert {"image": 0} == budget.max_items_per_prompt_by_modality
+
+
+def test_a_modality_that_is_not_there() -> None:
+    """It is refused before the size is looked at, when a budget is made too."""
+    budget = make_budget({"image": 3, "audio": 2}, {})
+    with pytest.raises(KeyError) as caught:
+        budget.get_max_items("video", -1)
+    assert ("modality is 'video', but mm_limits has image, audio",) == caught.value.args
+    with pytest.raises(KeyError, match="'video', but mm_limits has none"):
+        make_budget({}, {"video": 3})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3, 3), TypeError, "modality is 3 (int), but must be a str"),
+        (("image", -1), ValueError, "max_tokens_per_item is -1, but must be at least 0"),
+        (("image", 1.0), TypeError, "max_tokens_per_item is 1.0 (float), but must be an int"),
+    ],
+)
+def test_refusals_of_max_items(
+    arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    """Each wrong argument is refused, in these words."""
+    with pytest.raises(error) as caught:
+        make_budget({"image": 3}, {"image": 2}).get_max_items(*arguments)
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "sizes", "changes", "error", "message"),
+    [
+        ([], {}, {}, TypeError, "mm_limits is a list, but must be a dict"),
+        ({"image": None}, {}, {}, TypeError, "mm_limits['image'] is None (NoneType), but must be"),
+        ({"image": -1}, {}, {}, ValueError, "mm_limits['image'] is -1, but must be at least 0"),
+        ({}, None, {}, TypeError, "max_tokens_by_modality is a NoneType, but must be a dict"),
+        ({}, {}, {"max_model_len": 0}, ValueError, "max_model_len is 0, but must be at least 1"),
+        ({}, {}, {"max_num_seqs": 0}, ValueError, "max_num_seqs is 0, but must be at least 1"),
+        ({}, {}, {"max_num_seqs": "3"}, TypeError, "max_num_seqs is '3' (str), but must be an int"),
+        (
+            {},
+            {},
+            {"max_num_batched_tokens": 0},
+            ValueError,
+            "max_num_batched_tokens is 0, but must be at least 1",
+        ),
+        (
+            {},
+            {},
+            {"enable_chunked_prefill": None},
+            TypeError,
+            "enable_chunked_prefill is None (NoneType), but must be a bool",
+        ),
+        (
+            {"image": 1},
+            {"image": 101},
+            {"disable_chunked_mm_input": True},
+            ValueError,
+            "max_num_batched_tokens is 100, less than the 101 tokens",
+        ),
+    ],
+)
+def test_refusals_of_a_budget(
+    limits: Any,  # noqa: ANN401  # of any type
+    sizes: Any,  # noqa: ANN401  # likewise
+    changes: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    """Each wrong number of a configuration or a registry is refused, in these words."""
+    with pytest.raises(error) as caught:
+        make_budget(limits, sizes, **changes)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("lacking", ["max_model_len", "get_mm_limits_per_prompt"])
+def test_a_budget_of_what_lacks_something(lacking: str) -> None:
+    """A configuration, or a registry, without what is read is refused."""
+    model_config = SimpleNamespace(max_model_len=10)
+    registry = SimpleNamespace(get_mm_limits_per_prompt=lambda *_, **__: {})
+    delattr(model_config if hasattr(model_config, lacking) else registry, lacking)
+    with pytest.raises(AttributeError, match=lacking):
+        MultiModalBudget(model_config, make_scheduler_config(), registry)

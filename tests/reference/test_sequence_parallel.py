@@ -1,0 +1,150 @@
+"""Sequence parallelism: where the residual stream is scattered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference import (
+    CompilationConfig,
+    ParallelConfig,
+    PassConfig,
+    VllmConfig,
+    is_residual_scattered_for_sp,
+)
+
+
+def make_config(
+    *,
+    enable_sp: Any = True,  # noqa: ANN401  # of a wrong type too
+    size: Any = 4,  # noqa: ANN401  # likewise
+    **compilation: Any,  # noqa: ANN401  # likewise
+) -> VllmConfig:
+    """Make an engine's configuration."""
+    return VllmConfig(
+        parallel_config=ParallelConfig(tensor_parallel_size=size),
+        compilation_config=CompilationConfig(
+            pass_config=PassConfig(enable_sp=enable_sp), **compilation
+        ),
+    )
+
+
+OPS = ["attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_input_tokens", "expected"),
+    [
+        pytest.param({"enable_sp": False}, 8, False, id="off"),
+        pytest.param({"enable_sp": False}, 7, False, id="off, and no multiple"),
+        pytest.param({"size": 1}, 7, False, id="one rank"),
+        pytest.param({}, 8, True, id="compiled whole"),
+        pytest.param({}, 0, True, id="no tokens"),
+        pytest.param({"splitting_ops": []}, 8, True, id="an empty list splits nothing"),
+        pytest.param({"splitting_ops": []}, 12, True, id="sizes count only where it is split"),
+        pytest.param({"splitting_ops": OPS}, 8, False, id="no sizes"),
+        pytest.param({"splitting_ops": OPS, "compile_sizes": []}, 8, False, id="empty sizes"),
+        pytest.param({"splitting_ops": OPS, "compile_sizes": [4, 8]}, 8, True, id="a size"),
+        pytest.param({"splitting_ops": OPS, "compile_sizes": [4, 8]}, 12, False, id="no size"),
+        pytest.param(
+            {"splitting_ops": OPS, "use_inductor_graph_partition": True},
+            12,
+            True,
+            id="split by the compiler itself",
+        ),
+        pytest.param({"splitting_ops": tuple(OPS)}, 8, False, id="a tuple"),
+        pytest.param(
+            {"splitting_ops": OPS, "compile_sizes": [np.int64(8)]}, np.int32(8), True, id="NumPy's"
+        ),
+    ],
+)
+def test_what_decides(
+    changes: dict[str, Any],
+    num_input_tokens: Any,  # noqa: ANN401  # NumPy's too
+    expected: bool,
+) -> None:
+    """Each part of the configuration decides as the definition says, by a bool."""
+    assert expected is is_residual_scattered_for_sp(make_config(**changes), num_input_tokens)
+
+
+def test_what_decides_not_is_not_read() -> None:
+    """A part behind the one that decides may be absent."""
+    off = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=PassConfig()))
+    assert False is is_residual_scattered_for_sp(off, 7)
+    pass_config = PassConfig(enable_sp=True)
+    one_rank = SimpleNamespace(
+        compilation_config=SimpleNamespace(pass_config=pass_config),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    assert False is is_residual_scattered_for_sp(one_rank, 7)
+    whole = SimpleNamespace(
+        compilation_config=SimpleNamespace(pass_config=pass_config, splitting_ops=None),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2),
+    )
+    assert True is is_residual_scattered_for_sp(whole, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_input_tokens", "error", "message"),
+    [
+        (
+            {},
+            6,
+            ValueError,
+            "num_input_tokens is 6, but must be a multiple of tensor_parallel_size 4",
+        ),
+        ({}, -4, ValueError, "num_input_tokens is -4, but must be at least 0"),
+        ({"enable_sp": False}, -4, ValueError, "num_input_tokens is -4, but must be at least 0"),
+        ({}, 8.0, TypeError, "num_input_tokens is 8.0 (float), but must be an int"),
+        ({"size": 1}, True, TypeError, "num_input_tokens is True (bool), but must be an int"),
+        ({"enable_sp": None}, 8, TypeError, "enable_sp is None (NoneType), but must be a bool"),
+        ({"size": 0}, 8, ValueError, "tensor_parallel_size is 0, but must be at least 1"),
+        ({"size": "4"}, 8, TypeError, "tensor_parallel_size is '4' (str), but must be an int"),
+        (
+            {"splitting_ops": "attention"},
+            8,
+            TypeError,
+            "splitting_ops is a str, but must be a list or tuple",
+        ),
+        (
+            {"splitting_ops": OPS, "use_inductor_graph_partition": 1},
+            8,
+            TypeError,
+            "use_inductor_graph_partition is 1 (int), but must be a bool",
+        ),
+        (
+            {"splitting_ops": OPS, "compile_sizes": 8},
+            8,
+            TypeError,
+            "compile_sizes is a int, but must be a list",
+        ),
+        (
+            {"splitting_ops": OPS, "compile_sizes": [8, "16"]},
+            8,
+            TypeError,
+            "compile_sizes[1] is '16' (str), but must be an int",
+        ),
+    ],
+)
+def test_refusals(
+    changes: dict[str, Any],
+    num_input_tokens: Any,  # noqa: ANN401  # of any type
+    error: type[Exception],
+    message: str,
+) -> None:
+    """Each wrong argument is refused, in these words."""
+    with pytest.raises(error) as caught:
+        is_residual_scattered_for_sp(make_config(**changes), num_input_tokens)
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize("lacking", ["compilation_config", "parallel_config"])
+def test_a_configuration_that_lacks_what_is_read(lacking: str) -> None:
+    """An engine that has no such configuration is refused."""
+    config = make_config()
+    setattr(config, lacking, None)
+    with pytest.raises(AttributeError):
+        is_residual_scattered_for_sp(config, 8)
