@@ -44,7 +44,7 @@ class KVSharingFastPrefillMetadata(Protocol):
     """
 
     logits_indices_padded: torch.Tensor | None
-    num_logits_indices: int
+    num_logits_indices: int | None
 
 
 def create_fast_prefill_custom_backend(
@@ -103,7 +103,9 @@ def create_fast_prefill_custom_backend(
 
 def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
     """Make a builder that builds from the wanted tokens."""
-    classes: dict[type[Any], type[Any]] = {}  # by the class of what the underlying builder built
+    # By the id of the class of what the underlying builder built, which the value keeps: classes
+    # may say that they equal others.
+    classes: dict[int, type[Any]] = {}
 
     def build(
         self: Any,  # noqa: ANN401  (an engine's own builder)
@@ -112,8 +114,11 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
         fast_build: bool = False,
     ) -> Any:  # noqa: ANN401  (whatever the underlying builder builds)
         """Build the metadata of the tokens of a batch whose logits are wanted."""
-        built = underlying_builder.build(
-            self,
+        # Read first: where the batch itself is built from, the underlying builder may change it.
+        indices = common_attn_metadata.logits_indices_padded
+        num_indices = common_attn_metadata.num_logits_indices
+        underlying: Any = super(builder, self)
+        built = underlying.build(
             common_prefix_len=common_prefix_len,
             common_attn_metadata=make_kv_sharing_fast_prefill_common_attn_metadata(
                 common_attn_metadata
@@ -122,13 +127,13 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
         )
         cls = type(built)
         try:
-            if cls not in classes:
-                classes[cls] = _make_metadata_class(prefix, cls)
+            if id(cls) not in classes:
+                classes[id(cls)] = _make_metadata_class(prefix, cls)
             return _extend(
                 built,
-                classes[cls],
-                logits_indices_padded=common_attn_metadata.logits_indices_padded,
-                num_logits_indices=common_attn_metadata.num_logits_indices,
+                classes[id(cls)],
+                logits_indices_padded=indices,
+                num_logits_indices=num_indices,
             )
         except TypeError as error:
             raise TypeError(
@@ -141,7 +146,8 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
         namespace["build"] = build
 
     name = prefix + underlying_builder.__name__
-    return types.new_class(name, (underlying_builder,), exec_body=fill)
+    builder: type[Any] = types.new_class(name, (underlying_builder,), exec_body=fill)
+    return builder
 
 
 def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:

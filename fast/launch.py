@@ -183,7 +183,7 @@ def flatten(args: tuple[Argument, ...]) -> list[int]:
             strides = [size * stride for stride in arg.stride()]
             words += [0, 0, arg.numel(), size, arg.data_ptr(), *arg.shape, *strides]
         else:
-            words.append(arg)
+            words.append(int(arg))  # a NumPy int would be passed in its own width
     return words
 
 

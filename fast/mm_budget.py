@@ -157,9 +157,8 @@ class MultiModalBudget:
         """
         if not self.max_tokens_by_modality:
             raise ValueError("max_tokens_by_modality is empty: the model has no modalities")
-        tokens, modality = max((n, name) for name, n in self.max_tokens_by_modality.items())
-        del tokens
-        return str(modality)
+        tokens: dict[str, int] = self.max_tokens_by_modality
+        return max(tokens, key=lambda modality: (tokens[modality], modality))
 
     def get_max_items(self, modality: str, max_tokens_per_item: int) -> tuple[int, int]:
         """Return how many items of a size a prompt and a step may hold.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fast._checks import check_bool, check_int, check_ints, check_type
+from fast._checks import check_bool, check_int, check_type, is_int
 
 
 def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> bool:  # noqa: ANN401  (an engine's own config serves too)
@@ -70,5 +70,10 @@ def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> boo
     if sizes is None:
         return False
     check_type("compilation_config.compile_sizes", sizes, list, "a list of ints or None")
-    check_ints("compilation_config.compile_sizes", sizes, -(2**63), 2**63 - 1)
+    for i, size in enumerate(sizes):
+        if not is_int(size):
+            raise TypeError(
+                f"compilation_config.compile_sizes[{i}] must be an int, got {size!r} of"
+                f" {type(size).__name__}"
+            )
     return num_tokens in sizes

@@ -17,8 +17,8 @@ def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: another number of dimensions, a batch size below 1 or one that does not divide
-            the tokens.
+        ValueError: another number of dimensions, a batch size below 1, past an int32, or one that
+            does not divide the tokens.
 
     Example:
         >>> import torch
@@ -30,7 +30,7 @@ def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch
     _check_tensor("query", query)
     if query.dim() != 3:
         raise ValueError(f"query must have 3 dimensions, got shape {tuple(query.shape)}")
-    batch_size = check_int("batch_size", batch_size, maximum=None)
+    batch_size = check_int("batch_size", batch_size)
     num_tokens, num_heads, dim = query.shape
     if num_tokens % batch_size:
         raise ValueError(

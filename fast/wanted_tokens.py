@@ -124,7 +124,7 @@ def _find_starts(
     copy: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return where requests start among the wanted tokens, there and on the CPU, and the most."""
-    num_reqs = metadata.num_reqs
+    num_reqs = check_int("num_reqs", metadata.num_reqs, 0)  # kernels take no NumPy int
     starts = host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, num_reqs + 1)
     counted = None
     if uses_kernels(indices):

@@ -21,8 +21,14 @@ def extend_metadata_cls(
         known = [field.name for field in dataclasses.fields(metadata_cls)]
         new_fields = [field for field in fields if field[0] not in known]
         return subclass_attention_metadata(prefix, metadata_cls, new_fields)
-    defaults = {name: default for name, _, default in fields}
-    return type(prefix + metadata_cls.__name__, (metadata_cls,), defaults)
+    body: dict[str, Any] = {"__module__": metadata_cls.__module__}
+    body |= {name: default for name, _, default in fields}
+    # As a class statement makes it, whatever the metaclass: an enum, for one, is refused.
+    return types.new_class(
+        prefix + metadata_cls.__name__,
+        (metadata_cls,),
+        exec_body=lambda namespace: namespace.update(body),
+    )
 
 
 def extend_metadata(

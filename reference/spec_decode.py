@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference._checks import Array, check_int
+from reference._checks import Array, check_size
 
 
 def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
@@ -15,15 +15,15 @@ def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
 
     Args:
         query: [tokens, heads, dim], of any dtype and strides.
-        batch_size: Number of requests, at least 1; it divides the tokens.
+        batch_size: Number of requests, 1 .. 2**31 - 1; it divides the tokens.
 
     Returns:
         [batch_size, tokens / batch_size, heads, dim], a view: nothing is copied.
 
     Raises:
         TypeError: A query that is no array, a batch size that is no int.
-        ValueError: A query of other than three dimensions, a batch size below 1 or that does not
-            divide the tokens.
+        ValueError: A query of other than three dimensions, a batch size out of range or that does
+            not divide the tokens.
 
     Example:
         >>> import numpy as np
@@ -37,7 +37,7 @@ def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
     if query.ndim != 3:
         raise ValueError(f"query has shape {query.shape}, but must have 3 dimensions")
     num_tokens, num_heads, dim = query.shape
-    num_reqs = check_int("batch_size", batch_size, 1)
+    num_reqs = check_size("batch_size", batch_size)
     if num_tokens % num_reqs != 0:
         raise ValueError(f"batch_size is {num_reqs}, but must divide the {num_tokens} tokens")
     return query.reshape(num_reqs, num_tokens // num_reqs, num_heads, dim)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything only a GPU can show, in one call of a few minutes: the conformance run on target cuda,
-# no synchronisation, side streams, graph capture and replay, the host cost of a launch, and
-# compute-sanitizer over the kernel tests where it is installed. It closes with a short table; keep
-# what it printed under tools/results/.
+# no synchronisation, side streams, graph capture and replay, the host cost of a launch, the share of
+# a copy's bandwidth that rows reach, and compute-sanitizer over the kernel tests where it is
+# installed. It closes with a short table; keep what it printed under tools/results/.
 #
 #   bash tools/gpu_check.sh [workers]
 set -uo pipefail
@@ -30,7 +30,8 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
 if [ -n "$sanitizer" ]; then
     for tool in memcheck racecheck; do
         check "$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 "${pytest[@]}" \
-            tests/gpu -k "side_stream and (append or gather or slot or move)"
+            tests/gpu \
+            -k "side_stream and (append or gather or slot or move or scatter or conv1d or prefill)"
     done
 else
     rows+=("compute-sanitizer      not installed here")
@@ -41,5 +42,6 @@ echo "gpu_check, $(date -u +%F), $(nvidia-smi --query-gpu=name,driver_version --
 python3 -c 'import sys, torch, numba; from importlib.metadata import version as v
 print("Python", sys.version.split()[0], "torch", torch.__version__, "numba", numba.__version__, "numba-cuda", v("numba-cuda"))'
 printf '%s\n' "${rows[@]}"
-grep -ohE "host cost of .*" "$logs/device-path"  # the first stands behind a line of dots
+# The first stands behind a line of dots.
+grep -ohE "(host cost|share of copy bandwidth) of .*" "$logs/device-path"
 ! printf '%s\n' "${rows[@]}" | grep -q FAILS

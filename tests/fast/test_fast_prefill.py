@@ -217,6 +217,24 @@ def test_lengths_in_any_mode(make_batch: Make, simulate: Callable[..., None]) ->
         make_wanted(batch)
 
 
+def test_kernels_are_given_python_ints(make_batch: Make) -> None:
+    """A NumPy int would be passed to a kernel in its own width, not as the int64 that it takes."""
+    given: list[tuple[object, ...]] = []
+
+    def launch(*launched: Any) -> None:  # noqa: ANN401  # a launch
+        given.append(launched[3])
+        launched[3][-1].zero_()
+
+    batch = armed(make_batch, [1, 16])
+    batch.num_reqs, batch.num_logits_indices = np.int32(3), np.int64(2)
+    with simulated_by(launch, threads=4):
+        make_wanted(batch)
+    assert {int} == {type(arg) for args in given for arg in args if not torch.is_tensor(arg)}
+    batch.num_reqs = 3.0
+    with pytest.raises(TypeError, match=r"num_reqs must be an int, got 3\.0"):
+        make_wanted(batch)
+
+
 def test_fields_and_protocol() -> None:
     """The two fields have defaults, and what has them is a metadata of fast prefill."""
     fields = fast.KV_SHARING_FAST_PREFILL_METADATA_FIELDS

@@ -232,6 +232,64 @@ def test_other_ways_to_build(batch: fast.CommonAttentionMetadata) -> None:
     assert builder.given[2] is True
 
 
+def test_a_builder_that_changes_the_batch(make_batch: Make) -> None:
+    """Where the batch itself is built from, its fields are those from before."""
+
+    class Disarming(Builder):
+        def build(
+            self,
+            common_prefix_len: int,
+            common_attn_metadata: fast.CommonAttentionMetadata,
+            fast_build: bool = False,
+        ) -> Any:  # noqa: ANN401  # any
+            del common_prefix_len, fast_build
+            common_attn_metadata.logits_indices_padded = None
+            common_attn_metadata.num_logits_indices = None
+            return Lengths(5)
+
+    class Backend(Paged):
+        get_builder_cls = staticmethod(lambda: Disarming)
+
+    indices = torch.tensor([0, 1])
+    batch = make_batch([1, 1], [0, 1], logits_indices_padded=indices, num_logits_indices=2)
+    made = fast.create_fast_prefill_custom_backend("Fast", Backend).get_builder_cls()
+    built = made("spec", ["0"], None, "cpu").build(0, batch)
+    assert built.logits_indices_padded is indices
+    assert 2 == built.num_logits_indices
+
+
+def test_a_builder_among_others(batch: fast.CommonAttentionMetadata) -> None:
+    """What an engine puts between the made builder and the underlying one is called."""
+
+    class Between(Builder):
+        def build(self, **arguments: Any) -> Any:  # noqa: ANN401  # any
+            return SimpleNamespace(between=super().build(**arguments))
+
+    made: Any = fast.create_fast_prefill_custom_backend("Fast", Paged).get_builder_cls()
+    mine: Any = type("Mine", (made, Between), {})
+    built = mine("spec", ["0"], None, "cpu").build(0, batch)
+    assert (None, 2) == (built.between, built.num_logits_indices)
+
+
+class AllEqual(type):
+    """A metaclass whose classes say that they equal all others."""
+
+    def __eq__(cls, other: object) -> bool:
+        return isinstance(other, type)
+
+    def __hash__(cls) -> int:
+        return 1
+
+
+def test_equal_classes_are_kept_apart(batch: fast.CommonAttentionMetadata) -> None:
+    """What is built is of the class of what was built, not of one that says it equals that."""
+    builder = make_builder(None)
+    for name in ("First", "Second"):
+        cls: type[Any] = AllEqual(name, (), {})
+        builder.result = cls()
+        assert "Fast" + name == type(builder.build(0, batch)).__name__
+
+
 def test_refused(batch: fast.CommonAttentionMetadata) -> None:
     """What is no class cannot be extended, nor what holds more than attributes."""
     create = fast.create_fast_prefill_custom_backend

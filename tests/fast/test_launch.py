@@ -3,6 +3,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,6 +106,11 @@ def test_words_of_arguments() -> None:
     """Arrays are flattened as numba's kernels take them."""
     x = torch.zeros(2, 3, dtype=torch.int32)
     assert [0, 0, 6, 4, x.data_ptr(), 2, 3, 12, 4, 9] == flatten((x, 9))
+
+
+def test_flattened_ints_are_pythons() -> None:
+    """A NumPy int becomes Python's: the launcher would pass it in its own width."""
+    assert [int, int] == [type(word) for word in flatten((np.int32(3), 4))]
 
 
 class Gpu:

@@ -1,3 +1,4 @@
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,6 +169,15 @@ def test_the_largest_modality() -> None:
     assert "b" == make_budget(limits, {"a": 5, "b": 6}).get_modality_with_max_tokens()
     with pytest.raises(ValueError, match="has no modalities"):
         make_budget({}, {}).get_modality_with_max_tokens()
+
+
+def test_modalities_of_an_enum() -> None:
+    """A modality that is a member of an enum of texts comes back as it is."""
+    kinds = Enum("kinds", {"IMAGE": "image", "VIDEO": "video"}, type=str)
+    image, video = kinds
+    limits: Any = {image: 1, video: 1}
+    largest: Any = make_budget(limits, {image: 9, video: 9}).get_modality_with_max_tokens()
+    assert largest is video
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def make_config(ranks: Any = 4, *, enable_sp: Any = True, **compilation: Any) ->
         ({"splitting_ops": ["a"], "compile_sizes": [np.int64(8)]}, True),
         ({"splitting_ops": ("a",), "compile_sizes": [4, 16]}, False),
         ({"splitting_ops": [], "compile_sizes": [4]}, True),
+        ({"splitting_ops": ["a"], "compile_sizes": [2**70, 8]}, True),
     ],
 )
 def test_how_the_graph_is_compiled(compilation: dict[str, Any], expected: bool) -> None:

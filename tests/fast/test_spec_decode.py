@@ -53,7 +53,8 @@ def test_strides_without_a_view() -> None:
     [
         ([[[1.0]]], 1, TypeError, "query must be a torch tensor, got list"),
         (torch.zeros(4, 2), 2, ValueError, r"query must have 3 dimensions, got shape \(4, 2\)"),
-        (torch.zeros(4, 2, 1), 0, ValueError, "batch_size is 0, expected at least 1"),
+        (torch.zeros(4, 2, 1), 0, ValueError, "batch_size is 0, expected 1 to 2147483647"),
+        (torch.zeros(0, 2, 1), 2**63, ValueError, "batch_size is 9223372036854775808, expected 1"),
         (torch.zeros(4, 2, 1), True, TypeError, "batch_size must be an int"),
         (torch.zeros(4, 2, 1), 3, ValueError, "batch_size 3 does not divide the 4 tokens of query"),
     ],

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from on_gpu import SLEEP_CYCLES, captured, host_cost_us, no_waiting
 
 import fast
 
@@ -123,19 +120,6 @@ NAMES = [
 ]
 
 
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Make torch raise where a call would wait for the device."""
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that it does not find all waiting
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_no_call_waits_for_the_device(step: Step, name: str) -> None:
     """A hot function never synchronises, once it is warm."""
@@ -153,7 +137,7 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # torch's own tests wait so too
+        torch.cuda._sleep(SLEEP_CYCLES)
         call()
         is_queued = not stream.query()
     stream.synchronize()
@@ -187,19 +171,6 @@ def test_warmup_is_enough_for_a_capture() -> None:
     """In a new process, what `warmup` has loaded can be captured before it was ever launched."""
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", WARM_AND_CAPTURE], cwd=root, check=True)  # noqa: S603  # our own
-
-
-def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Return a graph of a call, and the tensor that a replay writes."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
 
 
 def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
@@ -282,16 +253,7 @@ def test_what_a_launch_costs_the_host(
 ) -> None:
     """A gather and a slot mapping of all groups each cost the host at most 100 us, when warm."""
     for name in ("gather_block_tables", "compute_slot_mappings", "compute_slot_mapping"):
-        call = calls(step)[name]
-        call()
-        blocks = []
-        for _ in range(20):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(50):
-                call()
-            blocks.append((time.perf_counter() - begin) / 50 * 1e6)
-        cost_us = sorted(blocks)[len(blocks) // 2]
+        cost_us = host_cost_us(calls(step)[name])
         record_property(f"host_us[{name}]", round(cost_us, 1))
         print(f"host cost of {name}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
         assert cost_us < 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 import gc
 import weakref
 from collections import OrderedDict, deque
@@ -309,8 +310,18 @@ def test_tuples(built: Any, batch: CommonAttentionMetadata) -> None:  # noqa: AN
     assert getattr(built, "n", None) == getattr(metadata, "n", None)
 
 
+class Kind(enum.Enum):
+    """A metadata that is one of a few."""
+
+    ONLY = 1
+
+
 @pytest.mark.parametrize(
-    "built", [None, True, 3, "text", {3}, {"n": 3}, OrderedDict(n=3), [3], deque([3]), np.zeros(3)]
+    "built",
+    [
+        *(None, True, 3, "text", Kind.ONLY),
+        *({3}, {"n": 3}, OrderedDict(n=3), [3], deque([3]), np.zeros(3)),
+    ],
 )
 def test_metadata_that_cannot_be_extended(
     built: Any,  # noqa: ANN401  # of any class

@@ -107,6 +107,7 @@ QUERY = np.zeros((6, 2, 2))
         (QUERY, 12, ValueError, "batch_size is 12, but must divide the 6 tokens"),
         (QUERY, 0, ValueError, "batch_size is 0, but must be at least 1"),
         (QUERY, -2, ValueError, "batch_size is -2, but must be at least 1"),
+        (QUERY[:0], 2**63, ValueError, f"batch_size is {2**63}, but must be at most {2**31 - 1}"),
         (QUERY, 2.0, TypeError, "batch_size is 2.0 (float), but must be an int"),
         (QUERY, True, TypeError, "batch_size is True (bool), but must be an int"),
     ],

@@ -1,0 +1,300 @@
+"""Fast prefill, convolutions, drafts and placeholders on the GPU.
+
+The same values as on the CPU, no waiting where the host halves are given, side streams, graphs, and
+what rows and launches cost.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+import torch
+from on_gpu import SLEEP_CYCLES, captured, device_seconds, host_cost_us, no_waiting
+
+import fast
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+Tensors: TypeAlias = list[torch.Tensor]
+Function: TypeAlias = Callable[[Tensors, Tensors], Tensors]
+"""Takes inputs and the same on the CPU, which are the host halves, and returns results."""
+
+NUM_REQS, NUM_PLACEHOLDERS, NUM_EMBEDS = 64, 500, 321
+
+
+def make_wanted(seed: int) -> Tensors:
+    """Make starts, lengths, blocks and slots of a batch, and one or two wanted tokens of each."""
+    draw = torch.Generator().manual_seed(seed)
+    query_lens = torch.randint(2, 40, (NUM_REQS,), generator=draw)
+    starts = torch.cat([torch.zeros(1), query_lens.cumsum(0)]).int()
+    seq_lens = (query_lens + torch.randint(0, 99, (NUM_REQS,), generator=draw)).int()
+    indices = torch.cat([starts[1:] - 1, starts[1 : NUM_REQS // 2] - 2]).sort().values
+    table = torch.arange(NUM_REQS * 9, dtype=torch.int32).view(NUM_REQS, 9)
+    return [starts, seq_lens, table, torch.arange(NUM_REQS * 40), indices.long()]
+
+
+def cut_to_wanted(inputs: Tensors, host: Tensors) -> Tensors:
+    """Cut a batch to its wanted tokens."""
+    starts, seq_lens, table, slots, indices = inputs
+    query_lens = host[0].diff()
+    metadata = fast.CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=host[0],
+        seq_lens=seq_lens,
+        seq_lens_cpu=host[1],
+        num_computed_tokens_cpu=host[1] - query_lens,
+        num_reqs=NUM_REQS,
+        num_actual_tokens=len(slots),
+        max_query_len=int(query_lens.max()),
+        max_seq_len=int(host[1].max()),
+        block_table_tensor=table,
+        slot_mapping=slots,
+        logits_indices_padded=indices,
+        num_logits_indices=len(indices),
+    )
+    made = fast.make_kv_sharing_fast_prefill_common_attn_metadata(
+        metadata, logits_indices_cpu=host[4]
+    )
+    return [made.query_start_loc, made.query_start_loc_cpu]
+
+
+def make_starts(seed: int) -> Tensors:
+    """Make starts of sequences, some of them empty."""
+    lengths = torch.randint(0, 90, (NUM_REQS,), generator=torch.Generator().manual_seed(seed))
+    return [torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()]
+
+
+def list_programs(inputs: Tensors, host: Tensors) -> Tensors:
+    """List the programs of a convolution."""
+    _, *lists = fast.compute_causal_conv1d_metadata(inputs[0], query_start_loc_p_cpu=host[0])
+    return lists
+
+
+def make_rows(seed: int, dtype: torch.dtype = torch.bfloat16, embed_dim: int = 24) -> Tensors:
+    """Make embeddings of any bits, a mask with as many True entries, and placeholders."""
+    draw = torch.Generator().manual_seed(seed)
+    size = (NUM_EMBEDS + NUM_PLACEHOLDERS, embed_dim * dtype.itemsize)
+    rows = torch.randint(0, 256, size, dtype=torch.uint8, generator=draw).view(dtype)
+    mask = torch.arange(NUM_PLACEHOLDERS) < NUM_EMBEDS
+    mask = mask[torch.randperm(NUM_PLACEHOLDERS, generator=draw)]
+    return [rows[:NUM_EMBEDS], mask, rows[NUM_EMBEDS:]]
+
+
+def scatter(inputs: Tensors, _host: Tensors) -> Tensors:
+    """Put embeddings into placeholders."""
+    return [fast.scatter_mm_placeholders(inputs[0], inputs[1])]
+
+
+def gather(inputs: Tensors, host: Tensors) -> Tensors:
+    """Take embeddings out of placeholders."""
+    num_embeds = int(host[1].sum())
+    return [fast.gather_mm_placeholders(inputs[2], inputs[1], num_embeds=num_embeds)]
+
+
+def make_queries(seed: int) -> Tensors:
+    """Make queries of 3 tokens for each request."""
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.rand(NUM_REQS * 3, 4, 8, generator=draw)]
+
+
+def reshape(inputs: Tensors, _host: Tensors) -> Tensors:
+    """View queries request by request, and back."""
+    by_request = fast.reshape_query_for_spec_decode(inputs[0], NUM_REQS)
+    return [by_request, fast.reshape_attn_output_for_spec_decode(by_request)]
+
+
+FUNCTIONS: dict[str, tuple[Callable[[int], Tensors], Function]] = {
+    "make_kv_sharing_fast_prefill_common_attn_metadata": (make_wanted, cut_to_wanted),
+    "compute_causal_conv1d_metadata": (make_starts, list_programs),
+    "scatter_mm_placeholders": (make_rows, scatter),
+    "gather_mm_placeholders": (make_rows, gather),
+    "reshape_query_for_spec_decode and back": (make_queries, reshape),
+}
+LAUNCHING = list(FUNCTIONS)[:4]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Compile and load everything."""
+    if torch.cuda.is_available():
+        fast.warmup()
+
+
+def to_gpu(tensors: Tensors) -> Tensors:
+    """Copy tensors to the GPU."""
+    return [tensor.to("cuda") for tensor in tensors]
+
+
+def assert_same_bits(expected: Tensors, got: Tensors) -> None:
+    """Compare tensors, wherever they are, bit by bit."""
+    assert len(expected) == len(got)
+    for wanted, tensor in zip(expected, got, strict=True):
+        assert (wanted.dtype, wanted.shape) == (tensor.dtype, tensor.shape)
+        there = tensor.cpu().contiguous()
+        assert torch.equal(wanted.contiguous().view(torch.uint8), there.view(torch.uint8))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("checked", [False, True])
+def test_the_gpu_computes_what_the_cpu_does(name: str, checked: bool) -> None:
+    """With the host halves given, results are those of the CPU's path."""
+    make, function = FUNCTIONS[name]
+    for seed in range(3):
+        inputs = make(seed)
+        with fast.checks(checked):
+            assert_same_bits(function(inputs, inputs), function(to_gpu(inputs), inputs))
+
+
+def test_without_host_halves_the_results_are_the_same() -> None:
+    """What waits for the device, where the host halves are not given, finds the same."""
+    starts = make_starts(5)[0]
+    programs, *lists = fast.compute_causal_conv1d_metadata(starts)
+    programs_there, *lists_there = fast.compute_causal_conv1d_metadata(starts.to("cuda"))
+    assert_same_bits(lists, lists_there)
+    for name in ("nums", "mlist", "offsetlist"):
+        assert programs_there[8][name].is_cpu
+        assert torch.equal(programs[8][name], programs_there[8][name])
+    rows = make_rows(5)
+    taken = fast.gather_mm_placeholders(rows[2].to("cuda"), rows[1].to("cuda"))
+    assert_same_bits([rows[2][rows[1]]], [taken])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float32, torch.float64],
+)
+@pytest.mark.parametrize("embed_dim", [1, 3, 8, 1031])
+def test_rows_of_any_bytes(dtype: torch.dtype, embed_dim: int) -> None:
+    """Rows move that 16 bytes do not divide, at odd addresses, strided, with a strided mask."""
+    embeds, mask, placeholders = make_rows(1, dtype, embed_dim)
+    wide = torch.zeros(NUM_PLACEHOLDERS, embed_dim + 1, dtype=torch.uint8)
+    wide = wide.repeat(1, dtype.itemsize).view(dtype).to("cuda")
+    wide[:, 1:].view(torch.uint8).copy_(placeholders.view(torch.uint8))
+    strided_mask = torch.stack([mask, ~mask], dim=1).to("cuda")[:, 0]
+    for rows in (placeholders.to("cuda"), wide[:, 1:]):
+        taken = fast.gather_mm_placeholders(rows, strided_mask, num_embeds=NUM_EMBEDS)
+        assert_same_bits([placeholders[mask]], [taken])
+    filled = fast.scatter_mm_placeholders(embeds.to("cuda"), strided_mask)
+    assert_same_bits([fast.scatter_mm_placeholders(embeds, mask)], [filled])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_call_waits_for_the_device(name: str) -> None:
+    """With the host halves given, a warm function never synchronises."""
+    make, function = FUNCTIONS[name]
+    host = make(0)
+    inputs = to_gpu(host)
+    function(inputs, host)
+    with no_waiting():
+        function(inputs, host)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_calls_run_on_a_side_stream(name: str) -> None:
+    """A call on a side stream, behind a long wait there, sees what was written there before it."""
+    make, function = FUNCTIONS[name]
+    host, new_host = make(0), make(1)
+    inputs, new_inputs = to_gpu(host), to_gpu(new_host)
+    function(inputs, host)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        for tensor, values in zip(inputs, new_inputs, strict=True):
+            tensor.copy_(values)
+        got = function(inputs, new_host)
+        is_queued = not stream.query()
+    stream.synchronize()
+    assert is_queued
+    assert_same_bits(function(new_host, new_host), got)
+
+
+@pytest.mark.parametrize("name", LAUNCHING)
+def test_a_replay_reads_the_new_values(name: str) -> None:
+    """A captured call computes at each replay what it should of the inputs as they are then.
+
+    These functions have no `out=`: what they allocate during a capture comes from the graph's own
+    pool, so the captured result, which each replay writes anew, can be read after it. The host
+    halves are those of the capture; what is on the device follows its inputs.
+    """
+    make, function = FUNCTIONS[name]
+    host = make(0)
+    inputs = to_gpu(host)
+    graph, results = captured(lambda: function(inputs, host))
+    on_device = [number for number, result in enumerate(results) if result.is_cuda]
+    assert on_device
+    for seed in (1, 2, 1):
+        values = make(seed)
+        for tensor, new in zip(inputs, values, strict=True):
+            tensor.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = function(values, values)
+        assert_same_bits([expected[n] for n in on_device], [results[n] for n in on_device])
+
+
+def test_a_replayed_gather_of_fewer_rows_leaves_zeros() -> None:
+    """A replay with fewer True entries than were captured fills the rest with zeros."""
+    host = make_rows(0, torch.float32)
+    inputs = to_gpu(host)
+    graph, [taken] = captured(lambda: gather(inputs, host))
+    inputs[1][NUM_PLACEHOLDERS // 2 :] = False
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = host[2][: NUM_PLACEHOLDERS // 2][host[1][: NUM_PLACEHOLDERS // 2]]
+    assert_same_bits([expected], [taken[: len(expected)]])
+    assert not taken[len(expected) :].view(torch.uint8).any()
+
+
+@pytest.mark.parametrize("mebibytes", [64, 512])
+def test_rows_move_at_the_bandwidth_of_a_copy(
+    mebibytes: int, record_property: Callable[[str, object], None]
+) -> None:
+    """From 64 MiB on, scatter and gather reach 80% of what a copy of the placeholders reaches."""
+    size = mebibytes * 2**20
+    placeholders = torch.zeros(size // 8192, 4096, dtype=torch.bfloat16, device="cuda")
+    mask = torch.arange(len(placeholders), device="cuda") % 17 != 16  # an image ends its lines
+    num_embeds = int(mask.sum())
+    embeds = placeholders[:num_embeds].clone()
+    copied = torch.empty_like(placeholders)
+    calls: dict[str, tuple[int, Callable[[], object]]] = {
+        "scatter_mm_placeholders": (
+            embeds.nbytes + placeholders.nbytes,
+            lambda: fast.scatter_mm_placeholders(embeds, mask),
+        ),
+        "gather_mm_placeholders": (
+            2 * embeds.nbytes,
+            lambda: fast.gather_mm_placeholders(placeholders, mask, num_embeds=num_embeds),
+        ),
+    }
+    shares = {}
+    for name, (num_bytes, call) in calls.items():
+        found, bandwidths = [], []
+        for _ in range(7):  # by turns, so that both find the same GPU
+            bandwidths.append(2 * size / device_seconds(lambda: copied.copy_(placeholders)))
+            found.append(num_bytes / device_seconds(call) / bandwidths[-1])
+        shares[name] = statistics.median(found)
+        copy_gbs = statistics.median(bandwidths) / 1e9
+        record_property(f"copy_share[{name}]", round(shares[name], 3))
+        print(  # noqa: T201  # gpu_check.sh shows it
+            f"share of copy bandwidth of {name}, {mebibytes} MiB: {shares[name]:.0%}"
+            f" of {copy_gbs:.0f} GB/s"
+        )
+    assert min(shares.values()) >= 0.8
+
+
+@pytest.mark.parametrize(("name", "num_launches"), list(zip(LAUNCHING, (1, 1, 3, 3), strict=True)))
+def test_what_a_launch_costs_the_host(
+    name: str, num_launches: int, record_property: Callable[[str, object], None]
+) -> None:
+    """A warm call costs the host at most 100 us for each of its launches."""
+    make, function = FUNCTIONS[name]
+    host = make(0)
+    inputs = to_gpu(host)
+    cost_us = host_cost_us(lambda: function(inputs, host))
+    record_property(f"host_us[{name}]", round(cost_us, 1))
+    print(f"host cost of {name}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
+    assert cost_us < 100 * num_launches
