@@ -179,8 +179,9 @@ def _check_same_answer(
             difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
             raise Mismatch(example.call, target.name, difference) from error
     device = target.device or "cpu"
+    shows = contract.shows or (lambda result: result)
     found = (
-        first_difference(wanted, got, "result", device)
+        first_difference(shows(wanted), shows(got), "result", device)
         or _aliasing(contract, (expected, wanted), (actual, got))
         or _changes(contract, expected, actual)
     )
@@ -196,7 +197,7 @@ def _aliasing(
 ) -> Difference | None:
     """Return the first place where a result lies in other memory than it is defined to."""
     if contract.compares_views:
-        roots = [side.arguments for side, _ in (expected, actual)]
+        roots = [{**side.arguments, **side.hints} for side, _ in (expected, actual)]
         return first_view_difference(expected[1], actual[1], *roots)
     call = expected[0].call
     aliases = [alias for alias in contract.aliases if alias.applies(call)]
@@ -239,8 +240,8 @@ def same_refusal(contract: Contract) -> Check:
     def body(target: Target, example: _Broken) -> None:
         __tracebackhide__ = True
         for fault, call in example.ways:
-            for side in (Side(REFERENCE, call), Side(target, call)):
-                check_refusal(side, fault, contract.observe)
+            for asked in (target,) if fault.is_hint else (REFERENCE, target):
+                check_refusal(Side(asked, call), fault, contract.observe)
             if fault.is_value:
                 check_stays_inside(Side(target, call), fault, contract.changes)
             else:

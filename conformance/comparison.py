@@ -21,6 +21,9 @@ Index: TypeAlias = tuple[int, ...]
 NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
 """Fields that hold a NumPy array in `fast` too."""
 
+ON_HOST = frozenset({"mlist", "nums", "offsetlist"})
+"""Fields that hold a tensor on the CPU, though their names do not end in `_cpu`."""
+
 
 class Verdict(enum.Enum):
     """What kind of difference it is, in the order in which they are looked for."""
@@ -277,7 +280,8 @@ def _array_structure(
         return Difference(Verdict.TYPE, where, None, type(actual).__name__, wanted.__name__)
     is_tensor = isinstance(actual, torch.Tensor)
     dtype = torch_dtype(expected.dtype) if is_tensor else expected.dtype
-    place = "cpu" if name.endswith("_cpu") or not is_tensor else device
+    is_on_host = name.endswith("_cpu") or name in ON_HOST or not is_tensor
+    place = "cpu" if is_on_host else device
     facts = (
         (Verdict.SHAPE, "shape", tuple(actual.shape), expected.shape),
         (Verdict.DTYPE, "dtype", actual.dtype, dtype),

@@ -33,11 +33,15 @@ class Call:
         function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
         arguments: The arguments by name, `self` included.
         facts: What the strategy knows of them (a `Batch`), for situations, faults and reports.
+        hints: Arguments by keyword that `reference` does not take: what an implementation may be
+            told besides, and would otherwise ask the device for (`logits_indices_cpu`). One that
+            has no such keyword is not told.
     """
 
     function: str
     arguments: Arguments
     facts: Any = None
+    hints: Arguments = dataclasses.field(default_factory=dict)
 
     def replacing(self, /, **arguments: Any) -> Call:
         """Return the same call with some arguments replaced.
@@ -47,17 +51,27 @@ class Call:
         """
         return dataclasses.replace(self, arguments={**self.arguments, **arguments})
 
+    def hinting(self, /, **hints: Any) -> Call:
+        """Return the same call with some hints replaced.
+
+        >>> Call("f", {"a": 1}).hinting(a_cpu=1)
+        f(a=1, hint a_cpu=1)
+        """
+        return dataclasses.replace(self, hints={**self.hints, **hints})
+
     def with_numpy_scalars(self) -> Call:
         """Return the same call with NumPy's ints and bools for Python's, in lists and slices too.
 
         >>> Call("f", {"a": 1, "b": [True]}).with_numpy_scalars()
         f(a=np.int32(1), b=[np.True_])
         """
-        return self.replacing(**{name: numpy_scalars(v) for name, v in self.arguments.items()})
+        hints = numpy_scalars(self.hints)
+        return dataclasses.replace(self, arguments=numpy_scalars(self.arguments), hints=hints)
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={brief(value)}" for name, value in self.arguments.items())
-        return f"{self.function}({inside})"
+        inside = [f"{name}={brief(value)}" for name, value in self.arguments.items()]
+        inside += [f"hint {name}={brief(value)}" for name, value in self.hints.items()]
+        return f"{self.function}({', '.join(inside)})"
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Print a falsifying example in one line, as Hypothesis asks its printer to."""
@@ -130,6 +144,7 @@ class Fault:
         breaks: Makes a valid call bad.
         is_value: Whether it stands in the values of an array or tensor, or in a metadata, which
             are looked at in checked mode only. Everything else is refused always.
+        is_hint: Whether it stands in a hint, of which `reference` knows nothing.
     """
 
     name: str
@@ -137,6 +152,7 @@ class Fault:
     argument: str
     breaks: Breaks
     is_value: bool = False
+    is_hint: bool = False
 
     @property
     def situation(self) -> str:
@@ -232,6 +248,7 @@ class Contract:
         aliases: What the definition says of the result's memory.
         compares_views: Whether the result's arrays are compared as views too: strides, where in
             which memory they lie, and which of them are one object. `aliases` is not looked at.
+        shows: What is compared of a result that is no tree of data, such as an object with methods.
         has_kernel: Whether it has a kernel, so that it is run in the simulator again.
         has_device_path: Whether it goes another way on a device without a kernel of its own, so
             that this way is run on `sim` again.
@@ -248,6 +265,7 @@ class Contract:
     observe: Callable[[Mapping[str, Any]], object] | None = None
     aliases: Sequence[Alias] = ()
     compares_views: bool = False
+    shows: Callable[[Any], object] | None = None
     has_kernel: bool = False
     has_device_path: bool = False
     takes_objects: bool = False

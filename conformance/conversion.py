@@ -30,6 +30,9 @@ from conformance.strategies.arrays import poisoned
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+_PLAIN = frozenset({int, str, bool, float, type(None)})
+"""Types of values that are the same on every side, and have nothing inside."""
+
 
 @dataclasses.dataclass
 class _Root:
@@ -58,10 +61,6 @@ class _Root:
         """Tell whether an address lies in the carried memory."""
         first = address_of(self.carried)
         return first <= address < first + self.carried.nbytes
-
-
-_PLAIN = frozenset({int, str, bool, float, type(None)})
-"""What is the same on all sides."""
 
 
 class Carrier:

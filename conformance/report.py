@@ -132,6 +132,7 @@ def render(call: Call) -> str:
                 del values[name]
         del values["query_start_loc"]
     lines = [f"{name} = {brief(value)}" for name, value in values.items() if value is not None]
+    lines += [f"hint {name} = {brief(value)}" for name, value in call.hints.items()]
     return "\n".join(f"    {line}" for line in lines + _table(columns))
 
 

@@ -62,6 +62,7 @@ class Side:
         manner: How it is made.
         carrier: What copied the arguments.
         arguments: This side's copies of the arguments.
+        hints: And of the hints; `reference` is given none.
     """
 
     target: Target
@@ -69,6 +70,7 @@ class Side:
     manner: Manner = PLAIN
     carrier: Carrier = dataclasses.field(init=False)
     arguments: Arguments = dataclasses.field(init=False)
+    hints: Arguments = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         if self.manner.has_numpy_scalars:
@@ -77,6 +79,8 @@ class Side:
         self.arguments = {
             name: self.carrier.carry(value, name) for name, value in self.call.arguments.items()
         }
+        hints = {} if self.target is REFERENCE else self.call.hints
+        self.hints = {name: self.carrier.carry(value, name) for name, value in hints.items()}
 
     def run(self) -> Any:
         """Call the function and return what it returns."""
@@ -88,10 +92,15 @@ class Side:
 
     def _run(self) -> Any:
         function = self.target.lookup(self.call.function)
+        hints = {
+            name: hint
+            for name, hint in self.hints.items()
+            if name in inspect.signature(function).parameters
+        }
         if not self.manner.is_positional:
-            return function(**self.arguments)
+            return function(**self.arguments, **hints)
         by_position, rest = by_position_of(REFERENCE.lookup(self.call.function), self.arguments)
-        return function(*by_position, **rest)
+        return function(*by_position, **rest, **hints)
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
         """Raise `Mismatch` where an argument that may not change has changed."""

@@ -17,13 +17,13 @@ GUARD = 2
 
 
 def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return an array whose every byte is poison.
+    """Return an array whose every byte is poison; of bools, which have two values, all True.
 
     >>> poisoned((2,), np.int32).tolist()
     [-1431655766, -1431655766]
     """
     array = np.empty(shape, dtype)
-    array.reshape(-1).view(np.uint8).fill(POISON_BYTE)
+    array.reshape(-1).view(np.uint8).fill(1 if array.dtype == np.bool_ else POISON_BYTE)
     return array
 
 

@@ -104,7 +104,8 @@ def _table_of_slots(groups: tuple[Batch, ...], length: int) -> Array:
 @st.composite
 def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `build_attn_metadata`; the facts are the `Step`."""
-    batch = dataclasses.replace(draw(batches(preset)), raised=0, causal=True)
+    kind = draw(st.sampled_from((None, None, None, None, None, "none")))
+    batch = dataclasses.replace(draw(batches(preset, kind=kind)), raised=0, causal=True)
     count = draw(st.sampled_from((0, 1, 2, 2, 3)))
     has_one_table = count > 1 and draw(st.sampled_from((False, False, True)))
     is_alike = [g == 0 or has_one_table for g in range(count)]

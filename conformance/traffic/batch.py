@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.traffic.fast_prefill import FastPrefill
 from conformance.traffic.settings import Settings
 from conformance.zoo.calls import Answer
 from conformance.zoo.groups import CacheGroup
@@ -29,6 +30,8 @@ class Batch:
         num_padded_tokens: Tokens with those of CUDA-graph padding.
         positions: int64[num_padded_tokens], of the implementation's kind, as `metadata` is.
         metadata: The `CommonAttentionMetadata` of each group, padding included.
+        config: The `VllmConfig` of the engine.
+        fast_prefill: The layers that compute the wanted tokens only; None where none are deployed.
     """
 
     step_index: int
@@ -40,6 +43,8 @@ class Batch:
     num_padded_tokens: int
     positions: Answer
     metadata: list[Answer]
+    config: Answer
+    fast_prefill: FastPrefill | None
 
     @property
     def num_reqs(self) -> int:
@@ -50,6 +55,20 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens without padding."""
         return int(self.query_lens.sum())
+
+    @property
+    def num_decodes(self) -> int:
+        """Requests of decodes, the first of the batch."""
+        return int((self.query_lens <= self.settings.decode_threshold).sum())
+
+    @property
+    def uniform_decodes(self) -> tuple[int, int]:
+        """The first decodes, up to one of another length: how many there are, and their length."""
+        query_lens = self.query_lens[: self.num_decodes].tolist()
+        for number, query_len in enumerate(query_lens):
+            if query_len != query_lens[0]:
+                return number, query_lens[0]
+        return len(query_lens), query_lens[0] if query_lens else 0
 
     @property
     def group_in_turn(self) -> int:

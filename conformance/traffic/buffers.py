@@ -11,6 +11,8 @@ from conformance.zoo.serving import Serving
 
 NUM_CP_RANKS = 2
 """Ranks of the context-parallel group that batches are spread over."""
+NUM_TP_RANKS = 2
+"""Ranks of the tensor-parallel group that the residual is scattered over."""
 PADDED_REQUEST = -1
 """What `idx_mapping` says of a request that is padding."""
 
@@ -124,13 +126,24 @@ def _make_config(call: Calls, serving: Serving) -> Answer:
         "VllmConfig",
         model_config=call("ModelConfig", max_model_len=serving.max_model_len),
         cache_config=call("CacheConfig", block_size=serving.block_size),
-        parallel_config=call("ParallelConfig", decode_context_parallel_size=NUM_CP_RANKS),
+        parallel_config=call(
+            "ParallelConfig",
+            tensor_parallel_size=NUM_TP_RANKS,
+            decode_context_parallel_size=NUM_CP_RANKS,
+        ),
         scheduler_config=call(
             "SchedulerConfig",
             max_num_batched_tokens=serving.max_num_batched_tokens,
             max_num_seqs=serving.max_num_seqs,
+            max_num_encoder_input_tokens=serving.max_num_batched_tokens,
+            encoder_cache_size=2 * serving.max_num_batched_tokens,
         ),
-        compilation_config=call("CompilationConfig"),
+        compilation_config=call(
+            "CompilationConfig",
+            pass_config=call("PassConfig", enable_sp=True),
+            splitting_ops=["attention"],
+            compile_sizes=[2**power for power in range(12)],
+        ),
         speculative_config=call(
             "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
         ),

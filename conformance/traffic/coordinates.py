@@ -22,6 +22,10 @@ PLAIN_TOKENS = (
     "kernel_slot_mapping_outputs",
 )
 """Results that are arrays by token."""
+BLOCK_M = 8
+"""Tokens of a convolution's program, by which its metadata are kept."""
+PROGRAM_LISTS = ("mlist", "offsetlist", "batch_ptr", "token_chunk_offset_ptr")
+"""Those of the convolution's results that are arrays by program."""
 SPLITS = (
     "decodes_and_prefills",
     "uniform_decodes_and_prefills",
@@ -57,6 +61,30 @@ def coordinates_of(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coo
             virtual = results["attn_metadata"][number].common
             name = f"attn_metadata[{number}]"
             found[name] = _of_virtual_batches(name, [virtual], whole, batch)[f"{name}[0]"]
+    found.update(_of_model_inputs(batch, results))
+    return found
+
+
+def _of_model_inputs(batch: Batch, results: Mapping[str, Answer]) -> dict[str, Coordinates]:
+    """Say whose the parts are of what layers are given besides attention's metadata."""
+    found: dict[str, Coordinates] = {}
+    if "convolution" in results:
+        programs = results["convolution"][0][BLOCK_M]
+        prefills = batch.req_ids[batch.num_decodes :]
+        found["convolution"] = Coordinates(prefills)
+        of_programs = Coordinates([prefills[sequence] for sequence in programs["mlist"].tolist()])
+        for name in PROGRAM_LISTS:
+            found[f"convolution[0][{BLOCK_M}]['{name}']"] = of_programs
+        found["convolution[1]"] = found["convolution[2]"] = of_programs
+    num_decodes, query_len = batch.uniform_decodes
+    decodes = batch.req_ids[:num_decodes]
+    by_token = Coordinates([req_id for req_id in decodes for _ in range(query_len)])
+    for name in ("queries", "outputs", "outputs_as_they_were"):
+        found[f"speculative_{name}"] = by_token
+    found["speculative_queries_by_request"] = Coordinates(decodes)
+    longest, start, stop = batch.longest_request
+    for name in ("placeholders", "gathered_embeds"):
+        found[name] = Coordinates([batch.req_ids[longest]] * (stop - start))
     return found
 
 

@@ -91,7 +91,7 @@ def locate(
     request = found.of_element(rest.rpartition(".")[2] if "." in rest else "", index)
     if request is not None:
         return [request]
-    return [row for row in found.rows if row is not None] or [PADDING]
+    return list(dict.fromkeys(row for row in found.rows if row is not None)) or [PADDING]
 
 
 def _is_part(path: str, key: str) -> bool:

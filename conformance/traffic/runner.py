@@ -11,13 +11,15 @@ from types import ModuleType
 
 import numpy as np
 
-from conformance.traffic import derived
+from conformance.traffic import derived, model_inputs
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
 from conformance.traffic.coordinates import coordinates_of
+from conformance.traffic.fast_prefill import FastPrefill, make_fast_prefill
 from conformance.traffic.input_batch import InputBatch, RequestSlots
 from conformance.traffic.layers import build_for_layers, deploy_small
 from conformance.traffic.locate import Coordinates
+from conformance.traffic.mm_budget import make_budget
 from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
 from conformance.zoo.calls import Answer, Calls
@@ -79,6 +81,7 @@ class Runner:
         self._serving = self.settings.serving(model)
         self._groups = self.settings.cache_groups(model)
         self._buffers: Buffers | None = None
+        self._fast_prefill: FastPrefill | None = None
         max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
         self._slots = RequestSlots(max_num_reqs)
         self._input_batch = InputBatch(max_num_reqs)
@@ -100,6 +103,9 @@ class Runner:
         if self.deployment is None:
             self.deployment = deploy_small(self.call, self._serving)
             self.results["deployment"] = observe(self.call, self.deployment)
+            self._fast_prefill = make_fast_prefill(self.call, self.deployment)
+            self.results["fast_prefill"] = self._fast_prefill.attn_groups
+            self.results["mm_budget"] = make_budget(self.call, self._persistent.config)
         if step.index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
         compacts = step.index % 2 == 0
@@ -108,7 +114,7 @@ class Runner:
         self._show_rows("rows")
         self._order(step, swaps_rows=compacts)
         self.batch = self._make_batch(step)
-        for derive in derived.DERIVATIONS:
+        for derive in (*derived.DERIVATIONS, *model_inputs.DERIVATIONS):
             self.results.update(derive(self.call, self.batch))
         return self.results
 
@@ -243,6 +249,8 @@ class Runner:
             num_padded_tokens=num_padded_tokens,
             positions=positions,
             metadata=metadata,
+            config=persistent.config,
+            fast_prefill=self._fast_prefill,
         )
 
     def _make_metadata(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from known_bad import ENTRIES, KnownBad
-from known_bad.kernels import edited
+from known_bad.edits import edited
 
 import conformance
 from conformance.checks import Check
@@ -19,6 +19,7 @@ from conformance.report import Mismatch
 from conformance.situations import LEDGER
 from conformance.strategies import SIZES
 from conformance.targets import TARGETS
+from fast.kernels import block_table
 
 BAD = [entry for entry in ENTRIES if entry.bug is not None]
 HONEST = [entry for entry in ENTRIES if entry.bug is None]
@@ -105,7 +106,7 @@ def is_verdict(error: Exception) -> bool:
 def test_a_bug_that_cannot_be_planted_is_told() -> None:
     """A kernel that was rewritten may no longer have the line to break: that fails by name."""
     with pytest.raises(ValueError, match=r"^'no such line' stands 0 times in move_row, expected 1"):
-        edited("move_row", "no such line", "")
+        edited(block_table, "move_row", "no such line", "")
 
 
 def test_there_are_enough() -> None:

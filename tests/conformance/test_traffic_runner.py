@@ -90,7 +90,7 @@ def test_the_twins_agree_in_odd_engines(settings: Settings) -> None:
 
 
 NOT_A_WORKERS = {
-    *("kv_reads", "kv_writes", "PassConfig"),
+    *("kv_reads", "kv_writes"),
     # Bases, and what functions return.
     *("AttentionCGSupport", "AttentionSpec", "KVCacheSpec", "KVCacheLayoutType"),
     "PerLayerParameters",
@@ -99,6 +99,7 @@ NOT_A_WORKERS = {
     *("_allocate_kv_cache", "_reshape_kv_cache", "bind_kv_cache", "extract_layer_index"),
     *("initialize_kv_cache_for_kv_sharing", "select_common_block_size"),
     *("get_kv_cache_spec", "get_layers_from_vllm_config"),
+    "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",
 }
 
 

@@ -8,9 +8,11 @@ from known_bad.batch_order import BATCH_ORDER
 from known_bad.block_size import BLOCK_SIZE
 from known_bad.buffers import BUFFERS
 from known_bad.builders import BUILDERS
+from known_bad.causal_conv1d import CAUSAL_CONV1D
 from known_bad.context_parallel import CONTEXT_PARALLEL
 from known_bad.device import DEVICE
 from known_bad.entries import KnownBad
+from known_bad.fast_prefill import FAST_PREFILL
 from known_bad.kernels import KERNELS
 from known_bad.kv_binding import KV_BINDING
 from known_bad.kv_cache import KV_CACHE
@@ -20,7 +22,11 @@ from known_bad.layer_params import LAYER_PARAMS
 from known_bad.local_attention import LOCAL_ATTENTION
 from known_bad.memory import MEMORY
 from known_bad.metadata import METADATA
+from known_bad.mm_budget import MM_BUDGET
+from known_bad.multimodal import MULTIMODAL
+from known_bad.sequence_parallel import SEQUENCE_PARALLEL
 from known_bad.slots import SLOTS
+from known_bad.spec_decode import SPEC_DECODE
 from known_bad.spec_groups import SPEC_GROUPS
 from known_bad.tables import TABLES
 from known_bad.ubatch import UBATCH
@@ -49,6 +55,12 @@ ENTRIES: list[KnownBad] = [
     *BACKEND,
     *BUILDERS,
     *LAYER_PARAMS,
+    *FAST_PREFILL,
+    *SPEC_DECODE,
+    *CAUSAL_CONV1D,
+    *MULTIMODAL,
+    *MM_BUDGET,
+    *SEQUENCE_PARALLEL,
 ]
 
 __all__ = ["ENTRIES", "KnownBad"]

@@ -1,75 +1,10 @@
-"""The real kernels with a line changed, run in the simulator."""
+"""The kernels for block tables and slots with a line changed."""
 
 from __future__ import annotations
 
-import inspect
-import linecache
-from typing import Any, NamedTuple
-
-import pytest
-
 from conformance.profiles import Kind
-from fast.kernels import block_table, cuda
-from known_bad.entries import KnownBad
-
-SOURCE = inspect.getsource(block_table)
-
-
-class Edit(NamedTuple):
-    """A bug of a kernel.
-
-    Attributes:
-        function: The kernel or device function.
-        old: A piece of its source.
-        new: What replaces it.
-        why: What happens, and why nobody would notice.
-        seen_by: The kind of check that is to see it, or the law's name.
-    """
-
-    function: str
-    old: str
-    new: str
-    why: str
-    seen_by: Kind | str = Kind.SAME_ANSWER
-
-
-def edited(function: str, old: str, new: str) -> str:
-    """Return the kernels' source with one piece of one function replaced.
-
-    Raises:
-        ValueError: The piece does not stand there once: the kernel was rewritten, and the bug must
-            be planted anew.
-    """
-    begin = SOURCE.index(f"def {function}(")
-    end = SOURCE.find("\n\n\n", begin)
-    body = SOURCE[begin : end if end >= 0 else len(SOURCE)]
-    if body.count(old) != 1:
-        raise ValueError(f"{old!r} stands {body.count(old)} times in {function}, expected 1")
-    return SOURCE.replace(body, body.replace(old, new))
-
-
-def install(patch: pytest.MonkeyPatch, source: str) -> None:
-    """Put the kernels of another source in the place of the real ones."""
-    patch.setattr(cuda, "KERNELS", [])  # where they declare themselves
-    names: dict[str, Any] = {"__name__": block_table.__name__}
-    path = f"<known bad {hash(source)}>"
-    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    exec(compile(source, path, "exec"), names)  # noqa: S102  # our own source
-    for kernel in cuda.KERNELS:
-        patch.setattr(block_table, kernel.name, names[kernel.name])
-
-
-def _honest(checked: str) -> KnownBad:
-    why = "The kernels as they are, compiled anew."
-    return KnownBad(checked, None, why, lambda patch: install(patch, SOURCE), target="sim")
-
-
-def _bad(checked: str, bug: str, edit: Edit) -> KnownBad:
-    def put(patch: pytest.MonkeyPatch) -> None:
-        install(patch, edited(edit.function, edit.old, edit.new))
-
-    return KnownBad(checked, bug, edit.why, put, "sim", edit.seen_by)
-
+from fast.kernels import block_table
+from known_bad.edits import Edit, edits_of
 
 TABLE_EDITS = {
     "append: no barrier before the count is written": Edit(
@@ -298,8 +233,6 @@ SLOT_EDITS = {
 """Bugs of the kernel of `compute_slot_mapping`."""
 
 KERNELS = [
-    _honest("BlockTables"),
-    *(_bad("BlockTables", bug, edit) for bug, edit in TABLE_EDITS.items()),
-    _honest("compute_slot_mapping"),
-    *(_bad("compute_slot_mapping", bug, edit) for bug, edit in SLOT_EDITS.items()),
+    *edits_of(block_table, "BlockTables", TABLE_EDITS),
+    *edits_of(block_table, "compute_slot_mapping", SLOT_EDITS),
 ]

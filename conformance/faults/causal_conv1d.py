@@ -1,0 +1,56 @@
+"""Bad calls of `compute_causal_conv1d_metadata`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.contracts import Breaks, Call, Draw, Fault
+from conformance.faults.arrays import query_start_loc_faults
+
+HINT = "query_start_loc_p_cpu"
+
+
+def _hinted(change: Callable[[Any], Any]) -> Breaks:
+    def breaks(call: Call, _: Draw) -> Call | None:
+        return call.hinting(**{HINT: change(call.hints[HINT])}) if HINT in call.hints else None
+
+    return breaks
+
+
+def _other(starts: Any) -> Any:
+    bad = starts.copy()
+    bad[-1] += 9
+    return bad
+
+
+def _none_for_many(call: Call, draw: Draw) -> Call | None:
+    """Return the call with no tokens on the CPU, and more programs than there is room for then."""
+    return _hinted(lambda a: a * 0)(call, draw) if max(call.facts, default=0) > 2**14 else None
+
+
+CONV1D_FAULTS = [
+    Fault(
+        "hint: no tokens for more programs than there is room for",
+        ValueError,
+        HINT,
+        _none_for_many,
+        is_value=True,
+        is_hint=True,
+    ),
+    *query_start_loc_faults("query_start_loc_p"),
+    *(
+        Fault(f"hint: {name}", error, HINT, _hinted(change), is_value, is_hint=True)
+        for name, error, change, is_value in (
+            ("a list", TypeError, np.ndarray.tolist, False),
+            ("int64", TypeError, lambda a: a.astype(np.int64), False),
+            ("two axes", ValueError, lambda a: a[None].copy(), False),
+            ("too short", ValueError, lambda a: a[:-1], False),
+            ("too long", ValueError, lambda a: np.append(a, a[-1:]), False),
+            ("more tokens", ValueError, _other, True),
+            ("does not start at 0", ValueError, lambda a: a + 1, True),
+        )
+    ),
+]

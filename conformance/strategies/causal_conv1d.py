@@ -1,0 +1,40 @@
+"""Calls of `compute_causal_conv1d_metadata`: sequences about as long as programs, and longer."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import MINIMAL, Preset
+
+LENGTHS = (0, 1, 8, 9, 7, 16, 17, 15, 24, 3)
+"""About the tokens of a program, and of two."""
+
+LONG = (8192, 8193, 8185, 16401)
+"""About as many tokens as have half the programs for which the lists have least room, and all."""
+
+
+@st.composite
+def compute_conv1d_calls(draw: Draw, preset: Preset, *, is_long: bool | None = None) -> Call:
+    """Draw calls of `compute_causal_conv1d_metadata`; the facts are the sequences' lengths.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        is_long: Whether there is a sequence of `LONG`; None draws where sizes are real.
+    """
+    lengths = draw(st.lists(st.sampled_from(LENGTHS), max_size=2 * preset.max_num_reqs))
+    if draw(SELDOM) if is_long is None and preset is not MINIMAL else is_long:
+        lengths.insert(draw(st.integers(0, len(lengths))), draw(st.sampled_from(LONG)))
+    starts = [0, *accumulate(lengths)]
+    strides = st.sampled_from((1, 2))
+    arguments = {"query_start_loc_p": guarded(starts, np.int32, draw(strides))}
+    hints = {}
+    if draw(st.booleans()):
+        hints["query_start_loc_p_cpu"] = guarded(starts, np.int32, draw(strides))
+    return Call("compute_causal_conv1d_metadata", arguments, tuple(lengths), hints)

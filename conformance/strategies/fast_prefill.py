@@ -1,0 +1,87 @@
+"""Calls of `make_kv_sharing_fast_prefill_common_attn_metadata`: batches and wanted tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Arguments, Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.batches import FILLERS, Batch, batches
+from conformance.strategies.odds import RARELY
+from conformance.strategies.presets import Preset
+
+WANTED = ("last of each", "last of some", "ends", "several", "several", "all", "none")
+"""Which tokens of a request are wanted."""
+
+KINDS = (None, None, None, "decode", "mixed", "extend", "prefill")
+"""Kinds of batches; those of decodes alone come back as they are."""
+
+
+def wanted_tokens(batch: Batch, which: str, seed: int) -> list[int]:
+    """Return the wanted tokens of a batch, of each request as one of `WANTED` says."""
+    rng = np.random.default_rng(seed)
+    found: list[int] = []
+    for start, length in zip(batch.starts, batch.query_lens, strict=False):
+        few: list[int] = list(range(length))  # counted from the last token
+        if which == "ends":
+            few = few[: rng.integers(length + 1)]
+        elif which == "several":
+            few = [back for back in few if rng.random() < 0.4]
+        elif which != "all":
+            most = {"none": 0, "last of some": int(rng.integers(2))}.get(which, 1)
+            few = few[:most]
+        found += [start + length - 1 - back for back in reversed(few)]
+    return found
+
+
+@st.composite
+def make_wanted_calls(
+    draw: Draw, preset: Preset, *, which: str | None = None, is_causal: bool | None = None
+) -> Call:
+    """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        which: Which tokens are wanted, one of `WANTED`; None draws, and arms seldom not at all.
+        is_causal: Whether the batch is causal; None draws.
+
+    Returns:
+        A call whose facts are its `Batch`.
+    """
+    batch = draw(batches(preset, kind=draw(st.sampled_from(KINDS))))
+    if is_causal is not None:
+        batch = dataclasses.replace(batch, causal=is_causal)
+    metadata, hints = batch.metadata(), {}
+    if draw(RARELY):
+        metadata = dataclasses.replace(
+            metadata,
+            encoder_seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
+            dcp_local_seq_lens=guarded([s // 2 for s in batch.seq_lens], np.int32, batch.stride),
+        )
+    if which is not None or draw(st.integers(0, 5)):
+        which = draw(st.sampled_from(WANTED)) if which is None else which
+        indices = wanted_tokens(batch, which, draw(st.integers(0, 2**16)))
+        number: Any = np.int32 if batch.has_numpy_ints else int
+        metadata = dataclasses.replace(
+            metadata,
+            logits_indices_padded=draw(_padded(indices)),
+            num_logits_indices=number(len(indices)),
+        )
+        if draw(st.booleans()):
+            hints["logits_indices_cpu"] = draw(_padded(indices))
+    arguments: Arguments = {"common_attn_metadata": metadata}
+    name = "make_kv_sharing_fast_prefill_common_attn_metadata"
+    return Call(name, arguments, batch, hints)
+
+
+@st.composite
+def _padded(draw: Draw, indices: list[int]) -> Any:
+    """Draw a vector of indices with garbage behind."""
+    padding = [draw(st.sampled_from(FILLERS))] * draw(st.sampled_from((0, 1, 4)))
+    dtype = draw(st.sampled_from((np.int32, np.int64)))
+    return guarded(indices + padding, dtype, draw(st.sampled_from((1, 2))))

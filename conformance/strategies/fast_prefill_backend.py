@@ -1,0 +1,212 @@
+"""Calls of `create_fast_prefill_custom_backend`: backends that build all kinds of metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Call, Draw
+from conformance.strategies.engines import BackendClass, BuilderClass
+from conformance.strategies.fast_prefill import make_wanted_calls
+from conformance.strategies.presets import Preset
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+
+class Pair(NamedTuple):
+    """A metadata that is a tuple."""
+
+    starts: Any
+    longest: int
+
+
+class Slotted:
+    """A metadata whose attributes stand in slots; one is left empty."""
+
+    __slots__ = ("empty", "longest", "starts")
+
+    def __init__(self, starts: Any, longest: int) -> None:
+        self.starts, self.longest = starts, longest
+
+
+class More(Slotted):
+    """A metadata with slots and a dict."""
+
+    def __init__(self, starts: Any, longest: int) -> None:
+        super().__init__(starts, longest)
+        self.note = "kept"
+
+
+class Closed:
+    """A metadata that lets nobody set an attribute, and says more than it holds."""
+
+    def __init__(self, starts: Any, longest: int) -> None:
+        vars(self).update(starts=starts, longest=longest, note="kept")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse."""
+        raise AttributeError(f"{name} cannot be set to {value}")
+
+    @property
+    def doubled(self) -> int:
+        """Twice the longest."""
+        return 2 * int(vars(self)["longest"])
+
+
+@dataclasses.dataclass
+class Plain:
+    """A metadata that is a dataclass, one of whose fields nobody passes."""
+
+    starts: Any
+    longest: int
+    note: str = dataclasses.field(init=False, default="made")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    """A metadata that cannot be changed, and has no dict."""
+
+    starts: Any
+    longest: int
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Knowing:
+    """A metadata that has the logits fields already, of something else."""
+
+    starts: Any
+    longest: int
+    logits_indices_padded: Any = None
+    num_logits_indices: int = -5
+
+
+METADATA: dict[str, Any] = {
+    "a dataclass": Plain,
+    "frozen, with slots": Frozen,
+    "with the fields already": Knowing,
+    "slots": Slotted,
+    "slots and a dict": More,
+    "closed": Closed,
+    "a tuple": Pair,
+    "a namespace": SimpleNamespace,
+}
+"""What builders build, by what is particular about it."""
+
+METADATA_KINDS = tuple(METADATA)
+
+ATTRIBUTES = ("starts", "longest", "note", "extra", "doubled", "empty")
+"""What one of these may have."""
+
+UNEXTENDABLE: dict[str, Any] = {
+    "None": lambda **_: None,
+    "a dict": dict,
+    "a list": lambda **_: [],
+    "an int": lambda **_: 3,
+}
+"""What builders may build, and nobody can extend."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QueriesBuilder(BuilderClass):
+    """A class of builders that build one of `METADATA`.
+
+    Attributes:
+        kind: What they build.
+        knows_fast_build: Whether their `build` has the parameter `fast_build`.
+    """
+
+    kind: str = "a dataclass"
+    knows_fast_build: bool = True
+
+    def make(self, carrier: Carrier) -> type:
+        """Return the class; its objects keep what they were asked, and what they built."""
+        cls = (METADATA | UNEXTENDABLE)[self.kind]
+
+        def answer(builder: Any, *asked: Any) -> Any:
+            built = cls(starts=asked[1].query_start_loc, longest=asked[1].max_query_len)
+            if self.kind == "a dataclass":
+                built.extra = "no field"
+            builder.builds.append((asked, built))
+            return built
+
+        def build(
+            self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+        ) -> Any:
+            return answer(self, common_prefix_len, common_attn_metadata, fast_build)
+
+        def build_slowly(self: Any, common_prefix_len: int, common_attn_metadata: Any) -> Any:
+            return answer(self, common_prefix_len, common_attn_metadata, False)
+
+        members = {"build": build if self.knows_fast_build else build_slowly}
+        return type("Queries", (super().make(carrier),), members)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What the builders of a fast-prefill backend are asked for.
+
+    Attributes:
+        metadata: The batch's.
+        common_prefix_len: The tokens of a prefix that all requests share.
+        fast_build: Whether to build fast; None leaves it out.
+        is_positional: Whether it is asked by position.
+    """
+
+    metadata: reference.CommonAttentionMetadata
+    common_prefix_len: int
+    fast_build: bool | None
+    is_positional: bool
+
+
+@st.composite
+def create_backend_calls(
+    draw: Draw, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS
+) -> Call:
+    """Draw calls of `create_fast_prefill_custom_backend`.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        kinds: What the builders build, one of these.
+    """
+    del preset
+    # Of one number, so that all kinds are met: single draws tend to repeat themselves.
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    is_own, knows_fast_build, has_own_backend = (bool(n) for n in rng.integers(2, size=3))
+    builder = QueriesBuilder(is_own, kind=rng.choice(kinds), knows_fast_build=knows_fast_build)
+    backend = BackendClass("QUERIES", builder, has_own_backend, bool(rng.random() < 1 / 3))
+    arguments = {
+        "prefix": ("FastPrefill", "Custom_", "")[rng.integers(3)],
+        "underlying_attn_backend": backend,
+    }
+    return Call("create_fast_prefill_custom_backend", arguments)
+
+
+@st.composite
+def build_calls(draw: Draw, preset: Preset, *, kinds: Sequence[str] = METADATA_KINDS) -> Call:
+    """Draw calls of `create_fast_prefill_custom_backend` whose facts are a `Step` of its builders.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        kinds: What the builders build, one of these.
+    """
+    call = draw(create_backend_calls(preset, kinds=kinds))
+    metadata = draw(make_wanted_calls(preset)).arguments["common_attn_metadata"]
+    builder = call.arguments["underlying_attn_backend"].builder
+    flags = (None, False, True) if builder.knows_fast_build else (None, False)
+    step = Step(
+        metadata,
+        draw(st.sampled_from((0, 3))),
+        draw(st.sampled_from(flags)),
+        draw(st.booleans()),
+    )
+    built: Call = dataclasses.replace(call, facts=step)
+    return built

@@ -1,0 +1,208 @@
+"""Calls of the functions about multimodal budgets: registries, and numbers near each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import Blueprint
+from conformance.contracts import Call, Draw
+from conformance.strategies.attention_layers import own_config
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import MINIMAL, Preset
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+MODALITIES = ("image", "video", "audio", "", "Image")
+
+CACHES = ("no method", "no method at all", "no cache", "a cache")
+"""What a registry knows of a processor cache."""
+
+
+class Cache:
+    """A processor cache, which counts how often it is cleared."""
+
+    compared = ("cleared",)
+
+    def __init__(self) -> None:
+        self.cleared = 0
+
+    def clear_cache(self) -> None:
+        """Count."""
+        self.cleared += 1
+
+
+class MadeRegistry:
+    """A registry that writes down what it was asked.
+
+    Args:
+        limits: Items of a prompt by modality.
+        tokens: Tokens of the largest item by modality.
+        cache: What it gives for a cache.
+    """
+
+    compared = ("asked",)
+
+    def __init__(self, limits: Any, tokens: Any, cache: Cache | None) -> None:
+        self.limits, self.tokens, self.cache = limits, tokens, cache
+        self.asked: list[Any] = []
+
+    def get_mm_limits_per_prompt(self, *args: Any, **keywords: Any) -> Any:
+        """Return the limits."""
+        self.asked.append(("limits", args, keywords))
+        return self.limits
+
+    def get_max_tokens_per_item_by_modality(self, *args: Any, **keywords: Any) -> Any:
+        """Return the largest items."""
+        self.asked.append(("tokens", args, keywords))
+        return self.tokens
+
+
+class CachingRegistry(MadeRegistry):
+    """One that knows of a processor cache."""
+
+    def processor_only_cache_from_config(self, *args: Any, **keywords: Any) -> Cache | None:
+        """Return the cache."""
+        self.asked.append(("cache", args, keywords))
+        return self.cache
+
+
+class UnwillingRegistry(MadeRegistry):
+    """One that says that it knows of none."""
+
+    processor_only_cache_from_config = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Registry(Blueprint):
+    """A registry of a model's modalities.
+
+    Attributes:
+        limits: Items of a prompt by modality.
+        tokens: Tokens of the largest item by modality.
+        cache: One of `CACHES`.
+    """
+
+    limits: Any
+    tokens: Any
+    cache: str = CACHES[0]
+
+    def make(self, carrier: Carrier) -> MadeRegistry:
+        """Return the registry."""
+        cls = {"no method": MadeRegistry, "no method at all": UnwillingRegistry}
+        limits, tokens = (carrier.carry(v, "mm_registry.given") for v in (self.limits, self.tokens))
+        cache = Cache() if self.cache == "a cache" else None
+        return cls.get(self.cache, CachingRegistry)(limits, tokens, cache)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Budget(Blueprint):
+    """A budget.
+
+    Attributes:
+        arguments: What it is made of.
+    """
+
+    arguments: Mapping[str, Any]
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return the budget."""
+        given = {name: carrier.carry(value, name) for name, value in self.arguments.items()}
+        implementation: Any = carrier.implementation
+        return implementation.MultiModalBudget(**given)
+
+
+@st.composite
+def _tokens(draw: Draw, preset: Preset) -> dict[str, int]:
+    """Draw the largest items of some modalities, equals among them."""
+    sizes = (0, 1, 3, 3, 5, 8) if preset is MINIMAL else (0, 576, 576, 1024, 1500)
+    names = draw(st.permutations(MODALITIES))[: draw(st.integers(0, 3))]
+    return {name: draw(st.sampled_from(sizes)) for name in names}
+
+
+@st.composite
+def scheduler_configs(draw: Draw, tokens: Mapping[str, int]) -> reference.SchedulerConfig:
+    """Draw configurations with room for about the largest of these items, for it and for more."""
+    largest = max(tokens.values(), default=0)
+    near = st.sampled_from((largest, 0, largest + 1, 2 * largest, max(largest - 1, 0), 5 * largest))
+    is_whole = draw(SELDOM)
+    step = max(largest, 1) + draw(st.sampled_from((0, 1, 7, 2 * largest)))
+    if not is_whole and draw(st.booleans()):
+        step = draw(st.integers(1, step))
+    return reference.SchedulerConfig(
+        max_num_batched_tokens=step,
+        max_num_seqs=draw(st.sampled_from((1, 2, 3, 64))),
+        max_num_encoder_input_tokens=draw(near),
+        encoder_cache_size=draw(near),
+        enable_chunked_prefill=draw(st.booleans()),
+        disable_chunked_mm_input=is_whole,
+    )
+
+
+def without(config: reference.SchedulerConfig, *names: str) -> Any:
+    """Return an engine's own configuration, without what has these names."""
+    return own_config(**{name: value for name, value in vars(config).items() if name not in names})
+
+
+@st.composite
+def compute_budget_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `compute_mm_encoder_budget`; where nothing is read there is nothing to read."""
+    tokens = draw(_tokens(preset))
+    config: Any = draw(scheduler_configs(tokens))
+    if not tokens:
+        config = draw(st.sampled_from((None, own_config())))
+    elif draw(SELDOM):
+        unread = () if config.disable_chunked_mm_input else ("max_num_batched_tokens",)
+        config = without(config, "max_num_seqs", "enable_chunked_prefill", *unread)
+    arguments = {"scheduler_config": config, "max_tokens_by_modality": tokens}
+    return Call("compute_mm_encoder_budget", arguments)
+
+
+@st.composite
+def budget_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `MultiModalBudget`, of all kinds of registries."""
+    tokens = draw(_tokens(preset))
+    limits = {name: draw(st.sampled_from((1, 2, 0, 9, 999))) for name in (*tokens, "text")}
+    largest = max(tokens.values(), default=0)
+    length = draw(st.sampled_from((1, largest - 1, largest, 2 * largest, 2 * largest + 1, 10**4)))
+    arguments = {
+        "model_config": reference.ModelConfig(max_model_len=max(length, 1)),
+        "scheduler_config": draw(scheduler_configs(tokens)),
+        "mm_registry": Registry(limits, tokens, draw(st.sampled_from(CACHES))),
+    }
+    return Call("MultiModalBudget", arguments)
+
+
+@st.composite
+def method_calls(draw: Draw, preset: Preset, *, method: str, has_modalities: bool = False) -> Call:
+    """Draw calls of a method without arguments; the facts are the call that makes the budget.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        method: Its name.
+        has_modalities: Whether there must be modalities.
+    """
+    call = draw(budget_calls(preset))
+    if has_modalities and not call.arguments["mm_registry"].tokens:
+        call.arguments["mm_registry"] = Registry({"image": 1}, {"image": 1})
+    return Call(f"MultiModalBudget.{method}", {"self": Budget(call.arguments)}, call)
+
+
+@st.composite
+def max_items_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `MultiModalBudget.get_max_items`, of items of any size."""
+    call = draw(method_calls(preset, method="get_max_items"))
+    registry, scheduler = (call.facts.arguments[n] for n in ("mm_registry", "scheduler_config"))
+    modality = draw(st.sampled_from(tuple(registry.limits)))
+    length = call.facts.arguments["model_config"].max_model_len
+    step = scheduler.max_num_batched_tokens
+    sizes = (1, 0, 2, 3, registry.tokens.get(modality, 5), length, length + 1, step, step + 1)
+    size = draw(st.sampled_from(sizes))
+    items: Call = call.replacing(modality=modality, max_tokens_per_item=size)
+    return items

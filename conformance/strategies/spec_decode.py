@@ -1,0 +1,76 @@
+"""Calls of the functions that view a uniform batch request by request, and back."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.presets import MINIMAL, Preset
+
+DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, np.int8, np.bool_)
+
+LAYOUTS = ("dense", "some heads", "some dims", "every other token", "heads first")
+"""How queries lie: among more heads or longer ones (as a packed projection leaves them), ..."""
+
+OUTPUT_LAYOUTS = (*LAYOUTS[:3], "every other token", "one each, apart", "one request, apart")
+
+
+def laid_out(shape: tuple[int, int, int], layout: str, dtype: type[np.generic]) -> Array:
+    """Return an array of [tokens, heads, dim], between elements that are none of its own.
+
+    >>> laid_out((6, 2, 3), "some heads", np.int8).strides
+    (9, 3, 1)
+    """
+    tokens, heads, dim = shape
+    if layout == "heads first":
+        view = poisoned((heads, tokens, dim), dtype).transpose(1, 0, 2)
+    elif layout == "every other token":
+        view = poisoned((2 * tokens, heads, dim), dtype)[1::2]
+    elif layout == "some dims":
+        view = poisoned((tokens, heads, dim + 2), dtype)[..., 1:-1]
+    else:
+        more = layout == "some heads"
+        view = poisoned((tokens, heads + more, dim), dtype)[:, :heads]
+    view[...] = (np.arange(view.size) % 3 == 0).reshape(shape)
+    return view
+
+
+@st.composite
+def _shapes(draw: Draw, preset: Preset) -> tuple[int, int, tuple[int, int]]:
+    """Draw a number of requests, of the tokens of each, and of heads and dims."""
+    is_small = preset is MINIMAL
+    num_reqs = draw(st.integers(1, 4) if is_small else st.sampled_from((1, 7, 64)))
+    tokens = draw(st.sampled_from((0, 1, 2, 3) if is_small else (1, 2, 5)))
+    heads = draw(st.sampled_from((1, 2, 0) if is_small else (1, 8)))
+    return num_reqs, tokens, (heads, draw(st.sampled_from((1, 3) if is_small else (16,))))
+
+
+@st.composite
+def reshape_query_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `reshape_query_for_spec_decode`, of queries that lie in any way."""
+    num_reqs, tokens, rest = draw(_shapes(preset))
+    layout, dtype = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(DTYPES))
+    query = laid_out((num_reqs * tokens, *rest), layout, dtype)
+    return Call("reshape_query_for_spec_decode", {"query": query, "batch_size": num_reqs})
+
+
+@st.composite
+def reshape_output_calls(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `reshape_attn_output_for_spec_decode`: four dimensions, and three."""
+    num_reqs, tokens, rest = draw(_shapes(preset))
+    layout, dtype = draw(st.sampled_from(OUTPUT_LAYOUTS)), draw(st.sampled_from(DTYPES))
+    if layout == "one each, apart":
+        output = laid_out((3 * num_reqs, *rest), "dense", dtype)[::3][:, None]
+    elif layout == "one request, apart":
+        output = laid_out((2 * tokens, *rest), "dense", dtype).reshape(2, tokens, *rest)[1:]
+    elif draw(st.sampled_from((False, False, True))):
+        output = laid_out((num_reqs * tokens, *rest), draw(st.sampled_from(LAYOUTS)), dtype)
+    else:
+        # NumPy would copy what has no elements and is not dense.
+        has_none = 0 in (num_reqs * tokens, *rest)
+        flat = laid_out((num_reqs * tokens, *rest), "dense" if has_none else layout, dtype)
+        output = flat.reshape(num_reqs, tokens, *rest)
+    return Call("reshape_attn_output_for_spec_decode", {"attn_output": output})

@@ -1,0 +1,209 @@
+"""KV-sharing fast prefill: a batch cut to the tokens whose logits are wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.faults.fast_prefill import MAKE_WANTED_FAULTS, comes_back
+from conformance.sides import Side
+from conformance.strategies.batches import of_batch, of_metadata
+from conformance.strategies.fast_prefill import make_wanted_calls
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+from conformance.targets import Target
+from conformance.test_metadata import as_reference
+
+
+def _metadata(call: Call) -> Any:
+    return call.arguments["common_attn_metadata"]
+
+
+def _wanted(call: Call) -> list[int]:
+    """Return the wanted tokens; none where the metadata comes back as it is."""
+    metadata = _metadata(call)
+    if comes_back(call):
+        return []
+    found: list[int] = metadata.logits_indices_padded[: metadata.num_logits_indices].tolist()
+    return found
+
+
+def _counts(call: Call) -> list[tuple[int, int]]:
+    """Return how many tokens are wanted of each request, and how many it has."""
+    wanted, starts = _wanted(call), call.facts.starts
+    edges = zip(starts, call.facts.query_lens, strict=False)
+    return [(sum(s <= t < s + q for t in wanted), q) for s, q in edges]
+
+
+def _of_indices(holds: Any) -> Any:
+    """Return a situation of the indices of an armed call."""
+    return lambda call: not comes_back(call) and bool(holds(_metadata(call).logits_indices_padded))
+
+
+def _has_padding(call: Call) -> bool:
+    metadata = _metadata(call)
+    return not comes_back(call) and bool(
+        len(metadata.logits_indices_padded) > metadata.num_logits_indices
+    )
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(reference.CommonAttentionMetadata))
+KEPT = (
+    *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
+    "slot_mapping",
+)
+
+MAKE_WANTED = Contract(
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
+    make_wanted_calls,
+    {
+        **of_batch(
+            *("no requests", "padded requests at the end", "padded tokens at the end"),
+            *("a request of no tokens before one with some", "strided arrays"),
+            "a batch of real traffic's size",
+        ),
+        **of_metadata(),
+        "not armed": lambda call: _metadata(call).logits_indices_padded is None,
+        "armed, and all queries of one token": lambda call: (
+            _metadata(call).logits_indices_padded is not None
+            and _metadata(call).max_query_len == 1
+            and call.facts.num_tokens > 0
+        ),
+        "the last token of each request": lambda call: (
+            len(_wanted(call)) > 1
+            and _wanted(call)
+            == [
+                s - 1
+                for s, q in zip(call.facts.starts[1:], call.facts.query_lens, strict=True)
+                if q
+            ]
+        ),
+        "several of a request, not all": lambda call: any(1 < n < q for n, q in _counts(call)),
+        "none of a request with tokens": lambda call: (
+            bool(_wanted(call)) and any(q and not n for n, q in _counts(call))
+        ),
+        "a request's first token, not its last": lambda call: any(
+            q > 1 and s in _wanted(call) and s + q - 1 not in _wanted(call)
+            for s, q in zip(call.facts.starts, call.facts.query_lens, strict=False)
+        ),
+        "all tokens": lambda call: len(_wanted(call)) == call.facts.num_tokens > 0,
+        "none at all": lambda call: (
+            not comes_back(call) and not _wanted(call) and call.facts.num_tokens > 0
+        ),
+        "garbage behind the wanted": _has_padding,
+        "indices are int32": _of_indices(lambda indices: indices.dtype == np.int32),
+        "indices are int64": _of_indices(lambda indices: indices.dtype == np.int64),
+        "indices are strided": _of_indices(
+            lambda indices: len(indices) > 1 and indices.strides[0] > indices.itemsize
+        ),
+        "the indices are on the CPU too": lambda call: not comes_back(call) and bool(call.hints),
+        "the batch is not causal": lambda call: not comes_back(call) and not call.facts.causal,
+        "max_query_len is raised": lambda call: not comes_back(call) and call.facts.raised > 0,
+        "optional lengths are there": lambda call: (
+            not comes_back(call) and _metadata(call).dcp_local_seq_lens is not None
+        ),
+    },
+    pairs=(
+        ("none of a request with tokens", "garbage behind the wanted"),
+        ("padded requests at the end", "the last token of each request"),
+        ("indices are int64", "indices are strided"),
+    ),
+    faults=MAKE_WANTED_FAULTS,
+    aliases=(
+        *(Alias(n, Relation.SAME, f"common_attn_metadata.{n}") for n in KEPT),
+        *(
+            Alias(n, Relation.SAME, f"common_attn_metadata{n and '.'}{n}", comes_back)
+            for n in ("", *(n for n in FIELDS if n not in KEPT))
+        ),
+    ),
+    has_kernel=True,
+    takes_objects=True,
+)
+
+test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(MAKE_WANTED)
+test_make_kv_sharing_fast_prefill_common_attn_metadata_refuses = same_refusal(MAKE_WANTED)
+
+
+@law(
+    MAKE_WANTED.function,
+    lambda preset: make_wanted_calls(preset, which="ends", is_causal=True),
+    situations={
+        "law: several last tokens of a request": lambda call: any(1 < n for n, _ in _counts(call)),
+        "law: none of a request": lambda call: any(q and not n for n, q in _counts(call)),
+    },
+    has_kernel=True,
+    presets=(MINIMAL, FEW_PAIRS),
+)
+def test_the_wanted_read_what_they_read_before(target: Target, call: Call) -> None:
+    """Wanted tokens that are the last of their requests read the same keys in the same slots."""
+    size = call.facts.layout.block_size
+    with target.running(checked=True):
+        made = as_reference(Side(target, call).run())
+    tokens = list(range(call.facts.num_tokens)) if comes_back(call) else _wanted(call)
+    reads = {(tokens[t], key, slot) for t, key, slot in reference.kv_reads(made, size)}
+    before = reference.kv_reads(_metadata(call), size)
+    assert {read for read in before if read[0] in tokens} == reads
+
+
+@law(MAKE_WANTED.function, make_wanted_calls, has_kernel=True)
+def test_any_order_of_threads_counts_alike(target: Target, call: Call) -> None:
+    """Whatever the order of blocks and threads, and however many there are, the starts are one."""
+    found = []
+    for seed in range(4):
+        with target.running(seed=seed):
+            found.append(Side(target, call).run().query_start_loc.tolist())
+    assert found == found[:1] * 4
+
+
+FIELD_NAMES = ["logits_indices_padded", "num_logits_indices"]
+
+
+@law("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))
+def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
+    """The list names two fields, with their types and defaults, and extends any metadata."""
+    fields: Any = target.implementation.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
+    assert list is type(fields)
+    assert [tuple] * 2 == [type(field) for field in fields]
+    array = type(target.carrier().carry(np.arange(2), "array"))
+    assert [("logits_indices_padded", array | None, None), ("num_logits_indices", int, 0)] == fields
+    base = dataclasses.make_dataclass("Queries", [("longest", int)])
+    made = target.lookup("subclass_attention_metadata")(prefix, base, fields)
+    assert ["longest", *FIELD_NAMES] == [field.name for field in dataclasses.fields(made)]
+    assert (3, None, 0) == dataclasses.astuple(made(3))
+    assert isinstance(made(3), target.implementation.KVSharingFastPrefillMetadata)
+
+
+@law(
+    "KVSharingFastPrefillMetadata",
+    lambda _: st.sets(st.sampled_from((*FIELD_NAMES, "longest"))),
+    situations={
+        "both": lambda names: set(FIELD_NAMES) <= names,
+        "one alone": lambda names: len(set(FIELD_NAMES) & names) == 1,
+        "neither": lambda names: not set(FIELD_NAMES) & names,
+    },
+)
+def test_who_has_both_fields_knows_the_wanted(target: Target, names: set[str]) -> None:
+    """Any object with the two attributes is one, whatever they hold; it need not say so."""
+    protocol: Any = target.lookup("KVSharingFastPrefillMetadata")
+    metadata = SimpleNamespace(**dict.fromkeys(names))
+    assert (set(FIELD_NAMES) <= names) == isinstance(metadata, protocol)
+    assert set(FIELD_NAMES) == set(protocol.__annotations__)
+
+
+def test_worked_example_of_fast_prefill() -> None:
+    """Reference gives the definition's example: four of 28 tokens, of three requests."""
+    starts, lens = np.array([0, 15, 20, 28], np.int32), np.array([15, 5, 8], np.int32)
+    batch = reference.CommonAttentionMetadata(
+        starts, starts, lens, lens, np.zeros(3, np.int32), 3, 28, 15, 15,
+        np.zeros((3, 1), np.int32), np.arange(28),
+        logits_indices_padded=np.array([14, 18, 19, 27]), num_logits_indices=4,
+    )  # fmt: skip
+    made = reference.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
+    assert [0, 1, 3, 4] == made.query_start_loc.tolist()
+    assert (4, 2) == (made.num_actual_tokens, made.max_query_len)

@@ -1,0 +1,205 @@
+"""Backends that compute the wanted tokens only, made of others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from conformance.checks import law, same_answer, same_refusal
+from conformance.comparison import Difference, Verdict, first_difference
+from conformance.contracts import Call, Contract
+from conformance.faults.fast_prefill_backend import CREATE_BACKEND_FAULTS
+from conformance.report import Mismatch
+from conformance.sides import Side
+from conformance.strategies.fast_prefill_backend import (
+    ATTRIBUTES,
+    METADATA,
+    UNEXTENDABLE,
+    build_calls,
+    create_backend_calls,
+)
+from conformance.targets import REFERENCE, Target
+from conformance.test_fast_prefill import FIELD_NAMES
+
+
+def _kind(call: Call) -> str:
+    builder = call.arguments["underlying_attn_backend"].builder
+    return str(builder.kind)
+
+
+def _kinds(kinds: Iterable[str]) -> dict[str, Any]:
+    """Return the situations that each of these is built."""
+
+    def is_built(kind: str) -> Any:
+        return lambda call: _kind(call) == kind
+
+    return {f"builders build {kind}": is_built(kind) for kind in kinds}
+
+
+CREATE_BACKEND = Contract(
+    "create_fast_prefill_custom_backend",
+    create_backend_calls,
+    {
+        "no prefix": lambda call: call.arguments["prefix"] == "",
+        "an engine's own backend": lambda call: call.arguments["underlying_attn_backend"].is_own,
+        "a backend with a metaclass": lambda call: (
+            call.arguments["underlying_attn_backend"].is_alike
+        ),
+        "an engine's own builders": lambda call: (
+            call.arguments["underlying_attn_backend"].builder.is_own
+        ),
+    },
+    faults=CREATE_BACKEND_FAULTS,
+)
+
+test_create_fast_prefill_custom_backend = same_answer(CREATE_BACKEND)
+test_create_fast_prefill_custom_backend_refuses = same_refusal(CREATE_BACKEND)
+
+
+class _Built:
+    """A backend's builder, what it was asked, and what came of it."""
+
+    def __init__(self, side: Side) -> None:
+        step = side.call.facts
+        self.side, self.step = side, step
+        self.metadata = side.carrier.carry(step.metadata, "common_attn_metadata")
+        with side.target.running(checked=True):
+            self.backend = side.run()
+            self.builder = self.make_builder()
+            self.given = self.ask(self.builder)
+        self.asked, self.underlying = self.builder.builds[-1]
+
+    def make_builder(self) -> Any:
+        """Return a new builder of the backend."""
+        return self.backend.get_builder_cls()(None, ["layers.0"], None, None)
+
+    def ask(self, builder: Any) -> Any:
+        """Return what a builder builds."""
+        step = self.step
+        extra = {} if step.fast_build is None else {"fast_build": step.fast_build}
+        if step.is_positional:
+            return builder.build(step.common_prefix_len, self.metadata, *extra.values())
+        return builder.build(
+            common_attn_metadata=self.metadata, common_prefix_len=step.common_prefix_len, **extra
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return all that both twins must say alike."""
+        classes = self.backend, type(self.builder), type(self.given)
+        attributes = {name: getattr(self.given, name, "absent") for name in ATTRIBUTES}
+        logits = {name: getattr(self.given, name) for name in FIELD_NAMES}
+        names = [cls.__name__ for cls in classes]
+        return {"asked": self.asked, "names": names, **attributes, **logits}
+
+
+@law(
+    "create_fast_prefill_custom_backend",
+    build_calls,
+    situations={
+        **_kinds(METADATA),
+        "fast prefill is not armed": lambda call: call.facts.metadata.logits_indices_padded is None,
+        "fast prefill is armed": lambda call: (
+            call.facts.metadata.logits_indices_padded is not None
+            and call.facts.metadata.max_query_len > 1
+        ),
+        "builders that cannot build fast": lambda call: (
+            not call.arguments["underlying_attn_backend"].builder.knows_fast_build
+        ),
+        "to be built fast": lambda call: call.facts.fast_build is True,
+        "asked by position": lambda call: call.facts.is_positional,
+    },
+)
+def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
+    """What is built is what the underlying builder builds of the wanted tokens, and more."""
+    both = [_Built(Side(side, call)) for side in (REFERENCE, target)]
+    difference = first_difference(both[0].describe(), both[1].describe(), "built")
+    if difference is not None:
+        raise Mismatch(call, target.name, difference)
+    for built in both:
+        given, underlying, metadata = built.given, built.underlying, built.metadata
+        protocol = built.side.target.implementation.KVSharingFastPrefillMetadata
+        assert isinstance(given, type(underlying))
+        assert isinstance(given, protocol)
+        assert given is not underlying
+        assert not (isinstance(given, tuple) and given != underlying)
+        for name in ATTRIBUTES:
+            is_there = hasattr(underlying, name)
+            assert is_there == hasattr(given, name)
+            assert (
+                not is_there
+                or name == "doubled"
+                or (getattr(given, name) is getattr(underlying, name))
+            )
+        for name in FIELD_NAMES:
+            assert getattr(given, name) is getattr(metadata, name)
+        number = getattr(underlying, "num_logits_indices", None)
+        assert (-5 if _kind(call) == "with the fields already" else None) == number
+        is_dataclass = dataclasses.is_dataclass(underlying)
+        assert is_dataclass == ("num_logits_indices" in _own_fields(given))
+        built.side.check_unchanged(frozenset())
+
+
+def _own_fields(built: Any) -> list[str]:
+    """Return the fields of a dataclass; none of what is no dataclass."""
+    is_one = dataclasses.is_dataclass(built)
+    return [field.name for field in dataclasses.fields(built)] if is_one else []
+
+
+@law("create_fast_prefill_custom_backend", build_calls)
+def test_its_classes_are_made_once(target: Target, call: Call) -> None:
+    """The same backend again is the same class; so are its builders' and what these build."""
+    built = _Built(Side(target, call))
+    base = built.side.arguments["underlying_attn_backend"]
+    create, prefix = target.lookup(call.function), call.arguments["prefix"]
+    assert create(prefix, base) is built.backend
+    assert create(f"Other{prefix}", base) is not built.backend
+    cls = built.backend.get_builder_cls()
+    assert built.backend().get_builder_cls() is cls
+    assert issubclass(cls, base.get_builder_cls())
+    assert issubclass(built.backend, base)
+    assert base.get_builder_cls() not in {cls, built.backend}
+    with target.running():
+        others = [built.ask(built.builder), built.ask(built.make_builder())]
+    assert all(type(other) is type(built.given) for other in others)
+    assert all(other is not built.given for other in others)
+    if _kind(call) not in {"a namespace", "a tuple"}:
+        assert type(built.underlying) is METADATA[_kind(call)]
+
+
+@law("create_fast_prefill_custom_backend", build_calls)
+def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> None:
+    """`build_for_cudagraph_capture` and `build_for_drafting` go through `build`."""
+    if call.arguments["underlying_attn_backend"].builder.is_own:
+        return
+    built = _Built(Side(target, call))
+    is_fast = call.arguments["underlying_attn_backend"].builder.knows_fast_build
+    with target.running():
+        found = [built.builder.build_for_cudagraph_capture(built.metadata)]
+        if is_fast:
+            found.append(built.builder.build_for_drafting(built.metadata, draft_index=1))
+    for given, (asked, _), flag in zip(
+        found, built.builder.builds[1:], (False, True), strict=False
+    ):
+        assert type(given) is type(built.given)
+        assert given.logits_indices_padded is built.metadata.logits_indices_padded
+        assert (0, flag) == (asked[0], asked[2])
+
+
+@law(
+    "create_fast_prefill_custom_backend",
+    lambda preset: build_calls(preset, kinds=tuple(UNEXTENDABLE)),
+    situations=_kinds(UNEXTENDABLE),
+)
+def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
+    """A builder that builds no object with attributes is told so, by name, with a `TypeError`."""
+    for side in (REFERENCE, target):
+        error: Any = None
+        try:
+            _Built(Side(side, call))
+        except TypeError as refusal:
+            error = refusal
+        if error is None or "Queries" not in str(error):
+            wanted = "TypeError naming Queries"
+            difference = Difference(Verdict.OUTCOME, "build", None, repr(error), wanted)
+            raise Mismatch(call, side.name, difference)

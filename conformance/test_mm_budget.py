@@ -1,0 +1,390 @@
+"""How many multimodal items a prompt and a batch may hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import pytest
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.comparison import first_difference
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.faults.mm_budget import (
+    BUDGET_FAULTS,
+    COMPUTE_FAULTS,
+    MAX_ITEMS_FAULTS,
+    MODALITY_FAULTS,
+)
+from conformance.report import Mismatch
+from conformance.sides import Side
+from conformance.strategies.engines import Own
+from conformance.strategies.mm_budget import (
+    CACHES,
+    Budget,
+    Registry,
+    budget_calls,
+    compute_budget_calls,
+    max_items_calls,
+    method_calls,
+)
+from conformance.targets import REFERENCE, Target
+
+
+def _largest(tokens: Any) -> int:
+    return max(tokens.values(), default=0)
+
+
+def _scheduler(holds: Any) -> Any:
+    """Return a situation of the scheduler's configuration and of the largest item."""
+
+    def is_so(call: Call) -> bool:
+        config, tokens = (
+            call.arguments["scheduler_config"],
+            call.arguments["max_tokens_by_modality"],
+        )
+        return isinstance(config, reference.SchedulerConfig) and holds(config, _largest(tokens))
+
+    return is_so
+
+
+COMPUTE = Contract(
+    "compute_mm_encoder_budget",
+    compute_budget_calls,
+    {
+        "no modalities": lambda call: not call.arguments["max_tokens_by_modality"],
+        "no modalities, and no configuration": lambda call: (
+            call.arguments["scheduler_config"] is None
+        ),
+        "an engine's own configuration": lambda call: (
+            isinstance(call.arguments["scheduler_config"], Own)
+            and bool(call.arguments["max_tokens_by_modality"])
+        ),
+        "items of no tokens": lambda call: (
+            bool(call.arguments["max_tokens_by_modality"])
+            and not _largest(call.arguments["max_tokens_by_modality"])
+        ),
+        "the budget is less than an item": _scheduler(
+            lambda config, largest: config.max_num_encoder_input_tokens < largest
+        ),
+        "the budget is more": _scheduler(
+            lambda config, largest: config.max_num_encoder_input_tokens > largest > 0
+        ),
+        "the cache is less than an item": _scheduler(
+            lambda config, largest: config.encoder_cache_size < largest
+        ),
+        "the cache is more": _scheduler(
+            lambda config, largest: config.encoder_cache_size > largest > 0
+        ),
+        "an item fills a step in which it must stay": _scheduler(
+            lambda config, largest: (
+                config.disable_chunked_mm_input and config.max_num_batched_tokens == largest
+            )
+        ),
+        "an item larger than a step, in which it need not stay": _scheduler(
+            lambda config, largest: config.max_num_batched_tokens < largest
+        ),
+    },
+    faults=COMPUTE_FAULTS,
+    takes_objects=True,
+)
+
+test_compute_mm_encoder_budget = same_answer(COMPUTE)
+test_compute_mm_encoder_budget_refuses = same_refusal(COMPUTE)
+
+ATTRIBUTES = (
+    *("max_model_len", "max_num_reqs", "mm_limits", "max_tokens_by_modality"),
+    *("encoder_compute_budget", "encoder_cache_size"),
+    *("max_items_per_prompt_by_modality", "max_items_per_batch_by_modality"),
+)
+
+
+def _shown(budget: Any) -> dict[str, Any]:
+    return {name: getattr(budget, name) for name in ATTRIBUTES}
+
+
+def _asked(arguments: Any) -> Any:
+    return arguments["mm_registry"].asked
+
+
+def _cache(kind: str) -> Any:
+    return lambda call: call.arguments["mm_registry"].cache == kind
+
+
+BUDGET = Contract(
+    "MultiModalBudget",
+    budget_calls,
+    {
+        "no modalities": lambda call: not call.arguments["mm_registry"].tokens,
+        "several modalities": lambda call: len(call.arguments["mm_registry"].tokens) > 1,
+        "a limit of 0": lambda call: 0 in call.arguments["mm_registry"].limits.values(),
+        **{f"a registry with {kind}": _cache(kind) for kind in CACHES},
+        "prompts are not spread": lambda call: (
+            not call.arguments["scheduler_config"].enable_chunked_prefill
+        ),
+    },
+    faults=BUDGET_FAULTS,
+    changes=frozenset({"mm_registry"}),
+    observe=_asked,
+    aliases=(
+        Alias("mm_limits", Relation.SAME, "mm_registry.limits"),
+        Alias("max_tokens_by_modality", Relation.SAME, "mm_registry.tokens"),
+    ),
+    shows=_shown,
+    takes_objects=True,
+)
+
+test_multimodal_budget = same_answer(BUDGET)
+# A registry may be asked before what it says is refused.
+test_multimodal_budget_refuses = same_refusal(dataclasses.replace(BUDGET, observe=None))
+
+
+@law("MultiModalBudget", budget_calls)
+def test_a_registry_is_asked_in_these_words(target: Target, call: Call) -> None:
+    """The registry is asked with the very model, cache and limits, each in its own keyword."""
+    side = Side(target, call)
+    with target.running():
+        side.run()
+    registry, model = side.arguments["mm_registry"], side.arguments["model_config"]
+    known = {"cache": registry.cache}
+    wanted = [
+        ("limits", (model,), known),
+        ("tokens", (model,), {**known, "profiler_limits": registry.limits}),
+    ]
+    if call.arguments["mm_registry"].cache in {"no cache", "a cache"}:
+        wanted.insert(0, ("cache", (model,), {}))
+    assert [word for word, _, _ in wanted] == [word for word, _, _ in registry.asked]
+    for (_, args, keywords), (_, got_args, got) in zip(wanted, registry.asked, strict=True):
+        assert keywords.keys() == got.keys()
+        assert all(got[name] is value for name, value in keywords.items())
+        assert all(one is other for one, other in zip(args, got_args, strict=True))
+
+
+ENCODER = Contract(
+    "MultiModalBudget.get_encoder_budget",
+    partial(method_calls, method="get_encoder_budget"),
+    {
+        "no modalities": lambda call: not call.facts.arguments["mm_registry"].tokens,
+        "the cache is the lesser": lambda call: (
+            _made(call).encoder_cache_size < _made(call).encoder_compute_budget
+        ),
+        "the budget is the lesser": lambda call: (
+            _made(call).encoder_cache_size > _made(call).encoder_compute_budget
+        ),
+    },
+)
+
+
+def _made(call: Call) -> reference.MultiModalBudget:
+    """Return the budget, as `reference` makes it."""
+    made: reference.MultiModalBudget = REFERENCE.carrier().carry(call.arguments["self"], "self")
+    return made
+
+
+test_get_encoder_budget = same_answer(ENCODER)
+
+MODALITY = Contract(
+    "MultiModalBudget.get_modality_with_max_tokens",
+    partial(method_calls, method="get_modality_with_max_tokens", has_modalities=True),
+    {
+        "one modality": lambda call: len(_tokens(call)) == 1,
+        "the largest comes last": lambda call: _order(call)[-1:] == [max(_order(call))],
+        "the largest comes first": lambda call: (
+            len(_tokens(call)) > 1 and _order(call)[0] == max(_order(call))
+        ),
+        "equals": lambda call: sorted(_order(call))[-2:] == [max(_order(call))] * 2,
+        "equals, the last by name first": lambda call: (
+            sorted(_order(call))[-2:] == [max(_order(call))] * 2
+            and max(n for n, t in _tokens(call).items() if t == max(_order(call)))
+            == next(iter(_tokens(call)))
+        ),
+    },
+    faults=MODALITY_FAULTS,
+)
+
+
+def _tokens(call: Call) -> dict[str, int]:
+    found: dict[str, int] = call.facts.arguments["mm_registry"].tokens
+    return found
+
+
+def _order(call: Call) -> list[int]:
+    return list(_tokens(call).values())
+
+
+test_get_modality_with_max_tokens = same_answer(MODALITY)
+test_get_modality_with_max_tokens_refuses = same_refusal(MODALITY)
+
+
+@law("MultiModalBudget.get_modality_with_max_tokens", MODALITY.calls)
+def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
+    """In whatever order the dicts of ranks are, all ranks choose one modality, of the largest."""
+    tokens = _tokens(call)
+    chosen = set()
+    for names in (list(tokens), list(tokens)[::-1], sorted(tokens)):
+        given = call.facts.arguments
+        registry = dataclasses.replace(
+            given["mm_registry"], tokens={name: tokens[name] for name in names}
+        )
+        budget = Budget({**given, "mm_registry": registry})
+        with target.running():
+            chosen.add(Side(target, call.replacing(self=budget)).run())
+    assert len(chosen) == 1
+    assert _largest(tokens) == tokens[chosen.pop()]
+
+
+def _items(holds: Any) -> Any:
+    """Return a situation of a budget as `reference` makes it, the limit, and the items' size."""
+
+    def is_so(call: Call) -> bool:
+        budget, size = _made(call), call.arguments["max_tokens_per_item"]
+        return bool(
+            size
+            and budget.get_encoder_budget()
+            and holds(budget, budget.mm_limits[call.arguments["modality"]], size)
+        )
+
+    return is_so
+
+
+def _prompts(call: Call) -> tuple[int, int]:
+    """Return how many prompts a step may have, and how many of one such item each it holds."""
+    scheduler = call.facts.arguments["scheduler_config"]
+    size = call.arguments["max_tokens_per_item"] or 1
+    return scheduler.max_num_seqs, scheduler.max_num_batched_tokens // size
+
+
+def _is_spread(call: Call) -> bool:
+    return bool(call.facts.arguments["scheduler_config"].enable_chunked_prefill)
+
+
+MAX_ITEMS = Contract(
+    "MultiModalBudget.get_max_items",
+    max_items_calls,
+    {
+        "items of no tokens": lambda call: not call.arguments["max_tokens_per_item"],
+        "no encoder budget": lambda call: not _made(call).get_encoder_budget(),
+        "the limit bounds a prompt": _items(lambda b, limit, size: limit < b.max_model_len // size),
+        "the length bounds a prompt": _items(
+            lambda b, limit, size: limit > b.max_model_len // size > 0
+        ),
+        "an item is longer than a prompt": _items(lambda b, _, size: size > b.max_model_len),
+        "a limit of 0": _items(lambda _, limit, __: limit == 0),
+        "the encoder bounds a batch": _items(
+            lambda b, _, size: b.max_num_reqs > b.get_encoder_budget() // size > 0
+        ),
+        "the decoder bounds a batch": _items(
+            lambda b, limit, size: b.max_num_reqs * max(limit, 1) < b.get_encoder_budget() // size
+        ),
+        "an item is larger than the encoder budget": _items(
+            lambda b, _, size: size > b.get_encoder_budget()
+        ),
+        "prompts are not spread, and few fit": lambda call: (
+            not _is_spread(call) and 0 < _prompts(call)[1] < _prompts(call)[0]
+        ),
+        "prompts are not spread, and none fits": lambda call: (
+            not _is_spread(call) and _prompts(call)[1] == 0
+        ),
+        "prompts are spread, and few would fit": lambda call: (
+            _is_spread(call) and _prompts(call)[1] < _prompts(call)[0]
+        ),
+    },
+    faults=MAX_ITEMS_FAULTS,
+)
+
+test_get_max_items = same_answer(MAX_ITEMS)
+test_get_max_items_refuses = same_refusal(MAX_ITEMS)
+
+
+@law("MultiModalBudget.get_max_items", max_items_calls)
+def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
+    """But for one item, which is always allowed, no bound is passed; a batch has at least one."""
+    side = Side(target, call)
+    with target.running():
+        per_prompt, per_batch = side.run()
+        encoder = side.arguments["self"].get_encoder_budget()
+    size = call.arguments["max_tokens_per_item"]
+    if not size or not encoder:
+        assert (0, 0) == (per_prompt, per_batch)
+        return
+    given = call.facts.arguments
+    scheduler, limits = given["scheduler_config"], given["mm_registry"].limits
+    assert 1 <= per_prompt <= max(1, limits[call.arguments["modality"]])
+    assert per_prompt * size <= max(size, given["model_config"].max_model_len)
+    assert per_batch >= 1
+    assert per_batch * size <= max(size, encoder)
+    assert per_batch <= max(1, scheduler.max_num_seqs * per_prompt)
+    if not scheduler.enable_chunked_prefill:
+        most = scheduler.max_num_batched_tokens // size * per_prompt
+        assert per_batch <= max(1, most)
+
+
+def _cache_of_facts(kind: str) -> Any:
+    return lambda call: _cache(kind)(call.facts)
+
+
+RESET = Contract(
+    "MultiModalBudget.reset_cache",
+    partial(method_calls, method="reset_cache"),
+    {f"a registry with {kind}": _cache_of_facts(kind) for kind in CACHES},
+)
+
+test_reset_cache = same_answer(RESET)
+
+
+@law("MultiModalBudget.reset_cache", RESET.calls)
+def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
+    """Each reset clears the cache that the registry gave once, and asks the registry nothing."""
+    side = Side(target, call)
+    registry = side.carrier.carry(call.facts.arguments["mm_registry"], "mm_registry")
+    asked = list(registry.asked)
+    for times in (1, 2):
+        with target.running():
+            side.run()
+        cleared = None if registry.cache is None else registry.cache.cleared
+        assert (None if registry.cache is None else times) == cleared
+    assert asked == registry.asked
+
+
+@law("MultiModalBudget", budget_calls)
+def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> None:
+    """Where there are items, each fits what the encoder computes and what the cache holds."""
+    with target.running():
+        budget = Side(target, call).run()
+    tokens = call.arguments["mm_registry"].tokens
+    assert _largest(tokens) <= budget.get_encoder_budget()
+    least = min(1, _largest(tokens))
+    for name, size in tokens.items():
+        items = (
+            budget.max_items_per_prompt_by_modality[name],
+            budget.max_items_per_batch_by_modality[name],
+        )
+        assert items == budget.get_max_items(name, size)
+        assert min(items) >= (least if size else 0)
+    difference = first_difference(
+        [*tokens], [*budget.max_items_per_batch_by_modality], "modalities"
+    )
+    if difference is not None:
+        raise Mismatch(call, target.name, difference)
+
+
+@pytest.mark.parametrize(
+    ("is_chunked", "size", "items"),
+    [(True, 1000, (2, 5)), (False, 1000, (2, 4)), (True, 6000, (1, 1)), (True, 0, (0, 0))],
+)
+def test_worked_examples_of_items(is_chunked: bool, size: int, items: tuple[int, int]) -> None:
+    """Reference gives the definition's numbers: 3 prompts of 2048 tokens, 5000 of the encoder."""
+    scheduler = reference.SchedulerConfig(
+        max_num_batched_tokens=2048,
+        max_num_seqs=3,
+        max_num_encoder_input_tokens=5000,
+        encoder_cache_size=6000,
+        enable_chunked_prefill=is_chunked,
+    )
+    registry: Any = REFERENCE.carrier().carry(Registry({"image": 4}, {"image": 1000}), "registry")
+    budget = reference.MultiModalBudget(
+        reference.ModelConfig(max_model_len=2048), scheduler, registry
+    )
+    assert items == budget.get_max_items("image", size)

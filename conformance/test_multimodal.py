@@ -1,0 +1,213 @@
+"""Placeholders: embeddings put where they stand, and taken out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.comparison import as_bytes, first_difference
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.faults.multimodal import GATHER_FAULTS, SANITY_FAULTS, SCATTER_FAULTS
+from conformance.report import Mismatch
+from conformance.sides import Side
+from conformance.strategies.multimodal import (
+    FLOATS,
+    LAYOUTS,
+    NAN_BITS,
+    Rows,
+    gather_calls,
+    sanity_check_calls,
+    scatter_calls,
+    wide_calls,
+)
+from conformance.targets import REFERENCE, Target
+
+
+def _rows(holds: Any) -> Any:
+    return lambda call: call.facts is not None and bool(holds(call.facts))
+
+
+def _has_run(rows: Rows) -> bool:
+    """Tell whether several embeddings stand together, with a separator and more behind."""
+    text = "".join("x" if entry else "." for entry in rows.mask)
+    return "xx.x" in text
+
+
+def _is_seen(rows: Rows) -> bool:
+    return bool(rows.mask and rows.embed_dim)
+
+
+ROW_SITUATIONS: dict[str, Any] = {
+    "no mask": lambda call: call.facts is None,
+    "no placeholders": _rows(lambda rows: not rows.mask),
+    "no embeddings": _rows(lambda rows: rows.mask and not any(rows.mask)),
+    "embeddings alone": _rows(lambda rows: all(rows.mask) and len(rows.mask) > 1),
+    "one embedding": _rows(lambda rows: sum(rows.mask) == 1 and len(rows.mask) > 1),
+    "runs with separators": _rows(_has_run),
+    "a separator first": _rows(lambda rows: any(rows.mask) and not rows.mask[0]),
+    "embeddings of no elements": _rows(lambda rows: not rows.embed_dim),
+    "more placeholders than a tile": _rows(lambda rows: len(rows.mask) > 16),
+    "rows of whole 16 bytes": _rows(lambda r: _is_seen(r) and r.row_bytes % 16 == 0),
+    "rows of another number of bytes": _rows(lambda r: _is_seen(r) and r.row_bytes % 16),
+    "rows of an odd number of bytes": _rows(lambda r: _is_seen(r) and r.row_bytes % 2),
+    **{f"rows that lie {name}": _rows(lambda r, n=name: r.layout == n) for name in LAYOUTS},
+    **{
+        f"rows of {dtype.name}": _rows(lambda r, d=dtype: any(r.mask) and r.dtype == d)
+        for dtype in FLOATS
+    },
+    "a strided mask": lambda call: (
+        call.facts is not None and call.arguments["is_embed"].strides[0] > 1
+    ),
+}
+
+PAIRS = (
+    ("rows that lie one element on", "rows of whole 16 bytes"),
+    ("rows that lie wide rows", "rows of whole 16 bytes"),
+    ("runs with separators", "more placeholders than a tile"),
+)
+
+
+def _has_no_mask(call: Call) -> bool:
+    return call.facts is None
+
+
+SCATTER = Contract(
+    "scatter_mm_placeholders",
+    scatter_calls,
+    ROW_SITUATIONS,
+    pairs=PAIRS,
+    faults=SCATTER_FAULTS,
+    aliases=(Alias("", Relation.SAME, "embeds", _has_no_mask),),
+    has_kernel=True,
+)
+
+test_scatter_mm_placeholders = same_answer(SCATTER)
+test_scatter_mm_placeholders_refuses = same_refusal(SCATTER)
+
+GATHER = Contract(
+    "gather_mm_placeholders",
+    gather_calls,
+    {
+        **ROW_SITUATIONS,
+        "rows that hold no NaN": _rows(lambda rows: rows.dtype not in NAN_BITS),
+        "the number of embeddings is told": lambda call: bool(call.hints),
+        "it must be counted": lambda call: call.facts is not None and not call.hints,
+    },
+    pairs=PAIRS,
+    faults=GATHER_FAULTS,
+    aliases=(Alias("", Relation.SAME, "placeholders", _has_no_mask),),
+    has_kernel=True,
+)
+
+test_gather_mm_placeholders = same_answer(GATHER)
+test_gather_mm_placeholders_refuses = same_refusal(GATHER)
+
+SANITY = Contract(
+    "sanity_check_mm_encoder_outputs",
+    sanity_check_calls,
+    {
+        "no items": lambda call: not len(call.arguments["mm_embeddings"]),
+        "a list": lambda call: isinstance(call.arguments["mm_embeddings"], list),
+        "a tuple": lambda call: isinstance(call.arguments["mm_embeddings"], tuple),
+        "one array": lambda call: isinstance(call.arguments["mm_embeddings"], np.ndarray),
+        "several items": lambda call: len(call.arguments["mm_embeddings"]) > 1,
+        "an item of no tokens": lambda call: any(
+            not len(item) for item in call.arguments["mm_embeddings"]
+        ),
+    },
+    faults=SANITY_FAULTS,
+)
+
+test_sanity_check_mm_encoder_outputs = same_answer(SANITY)
+test_sanity_check_mm_encoder_outputs_refuses = same_refusal(SANITY)
+
+
+@law("gather_mm_placeholders", scatter_calls, has_kernel=True)
+def test_gather_undoes_scatter(target: Target, call: Call) -> None:
+    """What was scattered is gathered bit for bit, into memory of its own."""
+    side = Side(target, call)
+    gather = target.lookup("gather_mm_placeholders")
+    with target.running(checked=True):
+        placeholders = side.run()
+        gathered = [gather(placeholders, side.arguments["is_embed"])]
+    if call.facts is not None:
+        with target.running():
+            gathered.append(gather(placeholders.clone(), side.arguments["is_embed"]))
+    for found in gathered:
+        difference = first_difference(
+            call.arguments["embeds"], found, "gathered", target.device or "cpu"
+        )
+        if difference is not None:
+            raise Mismatch(call, target.name, difference)
+
+
+@law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
+def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
+    """Where the mask is False all is NaN of the dtype's one pattern; elsewhere are the rows."""
+    rows = call.facts
+    if rows is None:
+        return
+    with target.running(checked=True):
+        found = as_bytes(Side(target, call).run())
+    found = found.reshape(len(rows.mask), rows.row_bytes)
+    nan = NAN_BITS[rows.dtype].to_bytes(rows.dtype.itemsize, "little") * rows.embed_dim
+    embeds = iter(as_bytes(call.arguments["embeds"]).reshape(sum(rows.mask), rows.row_bytes))
+    for row, is_embed in zip(found, rows.mask, strict=True):
+        assert (next(embeds).tobytes() if is_embed else nan) == row.tobytes()
+
+
+def _in_any_order(target: Target, call: Call) -> None:
+    """Compare what calls give in several orders of threads."""
+    found = []
+    for seed in range(3):
+        with target.running(seed=seed):
+            found.append(Side(target, call).run())
+    for other in found[1:]:
+        assert as_bytes(found[0]).tobytes() == as_bytes(other).tobytes()
+
+
+@law("scatter_mm_placeholders", scatter_calls, has_kernel=True)
+def test_any_order_of_threads_scatters_alike(target: Target, call: Call) -> None:
+    """Whatever the order of blocks and threads, and however many there are, the rows are one."""
+    _in_any_order(target, call)
+
+
+@law("gather_mm_placeholders", gather_calls, has_kernel=True)
+def test_any_order_of_threads_gathers_alike(target: Target, call: Call) -> None:
+    """Whatever the order of blocks and threads, and however many there are, the rows are one."""
+    _in_any_order(target, call)
+
+
+def _is_as_reference_says(target: Target, call: Call) -> None:
+    """Compare one answer with that of `reference`."""
+    with target.running(checked=True):
+        found = Side(target, call).run()
+    wanted = Side(REFERENCE, call).run()
+    difference = first_difference(wanted, found, "result", target.device or "cpu")
+    if difference is not None:
+        raise Mismatch(call, target.name, difference)
+
+
+@law(SCATTER.function, lambda _: wide_calls(SCATTER.function), has_kernel=True)
+def test_blocks_share_a_row_to_scatter(target: Target, call: Call) -> None:
+    """Rows of 4099 single bytes, which blocks of threads share, are put where they belong."""
+    _is_as_reference_says(target, call)
+
+
+@law(GATHER.function, lambda _: wide_calls(GATHER.function), has_kernel=True)
+def test_blocks_share_a_row_to_gather(target: Target, call: Call) -> None:
+    """Rows of 4099 single bytes, which blocks of threads share, are taken whole."""
+    _is_as_reference_says(target, call)
+
+
+def test_worked_example_of_placeholders() -> None:
+    """Reference puts two rows among three placeholders, and takes them out again."""
+    embeds = np.array([[1.0, -0.0], [np.inf, 4.0]])
+    mask = np.array([True, False, True])
+    placeholders = reference.scatter_mm_placeholders(embeds, mask)
+    assert embeds.tobytes() == placeholders[[0, 2]].tobytes()
+    assert [0x7FF8_0000_0000_0000] * 2 == placeholders[1].view(np.int64).tolist()
+    assert embeds.tobytes() == reference.gather_mm_placeholders(placeholders, mask).tobytes()

@@ -1,0 +1,110 @@
+"""Sequence parallelism: where the residual stream is scattered over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Call, Contract
+from conformance.faults.sequence_parallel import SP_FAULTS
+from conformance.sides import Side
+from conformance.strategies.engines import Own
+from conformance.strategies.sequence_parallel import is_scattered_calls, whole
+from conformance.targets import Target
+
+
+def _is_armed(call: Call) -> bool:
+    return bool(call.facts["enable_sp"] and call.facts["tensor_parallel_size"] > 1)
+
+
+def _is_whole(call: Call) -> bool:
+    return not call.facts["splitting_ops"]
+
+
+def _is_by_size(call: Call) -> bool:
+    """Tell whether the sizes decide."""
+    is_cut = not _is_whole(call) and not call.facts["use_inductor_graph_partition"]
+    return _is_armed(call) and is_cut
+
+
+SP = Contract(
+    "is_residual_scattered_for_sp",
+    is_scattered_calls,
+    {
+        "it is off": lambda call: not call.facts["enable_sp"],
+        "it is off, and the number is no multiple": lambda call: bool(
+            not call.facts["enable_sp"]
+            and call.arguments["num_input_tokens"] % call.facts["tensor_parallel_size"]
+        ),
+        "one rank": lambda call: (
+            call.facts["enable_sp"] and call.facts["tensor_parallel_size"] == 1
+        ),
+        "no operators, None": lambda call: _is_armed(call) and call.facts["splitting_ops"] is None,
+        "no operators, an empty list": lambda call: (
+            _is_armed(call) and call.facts["splitting_ops"] in ([], ())
+        ),
+        "operators in a tuple": lambda call: call.facts["splitting_ops"] == ("a", "b"),
+        "the compiler cuts the graph": lambda call: (
+            _is_armed(call) and not _is_whole(call) and call.facts["use_inductor_graph_partition"]
+        ),
+        "a size for the number": lambda call: (
+            _is_by_size(call)
+            and call.arguments["num_input_tokens"] in (call.facts["compile_sizes"] or ())
+        ),
+        "no size for the number": lambda call: (
+            _is_by_size(call)
+            and call.arguments["num_input_tokens"] not in (call.facts["compile_sizes"] or (0,))
+        ),
+        "sizes are None": lambda call: _is_by_size(call) and call.facts["compile_sizes"] is None,
+        "no tokens": lambda call: _is_armed(call) and not call.arguments["num_input_tokens"],
+        "a configuration of what is read": lambda call: isinstance(
+            call.arguments["vllm_config"], Own
+        ),
+    },
+    faults=SP_FAULTS,
+    takes_objects=True,
+)
+
+test_is_residual_scattered_for_sp = same_answer(SP)
+test_is_residual_scattered_for_sp_refuses = same_refusal(SP)
+
+
+@law("is_residual_scattered_for_sp", is_scattered_calls)
+def test_who_is_scattered(target: Target, call: Call) -> None:
+    """Scattered are only multiples of several ranks, where it is on; a size more changes one."""
+
+    def answer(**parts: Any) -> bool:
+        changed = call.replacing(vllm_config=whole({**call.facts, **parts}))
+        with target.running():
+            found = Side(target, changed).run()
+        assert type(found) is bool
+        return found
+
+    number = call.arguments["num_input_tokens"]
+    assert not answer(enable_sp=False)
+    assert not answer(tensor_parallel_size=1)
+    if not _is_armed(call):
+        assert not answer()
+        return
+    assert answer(splitting_ops=[])
+    assert answer(use_inductor_graph_partition=True)
+    cut = {"splitting_ops": ["a"], "use_inductor_graph_partition": False}
+    sizes = [size for size in call.facts["compile_sizes"] or [] if size != number]
+    assert not answer(**cut, compile_sizes=sizes)
+    assert answer(**cut, compile_sizes=[*sizes, number])
+
+
+@pytest.mark.parametrize(("number", "is_scattered"), [(8, True), (12, False)])
+def test_worked_examples_of_scattering(number: int, is_scattered: bool) -> None:
+    """Reference says so of a graph that is compiled for 8 tokens apart, on four ranks."""
+    parts = {
+        "enable_sp": True,
+        "tensor_parallel_size": 4,
+        "splitting_ops": ["attention"],
+        "use_inductor_graph_partition": False,
+        "compile_sizes": [8],
+    }
+    assert is_scattered is reference.is_residual_scattered_for_sp(whole(parts), number)

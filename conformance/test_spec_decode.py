@@ -1,0 +1,133 @@
+"""Speculative decoding: a uniform batch's tokens, request by request, and back."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.checks import law, same_answer, same_refusal
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.conversion import address_of
+from conformance.faults.spec_decode import OUTPUT_FAULTS, QUERY_FAULTS
+from conformance.sides import Side
+from conformance.strategies.spec_decode import reshape_output_calls, reshape_query_calls
+from conformance.targets import Target
+
+
+def _is_strided(name: str) -> Any:
+    return lambda call: (
+        call.arguments[name].size > 1 and not call.arguments[name].flags.c_contiguous
+    )
+
+
+QUERY = Contract(
+    "reshape_query_for_spec_decode",
+    reshape_query_calls,
+    {
+        "one request": lambda call: call.arguments["batch_size"] == 1,
+        "several requests of several tokens": lambda call: (
+            1 < call.arguments["batch_size"] < len(call.arguments["query"])
+        ),
+        "no tokens": lambda call: len(call.arguments["query"]) == 0,
+        "no heads": lambda call: call.arguments["query"].shape[1] == 0,
+        "a strided query": _is_strided("query"),
+        "tokens are not the slowest axis": lambda call: (
+            call.arguments["query"].size > 0
+            and call.arguments["query"].strides[0] < call.arguments["query"].strides[1]
+        ),
+        "a dtype that NumPy lacks": lambda call: call.arguments["query"].dtype.name == "bfloat16",
+    },
+    faults=QUERY_FAULTS,
+    aliases=(Alias("", Relation.VIEW, "query"),),
+)
+
+test_reshape_query_for_spec_decode = same_answer(QUERY)
+test_reshape_query_for_spec_decode_refuses = same_refusal(QUERY)
+
+
+def _output(call: Call) -> Any:
+    return call.arguments["attn_output"]
+
+
+def _has(axes: int) -> Any:
+    return lambda call: _output(call).ndim == axes
+
+
+OUTPUT = Contract(
+    "reshape_attn_output_for_spec_decode",
+    reshape_output_calls,
+    {
+        "four dimensions": _has(4),
+        "three dimensions": _has(3),
+        "a strided output of four": lambda call: (
+            _has(4)(call) and _is_strided("attn_output")(call) and 1 not in _output(call).shape[:2]
+        ),
+        "one token of each, that lie apart": lambda call: (
+            _has(4)(call)
+            and _output(call).shape[1] == 1 < _output(call).shape[0]
+            and _output(call).strides[0] > 2 * _output(call)[0, 0].nbytes > 0
+        ),
+        "one request": lambda call: _has(4)(call) and _output(call).shape[0] == 1,
+        "no tokens": lambda call: _has(4)(call) and 0 in _output(call).shape[:2],
+    },
+    faults=OUTPUT_FAULTS,
+    aliases=(
+        Alias("", Relation.VIEW, "attn_output"),
+        Alias("", Relation.SAME, "attn_output", _has(3)),
+    ),
+)
+
+test_reshape_attn_output_for_spec_decode = same_answer(OUTPUT)
+test_reshape_attn_output_for_spec_decode_refuses = same_refusal(OUTPUT)
+
+
+def _corners(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the first and the last index of each axis, in all combinations."""
+    return list(itertools.product(*({0, length - 1} for length in shape)))
+
+
+@law("reshape_query_for_spec_decode", reshape_query_calls)
+def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
+    """Each request's tokens are where the query has them, and back again each is where it was."""
+    side = Side(target, call)
+    query = side.arguments["query"]
+    with target.running(checked=True):
+        by_request = side.run()
+        back = target.lookup("reshape_attn_output_for_spec_decode")(by_request)
+    assert query.shape == back.shape
+    if 0 in query.shape:
+        return
+    n = query.shape[0] // call.arguments["batch_size"]
+    for i, j, *rest in _corners(tuple(by_request.shape)):
+        token = (i * n + j, *rest)
+        places = [
+            address_of(a[index])
+            for a, index in ((query, token), (by_request, (i, j, *rest)), (back, token))
+        ]
+        assert places == places[:1] * 3
+
+
+@law("reshape_attn_output_for_spec_decode", reshape_output_calls)
+def test_tokens_stay_where_they_are(target: Target, call: Call) -> None:
+    """The tokens of the requests, one after another, are where the output has them."""
+    side = Side(target, call)
+    output = side.arguments["attn_output"]
+    with target.running(checked=True):
+        made = side.run()
+    if output.ndim == 3 or 0 in output.shape:
+        return
+    for i, j, *rest in _corners(tuple(output.shape)):
+        place = address_of(output[(i, j, *rest)])
+        assert place == address_of(made[(i * output.shape[1] + j, *rest)])
+
+
+def test_worked_example_of_speculative_decoding() -> None:
+    """Reference gives three tokens of each of two requests, and all six again."""
+    query = np.arange(48).reshape(6, 4, 2)
+    by_request = reference.reshape_query_for_spec_decode(query, 2)
+    assert (2, 3, 4, 2) == by_request.shape
+    assert query[4].tolist() == by_request[1, 1].tolist()
+    assert query.shape == reference.reshape_attn_output_for_spec_decode(by_request).shape

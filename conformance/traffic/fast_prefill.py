@@ -1,0 +1,75 @@
+"""A runner's layers that read another layer's cache: they compute the wanted tokens only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conformance.zoo.cache_config import shared_kv_cache_layers
+from conformance.zoo.calls import Answer, Calls
+from conformance.zoo.deployment import Deployment
+
+PREFIX = "FastPrefill"
+
+
+@dataclass(frozen=True)
+class FastPrefill:
+    """Layers with backends for fast prefill.
+
+    Attributes:
+        attn_groups: An `AttentionGroup` of such layers, by the number of their KV cache group.
+        is_real: Whether they read other layers' caches. Otherwise, in models without such layers,
+            one group in turn does as if its layers did.
+    """
+
+    attn_groups: dict[int, Answer]
+    is_real: bool
+
+    def in_turn(self, number: int) -> dict[int, Answer]:
+        """Return the groups of a step.
+
+        Args:
+            number: Of the KV cache group whose turn it is.
+
+        Returns:
+            All, or the one.
+        """
+        return self.attn_groups if self.is_real else {number: self.attn_groups[number]}
+
+
+def make_fast_prefill(call: Calls, deployment: Deployment) -> FastPrefill:
+    """Make backends and builders for fast prefill out of a model's own.
+
+    Args:
+        call: The calls of the implementation.
+        deployment: The model.
+
+    Returns:
+        Of each KV cache group that takes blocks the layers that read other layers' caches; where a
+        model has none, those of one backend and spec.
+
+    Example:
+        >>> import reference
+        >>> from conformance.zoo.deployment import deploy
+        >>> from conformance.zoo.models import get_model
+        >>> from conformance.zoo.serving import Serving
+        >>> call = Calls(reference)
+        >>> serving = Serving(model=get_model("gemma-3n-e4b"), requested_max_model_len=64)
+        >>> made = make_fast_prefill(call, deploy(call, serving, 2**20))
+        >>> [(n, g.backend.__name__, len(g.layer_names)) for n, g in made.attn_groups.items()]
+        [(3, 'FastPrefillTritonAttentionBackend', 12), (4, 'FastPrefillTritonAttentionBackend', 3)]
+    """
+    shared = shared_kv_cache_layers(deployment.serving)
+    made: dict[int, Answer] = {}
+    for number, group in enumerate(deployment.groups):
+        for own in deployment.attn_groups[number] if group.keeps_cache else ():
+            names = [name for name in own.layer_names if name in shared or not shared]
+            if names and number not in made:
+                made[number] = call(
+                    "AttentionGroup.create_with_metadata_builders",
+                    call("create_fast_prefill_custom_backend", PREFIX, own.backend),
+                    names,
+                    own.kv_cache_spec,
+                    deployment.vllm_config,
+                    call.device,
+                )
+    return FastPrefill(made, is_real=bool(shared))

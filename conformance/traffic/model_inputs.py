@@ -1,0 +1,118 @@
+"""What a model's layers are given besides attention's metadata, as named results.
+
+Each function here takes the calls of an implementation and a batch, and returns results by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from conformance.traffic.batch import Batch
+from conformance.traffic.buffers import NUM_TP_RANKS
+from conformance.zoo.calls import Answer, Calls
+
+NUM_HEADS, HEAD_DIM = 2, 3
+"""Of made-up queries."""
+EMBED_DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float16", "float8_e5m2", "float64")
+MOST_PLACEHOLDERS = 40
+"""Of the made-up item."""
+
+
+def prefill_fast(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Cut the batch to the tokens whose logits are wanted, and build for layers that need no other.
+
+    These are each request's last one. A batch of one token each is handed back as it is.
+    """
+    wanted: list[Answer] = []
+    is_whole: list[bool] = []
+    for _, metadata in batch.groups_in_turn:
+        wanted.append(call("make_kv_sharing_fast_prefill_common_attn_metadata", metadata))
+        is_whole.append(wanted[-1] is metadata)
+    built: list[Answer] = []
+    if batch.fast_prefill is not None:
+        for number, attn_group in batch.fast_prefill.in_turn(batch.group_in_turn).items():
+            builder = call.method(attn_group, "get_metadata_builder")
+            built.append(call.method(builder, "build", 0, batch.metadata[number]))
+    has_logits_fields = call.look_up("KVSharingFastPrefillMetadata")
+    return {
+        "wanted_tokens": wanted,
+        "wanted_tokens_are_all": is_whole,
+        "fast_prefill_metadata": built,
+        "fast_prefill_fields": [isinstance(of_layer, has_logits_fields) for of_layer in built],
+    }
+
+
+def list_convolution_programs(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """List the programs of a causal convolution over the tokens of extends and prefills."""
+    if batch.num_decodes == batch.num_reqs:
+        return {}
+    prefills = slice(batch.num_decodes, batch.num_reqs)
+    starts = batch.metadata[batch.group_in_turn].query_start_loc
+    own_starts = call("slice_query_start_locs", starts, prefills)
+    return {"convolution": call("compute_causal_conv1d_metadata", own_starts)}
+
+
+def reshape_speculative_queries(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """View the queries of decodes, all with as many drafts, request by request, and back.
+
+    What is written to a request's last token is seen in all three, since nothing is copied.
+    """
+    num_reqs, query_len = batch.uniform_decodes
+    if num_reqs == 0:
+        return {}
+    shape = (batch.num_tokens, NUM_HEADS, HEAD_DIM)
+    queries = call.array(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+    of_decodes = queries[: num_reqs * query_len]
+    by_request = call("reshape_query_for_spec_decode", of_decodes, num_reqs)
+    by_token = call("reshape_attn_output_for_spec_decode", by_request)
+    by_token[-1] = -1
+    return {
+        "speculative_queries": of_decodes,
+        "speculative_queries_by_request": by_request,
+        "speculative_outputs": by_token,
+        "speculative_outputs_as_they_were": call("reshape_attn_output_for_spec_decode", by_token),
+    }
+
+
+def fill_placeholders(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Put a made-up item into the longest request's tokens, and take a later chunk of it out.
+
+    By turns each of its tokens is an embedding, and it has no mask.
+    """
+    _, start, stop = batch.longest_request
+    num_placeholders = min(stop - start, MOST_PLACEHOLDERS)
+    is_embed = np.arange(num_placeholders) % 5 != batch.step_index % 5  # an image ends its lines
+    dtype = call.dtype(EMBED_DTYPES[batch.step_index % len(EMBED_DTYPES)])
+    has_mask = batch.step_index % 4 != 3
+    num_embeds = int(is_embed.sum()) if has_mask else num_placeholders
+    row_bytes = dtype.itemsize * (1, 5, 16)[batch.step_index % 3]
+    data = (np.arange(num_embeds * row_bytes) * 37 + batch.step_index) % 251
+    embeds = call.array(data.astype(np.uint8).reshape(num_embeds, row_bytes)).view(dtype)
+    call("sanity_check_mm_encoder_outputs", [embeds], 1)
+    mask = call.array(is_embed) if has_mask else None
+    placeholders = call("scatter_mm_placeholders", embeds, mask)
+    chunk = slice(num_placeholders // 3, num_placeholders)
+    mask_of_chunk = None if mask is None else mask[chunk]
+    return {
+        "placeholders": placeholders,
+        "gathered_embeds": call("gather_mm_placeholders", placeholders[chunk], mask_of_chunk),
+    }
+
+
+def ask_for_scattered_residual(call: Calls, batch: Batch) -> dict[str, Answer]:
+    """Ask whether the ranks share the residual, of as many tokens as they can share evenly."""
+    num_tokens = -(-batch.num_padded_tokens // NUM_TP_RANKS) * NUM_TP_RANKS
+    is_scattered = call("is_residual_scattered_for_sp", batch.config, num_tokens)
+    return {"residual_is_scattered": is_scattered}
+
+
+DERIVATIONS: tuple[Callable[[Calls, Batch], dict[str, Answer]], ...] = (
+    prefill_fast,
+    list_convolution_programs,
+    reshape_speculative_queries,
+    fill_placeholders,
+    ask_for_scattered_residual,
+)
+"""All of them, in the order in which a runner makes them."""
