@@ -146,7 +146,7 @@ def _own_fields(built: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(built)] if is_one else []
 
 
-@law("create_fast_prefill_custom_backend", build_calls)
+@law("create_fast_prefill_custom_backend", build_calls, situations=_kinds(METADATA))
 def test_its_classes_are_made_once(target: Target, call: Call) -> None:
     """The same backend again is the same class; so are its builders' and what these build."""
     built = _Built(Side(target, call))
@@ -167,7 +167,7 @@ def test_its_classes_are_made_once(target: Target, call: Call) -> None:
         assert type(built.underlying) is METADATA[_kind(call)]
 
 
-@law("create_fast_prefill_custom_backend", build_calls)
+@law("create_fast_prefill_custom_backend", build_calls, situations=_kinds(METADATA))
 def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> None:
     """`build_for_cudagraph_capture` and `build_for_drafting` go through `build`."""
     if call.arguments["underlying_attn_backend"].builder.is_own:

@@ -150,9 +150,9 @@ SHARED: dict[str, dict[str, str | None]] = {
     "metadata": {
         "CommonAttentionMetadata": (
             "query_start_loc, query_start_loc_cpu, seq_lens, seq_lens_cpu, "
-            "num_computed_tokens_cpu, num_reqs, num_actual_tokens, max_query_len, max_seq_len, block_table_tensor, "
-            "slot_mapping, causal=True, logits_indices_padded=None, num_logits_indices=None, "
-            "encoder_seq_lens=None, dcp_local_seq_lens=None"
+            "num_computed_tokens_cpu, num_reqs, num_actual_tokens, max_query_len, max_seq_len, "
+            "block_table_tensor, slot_mapping, causal=True, logits_indices_padded=None, "
+            "num_logits_indices=None, encoder_seq_lens=None, dcp_local_seq_lens=None"
         ),
         "CommonAttentionMetadata.unpadded": "self, num_actual_tokens, num_actual_reqs",
         "CommonAttentionMetadata.validate": "self, block_size=None",

@@ -173,6 +173,60 @@ def test_a_changed_object_of_the_caller_is_told() -> None:
     assert lines[1] == "    after the refusal['value'] = 1, but should be 0"
 
 
+def _told(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int, *, longest: Any = None) -> Any:  # noqa: ANN401  # what a hint says is checked here
+    """Answer as `honest` does, and look at a hint in checked mode."""
+    if longest is not None and longest != 8:
+        raise ValueError(f"longest is {longest}, but should be 8")
+    return honest(seq_lens, dcp_size, dcp_rank)
+
+
+def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
+    """Return the contract of calls with a hint, and of a bad one."""
+    fault = Fault(
+        "a longer one",
+        ValueError,
+        "longest",
+        lambda call, _: call.hinting(longest=9),
+        is_hint=is_hint,
+    )
+    return dataclasses.replace(
+        LOCAL_LENGTHS,
+        calls=lambda preset: LOCAL_LENGTHS.calls(preset).map(
+            lambda call: call.hinting(longest=longest)
+        ),
+        faults=[fault],
+    )
+
+
+def test_hints_are_for_targets_that_take_them() -> None:
+    """A target that has the keyword is told, and nobody else; a bad hint is refused."""
+    for function in (_told, honest):
+        same_answer(_hinting(8)).bind(target_of(function), PROFILES["dev"], "minimal")()
+    same_refusal(_hinting(8)).bind(target_of(_told), PROFILES["dev"], "minimal")()
+    lines = failure(same_answer(_hinting(9)), target_of(_told))
+    assert lines[1] == (
+        "    the call = raised ValueError: longest is 9, but should be 8, but should be a result"
+    )
+    assert "    hint longest = 9" in lines
+    lines = failure(same_refusal(_hinting(8)), target_of(honest))
+    assert "ValueError naming longest (a longer one)" in lines[1]
+
+
+def test_reference_is_not_asked_about_a_hint() -> None:
+    """A bad hint is no bad call of reference, which would answer it."""
+    lines = failure(same_refusal(_hinting(8, is_hint=False)), target_of(_told))
+    assert lines[0] == "get_dcp_local_seq_lens on reference: another outcome"
+
+
+def test_a_result_is_compared_by_what_it_shows() -> None:
+    """An object with methods and no fields is compared by what the contract shows of it."""
+    shown = dataclasses.replace(LOCAL_LENGTHS, shows=lambda result: int(result.sum()))
+    swapped = target_of(lambda *args, **keywords: honest(*args, **keywords).flip(0))
+    same_answer(shown).bind(swapped, PROFILES["dev"], "minimal")()
+    lines = failure(same_answer(shown), target_of(lambda *a, **k: honest(*a, **k) + 1))
+    assert lines[1] == "    result = 9, but should be 7"
+
+
 def test_a_session_is_told_with_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference in the course of a session is told with the operations before it."""
 
