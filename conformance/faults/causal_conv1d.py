@@ -26,9 +26,12 @@ def _other(starts: Any) -> Any:
     return bad
 
 
-def _none_for_many(call: Call, draw: Draw) -> Call | None:
+def _none_for_many(call: Call, _: Draw) -> Call | None:
     """Return the call with no tokens on the CPU, and more programs than there is room for then."""
-    return _hinted(lambda a: a * 0)(call, draw) if max(call.facts, default=0) > 2**14 else None
+    if HINT not in call.hints:
+        return None
+    many, none = np.array([0, 2**14 + 1], np.int32), np.zeros(2, np.int32)
+    return call.replacing(query_start_loc_p=many).hinting(query_start_loc_p_cpu=none)
 
 
 CONV1D_FAULTS = [

@@ -17,7 +17,7 @@ from conformance.strategies.presets import Preset
 WANTED = ("last of each", "last of some", "ends", "several", "several", "all", "none")
 """Which tokens of a request are wanted."""
 
-KINDS = (None, None, None, "decode", "mixed", "extend", "prefill")
+KINDS = (None, None, "decode", "mixed", "extend", "prefill", "none")
 """Kinds of batches; those of decodes alone come back as they are."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -177,10 +178,14 @@ def create_backend_calls(
         kinds: What the builders build, one of these.
     """
     del preset
-    # Of one number, so that all kinds are met: single draws tend to repeat themselves.
-    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    return backend_call(np.random.default_rng(draw(st.integers(0, 2**20))), kinds)
+
+
+def backend_call(rng: np.random.Generator, kinds: Sequence[str]) -> Call:
+    """Return a call of `create_fast_prefill_custom_backend`, of any backend."""
     is_own, knows_fast_build, has_own_backend = (bool(n) for n in rng.integers(2, size=3))
-    builder = QueriesBuilder(is_own, kind=rng.choice(kinds), knows_fast_build=knows_fast_build)
+    kind = kinds[int(rng.integers(len(kinds)))]
+    builder = QueriesBuilder(is_own, kind=kind, knows_fast_build=knows_fast_build)
     backend = BackendClass("QUERIES", builder, has_own_backend, bool(rng.random() < 1 / 3))
     arguments = {
         "prefix": ("FastPrefill", "Custom_", "")[rng.integers(3)],
@@ -198,15 +203,16 @@ def build_calls(draw: Draw, preset: Preset, *, kinds: Sequence[str] = METADATA_K
         preset: The sizes.
         kinds: What the builders build, one of these.
     """
-    call = draw(create_backend_calls(preset, kinds=kinds))
-    metadata = draw(make_wanted_calls(preset)).arguments["common_attn_metadata"]
+    wanted = draw(make_wanted_calls(preset))
+    # All that was drawn decides, so that all kinds are met: single draws tend to repeat themselves.
+    rng = np.random.default_rng(zlib.crc32(repr((wanted, draw(st.integers(0, 2**20)))).encode()))
+    call = backend_call(rng, kinds)
     builder = call.arguments["underlying_attn_backend"].builder
     flags = (None, False, True) if builder.knows_fast_build else (None, False)
     step = Step(
-        metadata,
-        draw(st.sampled_from((0, 3))),
-        draw(st.sampled_from(flags)),
-        draw(st.booleans()),
+        wanted.arguments["common_attn_metadata"],
+        common_prefix_len=(0, 3)[rng.integers(2)],
+        fast_build=flags[rng.integers(len(flags))],
+        is_positional=bool(rng.integers(2)),
     )
-    built: Call = dataclasses.replace(call, facts=step)
-    return built
+    return dataclasses.replace(call, facts=step)

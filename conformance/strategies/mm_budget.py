@@ -131,7 +131,7 @@ def scheduler_configs(draw: Draw, tokens: Mapping[str, int]) -> reference.Schedu
     largest = max(tokens.values(), default=0)
     near = st.sampled_from((largest, 0, largest + 1, 2 * largest, max(largest - 1, 0), 5 * largest))
     is_whole = draw(SELDOM)
-    step = max(largest, 1) + draw(st.sampled_from((0, 1, 7, 2 * largest)))
+    step = max(largest, 1) + draw(st.sampled_from((0, 1, 0, 7, 2 * largest)))
     if not is_whole and draw(st.booleans()):
         step = draw(st.integers(1, step))
     return reference.SchedulerConfig(

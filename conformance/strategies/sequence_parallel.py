@@ -20,13 +20,14 @@ def is_scattered_calls(draw: Draw, preset: Preset) -> Call:
     ranks = draw(st.sampled_from((2, 4, 8, 1) if preset is MINIMAL else (2, 8, 16, 1)))
     tokens = draw(st.integers(0, 4 if preset is MINIMAL else 512))
     tokens = tokens * ranks if is_on or draw(st.booleans()) else tokens
-    near = st.lists(st.sampled_from((tokens, tokens, tokens + ranks, 0, 8, 16)), max_size=3)
+    sizes: Any = draw(st.lists(st.sampled_from((tokens + ranks, 0, 8, 16)), max_size=3))
+    sizes = draw(st.sampled_from((sizes, [*sizes, tokens], None)))
     parts: dict[str, Any] = {
         "enable_sp": is_on,
         "tensor_parallel_size": ranks,
         "splitting_ops": draw(st.sampled_from((["attention"], ("a", "b"), ["a"], [], (), None))),
         "use_inductor_graph_partition": draw(SELDOM),
-        "compile_sizes": draw(st.one_of(near, near, st.none())),
+        "compile_sizes": sizes,
     }
     config = draw(st.sampled_from((whole, whole, unread)))(parts)
     arguments = {"vllm_config": config, "num_input_tokens": tokens}
