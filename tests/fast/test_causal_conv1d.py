@@ -90,6 +90,20 @@ def test_any_block_of_threads(threads: int, seed: int, simulate: Callable[..., N
     assert torch.equal(expected[2], found[2])
 
 
+@pytest.mark.parametrize("max_blocks", [1, 2, 3, 5])
+def test_blocks_of_several_sequences(
+    max_blocks: int, simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer blocks of threads than sequences, as past 1024 of these, list all programs."""
+    starts = torch.cumsum(torch.tensor([0, 3, 0, 70, 8, 1, 0, 33]), 0).int()
+    expected = compute(starts)
+    monkeypatch.setattr("fast.causal_conv1d.MAX_BLOCKS", max_blocks)
+    with simulated_by(simulate, threads=4):
+        found = compute(starts)
+    assert torch.equal(expected[1], found[1])
+    assert torch.equal(expected[2], found[2])
+
+
 @pytest.mark.usefixtures("path")
 def test_a_wrong_copy_unchecked() -> None:
     """Starts that contradict their copy are listed as far as there is room, and no further."""
