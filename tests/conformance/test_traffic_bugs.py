@@ -4,38 +4,15 @@ Each bug is made of the function whose place it takes.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from planted_bugs import Function, after
 
 import fast
 from tools import replay
-
-Function: TypeAlias = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    """Leave torch as many threads as it had."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
-
-def after(change: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """Change what the function returns, in place or by returning something else."""
-
-    def make_bug(function: Function) -> Function:
-        def broken(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # takes any function's place
-            result = function(*args, **kwargs)
-            changed = change(result)
-            return result if changed is None else changed
-
-        return broken
-
-    return make_bug
 
 
 def increment(element: Callable[[Any], torch.Tensor]) -> Callable[[Function], Function]:

@@ -6,11 +6,12 @@ Each bug is made of the function whose place it takes.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from planted_bugs import Function, after, never
 
 import fast
 from conformance.traffic.fast_prefill import make_fast_prefill
@@ -21,21 +22,6 @@ from conformance.zoo.calls import Calls
 from conformance.zoo.models import get_model
 from tools import replay
 
-Function: TypeAlias = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    """Leave torch as many threads as it had."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
-
-def after(change: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """Return something else than the function does."""
-    return lambda function: lambda *args, **kwargs: change(function(*args, **kwargs))
-
 
 def add_one(part: Callable[[Any], torch.Tensor]) -> Callable[[Function], Function]:
     """Add one to a part of what the function returns."""
@@ -45,11 +31,6 @@ def add_one(part: Callable[[Any], torch.Tensor]) -> Callable[[Function], Functio
         return result
 
     return after(change)
-
-
-def never(_: Function) -> Function:
-    """Do nothing."""
-    return lambda *_args, **_kwargs: None
 
 
 def refusing(_: Function) -> Function:

@@ -4,39 +4,19 @@ Each bug is made of the function whose place it takes.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-import torch
+from planted_bugs import Function, after, never
 
 import fast
 from tools import replay
-
-Function: TypeAlias = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    """Leave torch as many threads as it had."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
-
-def after(change: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """Return something else than the function does."""
-    return lambda function: lambda *args, **kwargs: change(function(*args, **kwargs))
 
 
 def before(**changed: object) -> Callable[[Function], Function]:
     """Change keyword arguments."""
     return lambda function: lambda *args, **kwargs: function(*args, **{**kwargs, **changed})
-
-
-def never(_: Function) -> Function:
-    """Do nothing."""
-    return lambda *_args, **_kwargs: None
 
 
 def counting_keys_and_values(_: Function) -> object:
