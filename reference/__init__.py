@@ -18,6 +18,12 @@ Sizes of a batch are at most 2**31 - 1. Everything is checked before anything is
 """
 
 from reference.access import kv_reads, kv_writes
+from reference.attention import (
+    dense_attention,
+    merge_attention_states,
+    paged_attention,
+    write_kv_cache,
+)
 from reference.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -173,6 +179,7 @@ __all__ = [
     "compute_slot_mapping",
     "create_fast_prefill_custom_backend",
     "create_ubatch_slices",
+    "dense_attention",
     "extract_layer_index",
     "gather_mm_placeholders",
     "get_dcp_local_seq_lens",
@@ -191,6 +198,8 @@ __all__ = [
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     "make_local_attention_virtual_batches",
     "map_to_kernel_blocks",
+    "merge_attention_states",
+    "paged_attention",
     "prepare_kernel_block_sizes",
     "reorder_batch_to_split_decodes_and_prefills",
     "request_memory",
@@ -206,4 +215,5 @@ __all__ = [
     "split_decodes_prefills_and_extends",
     "subclass_attention_backend",
     "subclass_attention_metadata",
+    "write_kv_cache",
 ]

@@ -12,9 +12,15 @@ REFERENCE_ALONE: dict[str, str | None] = {
         "cp_kv_cache_interleave_size=1"
     ),
     "kv_writes": "metadata",
+    "dense_attention": "q, k, v, mask, *, scale=None",
+    "paged_attention": (
+        "q, kv_cache, metadata, *, scale=None, sliding_window=None, cp_world_size=1, cp_rank=0, "
+        "cp_kv_cache_interleave_size=1"
+    ),
+    "merge_attention_states": "outputs, lses",
+    "write_kv_cache": "key, value, kv_cache, slot_mapping",
 }
-"""What a batch means. (What attention computes of it is to come: `dense_attention`,
-`paged_attention`, `merge_attention_states`, `write_kv_cache`.)"""
+"""What a batch means, and what attention computes of it."""
 
 FAST_ALONE = {"checks", "warmup", "MemorySnapshot.measure"}
 

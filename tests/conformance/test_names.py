@@ -97,6 +97,6 @@ def test_configs_have_the_same_fields(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFERENCE_ALONE)
 def test_what_a_batch_means_is_said_by_reference_alone(name: str) -> None:
-    """The access relation is in `reference` alone."""
+    """The access relation and attention are in `reference` alone."""
     assert f"({REFERENCE_ALONE[name]})" == spelled(getattr(reference, name))
     assert not hasattr(fast, name)

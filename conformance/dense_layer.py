@@ -1,0 +1,233 @@
+"""One attention layer's step, and what dense attention makes of it.
+
+A `Layer` has queries, keys and values for every token of a batch, and says what attention is of
+them, request by request, under an explicit mask: what paged attention is compared with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import reference
+from conformance.strategies.batches import Batch
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+State: TypeAlias = "tuple[Array, Array]"
+"""What attention gives: the output, and the log-sum-exp."""
+
+NOBODY = -1
+"""The request of a token that is padding: as an index, that of the last column of who may read."""
+
+TOLERANCE = 1e-12
+"""How far float64 sums of the same numbers, taken in another order, may lie apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """An attention layer in a step.
+
+    Attributes:
+        batch: The step, as the layer's KV cache group sees it; its blocks lie in a small cache.
+        num_blocks: Blocks of that cache, in the manager's size; no request has the null block.
+        heads: The number of query heads, that of key heads, and the size of a head.
+        seed: What queries, keys and values are made of.
+        window: How many positions a token sees; None: all before it.
+        given_up: Leading positions of each request whose blocks it gave up behind its window.
+        chunk: The chunks of chunked local attention, in tokens; None: none.
+        query_seed: What queries are made of besides; layers of one cache have unlike queries.
+    """
+
+    batch: Batch
+    num_blocks: int
+    heads: tuple[int, int, int]
+    seed: int = 0
+    window: int | None = None
+    given_up: tuple[int, ...] = ()
+    chunk: int | None = None
+    query_seed: int = 0
+
+    @functools.cached_property
+    def shared(self) -> tuple[int, ...]:
+        """Return the leading positions of each request that lie in the first one's blocks."""
+        rows, layout = self.batch.rows, self.batch.layout
+        if not rows or any(self.given_up):  # what was given up is the null block, and nobody's
+            return (0,) * len(rows)
+        pairs = [zip(rows[0], row, strict=False) for row in rows[1:]]
+        in_common = [len([*itertools.takewhile(lambda ab: ab[0] == ab[1], p)]) for p in pairs]
+        length = layout.block_size * layout.cp_world_size
+        return 0, *(n // layout.blocks_per_kv_block * length for n in in_common)
+
+    @functools.cached_property
+    def owners(self) -> Array:
+        """Return the request of each of the step's tokens, `NOBODY` for padding."""
+        batch = self.batch
+        found = np.repeat(np.arange(batch.num_reqs), batch.query_lens)
+        return np.concatenate([found, np.full(batch.num_padding_tokens, NOBODY)])
+
+    @functools.cached_property
+    def content(self) -> list[Array]:
+        """Return each request's keys and values, [2, seq_len, num_kv_heads, head_size]."""
+        rng = np.random.default_rng(self.seed)
+        lens = self.batch.seq_lens
+        found = [rng.standard_normal((2, s, *self.heads[1:]), np.float32) for s in lens]
+        for one, shared in zip(found, self.shared, strict=True):
+            one[:, :shared] = found[0][:, :shared]
+        return found
+
+    @functools.cached_property
+    def queries(self) -> Array:
+        """Return each token's query, [num_actual_tokens, num_heads, head_size], padding's NaN."""
+        rng = np.random.default_rng((self.seed, self.query_seed))
+        num_heads, _, size = self.heads
+        found = rng.standard_normal((self.batch.num_actual_tokens, num_heads, size))
+        found[self.batch.num_tokens :] = np.nan
+        return found
+
+    @functools.cached_property
+    def earlier(self) -> Batch:
+        """Return the step that brought the context of those that have tokens now.
+
+        What lies in the first request's blocks came with that, and what was given up is nobody's.
+        """
+        batch = self.batch
+        first = [max(a, b) for a, b in zip(self.shared, self.given_up or self.shared, strict=True)]
+        ends = [
+            c if q or not i else f
+            for i, (c, q, f) in enumerate(
+                zip(batch.num_computed_tokens, batch.query_lens, first, strict=True)
+            )
+        ]
+        return dataclasses.replace(
+            batch,
+            query_lens=tuple(max(e - f, 0) for e, f in zip(ends, first, strict=True)),
+            num_computed_tokens=tuple(first),
+            num_padding_tokens=0,
+            extra_slots=0,
+        )
+
+    def tokens_of(self, step: Batch) -> Array:
+        """Return the keys and values of a step's tokens, padding's NaN.
+
+        Args:
+            step: The layer's step, or an earlier one of the same requests.
+
+        Returns:
+            [2, num_actual_tokens, num_kv_heads, head_size].
+        """
+        pairs = zip(self.content, step.num_computed_tokens, step.query_lens, strict=True)
+        parts = [one[:, c : c + q] for one, c, q in pairs]
+        padding = np.full((2, step.num_padding_tokens, *self.heads[1:]), np.nan, np.float32)
+        return np.concatenate([*parts, padding], axis=1)
+
+    def readers_of(self, step: Batch) -> Array:
+        """Return who may read what a step's tokens bring.
+
+        Args:
+            step: The layer's step, or an earlier one of the same requests.
+
+        Returns:
+            bool[num_actual_tokens, num_reqs + 1], by request: the token's own, and of the first
+            one's tokens those whose prefix they are in. No one may read padding, and `NOBODY`, the
+            last column, reads nothing.
+        """
+        requests = np.repeat(np.arange(step.num_reqs), step.query_lens)
+        positions = step.positions()[: step.num_tokens, None]
+        found = np.zeros((step.num_actual_tokens, step.num_reqs + 1), np.bool_)
+        found[np.arange(step.num_tokens), requests] = True
+        is_prefix = (requests == 0)[:, None] & (positions < np.array(self.shared, np.int64))
+        found[: step.num_tokens, :-1] |= is_prefix
+        return found
+
+    def mask(self, request: int) -> Array:
+        """Return which positions each token of a request may see, bool[query_len, seq_len]."""
+        seq_len, query_len = self.batch.seq_lens[request], self.batch.query_lens[request]
+        key = np.arange(seq_len)
+        position = key[seq_len - query_len :, None]
+        if not self.batch.causal:
+            return np.full((query_len, seq_len), fill_value=True)
+        found = key <= position
+        if self.window is not None:
+            found &= key > position - self.window
+        if self.chunk is not None:
+            found &= key // self.chunk == position // self.chunk
+        return np.asarray(found)
+
+    @functools.cached_property
+    def dense(self) -> State:
+        """Return what each token's attention is, from the sequences themselves."""
+        batch = self.batch
+        output = np.zeros(self.queries.shape)
+        lse = np.full(output.shape[:2], -np.inf)
+        for i, (keys, values) in enumerate(self.content):
+            rows = slice(batch.starts[i], batch.starts[i + 1])
+            output[rows], lse[rows] = reference.dense_attention(
+                self.queries[rows], keys, values, self.mask(i)
+            )
+        return output, lse
+
+    def agree(self, found: State, tokens: Sequence[int] | None = None) -> None:
+        """Raise where attention is not the dense one of the layer's tokens.
+
+        Args:
+            found: What was computed.
+            tokens: Which token each row is; None: all, in order.
+
+        Raises:
+            AssertionError: It differs; the message names the token by its request and position.
+        """
+        __tracebackhide__ = True
+        rows = [*range(self.batch.num_actual_tokens)] if tokens is None else [*tokens]
+        wanted = tuple(state[rows] for state in self.dense)
+        assert [state.shape for state in wanted] == [state.shape for state in found]
+        if all(map(_is_close, found, wanted)):
+            return
+        for row, token in enumerate(rows):
+            (want, want_lse), (got, got_lse) = (
+                [s[row] for s in states] for states in (wanted, found)
+            )
+            if not (_is_close(got, want) and _is_close(got_lse, want_lse)):
+                raise AssertionError(
+                    f"attention of {self.name(token)} is {got.tolist()} (lse {got_lse.tolist()}), "
+                    f"but should be {want.tolist()} (lse {want_lse.tolist()})"
+                )
+
+    def name(self, token: int) -> str:
+        """Return a token's name in the words of the batch."""
+        request = self.owners[token]
+        if request == NOBODY:
+            return f"token {token}, padding"
+        position = self.batch.num_computed_tokens[request] + token - self.batch.starts[request]
+        return f"token {token} (request {request}, position {position})"
+
+    @property
+    def reads_context(self) -> bool:
+        """Tell whether a token has others before it that an earlier step brought."""
+        pairs = zip(self.batch.query_lens, self.batch.num_computed_tokens, strict=True)
+        return any(q and c for q, c in pairs)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Tell whether some request's blocks do not follow one another."""
+        return any(a > b for row in self.batch.rows for a, b in itertools.pairwise(row))
+
+    @property
+    def hides_keys(self) -> bool:
+        """Tell whether a sliding window keeps a token from some of those before it."""
+        pairs = zip(self.batch.query_lens, self.batch.seq_lens, strict=True)
+        return self.window is not None and any(q and s > self.window for q, s in pairs)
+
+    @property
+    def kernel_block_size(self) -> int:
+        """Return the positions in a block as the table lists them."""
+        return self.batch.layout.kernel_block_size or self.batch.layout.block_size
+
+
+def _is_close(got: Array, want: Array) -> bool:
+    """Tell whether numbers are the same but for the order of sums; NaN never is."""
+    return np.allclose(got, want, rtol=0, atol=TOLERANCE)

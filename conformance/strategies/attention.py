@@ -1,0 +1,215 @@
+"""Attention layers in a step, and calls of the functions that make metadata for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.dense_layer import Layer
+from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.odds import SELDOM
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+
+FEW_TOKENS = dataclasses.replace(
+    FEW_PAIRS,
+    name="few tokens",
+    block_sizes=(4, 8),
+    chunk_blocks=(1, 2),
+    max_query_len=12,
+    max_context_len=36,
+    max_num_tokens=28,
+)
+"""Attention of every token is computed, several times over: fewer of them, of longer sequences."""
+
+PRESETS = (MINIMAL, FEW_TOKENS)
+
+HEADS = ((2, 1, 2), (2, 2, 2), (4, 2, 3))
+"""Query heads, key heads, and the size of a head."""
+
+KINDS = (
+    *("mixed", "extend", "speculative decode", "mixed", "extend", "mixed", "extend"),
+    *("decode", "short extend", "prefill"),
+)
+"""Kinds of batches that have tokens, those with a context more than once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A layer in a step, and a call that makes metadata of it, or a part of it.
+
+    Attributes:
+        layer: The layer.
+        call: The call.
+        wanted: The tokens that fast prefill is for.
+    """
+
+    layer: Layer
+    call: Call
+    wanted: tuple[int, ...] = ()
+
+    @property
+    def batch(self) -> Batch:
+        """Return the step."""
+        return self.layer.batch
+
+
+def shuffled_ids(count: int, seed: int) -> Iterator[int]:
+    """Return the ids of a pool's blocks in a random order, without the null block's.
+
+    >>> sorted(shuffled_ids(3, seed=0))
+    [1, 2, 3]
+    """
+    order = np.random.default_rng(seed).permutation(count) + 1
+    return iter(order.tolist())
+
+
+def in_pool(batch: Batch, ids: Iterator[int]) -> Batch:
+    """Return a batch with other blocks, taken from a pool; who shared a block shares one again."""
+    n = batch.layout.blocks_per_kv_block
+    known: dict[int, int] = {}
+    rows = []
+    for row in batch.rows:
+        for block in row:
+            if block // n not in known:
+                known[block // n] = next(ids)
+        rows.append(tuple(known[block // n] * n + block % n for block in row))
+    return dataclasses.replace(batch, rows=tuple(rows))
+
+
+def pool_size(batch: Batch) -> int:
+    """Return how many of the manager's blocks a batch has, and two that it has not."""
+    n = batch.layout.blocks_per_kv_block
+    return len({block // n for row in batch.rows for block in row}) + 2
+
+
+_KINDS = st.sampled_from(KINDS)
+_SEEDS = st.integers(0, 2**16)
+_WINDOWS = st.sampled_from((None, None, 1, 2, 5))
+_HEADS = st.sampled_from(HEADS)
+_OTHERS = st.sets(st.integers(1, 3), min_size=1)
+"""Which requests have a prefix in common with the first one."""
+
+
+@st.composite
+def layers(
+    draw: Draw,
+    preset: Preset,
+    *,
+    layout: Layout | None = None,
+    is_causal: bool | None = None,
+    kind: str | None = None,
+) -> Layer:
+    """Draw an attention layer in a step.
+
+    Args:
+        draw: Hypothesis' `draw`.
+        preset: The sizes.
+        layout: How positions lie in blocks; None draws a block size.
+        is_causal: Whether the batch is causal; None draws.
+        kind: The batch's kind; None draws one of `KINDS`.
+
+    Returns:
+        A layer whose blocks lie scattered in a small cache, with some of nobody's.
+    """
+    kind = draw(_KINDS) if kind is None else kind
+    has_prefix = draw(SELDOM)
+    batch = draw(batches(preset, layout=layout, is_shared=False if has_prefix else None, kind=kind))
+    if has_prefix:
+        batch = _behind_a_prefix(batch, draw(_OTHERS))
+    if is_causal is not None:
+        batch = dataclasses.replace(batch, causal=is_causal)
+    seed = draw(_SEEDS)
+    count = pool_size(batch)
+    batch = in_pool(batch, shuffled_ids(count, seed))
+    window = draw(_WINDOWS) if batch.causal else None
+    return Layer(batch, count + 1, draw(_HEADS), seed, window)
+
+
+def _behind_a_prefix(batch: Batch, others: set[int]) -> Batch:
+    """Return a batch whose first request and some others have one block more, the same, before."""
+    layout, n = batch.layout, batch.layout.blocks_per_kv_block
+    new = n * (1 + max((block // n for row in batch.rows for block in row), default=0))
+    have = [i in {0, *others} for i in range(batch.num_reqs)]
+    length = layout.block_size * layout.cp_world_size
+    pairs = zip(batch.num_computed_tokens, have, strict=True)
+    rows = zip(batch.rows, have, strict=True)
+    return dataclasses.replace(
+        batch,
+        num_computed_tokens=tuple(c + length * has for c, has in pairs),
+        rows=tuple((*range(new, new + n), *row) if has else row for row, has in rows),
+    )
+
+
+def slots_call(step: Batch, **changes: Any) -> Call:
+    """Return the call that computes a step's slots."""
+    arguments = {
+        "block_table": step.block_table(),
+        "query_start_loc": step.query_start_loc(),
+        "positions": step.positions(),
+        "block_size": step.layout.block_size,
+        **step.layout.keywords(),
+        **changes,
+    }
+    return Call("compute_slot_mapping", arguments, step)
+
+
+@st.composite
+def layers_in_kernel_blocks(draw: Draw, preset: Preset) -> Layer:
+    """Draw layers on one rank, with the manager's blocks or kernel blocks in the table."""
+    size = draw(st.sampled_from((*preset.block_sizes, 4)))
+    kernel = draw(st.sampled_from((None, 1, 2, 2)))
+    return draw(layers(preset, layout=Layout(size, kernel)))  # type: ignore[no-any-return]
+
+
+@st.composite
+def layers_on_ranks(draw: Draw, preset: Preset, *, kind: str | None = None) -> Layer:
+    """Draw layers whose positions lie interleaved on several context-parallel ranks."""
+    layout = Layout(
+        draw(st.sampled_from((2, 4))),
+        draw(st.sampled_from((None, 2))),
+        cp_world_size=draw(st.sampled_from((2, 3, 4))),
+        cp_kv_cache_interleave_size=draw(st.sampled_from((1, 2, 2))),
+    )
+    return draw(layers(preset, layout=layout, kind=kind))  # type: ignore[no-any-return]
+
+
+LAYER_SITUATIONS: dict[str, Callable[[Layer], bool]] = {
+    "a context": lambda layer: layer.reads_context,
+    "a context in scattered blocks": lambda layer: layer.reads_context and layer.is_scattered,
+    "a prefix in shared blocks": lambda layer: any(layer.shared),
+    "a sliding window that hides keys": lambda layer: layer.hides_keys,
+    "padded tokens": lambda layer: layer.batch.num_padding_tokens > 0 < layer.batch.num_tokens,
+    "not causal": lambda layer: not layer.batch.causal and layer.batch.num_tokens > 0,
+    "kernel blocks": lambda layer: (
+        layer.batch.layout.blocks_per_kv_block > 1 and layer.reads_context
+    ),
+    "an interleave of more than 1": lambda layer: (
+        layer.batch.layout.cp_kv_cache_interleave_size > 1 and layer.reads_context
+    ),
+}
+"""Situations of a layer in a step."""
+
+
+def of_layer(*names: str) -> dict[str, Any]:
+    """Return situations of an example from those of its layer, under names that say so.
+
+    Args:
+        *names: Names in `LAYER_SITUATIONS`.
+    """
+
+    def lifted(holds: Callable[[Layer], bool]) -> Callable[[Any], bool]:
+        return lambda example: holds(example if isinstance(example, Layer) else example.layer)
+
+    return {f"attention: {name}": lifted(LAYER_SITUATIONS[name]) for name in names}
+
+
+IN_ANY_STEP = (
+    *("a context in scattered blocks", "a prefix in shared blocks"),
+    *("a sliding window that hides keys", "padded tokens"),
+)
+"""What is drawn in the steps of all laws, and counted in those of some."""

@@ -1,0 +1,141 @@
+"""Calls of the functions that cut, rewrite and reorder a batch, with a layer to attend in it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.strategies.arrays import guarded
+from conformance.strategies.attention import Example, layers
+from conformance.strategies.batch_order import InputBatch, SchedulerOutput
+from conformance.strategies.batches import Batch
+from conformance.strategies.fast_prefill import wanted_tokens
+from conformance.strategies.presets import Preset
+from conformance.strategies.ubatch import cuts, slices_between
+
+
+def _points(draw: Draw, batch: Batch, total: int) -> list[int]:
+    """Draw where a batch is cut: anywhere, and between requests where it is not causal."""
+    longest = max(batch.query_lens, default=0)
+    if not batch.causal:
+        edges = sorted({s for s in batch.starts if 0 < s < total})
+        return sorted(draw(st.sets(st.sampled_from(edges), min_size=1))) if edges else []
+    most = draw(st.sampled_from((1, 2, 0)))
+    if most and longest > most:
+        # So many cuts inside the longest request.
+        inside = draw(st.sets(st.integers(1, longest - 1), min_size=most, max_size=most))
+        start = batch.starts[batch.query_lens.index(longest)]
+        return sorted(start + point for point in inside)
+    found: list[int] = draw(cuts(total, batch.query_lens))
+    return found
+
+
+@st.composite
+def cut_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of `split_attn_metadata`, padding among the tokens that are cut."""
+    layer = draw(layers(preset))
+    batch = layer.batch
+    has_padded_request = bool(batch.query_lens) and batch.query_lens[-1] == 0
+    total = batch.num_actual_tokens if has_padded_request else batch.num_tokens
+    slices = slices_between(batch, _points(draw, batch, total)) if batch.num_tokens else []
+    arguments = {"ubatch_slices": slices, "common_attn_metadata": batch.metadata()}
+    return Example(layer, Call("split_attn_metadata", arguments, batch))
+
+
+@st.composite
+def sliced_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of `_make_metadata_with_slice` of a batch that has tokens, if it can be cut."""
+    example = draw(cut_layers(preset))
+    slices = example.call.arguments["ubatch_slices"]
+    arguments = {
+        "ubatch_slice": draw(st.sampled_from(slices)) if slices else None,
+        "attn_metadata": example.call.arguments["common_attn_metadata"],
+    }
+    return Example(example.layer, Call("_make_metadata_with_slice", arguments, example.batch))
+
+
+@st.composite
+def scheduled_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of `create_ubatch_slices`; of a batch without tokens there is none to make."""
+    layer = draw(layers(preset))
+    batch = layer.batch
+    arguments = {
+        "num_scheduled_tokens": guarded(batch.query_lens, np.int32, batch.stride),
+        "split_points": _points(draw, batch, batch.num_tokens),
+    }
+    return Example(layer, Call("create_ubatch_slices", arguments, batch))
+
+
+@st.composite
+def chunked_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of `make_local_attention_virtual_batches` for layers that attend in chunks."""
+    layer = draw(layers(preset, is_causal=True))
+    size = layer.batch.layout.block_size
+    chunk = size * draw(st.sampled_from((*preset.chunk_blocks, 1)))
+    layer = dataclasses.replace(layer, window=None, chunk=chunk)
+    arguments = {
+        "attn_chunk_size": chunk,
+        "common_attn_metadata": layer.batch.metadata(),
+        "block_size": size,
+    }
+    return Example(layer, Call("make_local_attention_virtual_batches", arguments, layer.batch))
+
+
+@st.composite
+def wanting_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of fast prefill: the wanted tokens are the last of their requests."""
+    kind = draw(st.sampled_from(("mixed", "extend", "mixed", "extend", "prefill")))
+    layer = draw(layers(preset, is_causal=True, kind=kind))
+    batch = layer.batch
+    which = draw(st.sampled_from(("last of each", "ends", "ends", "last of some")))
+    wanted = wanted_tokens(batch, which, layer.seed)
+    metadata = dataclasses.replace(
+        batch.metadata(),
+        logits_indices_padded=guarded([*wanted, 0], np.int64, batch.stride),
+        num_logits_indices=len(wanted),
+    )
+    if metadata.max_query_len == 1 or draw(st.sampled_from((False,) * 5 + (True,))):
+        wanted = list(range(batch.num_actual_tokens))
+        metadata = batch.metadata()
+    name = "make_kv_sharing_fast_prefill_common_attn_metadata"
+    call = Call(name, {"common_attn_metadata": metadata}, batch)
+    return Example(layer, call, tuple(wanted))
+
+
+@st.composite
+def unpadded_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of `CommonAttentionMetadata.unpadded` that take padding off, or more."""
+    layer = draw(layers(preset))
+    batch = layer.batch
+    busy = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
+    kept = draw(st.integers(0, batch.num_reqs)) if draw(st.booleans()) else busy
+    room = batch.num_actual_tokens - batch.starts[kept]
+    arguments = {
+        "self": batch.metadata(),
+        "num_actual_tokens": batch.starts[kept] + draw(st.sampled_from((0, 0, room))),
+        "num_actual_reqs": kept,
+    }
+    return Example(layer, Call("CommonAttentionMetadata.unpadded", arguments, batch))
+
+
+@st.composite
+def misordered_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of `reorder_batch_to_split_decodes_and_prefills` of a layer's batch."""
+    layer = draw(layers(preset, kind=draw(st.sampled_from(("mixed", "mixed", "mixed", "extend")))))
+    batch = layer.batch
+    names = [f"r{i}" for i in range(batch.num_reqs)]
+    # With one of these for a threshold its request is a decode by a hair, behind one that is none.
+    lens = batch.query_lens
+    behind = [q for i, q in enumerate(lens) if 1 < q < max(lens[:i], default=0)]
+    computed = np.array(batch.num_computed_tokens, np.int32)
+    scheduled = dict(zip(names, batch.query_lens, strict=True))
+    arguments = {
+        "input_batch": InputBatch(names, computed, np.zeros_like(computed)),
+        "scheduler_output": SchedulerOutput(scheduled),
+        "decode_threshold": draw(st.sampled_from((1, *behind, *behind))),
+    }
+    name = "reorder_batch_to_split_decodes_and_prefills"
+    return Example(layer, Call(name, arguments, batch))

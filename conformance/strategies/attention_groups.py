@@ -1,0 +1,299 @@
+"""Attention layers of several KV cache groups in one step, and the caches that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import DEVICE
+from conformance.contracts import Arguments, Call, Draw
+from conformance.dense_layer import Layer
+from conformance.strategies.arrays import guarded
+from conformance.strategies.attention import HEADS, in_pool, layers, pool_size, shuffled_ids
+from conformance.strategies.attention_layers import full_spec
+from conformance.strategies.attn_metadata import Buffer
+from conformance.strategies.backends import SPLIT, Backend
+from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.engines import Builder, BuilderClass
+from conformance.strategies.kv_binding import forward_contexts, shuffled
+from conformance.strategies.odds import RARELY
+from conformance.strategies.presets import Preset
+
+
+@st.composite
+def groups(draw: Draw, preset: Preset) -> tuple[Layer, ...]:
+    """Draw a step as several KV cache groups see it: blocks of unlike sizes, from one pool.
+
+    Some have sliding windows, and of these some have given up the blocks behind.
+    """
+    count = draw(st.sampled_from((2, 2, 3, 1)))
+    first = draw(layers(preset, is_causal=True))
+    sizes = [draw(st.sampled_from((2, 3, 4, 6))) for _ in range(count - 1)]
+    heads = [first.heads, *(draw(st.sampled_from(HEADS)) for _ in sizes)]
+    return _in_one_pool(draw, first, sizes, heads)
+
+
+def _in_one_pool(
+    draw: Draw, first: Layer, sizes: list[int], heads: list[tuple[int, int, int]]
+) -> tuple[Layer, ...]:
+    """Draw layers of a step in groups with these block sizes, the first as it is given."""
+    layouts = map(Layout, sizes)
+    seen = [first.batch, *(_regrouped(first.batch, layout, g) for g, layout in enumerate(layouts))]
+    total = sum(map(pool_size, seen))
+    ids = shuffled_ids(total, first.seed)
+    found = []
+    for g, batch in enumerate(seen):
+        window = first.window if g == 0 else draw(st.sampled_from((None, 1, 2, 5)))
+        layer = Layer(in_pool(batch, ids), total + 1, heads[g], first.seed + 2 * g, window)
+        gives_up = window is not None and not any(layer.shared) and draw(st.booleans())
+        found.append(_without_old_blocks(layer) if gives_up else layer)
+    return tuple(found)
+
+
+def _regrouped(batch: Batch, layout: Layout, group: int) -> Batch:
+    """Return a batch as another group sees it: blocks of another size, none of them shared."""
+    ids = iter(range(10_000 * (group + 1), 10_000 * (group + 2)))
+    rows = tuple(tuple(next(ids) for _ in range(layout.num_blocks(s))) for s in batch.seq_lens)
+    return dataclasses.replace(batch, layout=layout, rows=rows, extra_rows=group)
+
+
+def _without_old_blocks(layer: Layer) -> Layer:
+    """Return a layer without the blocks that lie wholly behind the window of all its tokens."""
+    batch, size = layer.batch, layer.batch.layout.block_size
+    window = layer.window or 1
+    counts = [max(c - window + 1, 0) // size for c in batch.num_computed_tokens]
+    rows = tuple(
+        (reference.NULL_BLOCK_ID,) * count + row[count:]
+        for count, row in zip(counts, batch.rows, strict=True)
+    )
+    given_up = tuple(count * size for count in counts)
+    return dataclasses.replace(
+        layer, batch=dataclasses.replace(batch, rows=rows), given_up=given_up
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Homes:
+    """Where the requests of a step stand in a runner's block tables.
+
+    Attributes:
+        layers: The step, as each KV cache group sees it.
+        slots: The request slot of each request.
+        max_num_reqs: How many request slots there are.
+        has_old_blocks: Whether the rows hold what older requests had.
+        moves: What is done between the context and the step: pairs of request slots, to be swapped
+            where both are some request's, else the first is moved to the second.
+    """
+
+    layers: tuple[Layer, ...]
+    slots: tuple[int, ...]
+    max_num_reqs: int
+    has_old_blocks: bool
+    moves: tuple[tuple[int, int], ...]
+
+    @property
+    def batch(self) -> Batch:
+        """Return the step, as the first group sees it."""
+        return self.layers[0].batch
+
+
+@st.composite
+def homes(draw: Draw, preset: Preset) -> Homes:
+    """Draw a step of several groups whose requests stand anywhere in the block tables."""
+    seen = draw(groups(preset))
+    num_reqs = seen[0].batch.num_reqs
+    most = num_reqs + draw(st.integers(0, 2))
+    slot = st.integers(0, max(most - 1, 0))
+    moves = draw(st.lists(st.tuples(slot, slot), max_size=2)) if num_reqs else []
+    slots = draw(st.permutations(range(most)))[:num_reqs]
+    return Homes(seen, tuple(slots), max(most, 1), draw(st.booleans()), tuple(moves))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedStep:
+    """A call of `build_attn_metadata`, with the layer of each group that attends.
+
+    Attributes:
+        layers: The step, as each KV cache group sees it.
+        call: The call.
+    """
+
+    layers: tuple[Layer, ...]
+    call: Call
+
+    @property
+    def batch(self) -> Batch:
+        """Return the step, as the first group sees it."""
+        return self.layers[0].batch
+
+
+@st.composite
+def grouped_steps(draw: Draw, preset: Preset) -> GroupedStep:
+    """Draw calls of `build_attn_metadata`."""
+    seen = draw(groups(preset))
+    batch = seen[0].batch
+    old = draw(st.sampled_from(((), (2**30,))))
+    cls = BuilderClass(is_own=draw(st.booleans()))
+    config_groups, builders = [], []
+    for g, layer in enumerate(seen):
+        names, spec = [f"layers.{g}.attn"], full_spec(layer.batch.layout.block_size)
+        config_groups.append(reference.KVCacheGroupSpec(names, spec))
+        builders.append(Builder(cls, spec, names))
+    vectors = {"query_start_loc": batch.starts, "seq_lens": batch.seq_lens}
+    buffers = {
+        name: Buffer(name, *(guarded((*values, *old), np.int32, batch.stride) for _ in range(2)))
+        for name, values in vectors.items()
+    }
+    arguments: Arguments = {
+        "attn_metadata_builders": builders,
+        "num_reqs": batch.num_reqs,
+        "num_tokens": batch.num_actual_tokens,
+        **buffers,
+        "num_computed_tokens_cpu": guarded(batch.reported_computed_tokens(), np.int32),
+        "block_tables": [layer.batch.block_table() for layer in seen],
+        "slot_mappings": [layer.batch.slot_mapping() for layer in seen],
+        "kv_cache_config": reference.KVCacheConfig(3, [], config_groups),
+    }
+    return GroupedStep(seen, Call("build_attn_metadata", arguments, batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Layers of several groups over shared tensors, and layers that share others' caches.
+
+    Attributes:
+        layers: The layer of each name, as its group sees the step; one that shares has its own
+            queries, and the keys and values of its target.
+        call: The call of `init_kv_cache`.
+        shared: The target of each sharing layer.
+        is_one_tensor: Whether layers of two groups lie in one tensor.
+    """
+
+    layers: dict[str, Layer]
+    call: Call
+    shared: dict[str, str]
+    is_one_tensor: bool
+
+    @property
+    def batch(self) -> Batch:
+        """Return the step, as the first group sees it."""
+        return next(iter(self.layers.values())).batch
+
+
+PAGES = (((2, 2), (4, 1)), ((4, 2), (2, 4)), ((4, 1), (4, 1)), ((6, 1), (2, 3)))
+"""Block sizes and key heads of two groups, whose pages have as many bytes."""
+
+
+@st.composite
+def models(draw: Draw, preset: Preset) -> Model:
+    """Draw calls of `init_kv_cache`: two groups, whose k-th layers lie in one tensor or apart."""
+    (block_size, kv_heads), other = draw(st.sampled_from(PAGES))
+    size = draw(st.sampled_from((1, 2, 3)))
+    first = draw(layers(preset, layout=Layout(block_size), is_causal=True))
+    heads = [(2 * h, h, size) for h in (kv_heads, other[1])]
+    seen = _in_one_pool(draw, dataclasses.replace(first, heads=heads[0]), [other[0]], heads)
+    kernel_sizes = [draw(st.sampled_from((s, 2))) for s in (block_size, other[0])]
+    is_one_tensor = draw(st.sampled_from((True, True, False)))
+    found: dict[str, Layer] = {}
+    tensors: dict[str, list[str]] = {}
+    config_groups = []
+    depth = draw(st.sampled_from((2, 2, 1)))
+    for g, layer in enumerate(seen):
+        names = [f"layers.{2 * k + g}.attn" for k in range(depth)]
+        spec = reference.FullAttentionSpec(
+            layer.batch.layout.block_size, layer.heads[1], size, np.dtype(np.float32)
+        )
+        config_groups.append(reference.KVCacheGroupSpec(names, spec))
+        for k, name in enumerate(names):
+            own = dataclasses.replace(layer, seed=layer.seed + 10 * (k + 1))
+            found[name] = in_kernel_blocks(own, kernel_sizes[g])
+            tensors.setdefault(f"{k}" if is_one_tensor else name, []).append(name)
+    page_bytes = 2 * block_size * kv_heads * size * 4
+    num_bytes = seen[0].num_blocks * page_bytes
+    arguments: Arguments = {
+        "runner_kv_caches": [],
+        "forward_context": forward_contexts(draw, list(found)),
+        "kv_cache_config": reference.KVCacheConfig(
+            seen[0].num_blocks,
+            [reference.KVCacheTensor(num_bytes, shuffled(draw, n)) for n in tensors.values()],
+            config_groups,
+        ),
+        "attn_backends": _backends(
+            draw, [group.layer_names for group in config_groups], is_one_tensor=is_one_tensor
+        ),
+        "device": DEVICE,
+        "kernel_block_sizes": kernel_sizes,
+    }
+    shared = _sharing(draw, list(found))
+    for name, target in shared.items():
+        found[name] = dataclasses.replace(found[target], query_seed=1)
+    call = Call("init_kv_cache", arguments, first.batch)
+    return Model(found, call, shared, is_one_tensor=is_one_tensor)
+
+
+def in_kernel_blocks(layer: Layer, size: int) -> Layer:
+    """Return a layer whose table lists kernel blocks of a size that divides the manager's."""
+    batch = layer.batch
+    n = batch.layout.block_size // size
+    rows = tuple(tuple(block * n + k for block in row for k in range(n)) for row in batch.rows)
+    layout = dataclasses.replace(batch.layout, kernel_block_size=size)
+    return dataclasses.replace(layer, batch=dataclasses.replace(batch, layout=layout, rows=rows))
+
+
+def _backends(draw: Draw, names: list[list[str]], *, is_one_tensor: bool) -> dict[str, Backend]:
+    """Draw backends that order shape and memory in any way, one for a group but seldom.
+
+    Over one tensor those of all groups must lay each block out within the same bytes.
+    """
+    are_blocks_first = draw(st.booleans())
+    found: dict[str, Backend] = {}
+    for of_group in names:
+        for k, name in enumerate(of_group):
+            if k and not draw(RARELY):
+                found[name] = found[of_group[0]]
+                continue
+            shape = draw(st.permutations(SPLIT))
+            if not is_one_tensor:
+                memory = draw(st.permutations(SPLIT))
+            elif are_blocks_first:
+                memory = [SPLIT[1], *draw(st.permutations((SPLIT[0], *SPLIT[2:])))]
+            else:
+                memory = [*SPLIT[:2], *draw(st.permutations(SPLIT[2:]))]
+            order = tuple(shape.index(axis) for axis in memory)
+            found[name] = Backend(shape=tuple(shape), stride_order=order)
+    return found
+
+
+def _sharing(draw: Draw, names: list[str]) -> dict[str, str]:
+    """Draw layers that have no cache of their own, and whose they use."""
+    count = draw(st.sampled_from((1, 2, 0)))
+    return {f"layers.{20 + i}.attn": draw(st.sampled_from(names)) for i in range(count)}
+
+
+def in_order_of_axes(view: Any, backend: Backend) -> Any:
+    """Return a backend's view of a cache: keys and values, blocks, tokens, heads, size."""
+    return view.transpose([backend.shape.index(axis) for axis in SPLIT])
+
+
+OF_GROUPS: dict[str, Callable[[Any], bool]] = {
+    "attention: groups with blocks of unlike sizes": lambda example: (
+        len({layer.batch.layout.block_size for layer in example.layers}) > 1
+        and example.layers[0].reads_context
+    ),
+    "attention: groups with unlike windows, that hide keys": lambda example: (
+        len({layer.window for layer in example.layers}) > 1
+        and any(layer.hides_keys for layer in example.layers)
+    ),
+    "attention: blocks given up behind a window": lambda example: any(
+        any(layer.given_up) for layer in example.layers
+    ),
+    "attention: a group that shares a prefix": lambda example: any(
+        any(layer.shared) for layer in example.layers
+    ),
+}
+"""Situations of a step that several groups see."""

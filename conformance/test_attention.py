@@ -1,0 +1,215 @@
+"""Attention itself: what the batch functions are for, computed in float64 and compared.
+
+Every context is written by an earlier step, through slots, into a cache that is NaN everywhere
+else; then the step's tokens are, and then attention reads through the metadata under test. Here
+are the functions that rewrite a batch; `test_attention_slots`, `test_attention_ubatch`,
+`test_attention_tables` and `test_attention_groups` have the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+import reference
+from conformance.checks import law
+from conformance.contracts import Call
+from conformance.dense_layer import State
+from conformance.laws import as_reference
+from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
+from conformance.sides import Side
+from conformance.strategies.attention import PRESETS, Example, of_layer
+from conformance.strategies.attention_calls import (
+    chunked_layers,
+    misordered_layers,
+    unpadded_layers,
+    wanting_layers,
+)
+from conformance.strategies.batches import Batch
+from conformance.targets import Target
+
+
+def _chunks(example: Example) -> list[tuple[int, int]]:
+    """Return the first and the last chunk that each request with tokens has tokens in."""
+    chunk, batch = example.layer.chunk or 1, example.batch
+    pairs = zip(batch.num_computed_tokens, batch.query_lens, strict=True)
+    return [(c // chunk, (c + q - 1) // chunk) for c, q in pairs if q]
+
+
+@law(
+    "make_local_attention_virtual_batches",
+    chunked_layers,
+    situations={
+        **of_layer("a context in scattered blocks", "a prefix in shared blocks", "padded tokens"),
+        "attention: queries in several chunks": lambda example: any(
+            first < last for first, last in _chunks(example)
+        ),
+        "attention: a whole chunk before the first query": lambda example: any(
+            first > 0 for first, _ in _chunks(example)
+        ),
+    },
+    presets=PRESETS,
+)
+def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> None:
+    """Plain attention of the virtual requests is attention under the mask of chunks."""
+    for side in twins(target):
+        with side.running(checked=True):
+            virtual = as_reference(Side(side, example.call).run())
+        cache = PoisonedCache(example.layer)
+        cache.remember()
+        cache.write(example.batch, virtual.slot_mapping)
+        example.layer.agree(cache.attend(virtual))
+
+
+@law(
+    "CommonAttentionMetadata.unpadded",
+    unpadded_layers,
+    situations={
+        "attention: padding taken off": lambda example: (
+            example.call.arguments["num_actual_tokens"] == example.batch.num_tokens
+            and example.batch.num_actual_tokens > example.batch.num_tokens > 0
+        ),
+        "attention: requests taken off": lambda example: (
+            example.batch.starts[example.call.arguments["num_actual_reqs"]]
+            < example.batch.num_tokens
+        ),
+    },
+    presets=PRESETS,
+)
+def test_unpadded_attends_alike(target: Target, example: Example) -> None:
+    """The tokens that are kept attend to what they did in the whole batch; padding to nothing."""
+    layer = example.layer
+    kept = layer.batch.starts[example.call.arguments["num_actual_reqs"]]
+    for side in twins(target):
+        with side.running(checked=True):
+            part = as_reference(Side(side, example.call).run())
+        cache = PoisonedCache(layer)
+        cache.remember()
+        cache.write(layer.batch, part.slot_mapping[:kept], slice(0, kept))
+        output, lse = cache.attend(part)
+        layer.agree((output[:kept], lse[:kept]), range(kept))
+        assert not output[kept:].any()
+        assert np.isneginf(lse[kept:]).all()
+
+
+def _wanted(example: Example) -> list[tuple[int, int]]:
+    """Return how many rows are wanted of each request, and how many tokens it has."""
+    batch = example.batch
+    edges = itertools.pairwise(batch.starts)
+    return [(sum(a <= token < b for token in example.wanted), b - a) for a, b in edges]
+
+
+@law(
+    "make_kv_sharing_fast_prefill_common_attn_metadata",
+    wanting_layers,
+    situations={
+        **of_layer("a context", "a prefix in shared blocks", "a sliding window that hides keys"),
+        "attention: several rows of a request, not all": lambda example: any(
+            1 < wanted < tokens for wanted, tokens in _wanted(example)
+        ),
+        "attention: no row of a request before one with some": lambda example: any(
+            not wanted and tokens and any(more for more, _ in _wanted(example)[i:])
+            for i, (wanted, tokens) in enumerate(_wanted(example))
+        ),
+        "attention: all rows, by a metadata that comes back": lambda example: (
+            example.call.arguments["common_attn_metadata"].logits_indices_padded is None
+        ),
+    },
+    has_kernel=True,
+    presets=PRESETS,
+)
+def test_fast_prefill_gives_its_rows(target: Target, example: Example) -> None:
+    """A layer that reads another's cache computes the wanted rows, and they are the batch's."""
+    layer, wanted = example.layer, list(example.wanted)
+    for side in twins(target):
+        with side.running(checked=True):
+            made = as_reference(Side(side, example.call).run())
+        cache = PoisonedCache(layer)
+        cache.remember()
+        cache.write(layer.batch, made.slot_mapping)
+        layer.agree(cache.attend(made, wanted), wanted)
+
+
+def _regions(batch: Batch, threshold: int) -> list[int]:
+    """Return of each request whether it is a decode, an extend or a prefill: 0, 1 or 2."""
+    pairs = zip(batch.query_lens, batch.num_computed_tokens, strict=True)
+    return [0 if q <= threshold else 1 if c else 2 for q, c in pairs]
+
+
+def _is_out_of_order(example: Example) -> bool:
+    is_long = [r > 0 for r in _regions(example.batch, example.call.arguments["decode_threshold"])]
+    return is_long != sorted(is_long)
+
+
+def _is_hard_to_tell(example: Example) -> bool:
+    """Tell whether a decode of several tokens, one more of which were too many, is misplaced."""
+    threshold, lens = example.call.arguments["decode_threshold"], example.batch.query_lens
+    return any(q == threshold > 1 and max(lens[:i], default=0) > q for i, q in enumerate(lens))
+
+
+def _has_prefills_first(example: Example) -> bool:
+    regions = _regions(example.batch, example.call.arguments["decode_threshold"])
+    return 1 in regions and 2 in regions[: max(i for i, r in enumerate(regions) if r == 1)]
+
+
+@law(
+    "reorder_batch_to_split_decodes_and_prefills",
+    misordered_layers,
+    situations={
+        **of_layer("a context in scattered blocks", "padded tokens"),
+        "attention: decodes behind others": _is_out_of_order,
+        "attention: extends behind prefills": _has_prefills_first,
+        "attention: a decode of as many tokens as one may have, behind others": _is_hard_to_tell,
+        "attention: decodes behind others, of one prefix": lambda example: (
+            _is_out_of_order(example) and any(example.layer.shared)
+        ),
+    },
+    presets=PRESETS,
+)
+def test_reordering_permutes_rows(target: Target, example: Example) -> None:
+    """Reordered, all decodes first and run apart, each request's rows are what they were."""
+    layer, before = example.layer, example.batch
+    threshold = example.call.arguments["decode_threshold"]
+    for side in twins(target):
+        reordering = Side(side, example.call)
+        with side.running(checked=True):
+            reordering.run()
+        moved = reordering.arguments["input_batch"]
+        order = [int(name[1:]) for name in moved.req_ids]
+        after = dataclasses.replace(
+            before,
+            query_lens=tuple(before.query_lens[i] for i in order),
+            num_computed_tokens=tuple(as_numpy(moved.num_computed_tokens_cpu).tolist()),
+            rows=tuple(before.rows[i] for i in order),
+        )
+        tokens = [before.starts[i] + j for i in order for j in range(before.query_lens[i])]
+        tokens += range(before.num_tokens, before.num_actual_tokens)
+        arguments = {"common_attn_metadata": after.metadata(), "decode_threshold": threshold}
+        with side.running(checked=True):
+            decodes, _, decode_tokens, _ = Side(
+                side, Call("split_decodes_and_prefills", arguments)
+            ).run()
+        regions = _regions(after, threshold)
+        assert sorted(regions) == regions
+        assert regions.count(0) == decodes
+        cache = PoisonedCache(layer)
+        cache.remember()
+        cache.write(before, after.slot_mapping(), tokens)
+        layer.agree(_attend_by_kind(cache, after, decodes, decode_tokens, tokens), tokens)
+
+
+def _attend_by_kind(
+    cache: PoisonedCache, batch: Batch, decodes: int, decode_tokens: int, tokens: list[int]
+) -> State:
+    """Return the attention of the first requests and that of the others, each by a kernel."""
+    whole = batch.metadata()
+    first = cache.attend(whole.unpadded(decode_tokens, decodes), tokens[:decode_tokens])
+    if decodes == batch.num_reqs:
+        return first
+    others = slice(decodes, batch.num_reqs), slice(decode_tokens, batch.num_actual_tokens)
+    rest = reference._make_metadata_with_slice(  # noqa: SLF001  # public
+        reference.UBatchSlice(*others), whole
+    )
+    return joined([first, cache.attend(rest, tokens[decode_tokens:])])

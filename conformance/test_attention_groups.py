@@ -1,0 +1,171 @@
+"""Attention of several KV cache groups: each its own blocks, of one pool, over shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.checks import law
+from conformance.dense_layer import Array
+from conformance.laws import as_reference
+from conformance.poisoned_cache import PoisonedCache, twins
+from conformance.sides import Side
+from conformance.strategies.attention import PRESETS
+from conformance.strategies.attention_groups import (
+    OF_GROUPS,
+    GroupedStep,
+    Model,
+    grouped_steps,
+    in_order_of_axes,
+    models,
+)
+from conformance.targets import Target
+
+
+def _given_to(built: Any) -> Any:
+    """Return the metadata that a builder was given."""
+    return built.keywords["common_attn_metadata"]
+
+
+@law("build_attn_metadata", grouped_steps, situations=OF_GROUPS, presets=PRESETS)
+def test_each_group_attends_to_its_own(target: Target, step: GroupedStep) -> None:
+    """Each layer attends over its group's cache as the metadata built for it says."""
+    for side in twins(target):
+        with side.running(checked=True):
+            built = Side(side, step.call).run()
+        for g, layer in enumerate(step.layers):
+            metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
+            cache = PoisonedCache(layer)
+            cache.remember()
+            cache.write(layer.batch, metadata.slot_mapping)
+            layer.agree(cache.attend(metadata))
+
+
+@contextlib.contextmanager
+def _host(view: Any) -> Iterator[Array]:
+    """Yield a side's view of a cache as NumPy's; what is written to it is in the side's then."""
+    if isinstance(view, np.ndarray):
+        yield view
+        return
+    host = view.cpu()
+    yield host.numpy()
+    if host.device != view.device:
+        view.copy_(host)
+
+
+class _Run:
+    """A side's caches of a model, poisoned, the context in them."""
+
+    def __init__(self, side: Target, model: Model) -> None:
+        self.model = model
+        made = Side(side, model.call)
+        with side.running(checked=True):
+            made.run()
+        context = made.arguments["forward_context"]
+        self.groups = made.arguments["kv_cache_config"].kv_cache_groups
+        self.views = {
+            name: context[name].kv_cache[0] for name in model.call.arguments["attn_backends"]
+        }
+        self.may_read: dict[str, Array] = {}
+        for view in self.views.values():
+            with _host(view) as array:
+                array[...] = np.nan
+        for name in self.views:
+            with self.cache(name) as cache:
+                cache.remember()
+
+    @contextlib.contextmanager
+    def cache(self, name: str) -> Iterator[PoisonedCache]:
+        """Yield the cache that a layer sees, which may be its target's."""
+        owner = self.model.shared.get(name, name)
+        backend = self.model.call.arguments["attn_backends"][owner]
+        with _host(self.views[name]) as array:
+            memory = in_order_of_axes(array, backend)
+            cache = PoisonedCache(self.model.layers[name], memory, self.may_read.get(owner))
+            self.may_read[owner] = cache.may_read
+            yield cache
+
+    def write(self, name: str) -> None:
+        """Write what a layer makes of the step's tokens."""
+        batch = self.model.layers[name].batch
+        with self.cache(name) as cache:
+            cache.write(batch, batch.slot_mapping())
+
+    def attend(self, name: str) -> None:
+        """Check a layer's attention."""
+        layer = self.model.layers[name]
+        with self.cache(name) as cache:
+            layer.agree(cache.attend(layer.batch.metadata()))
+
+
+def _reads_context(model: Model) -> bool:
+    return any(layer.reads_context for layer in model.layers.values())
+
+
+def _splits_blocks(model: Model) -> bool:
+    return any(
+        layer.batch.layout.blocks_per_kv_block > 1 and layer.reads_context
+        for layer in model.layers.values()
+    )
+
+
+def _orders_memory(model: Model) -> bool:
+    backends = model.call.arguments["attn_backends"].values()
+    return any(backend.is_three_cycle for backend in backends) and _reads_context(model)
+
+
+@law(
+    "init_kv_cache",
+    models,
+    situations={
+        "attention: two groups in one tensor": lambda model: (
+            model.is_one_tensor and _reads_context(model)
+        ),
+        "attention: layers that have tensors of their own": lambda model: not model.is_one_tensor,
+        "attention: kernel blocks in the cache": _splits_blocks,
+        "attention: memory in another order than the shape": _orders_memory,
+    },
+    presets=PRESETS,
+)
+def test_layers_attend_over_shared_memory(target: Target, model: Model) -> None:
+    """Layers of two groups, over one tensor or apart, find what they wrote in their own views."""
+    for side in twins(target):
+        run = _Run(side, model)
+        for name in run.views:
+            run.write(name)
+        for name in run.views:
+            run.attend(name)
+
+
+@law(
+    "initialize_kv_cache_for_kv_sharing",
+    models,
+    situations={
+        "attention: a layer that reads another's cache": lambda model: (
+            bool(model.shared) and model.batch.num_tokens > 0
+        ),
+        "attention: layers that read one cache": lambda model: (
+            len(set(model.shared.values())) < len(model.shared)
+        ),
+    },
+    presets=PRESETS,
+)
+def test_sharing_layers_read_their_targets(target: Target, model: Model) -> None:
+    """A layer without a cache of its own attends over what its target wrote, after it did."""
+    for side in twins(target):
+        run = _Run(side, model)
+        arguments = {
+            "shared_kv_cache_layers": dict(model.shared),
+            "kv_cache_groups": run.groups,
+            "kv_caches": run.views,
+        }
+        with side.running(checked=True):
+            side.lookup("initialize_kv_cache_for_kv_sharing")(**arguments)
+        for name, owner in model.shared.items():
+            run.write(owner)
+            run.attend(name)
+            [group] = [group for group in run.groups if owner in group.layer_names]
+            assert name in group.layer_names

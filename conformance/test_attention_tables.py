@@ -1,0 +1,147 @@
+"""Attention by block tables: appended to, moved and gathered, they find every group's context."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from conformance.checks import law
+from conformance.dense_layer import Array, Layer
+from conformance.poisoned_cache import PoisonedCache, as_numpy, twins
+from conformance.sessions import perform
+from conformance.strategies.attention import PRESETS
+from conformance.strategies.attention_groups import OF_GROUPS, Homes, homes
+from conformance.strategies.block_table import Operation
+from conformance.targets import Target
+
+
+class _Tables:
+    """A side's block tables, in which the requests of a step have their homes."""
+
+    def __init__(self, side: Target, example: Homes) -> None:
+        self.side, self.example = side, example
+        self.slots = list(example.slots)
+        self.sizes = [layer.batch.layout.block_size for layer in example.layers]
+        lens = [layer.batch.seq_lens for layer in example.layers]
+        arguments: dict[str, Any] = {
+            "block_sizes": self.sizes,
+            "max_num_reqs": example.max_num_reqs,
+            "max_num_batched_tokens": max(1, example.batch.num_actual_tokens, sum(lens[0])),
+            "max_model_len": max(2, *(max(one, default=0) for one in lens)),
+            "device": side.device or "cpu",
+            "pin_memory": False,
+        }
+        self.tables = side.lookup("BlockTables")(**arguments)
+
+    def do(self, method: str, **arguments: Any) -> Any:
+        """Do an operation and return its result."""
+        result = perform(self.side, self.tables, Operation(method, arguments))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def append(self, rows: list[list[tuple[int, ...]]], *, overwrite: bool) -> None:
+        """Append blocks to the requests' rows, of each group."""
+        self.do(
+            "append_block_ids",
+            req_indices=list(self.slots),
+            cu_num_new_blocks=[[0, *accumulate(map(len, of_group))] for of_group in rows],
+            new_block_ids=[[block for row in of_group for block in row] for of_group in rows],
+            overwrite=[overwrite] * len(self.slots),
+        )
+
+    def move(self, first: int, second: int) -> None:
+        """Swap two requests' rows, or move one to an empty place."""
+        if {first, second} <= set(self.slots):
+            self.do("swap_rows", a=first, b=second)
+            names = {first: second, second: first}
+        elif first in self.slots:
+            self.do("move_row", src=first, dst=second)
+            names = {first: second}
+        else:
+            self.do("clear_row", r=first)
+            names = {}
+        self.slots = [names.get(slot, slot) for slot in self.slots]
+
+    def step(self, lens: list[int], computed: list[int], num_padding: int) -> tuple[Any, Any]:
+        """Return the tables and slots of a step, padded requests and tokens among it."""
+        busy = max((i + 1 for i, q in enumerate(lens) if q), default=0)
+        mapping = [slot if i < busy else -1 for i, slot in enumerate(self.slots)]
+        tables = self.do("gather_block_tables", idx_mapping=np.array(mapping, np.int32))
+        pairs = zip(computed, lens, strict=True)
+        positions = [c + j for c, q in pairs for j in range(q)] + [0] * num_padding
+        slots = self.do(
+            "compute_slot_mappings",
+            query_start_loc=np.array([0, *accumulate(lens)], np.int32),
+            positions=np.array(positions, np.int64),
+        )
+        return [as_numpy(table).copy() for table in tables], as_numpy(slots).copy()
+
+
+def _context(layer: Layer) -> list[int]:
+    """Return how many tokens of each request an earlier step brought, for all groups alike."""
+    pairs = zip(layer.batch.query_lens, layer.batch.num_computed_tokens, strict=True)
+    return [c if q or not i else 0 for i, (q, c) in enumerate(pairs)]
+
+
+def _slots_kept(layer: Layer, slots: Array) -> Array:
+    """Return the slots of those of a step's tokens that a group keeps in blocks of its own."""
+    starts = [0, *accumulate(_context(layer))]
+    earlier = layer.earlier
+    pairs = zip(starts, earlier.num_computed_tokens, earlier.query_lens, strict=False)
+    return slots[[start + c + j for start, c, q in pairs for j in range(q)]]
+
+
+@law(
+    "BlockTables",
+    homes,
+    situations={
+        **OF_GROUPS,
+        "attention: rows of older requests overwritten": lambda example: (
+            example.has_old_blocks and example.layers[0].reads_context
+        ),
+        "attention: rows moved between context and step": lambda example: (
+            any(a != b and a in example.slots for a, b in example.moves)
+            and example.layers[0].reads_context
+        ),
+    },
+    has_kernel=True,
+    presets=PRESETS,
+)
+def test_tables_of_groups_attend(target: Target, example: Homes) -> None:
+    """Appended to, moved and gathered, tables and slots give each group its context and step."""
+    for side in twins(target):
+        with side.running(checked=True):
+            _attend_by_tables(_Tables(side, example))
+
+
+def _attend_by_tables(tables: _Tables) -> None:
+    example = tables.example
+    parts = []
+    for layer in example.layers:
+        size = layer.batch.layout.block_size
+        counts = [-(-c // size) for c in layer.batch.num_computed_tokens]
+        pairs = list(zip(layer.batch.rows, counts, strict=True))
+        parts.append(([row[:n] for row, n in pairs], [row[n:] for row, n in pairs]))
+    if example.has_old_blocks:
+        tables.append([[(7,) for _ in tables.slots] for _ in parts], overwrite=True)
+    tables.append([had for had, _ in parts], overwrite=True)
+    context, nothing = _context(example.layers[0]), [0] * len(tables.slots)
+    caches = [PoisonedCache(layer) for layer in example.layers]
+    for cache, slots in zip(caches, tables.step(context, nothing, 0)[1], strict=True):
+        cache.write(cache.layer.earlier, _slots_kept(cache.layer, slots))
+    tables.append([new for _, new in parts], overwrite=False)
+    for first, second in example.moves:
+        tables.move(first, second)
+    batch = example.batch
+    lens, computed = list(batch.query_lens), list(batch.num_computed_tokens)
+    gathered, slots = tables.step(lens, computed, batch.num_padding_tokens)
+    for cache, table, own in zip(caches, gathered, slots, strict=True):
+        metadata = dataclasses.replace(
+            cache.layer.batch.metadata(), block_table_tensor=table, slot_mapping=own
+        )
+        cache.write(cache.layer.batch, own)
+        cache.layer.agree(cache.attend(metadata))

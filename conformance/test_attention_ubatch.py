@@ -1,0 +1,139 @@
+"""Attention of micro-batches, run one after the other, is that of their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import reference
+from conformance.checks import law
+from conformance.contracts import Call
+from conformance.dense_layer import Layer
+from conformance.laws import as_reference
+from conformance.poisoned_cache import PoisonedCache, joined, twins
+from conformance.sides import Side
+from conformance.strategies.attention import IN_ANY_STEP, PRESETS, Example, of_layer
+from conformance.strategies.attention_calls import cut_layers, scheduled_layers, sliced_layers
+from conformance.targets import Target
+
+
+def _attend_in_turn(
+    layer: Layer, slices: Sequence[reference.UBatchSlice], parts: Sequence[Any]
+) -> None:
+    """Run micro-batches one after the other, each over what was written until then."""
+    cache = PoisonedCache(layer)
+    cache.remember()
+    states = []
+    for ubatch, part in zip(slices, map(as_reference, parts), strict=True):
+        cache.write(layer.batch, part.slot_mapping, ubatch.token_slice)
+        states.append(cache.attend(part, ubatch.token_slice))
+    if states:
+        layer.agree(joined(states), range(slices[-1].token_slice.stop))
+
+
+def _slices(example: Example) -> list[reference.UBatchSlice]:
+    slices: list[reference.UBatchSlice] = example.call.arguments["ubatch_slices"]
+    return slices
+
+
+def _pieces(example: Example) -> int:
+    """Return in how many micro-batches the request is that is in most of them."""
+    batch = example.batch
+    edges = [
+        (batch.starts[i], batch.starts[i + 1]) for i, q in enumerate(batch.query_lens) if q > 0
+    ]
+    counts = [
+        sum(s.token_slice.start < end and s.token_slice.stop > start for s in _slices(example))
+        for start, end in edges
+    ]
+    return max(counts, default=0)
+
+
+@law(
+    "split_attn_metadata",
+    cut_layers,
+    situations={
+        **of_layer(*IN_ANY_STEP),
+        "attention: two micro-batches": lambda example: len(_slices(example)) == 2,
+        "attention: three micro-batches or more": lambda example: len(_slices(example)) > 2,
+        "attention: a request in two": lambda example: _pieces(example) == 2,
+        "attention: a request in three or more": lambda example: _pieces(example) > 2,
+        "attention: one of padding alone": lambda example: any(
+            s.token_slice.start >= example.batch.num_tokens for s in _slices(example)
+        ),
+        "attention: not causal, cut between requests": lambda example: (
+            not example.batch.causal and len(_slices(example)) > 1
+        ),
+    },
+    presets=PRESETS,
+)
+def test_micro_batches_concatenate(target: Target, example: Example) -> None:
+    """What micro-batches attend to, one after the other, is what the batch does."""
+    for side in twins(target):
+        with side.running(checked=True):
+            parts = Side(side, example.call).run()
+        _attend_in_turn(example.layer, _slices(example), parts)
+
+
+@law(
+    "create_ubatch_slices",
+    scheduled_layers,
+    situations={
+        "attention: cut into its own slices": lambda example: (
+            bool(example.call.arguments["split_points"]) and example.layer.reads_context
+        ),
+        "attention: cut into three of its own slices or more": lambda example: (
+            len(example.call.arguments["split_points"]) > 1 and example.layer.reads_context
+        ),
+    },
+    presets=PRESETS,
+)
+def test_its_slices_concatenate(target: Target, example: Example) -> None:
+    """A batch cut into the slices that it makes attends to what it did, and no token is left."""
+    num_tokens = example.batch.num_tokens
+    if not num_tokens:
+        return
+    metadata = example.batch.metadata()
+    for side in twins(target):
+        with side.running(checked=True):
+            made = Side(side, example.call).run()
+            slices = [reference.UBatchSlice(s.request_slice, s.token_slice) for s in made]
+            arguments = {"ubatch_slices": slices, "common_attn_metadata": metadata}
+            parts = Side(side, Call("split_attn_metadata", arguments)).run()
+        assert num_tokens == slices[-1].token_slice.stop
+        _attend_in_turn(example.layer, slices, parts)
+
+
+def _tokens(example: Example) -> tuple[int, int]:
+    """Return the first token of a slice, and the one behind its last."""
+    ubatch = example.call.arguments["ubatch_slice"]
+    return (ubatch.token_slice.start, ubatch.token_slice.stop) if ubatch else (0, 0)
+
+
+@law(
+    "_make_metadata_with_slice",
+    sliced_layers,
+    situations={
+        **of_layer("a context in scattered blocks"),
+        "attention: tokens before the slice": lambda example: (
+            0 < _tokens(example)[0] < example.batch.num_tokens
+        ),
+        "attention: tokens behind the slice": lambda example: (
+            0 < _tokens(example)[1] < example.batch.num_tokens
+        ),
+    },
+    presets=PRESETS,
+)
+def test_a_slice_attends_to_what_came_before(target: Target, example: Example) -> None:
+    """A micro-batch sees the tokens before it and its own; those behind are not written yet."""
+    layer, (first, stop) = example.layer, _tokens(example)
+    if not stop:
+        return
+    for side in twins(target):
+        with side.running(checked=True):
+            part = as_reference(Side(side, example.call).run())
+        cache = PoisonedCache(layer)
+        cache.remember()
+        cache.write(layer.batch, layer.batch.slot_mapping(), slice(0, first))
+        cache.write(layer.batch, part.slot_mapping, slice(first, stop))
+        layer.agree(cache.attend(part, slice(first, stop)), range(first, stop))

@@ -1,0 +1,296 @@
+"""Attention, plainly, in float64: over all keys, over a paged cache, merged from parts.
+
+What a batch's metadata is good for. `paged_attention` finds keys and values as a kernel does,
+through the block table alone, and independently of `access` and of `compute_slot_mapping`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference._checks import Array, Int64Array, check_array, check_int, check_size
+from reference.attention_inputs import (
+    check_floats,
+    check_heads,
+    check_kv_cache,
+    check_mask,
+    check_scale,
+    check_shape,
+)
+from reference.block_table import PAD_SLOT_ID
+from reference.metadata import CommonAttentionMetadata, validate_metadata
+
+Float64Array: TypeAlias = NDArray[np.float64]
+
+_QUIET: Any = {"invalid": "ignore", "over": "ignore"}
+"""Infinities and NaNs become NaNs, as on any device, and are no reason to warn."""
+
+
+def dense_attention(
+    q: Array, k: Array, v: Array, mask: NDArray[np.bool_], *, scale: float | None = None
+) -> tuple[Float64Array, Float64Array]:
+    """Compute the attention of each query over the keys that it may see.
+
+    Head `h` of a query uses head `h // (num_heads / num_kv_heads)` of the keys and values. Its
+    score of a key is their dot product times `scale`; its output is the mean of the values of the
+    keys that it may see, weighted with the exponentials of their scores; its `lse` is the logarithm
+    of the sum of these exponentials. What the mask excludes is not touched: it may be NaN.
+
+    Args:
+        q: [num_tokens, num_heads, head_size], queries, of any float dtype, as all arrays here.
+        k: [num_keys, num_kv_heads, head_size], keys.
+        v: [num_keys, num_kv_heads, head_size_v], values.
+        mask: bool[num_tokens, num_keys], whether a query may see a key.
+        scale: By what the dot products are multiplied; None: one over the root of `head_size`.
+
+    Returns:
+        The output, float64[num_tokens, num_heads, head_size_v], and the log-sum-exp,
+        float64[num_tokens, num_heads]; 0 and -inf for a query that may see no key.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: Shapes that do not fit together, query heads that are no multiple of the keys',
+            a scale that is not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> q, k = np.zeros((2, 1, 1)), np.array([[[7.0]], [[8.0]], [[np.nan]]])
+        >>> mask = np.array([[True, True, False], [False, False, False]])
+        >>> output, lse = dense_attention(q, k, k, mask)
+        >>> output[:, 0, 0].tolist(), lse[:, 0].tolist() == [np.log(2), -np.inf]
+        ([7.5, 0.0], True)
+
+    Source: the definition is kvtwin's own; attention is that of "Attention Is All You Need".
+    """
+    num_tokens, num_heads, head_size = check_floats("q", q, ndim=3).shape
+    num_keys, num_kv_heads, _ = check_floats("k", k, ndim=3).shape
+    check_shape("k", k, (None, None, head_size), "the head size of q")
+    check_shape("v", check_floats("v", v, ndim=3), (num_keys, num_kv_heads, None), "as k has")
+    group = check_heads(num_heads, num_kv_heads)
+    mask = check_mask(mask, num_tokens, num_keys)
+    scale = check_scale(scale, head_size)
+
+    output = np.zeros((num_tokens, num_heads, v.shape[2]))
+    lse = np.full((num_tokens, num_heads), -np.inf)
+    for token in range(num_tokens):
+        seen = [key for key in range(num_keys) if mask[token, key]]
+        if not seen:
+            continue
+        for head in range(num_heads):
+            query = q[token, head].astype(np.float64)
+            keys = k[seen, head // group].astype(np.float64)
+            values = v[seen, head // group].astype(np.float64)
+            with np.errstate(**_QUIET):
+                scores = scale * (keys @ query)
+            output[token, head], lse[token, head] = _mean(scores, values)
+    return output, lse
+
+
+def _mean(scores: Float64Array, values: Float64Array) -> tuple[Float64Array, float]:
+    """Return the mean of values weighted with exp(scores), and the log of the sum of weights."""
+    with np.errstate(**_QUIET):
+        greatest = scores.max()
+        weights = np.exp(scores - greatest)
+        total = weights.sum()
+        return weights @ values / total, greatest + math.log(total)
+
+
+def paged_attention(
+    q: Array,
+    kv_cache: Array,
+    metadata: CommonAttentionMetadata,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_kv_cache_interleave_size: int = 1,
+) -> tuple[Float64Array, Float64Array]:
+    """Compute the attention of a batch's tokens over the keys and values in a paged cache.
+
+    The `j`-th token of request `i` stands at position `s_i - q_i + j`. It sees the positions up to
+    its own, with a sliding window the last so many of these, its own included; where the batch is
+    not causal, all of the sequence. Of these its rank holds the positions `p` with `p // interleave
+    % cp_world_size == cp_rank`, one after another in the blocks that the request's row lists.
+    Nothing else is read, of the table or the cache; of `slot_mapping` nothing at all.
+
+    Args:
+        q: [at least num_actual_tokens, num_heads, head_size], the queries, of any float dtype.
+        kv_cache: [2, num_blocks, block_size, num_kv_heads, head_size], keys and values, of any
+            float dtype, in the blocks that the table lists: kernel blocks, where it lists these.
+        metadata: The batch, valid; `seq_lens` are global.
+        scale: By what the dot products are multiplied; None: one over the root of `head_size`.
+        sliding_window: How many positions a token sees, of a causal batch; None: all.
+        cp_world_size: Number of context-parallel ranks.
+        cp_rank: The rank whose cache it is.
+        cp_kv_cache_interleave_size: Consecutive positions that stay on one rank.
+
+    Returns:
+        The output, float64 of the shape of `q`, and the log-sum-exp, float64[as many, num_heads];
+        0 and -inf for a token that sees no key, and for padding.
+
+    Raises:
+        TypeError: An argument, or a field of the metadata, of another type or dtype.
+        ValueError: Shapes that do not fit together, a size below 1, a rank outside the world, a
+            window of a batch that is not causal, a metadata that is not valid, a sequence with
+            blocks outside its row, a block to be read that is not in the cache.
+
+    Example:
+        >>> import numpy as np
+        >>> starts, lens = np.array([0, 2], np.int32), np.array([3], np.int32)
+        >>> computed, row = np.array([1], np.int32), np.array([[1, 0]], np.int32)
+        >>> batch = CommonAttentionMetadata(
+        ...     starts, starts, lens, lens, computed, 1, 2, 2, 3, row, np.array([3, 0])
+        ... )
+        >>> cache = np.array([6.0, np.nan, 1.0, 2.0]).reshape(1, 2, 2, 1, 1).repeat(2, axis=0)
+        >>> output, _ = paged_attention(np.zeros((2, 1, 1)), cache, batch)
+        >>> output[:, 0, 0].tolist()  # the means of 1 and 2, and of 1, 2 and 6
+        [1.5, 3.0]
+
+    Source: the definition is kvtwin's own; paged attention is that of vLLM's paper.
+    """
+    num_tokens, num_heads, head_size = check_floats("q", q, ndim=3).shape
+    _, num_blocks, block_size, num_kv_heads, _ = check_kv_cache(kv_cache).shape
+    check_shape("kv_cache", kv_cache, (None, None, None, None, head_size), "the head size of q")
+    check_heads(num_heads, num_kv_heads)
+    scale = check_scale(scale, head_size)
+    validate_metadata(metadata)
+    if num_tokens < metadata.num_actual_tokens:
+        raise ValueError(f"q has {num_tokens} rows, but the batch {metadata.num_actual_tokens}")
+    window = None if sliding_window is None else check_size("sliding_window", sliding_window)
+    if window is not None and not metadata.causal:
+        raise ValueError(f"sliding_window is {window}, but must be None of a non-causal batch")
+    world = check_size("cp_world_size", cp_world_size)
+    rank = check_int("cp_rank", cp_rank, 0, world - 1)
+    interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
+
+    output = np.zeros((num_tokens, num_heads, head_size))
+    lse = np.full((num_tokens, num_heads), -np.inf)
+    starts = metadata.query_start_loc.tolist()
+    for request, seq_len in enumerate(metadata.seq_lens.tolist()):
+        held = [p for p in range(seq_len) if p // interleave % world == rank]
+        num_columns = metadata.block_table_tensor.shape[1]
+        if len(held) > num_columns * block_size:
+            raise ValueError(
+                f"seq_lens[{request}] is {seq_len} and needs {-(-len(held) // block_size)} blocks "
+                f"of {block_size}, but row {request} of block_table_tensor has {num_columns}"
+            )
+        first_position = seq_len - (starts[request + 1] - starts[request])
+        for position in range(first_position, seq_len):
+            last = position if metadata.causal else seq_len - 1
+            first = 0 if window is None else position - window + 1
+            blocks, offsets = [], []
+            for n, held_position in enumerate(held):
+                if first <= held_position <= last:
+                    name = f"block_table_tensor[{request}, {n // block_size}]"
+                    block = metadata.block_table_tensor[request, n // block_size]
+                    blocks.append(check_int(name, block, 0, num_blocks - 1))
+                    offsets.append(n % block_size)
+            token = starts[request] + position - first_position
+            output[[token]], lse[[token]] = dense_attention(
+                q[[token]],
+                kv_cache[0, blocks, offsets],
+                kv_cache[1, blocks, offsets],
+                np.full((1, len(blocks)), fill_value=True),
+                scale=scale,
+            )
+    return output, lse
+
+
+def merge_attention_states(outputs: Array, lses: Array) -> tuple[Float64Array, Float64Array]:
+    """Merge the attention over parts of the keys into that over all of them.
+
+    The output of the whole is the mean of the parts' outputs weighted with the exponentials of
+    their `lse`; its `lse` is the logarithm of the sum of these. A part whose `lse` is -inf saw no
+    key, and its output is not touched; one whose `lse` is NaN makes the whole NaN.
+
+    Args:
+        outputs: [num_parts, num_tokens, num_heads, head_size], of any float dtype.
+        lses: [num_parts, num_tokens, num_heads], of any float dtype.
+
+    Returns:
+        The output, float64[num_tokens, num_heads, head_size], and the log-sum-exp,
+        float64[num_tokens, num_heads]; 0 and -inf where no part saw a key.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: Shapes that do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> outputs = np.array([7.0, 10.0, np.nan]).reshape(3, 1, 1, 1)
+        >>> lses = np.array([np.log(2.0), 0.0, -np.inf]).reshape(3, 1, 1)
+        >>> output, lse = merge_attention_states(outputs, lses)
+        >>> float(output.item()), bool(np.isclose(lse.item(), np.log(3)))
+        (8.0, True)
+
+    Source: the definition is kvtwin's own; the merge is that of online softmax.
+    """
+    num_parts, num_tokens, num_heads, head_size = check_floats("outputs", outputs, ndim=4).shape
+    shape = (num_parts, num_tokens, num_heads)
+    check_shape("lses", check_floats("lses", lses, ndim=3), shape, "as outputs has")
+
+    output = np.zeros((num_tokens, num_heads, head_size))
+    lse = np.full((num_tokens, num_heads), -np.inf)
+    for token in range(num_tokens):
+        for head in range(num_heads):
+            parts = [part for part in range(num_parts) if lses[part, token, head] != -np.inf]
+            if parts:
+                scores = lses[parts, token, head].astype(np.float64)
+                values = outputs[parts, token, head].astype(np.float64)
+                output[token, head], lse[token, head] = _mean(scores, values)
+    return output, lse
+
+
+def write_kv_cache(key: Array, value: Array, kv_cache: Array, slot_mapping: Int64Array) -> None:
+    """Write the keys and values of a step's tokens to their slots of a paged cache, in place.
+
+    Args:
+        key: [num_tokens, num_kv_heads, head_size], of the dtype of the cache.
+        value: The same of the values.
+        kv_cache: [2, num_blocks, block_size, num_kv_heads, head_size], keys and values, of any
+            float dtype and strides; is written.
+        slot_mapping: int64[num_tokens], in slots; `PAD_SLOT_ID`: the token is written nowhere.
+
+    Raises:
+        TypeError: An argument of another type or dtype.
+        ValueError: Shapes that do not fit together, a cache that is read-only or shares memory with
+            what is written, a slot outside the cache, one slot of two tokens. After an error
+            nothing is written.
+
+    Example:
+        >>> import numpy as np
+        >>> cache, keys = np.zeros((2, 2, 2, 1, 1)), np.array([7.0, 8.0, 9.0]).reshape(3, 1, 1)
+        >>> write_kv_cache(keys, -keys, cache, np.array([3, -1, 0]))
+        >>> cache[0].ravel().tolist(), cache[1, 1, 1].item()
+        ([9.0, 0.0, 0.0, 7.0], -7.0)
+
+    Source: the definition is kvtwin's own.
+    """
+    _, num_blocks, block_size, num_kv_heads, head_size = check_kv_cache(kv_cache).shape
+    if not kv_cache.flags.writeable:
+        raise ValueError("kv_cache is read-only, but is to be written")
+    num_tokens = len(check_array("slot_mapping", slot_mapping, np.int64, ndim=1))
+    for name, array in (("key", key), ("value", value)):
+        shape = (num_tokens, num_kv_heads, head_size)
+        check_shape(name, check_floats(name, array, ndim=3), shape, "for the slots and kv_cache")
+        if array.dtype != kv_cache.dtype:
+            raise TypeError(f"{name} has dtype {array.dtype}, but must have {kv_cache.dtype}")
+        if np.shares_memory(array, kv_cache):
+            raise ValueError(f"{name} shares memory with kv_cache, but must not")
+    owners: dict[int, int] = {}
+    for token in range(num_tokens):
+        name = f"slot_mapping[{token}]"
+        slot = check_int(name, slot_mapping[token], PAD_SLOT_ID, num_blocks * block_size - 1)
+        if slot in owners:
+            raise ValueError(f"{name} is {slot}, but that is the slot of token {owners[slot]}")
+        if slot != PAD_SLOT_ID:
+            owners[slot] = token
+
+    for slot, token in owners.items():
+        kv_cache[0, slot // block_size, slot % block_size] = key[token]
+        kv_cache[1, slot // block_size, slot % block_size] = value[token]

@@ -1,0 +1,122 @@
+"""The laws about attention see what they are for, in the words of the batch."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from known_bad.attention import ATTENTION
+from known_bad.entries import KnownBad
+
+from conformance.checks import Check
+from conformance.dense_layer import NOBODY, Layer
+from conformance.poisoned_cache import PoisonedCache
+from conformance.profiles import PROFILES
+from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.presets import SIZES
+from conformance.targets import TARGETS
+
+LAWS = {
+    check.body.__name__: check
+    for name in ("", "_slots", "_ubatch", "_tables", "_groups")
+    for check in vars(importlib.import_module(f"conformance.test_attention{name}")).values()
+    if isinstance(check, Check)
+}
+
+LAYER = Layer(
+    Batch((2, 1), (3, 0), Layout(2), ((4, 2, 5), (1,)), num_padding_tokens=1), 6, (2, 1, 3)
+)
+
+
+def is_seen(entry: KnownBad) -> bool:
+    """Tell whether an entry's law fails, without another check's help."""
+    for size in SIZES:
+        try:
+            law = LAWS[str(entry.seen_by)]
+            law.bind(TARGETS[entry.target], PROFILES["default"], size, shrink=False)()
+        except (AssertionError, ValueError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("entry", ATTENTION, ids=[entry.name for entry in ATTENTION])
+def test_its_law_sees_it(entry: KnownBad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bug that attends wrong is seen by the law about attention."""
+    entry.install(monkeypatch)
+    assert is_seen(entry)
+
+
+def test_each_law_sees_something() -> None:
+    """No law about attention is without a bug that it must see."""
+    assert set(LAWS) == {entry.seen_by for entry in ATTENTION}
+
+
+def attended(layer: Layer = LAYER, **changes: object) -> None:
+    """Run a layer's step, its metadata changed, and compare."""
+    metadata = layer.batch.metadata()
+    for name, value in changes.items():
+        setattr(metadata, name, value)
+    cache = PoisonedCache(layer)
+    cache.remember()
+    cache.write(layer.batch, layer.batch.slot_mapping())
+    layer.agree(cache.attend(metadata))
+
+
+def test_a_right_step_agrees() -> None:
+    """A step that is as it should be attends as dense attention does."""
+    attended()
+
+
+def test_a_difference_is_told_by_request_and_position() -> None:
+    """The message names token, request and position, what came out and what should have."""
+    table = np.array([[4, 1, 5], [1, 0, 0]], np.int32)
+    with pytest.raises(AssertionError, match=r"token 0 \(request 0, position 3\) is .* should be"):
+        attended(block_table_tensor=table)
+
+
+def test_what_nobody_wrote_is_nan() -> None:
+    """A block that nobody wrote to comes out as NaN, and NaN never agrees."""
+    table = np.array([[4, 2, 5], [3, 0, 0]], np.int32)
+    with pytest.raises(AssertionError, match=r"token 2 \(request 1, position 0\) is \[\[nan"):
+        attended(block_table_tensor=table)
+
+
+def test_what_another_wrote_is_nan() -> None:
+    """To each request the others' blocks are as poisoned as those that nobody wrote to."""
+    table = np.array([[4, 2, 5], [4, 0, 0]], np.int32)
+    with pytest.raises(AssertionError, match=r"token 2 \(request 1, position 0\) is \[\[nan"):
+        attended(block_table_tensor=table)
+
+
+def test_a_shared_prefix_is_read_by_those_that_share_it() -> None:
+    """What the first request wrote is NaN to the others, but for a prefix in common."""
+    batch = Batch((1, 1, 1), (4, 3, 0), Layout(2), ((3, 1, 2), (3, 4), (5,)))
+    layer = Layer(batch, 6, (2, 1, 3))
+    cache = PoisonedCache(layer)
+    cache.remember()
+    cache.write(batch, batch.slot_mapping())
+    seen = [np.flatnonzero(~np.isnan(cache.as_read_by(i)[0, ..., 0, 0].ravel())) for i in range(3)]
+    assert [[2, 3, 4, 6, 7], [6, 7, 8, 9], [10]] == [found.tolist() for found in seen]
+    assert np.isnan(cache.as_read_by(NOBODY)).all()
+
+
+def test_padding_that_attends_is_seen() -> None:
+    """Padding that is taken for a request's token has an output, and must have none."""
+    starts, lens = np.array([0, 2, 4], np.int32), np.array([5, 2], np.int32)
+    changes = {"query_start_loc": starts, "query_start_loc_cpu": starts}
+    with pytest.raises(AssertionError, match="token 3, padding is"):
+        attended(**changes, seq_lens=lens, seq_lens_cpu=lens)
+
+
+def test_a_context_comes_through_slots() -> None:
+    """The context is an earlier step of its own: written where its slots say, once if shared."""
+    batch = Batch((1, 1), (4, 3), Layout(2), ((3, 1, 2), (3, 4)))
+    layer = Layer(batch, 6, (2, 1, 3))
+    assert (0, 2) == layer.shared
+    assert ((4, 1), (0, 2)) == (layer.earlier.query_lens, layer.earlier.num_computed_tokens)
+    cache = PoisonedCache(layer)
+    cache.remember()
+    written = ~np.isnan(cache.array[0, ..., 0, 0])
+    assert {2, 3, 6, 7, 8} == {*np.flatnonzero(written.ravel()).tolist()}
+    attended(layer)
