@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Check:
         has_kernel: Whether it must launch a kernel in the simulator.
         has_device_path: Whether it goes another way on a device without a kernel of its own.
         presets: The presets to draw from; None for the target's.
+        law: The name of the law in `conformance.laws` that it is, empty if it is none.
         description: The statement, in a sentence.
     """
 
@@ -58,10 +59,16 @@ class Check:
     has_kernel: bool = False
     has_device_path: bool = False
     presets: Sequence[Preset] | None = None
+    law: str = ""
 
     def runs_on(self, target: Target) -> bool:
         """Tell whether the check says anything new on a target."""
         return self.has_kernel or self.has_device_path or not target.is_simulated
+
+    def sizes(self, target: Target) -> list[str]:
+        """Return the sizes in which it has examples for a target: `minimal`, `real`, or both."""
+        presets = self.presets or presets_of(target)
+        return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
 
     def bind(
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
@@ -96,6 +103,53 @@ class Check:
         # Hypothesis itself would seed all tests alike, by a run's seed or by the source of `run`,
         # and all would see the same draws.
         return seed(zlib.crc32(f"{profile.seed} {name}".encode()))(test)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """Several checks of one function under one name, of which the plugin makes a test each.
+
+    Attributes:
+        function: The function.
+        checks: The checks.
+    """
+
+    function: str
+    checks: tuple[Check, ...]
+
+    def runs_on(self, target: Target) -> bool:
+        """Tell whether one of them says anything new on a target."""
+        return any(check.runs_on(target) for check in self.checks)
+
+    def bind(
+        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
+    ) -> Callable[[], None]:
+        """Return a test of them all, one after another; see `Check.bind`."""
+        tests = [
+            check.bind(target, profile, size, shrink=shrink)
+            for check in self.checks
+            if check.runs_on(target) and size in check.sizes(target)
+        ]
+
+        def run() -> None:
+            for test in tests:
+                test()
+
+        return run
+
+
+def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
+    """Yield the checks among a module's values, with the names under which they stand there.
+
+    Args:
+        values: The values by name, as `vars(module)` gives them.
+    """
+    for name, value in values.items():
+        if not name.startswith("test_"):
+            continue
+        for check in value.checks if isinstance(value, Checks) else (value,):
+            if isinstance(check, Check):
+                yield name, check
 
 
 def same_answer(contract: Contract) -> Check:

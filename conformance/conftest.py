@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.checks import Check
+from conformance.checks import Check, checks_in
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
-from conformance.strategies.presets import SIZES
 from conformance.strategies.traffic import use_trace
 from conformance.summary import Run
 from conformance.targets import choose_targets
@@ -87,18 +86,24 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Function] | None:
-    """Make the tests of a module's `Check`, for each target and size."""
-    if not isinstance(obj, Check) or not name.startswith("test_"):
+    """Make the tests of a module's `Check`, or of the laws that a function obeys.
+
+    There is one for each target and size, and each law: `test_x[host-minimal]`, and
+    `test_x_laws[host-minimal-split_partitions]`.
+    """
+    checks = [check for _, check in checks_in({name: obj})]
+    if not checks:
         return None
     run = collector.config.stash[RUN]
     items = []
-    for target in filter(obj.runs_on, run.targets):
-        for size in SIZES:
-            test = obj.bind(target, run.profile, size)
-            label = f"{name}[{target.name}-{size}]"
-            item = pytest.Function.from_parent(collector, name=label, callobj=test)
-            item.stash[CHECKED] = (obj, target.name)
-            items.append(item)
+    for check in checks:
+        for target in filter(check.runs_on, run.targets):
+            for size in check.sizes(target):
+                test = check.bind(target, run.profile, size)
+                label = "-".join(filter(None, (target.name, size, check.law)))
+                item = pytest.Function.from_parent(collector, name=f"{name}[{label}]", callobj=test)
+                item.stash[CHECKED] = (check, target.name)
+                items.append(item)
     return items
 
 

@@ -19,6 +19,7 @@ from conformance.comparison import Difference, Verdict, share_memory
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+    from conformance.laws.meaning import Meaning
     from conformance.situations import Situations
     from conformance.strategies.presets import Preset
 
@@ -254,6 +255,8 @@ class Contract:
             that this way is run on `sim` again.
         takes_objects: Whether it takes objects (a metadata, slices) for which a caller's own with
             the same attributes serve.
+        laws: Names of the laws in `conformance.laws` that it obeys, for `obeys` to test.
+        meaning: How its calls and answers speak of a batch, which is what laws are about.
     """
 
     function: str
@@ -269,3 +272,5 @@ class Contract:
     has_kernel: bool = False
     has_device_path: bool = False
     takes_objects: bool = False
+    laws: Sequence[str] = ()
+    meaning: Meaning | None = None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Call, Contract
 from conformance.faults.attn_metadata import BUILD_ATTN_METADATA_FAULTS
+from conformance.laws import Access, Change, Meaning, Reader, as_reference, obeys
 from conformance.sides import Side
+from conformance.strategies.arrays import guarded
 from conformance.strategies.attn_metadata import Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
-from conformance.test_metadata import as_reference
 
 
 def _of_batch() -> dict[str, Any]:
@@ -37,6 +38,38 @@ def _is_longer_behind(call: Call) -> bool:
     """Tell whether a maximum taken over whole buffers would be another."""
     step = call.facts
     return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
+
+
+def _given_to(built: Any) -> Any:
+    """Return the metadata that a builder was given."""
+    return built.keywords["common_attn_metadata"]
+
+
+def _groups(reader: Reader, call: Call) -> Iterator[Access]:
+    found = reader.answer(call)
+    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
+        yield reader.access(_given_to(found[names[0]]), batch.layout)
+
+
+def _rebuilding(call: Call, change: Change) -> Call:
+    """Return the call of the next step in the same buffers, of which each group's batch changed."""
+    batches = tuple(change.of(batch) for batch in call.facts.batches)
+    batch, tails = change.of(call.facts.batch), call.facts.tail
+
+    def buffer(name: str, values: tuple[int, ...]) -> Buffer:
+        return Buffer(name, *(guarded((*values, *tail), np.int32) for tail in tails))
+
+    call = call.replacing(
+        num_reqs=batch.num_reqs,
+        num_tokens=batch.num_actual_tokens,
+        query_start_loc=buffer("query_start_loc", batch.starts),
+        seq_lens=buffer("seq_lens", batch.seq_lens),
+        num_computed_tokens_cpu=guarded(batch.reported_computed_tokens(), np.int32),
+        block_tables=[group.block_table() for group in batches],
+        slot_mappings=[group.slot_mapping() for group in batches],
+    )
+    step = dataclasses.replace(call.facts, batches=batches, batch=batch)
+    return dataclasses.replace(call, facts=step)
 
 
 BUILD = Contract(
@@ -76,6 +109,11 @@ BUILD = Contract(
     faults=BUILD_ATTN_METADATA_FAULTS,
     compares_views=True,
     takes_objects=True,
+    laws=(
+        *("each_group_sees_its_own_batch", "writes_are_read_back"),
+        *("padding_adds_nothing", "any_order_means_the_same"),
+    ),
+    meaning=Meaning(_groups, _rebuilding, groups=lambda call: call.facts.batches),
 )
 
 test_build_attn_metadata = same_answer(BUILD)
@@ -83,24 +121,7 @@ test_build_attn_metadata = same_answer(BUILD)
 test_build_attn_metadata_refuses = same_refusal(
     dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
 )
-
-
-def _given_to(built: Any) -> Any:
-    """Return the metadata that a builder was given."""
-    return built.keywords["common_attn_metadata"]
-
-
-@law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
-def test_each_group_sees_its_batch(target: Target, call: Call) -> None:
-    """What a group reads and writes is what its batch does: its own blocks, its own slots."""
-    with target.running(checked=True):
-        found = Side(target, call).run()
-    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
-        metadata, size = as_reference(_given_to(found[names[0]])), batch.layout.block_size
-        metadata.validate(size)
-        assert reference.kv_reads(batch.metadata(), size) == reference.kv_reads(metadata, size)
-        assert reference.kv_writes(batch.metadata()) == reference.kv_writes(metadata)
-        assert metadata.causal is True
+test_build_attn_metadata_laws = obeys(BUILD)
 
 
 @law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))

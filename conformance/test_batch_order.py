@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.faults.batch_order import REORDER_FAULTS, SPLIT_FAULTS, UNIFORM_FAULTS
+from conformance.laws import Access, Change, Meaning, Reader, about, changing, obeys, requests_of
+from conformance.laws.changes import in_order, names_in_order
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     InputBatch,
@@ -23,7 +25,6 @@ from conformance.strategies.batch_order import (
     split_decodes_prefills_and_extends_calls,
 )
 from conformance.strategies.batches import Batch, Layout, of_batch
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
 
 
@@ -37,6 +38,22 @@ def _first_long(call: Call) -> int:
     lens = call.facts.query_lens
     return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
 
+
+def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what the requests of each kind mean: the batch cut where the counts say."""
+    answer, metadata = reader.answer(call), call.facts.metadata()
+    middle = len(answer) // 2
+    request = token = 0
+    for num_reqs, num_tokens in zip(answer[:middle], answer[middle:], strict=True):
+        requests, tokens = slice(request, request + num_reqs), slice(token, token + num_tokens)
+        starts = metadata.query_start_loc[request : requests.stop + 1]
+        starts = starts - starts[0]  # where tokens are cut elsewhere, slots are not theirs
+        piece = requests_of(metadata, requests, starts, tokens)
+        yield reader.access(piece, call.facts.layout).shifted(token)
+        request, token = requests.stop, tokens.stop
+
+
+KINDS = Meaning(_kinds_of_batch, changing(common_attn_metadata=lambda batch: batch.metadata()))
 
 SPLIT_TWO = Contract(
     "split_decodes_and_prefills",
@@ -73,10 +90,13 @@ SPLIT_TWO = Contract(
     ),
     faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
     takes_objects=True,
+    laws=("split_partitions", "padding_adds_nothing"),
+    meaning=KINDS,
 )
 
 test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
 test_split_decodes_and_prefills_refuses = same_refusal(SPLIT_TWO)
+test_split_decodes_and_prefills_laws = obeys(SPLIT_TWO)
 
 
 def _kinds(call: Call) -> set[str]:
@@ -108,10 +128,13 @@ SPLIT_THREE = Contract(
     ),
     faults=SPLIT_FAULTS,
     takes_objects=True,
+    laws=("split_partitions", "padding_adds_nothing"),
+    meaning=KINDS,
 )
 
 test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_refuses = same_refusal(SPLIT_THREE)
+test_split_decodes_prefills_and_extends_laws = obeys(SPLIT_THREE)
 
 
 def _observed(arguments: Any) -> dict[str, Any]:
@@ -128,6 +151,33 @@ def _observed(arguments: Any) -> dict[str, Any]:
 def _misplaced(call: Call) -> int:
     found = regions_of(call)
     return sum(a != b for a, b in zip(found, sorted(found), strict=True))
+
+
+def _made_order(target: Target, call: Call) -> list[int]:
+    """Return the old positions of the requests, by those that a target brings them to."""
+    side = Side(target, call)
+    with target.running(checked=True):
+        side.run()
+    return [int(name[1:]) for name in side.arguments["input_batch"].req_ids]
+
+
+def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what the reordered batch means, under the names that its tokens had before."""
+    order = _made_order(reader.target, call)
+    access = reader.access(in_order(call.facts, order).metadata(), call.facts.layout)
+    yield access.renamed(names_in_order(call.facts, order))
+
+
+def _to_reorder(call: Call, change: Change) -> Call:
+    batch = change.of(call.facts)
+    ids = [f"r{i}" for i in range(batch.num_reqs)]
+    computed = np.array(batch.num_computed_tokens, np.int32)
+    return about(
+        call,
+        batch,
+        input_batch=InputBatch(ids, computed, np.zeros_like(computed)),
+        scheduler_output=SchedulerOutput(dict(zip(ids, batch.query_lens, strict=True))),
+    )
 
 
 REORDER = Contract(
@@ -155,10 +205,13 @@ REORDER = Contract(
     faults=REORDER_FAULTS,
     changes=frozenset({"input_batch"}),
     observe=_observed,
+    laws=("reordering_renames", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(_reordered, _to_reorder, calls=reordered_batches),
 )
 
 test_reorder = same_answer(REORDER)
 test_reorder_refuses = same_refusal(REORDER)
+test_reorder_laws = obeys(REORDER)
 
 
 def _cycles(order: list[int]) -> int:
@@ -194,47 +247,19 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
     assert moved is (order != sorted(order))
 
 
-def _in_order(batch: Batch, order: list[int]) -> Batch:
-    """Return the batch with its requests in another order."""
-    return dataclasses.replace(
-        batch,
-        query_lens=tuple(batch.query_lens[i] for i in order),
-        num_computed_tokens=tuple(batch.num_computed_tokens[i] for i in order),
-        rows=tuple(batch.rows[i] for i in order),
-    )
-
-
 @law(
     "reorder_batch_to_split_decodes_and_prefills",
     reordered_batches,
     situations={"a batch out of order": lambda call: _misplaced(call) > 0},
-    presets=(MINIMAL, FEW_PAIRS),
 )
-def test_reordering_renames_tokens(target: Target, call: Call) -> None:
-    """A reordered batch reads and writes what it did, under its tokens' new numbers."""
-    side, before = Side(target, call), call.facts
-    with target.running(checked=True):
-        side.run()
-    order = [int(name[1:]) for name in side.arguments["input_batch"].req_ids]
-    after = _in_order(before, order)
-    name = {
-        before.starts[i] + j: after.starts[at] + j
-        for at, i in enumerate(order)
-        for j in range(before.query_lens[i])
-    }
-    size = before.layout.block_size
-    old, new = before.metadata(), after.metadata()
-    assert reference.kv_reads(new, size) == {
-        (name[token], key, slot) for token, key, slot in reference.kv_reads(old, size)
-    }
-    assert reference.kv_writes(new) == {
-        (name[token], slot) for token, slot in reference.kv_writes(old)
+def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
+    """In the order that it was brought to, a batch's decodes are those of its first region."""
+    after = in_order(call.facts, _made_order(target, call))
+    arguments = {
+        "common_attn_metadata": after.metadata(),
+        "decode_threshold": call.arguments["decode_threshold"],
     }
     with target.running(checked=True):
-        arguments = {
-            "common_attn_metadata": new,
-            "decode_threshold": call.arguments["decode_threshold"],
-        }
         decodes = Side(target, Call("split_decodes_and_prefills", arguments)).run()[0]
     assert decodes == regions_of(call).count(0)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.faults.causal_conv1d import CONV1D_FAULTS
+from conformance.laws import About, Access, Change, Meaning, Reader, about, obeys
 from conformance.sides import Side
+from conformance.strategies.batches import Batch, Layout
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
+from conformance.strategies.presets import Preset
 from conformance.targets import Target
 
 BLOCK_M = 8
@@ -24,6 +29,30 @@ def _programs(call: Call) -> int:
 
 def _has_remainder(remainder: int) -> Any:
     return lambda call: any(n > BLOCK_M and n % BLOCK_M == remainder for n in call.facts)
+
+
+def _of_batches(preset: Preset) -> st.SearchStrategy[Call]:
+    """Return calls whose facts are a batch of sequences that are all new."""
+
+    def of_batch(call: Call) -> Call:
+        rows = tuple((1,) * -(-length // BLOCK_M) for length in call.facts)
+        batch = Batch(call.facts, (0,) * len(call.facts), Layout(BLOCK_M), rows)
+        return about(call, batch)
+
+    return compute_conv1d_calls(preset).map(of_batch)
+
+
+def _runs_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what each program writes: its tokens, each to the one place that it has."""
+    for run in _runs(reader.target, about(call, call.facts.query_lens)):
+        yield Access(writes=frozenset((token, 0) for token in run))
+
+
+def _starting(call: Call, change: Change) -> Call:
+    batch = change.of(call.facts)
+    starts = batch.query_start_loc()
+    call = call.hinting(**dict.fromkeys(call.hints, starts))
+    return about(call, batch, query_start_loc_p=starts)
 
 
 CONV1D = Contract(
@@ -51,10 +80,18 @@ CONV1D = Contract(
     faults=CONV1D_FAULTS,
     compares_views=True,
     has_kernel=True,
+    laws=("programs_cover", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(
+        _runs_of_batch,
+        _starting,
+        tells=About.WRITES,
+        calls=_of_batches,
+    ),
 )
 
 test_compute_causal_conv1d_metadata = same_answer(CONV1D)
 test_compute_causal_conv1d_metadata_refuses = same_refusal(CONV1D)
+test_compute_causal_conv1d_metadata_laws = obeys(CONV1D)
 
 
 def _listed(target: Target, call: Call, seed: int = 0) -> tuple[list[int], list[int]]:
@@ -73,14 +110,6 @@ def _runs(target: Target, call: Call) -> list[range]:
             first = starts[sequence] + BLOCK_M * offset
             found.append(range(first, min(first + BLOCK_M, starts[sequence + 1])))
     return found
-
-
-@law("compute_causal_conv1d_metadata", compute_conv1d_calls, has_kernel=True)
-def test_programs_cover_each_token_once(target: Target, call: Call) -> None:
-    """The programs partition the tokens, in order, in runs of 1 to 8 of one sequence."""
-    runs = _runs(target, call)
-    assert list(range(sum(call.facts))) == [token for run in runs for token in run]
-    assert all(1 <= len(run) <= BLOCK_M for run in runs)
 
 
 def _convolved(tokens: Any, weights: Any) -> Any:

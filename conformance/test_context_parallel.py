@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract, Draw
 from conformance.faults.context_parallel import DCP_FAULTS
+from conformance.laws import About, Access, Meaning, Reader, about, obeys
 from conformance.sides import Side
 from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import batches
+from conformance.strategies.batches import Batch, batches
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.strategies.presets import Preset
 from conformance.strategies.slots import layouts
 from conformance.targets import Target
 
@@ -24,6 +26,40 @@ from conformance.targets import Target
 def _round(call: Call) -> int:
     size: int = call.arguments.get("dcp_size", 1)
     return size * int(call.arguments.get("cp_kv_cache_interleave_size", 1))
+
+
+@st.composite
+def _on_ranks(draw: Draw, preset: Preset) -> Call:
+    """Draw the local lengths of a batch whose blocks lie on several ranks."""
+    batch = draw(batches(preset, layout=draw(layouts(preset))))
+    return _lengths_of(Call("get_dcp_local_seq_lens", {}), batch)
+
+
+def _lengths_of(call: Call, batch: Batch) -> Call:
+    return about(
+        call,
+        batch,
+        seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
+        dcp_size=batch.layout.cp_world_size,
+        cp_kv_cache_interleave_size=batch.layout.cp_kv_cache_interleave_size,
+    )
+
+
+def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what a rank reads: of the positions that it holds, as many as it is told."""
+    batch, layout = call.facts, call.facts.layout
+    lengths = reader.answer(call)[:, layout.cp_rank].tolist()
+    interleave = layout.cp_kv_cache_interleave_size
+    reads = set()
+    for request, (computed, length) in enumerate(
+        zip(batch.num_computed_tokens, lengths, strict=True)
+    ):
+        held = (p for p in count() if p // interleave % layout.cp_world_size == layout.cp_rank)
+        keys = list(islice(held, length))
+        for j in range(batch.query_lens[request]):
+            token = batch.starts[request] + j
+            reads |= {(token, key, 0) for key in keys if key <= computed + j or not batch.causal}
+    yield Access(frozenset(reads))
 
 
 LOCAL_LENGTHS = Contract(
@@ -50,10 +86,18 @@ LOCAL_LENGTHS = Contract(
     pairs=(("every rank's length", "a length near 2**31"),),
     faults=DCP_FAULTS,
     has_device_path=True,
+    laws=("ranks_partition", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(
+        _first_held,
+        lambda call, change: _lengths_of(call, change.of(call.facts)),
+        tells=About.READS,
+        calls=_on_ranks,
+    ),
 )
 
 test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_refuses = same_refusal(LOCAL_LENGTHS)
+test_get_dcp_local_seq_lens_laws = obeys(LOCAL_LENGTHS)
 
 
 @law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
@@ -66,48 +110,6 @@ def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
         assert sum(local) == seq_len
         assert local == sorted(local, reverse=True)
         assert local[0] - local[-1] <= interleave
-
-
-@st.composite
-def _on_ranks(draw: Draw, preset: Preset) -> Call:
-    """Draw the local lengths of a batch whose blocks lie on several ranks."""
-    batch = draw(batches(preset, layout=draw(layouts(preset)), is_shared=False))
-    arguments = {
-        "seq_lens": guarded(batch.seq_lens, np.int32, batch.stride),
-        "dcp_size": batch.layout.cp_world_size,
-        "cp_kv_cache_interleave_size": batch.layout.cp_kv_cache_interleave_size,
-    }
-    return Call("get_dcp_local_seq_lens", arguments, dataclasses.replace(batch, causal=False))
-
-
-@law(
-    "get_dcp_local_seq_lens",
-    _on_ranks,
-    situations={"a batch on several ranks": lambda call: call.facts.layout.cp_world_size > 1},
-    presets=(MINIMAL, FEW_PAIRS),
-)
-def test_ranks_partition_the_pairs(target: Target, call: Call) -> None:
-    """A pair of token and key is one rank's, which reads as many keys as its local length."""
-    batch, layout = call.facts, call.facts.layout
-    with target.running(checked=True):
-        lengths = Side(target, call).run().tolist()
-    metadata = batch.metadata()
-    pairs = []
-    for rank in range(layout.cp_world_size):
-        keywords = dataclasses.replace(layout, cp_rank=rank).keywords()
-        reads = reference.kv_reads(metadata, layout.block_size, **keywords)
-        pairs += [(token, key) for token, key, _ in reads]
-        for i, start in enumerate(batch.starts[:-1]):
-            if batch.query_lens[i]:
-                assert sum(token == start for token, _, _ in reads) == lengths[i][rank]
-    wanted = {
-        (token, key)
-        for i in range(batch.num_reqs)
-        for token in range(batch.starts[i], batch.starts[i + 1])
-        for key in range(batch.seq_lens[i])
-    }
-    assert len(pairs) == len(set(pairs))
-    assert set(pairs) == wanted
 
 
 @pytest.mark.parametrize(("rank", "lengths"), [(0, [3, 4]), (1, [2, 4])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,13 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.fast_prefill import MAKE_WANTED_FAULTS, comes_back
+from conformance.laws import About, Access, Change, Meaning, Reader, about, obeys
 from conformance.sides import Side
+from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import make_wanted_calls
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+from conformance.strategies.presets import Preset
 from conformance.targets import Target
-from conformance.test_metadata import as_reference
 
 
 def _metadata(call: Call) -> Any:
@@ -58,6 +60,38 @@ KEPT = (
     *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
     "slot_mapping",
 )
+
+
+def _last_wanted(preset: Preset) -> st.SearchStrategy[Call]:
+    """Return calls whose wanted tokens are the last of their requests."""
+    return make_wanted_calls(preset, which="ends", is_causal=True)
+
+
+def _tokens(call: Call) -> list[int]:
+    """Return the tokens of the batch that the answer has."""
+    return list(range(call.facts.num_tokens)) if comes_back(call) else _wanted(call)
+
+
+def _wanted_alone(reader: Reader, call: Call) -> Iterator[Access]:
+    access = reader.access(reader.answer(call), call.facts.layout)
+    yield access.renamed(dict(enumerate(_tokens(call))))
+
+
+def _wanting(call: Call, change: Change) -> Call:
+    """Return the call that wants the same tokens of a changed batch."""
+    batch, old = change.of(call.facts), _metadata(call)
+    metadata = batch.metadata()
+    if old.logits_indices_padded is None:
+        return about(call, batch, common_attn_metadata=metadata)
+    wanted = set(old.logits_indices_padded[: old.num_logits_indices].tolist())
+    names = change.names(call.facts)
+    indices = guarded(sorted(new for new, name in names.items() if name in wanted), np.int64)
+    metadata = dataclasses.replace(
+        metadata, logits_indices_padded=indices, num_logits_indices=len(indices)
+    )
+    hints = dict.fromkeys(call.hints, indices)
+    return about(call, batch, common_attn_metadata=metadata).hinting(**hints)
+
 
 MAKE_WANTED = Contract(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
@@ -124,31 +158,19 @@ MAKE_WANTED = Contract(
     ),
     has_kernel=True,
     takes_objects=True,
+    laws=("wanted_keep_their_reads", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(
+        _wanted_alone,
+        _wanting,
+        tells=About.READS,
+        calls=_last_wanted,
+        keeps=lambda call, access: access.of_tokens(_tokens(call)),
+    ),
 )
 
 test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(MAKE_WANTED)
 test_make_kv_sharing_fast_prefill_common_attn_metadata_refuses = same_refusal(MAKE_WANTED)
-
-
-@law(
-    MAKE_WANTED.function,
-    lambda preset: make_wanted_calls(preset, which="ends", is_causal=True),
-    situations={
-        "law: several last tokens of a request": lambda call: any(1 < n for n, _ in _counts(call)),
-        "law: none of a request": lambda call: any(q and not n for n, q in _counts(call)),
-    },
-    has_kernel=True,
-    presets=(MINIMAL, FEW_PAIRS),
-)
-def test_the_wanted_read_what_they_read_before(target: Target, call: Call) -> None:
-    """Wanted tokens that are the last of their requests read the same keys in the same slots."""
-    size = call.facts.layout.block_size
-    with target.running(checked=True):
-        made = as_reference(Side(target, call).run())
-    tokens = list(range(call.facts.num_tokens)) if comes_back(call) else _wanted(call)
-    reads = {(tokens[t], key, slot) for t, key, slot in reference.kv_reads(made, size)}
-    before = reference.kv_reads(_metadata(call), size)
-    assert {read for read in before if read[0] in tokens} == reads
+test_make_kv_sharing_fast_prefill_common_attn_metadata_laws = obeys(MAKE_WANTED)
 
 
 @law(MAKE_WANTED.function, make_wanted_calls, has_kernel=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
+from conformance.laws import Access, Meaning, Reader, changing, obeys
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
-from conformance.test_metadata import as_reference
 
 
 def _requests(call: Call) -> list[tuple[int, int, int]]:
@@ -29,6 +30,18 @@ def _last_chunk_is_cut_off(call: Call) -> bool:
     return any(
         (s - 1) // chunk * chunk // size + chunk // size > width for s in call.facts.seq_lens if s
     )
+
+
+def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what the virtual requests mean, key positions counted from the sequence's start."""
+    batch, chunk = call.facts, call.arguments["attn_chunk_size"]
+    positions = [
+        computed + j
+        for computed, count in zip(batch.num_computed_tokens, batch.query_lens, strict=True)
+        for j in range(count)
+    ]
+    access = reader.access(reader.answer(call), batch.layout)
+    yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
 
 
 LOCAL_ATTENTION = Contract(
@@ -73,41 +86,25 @@ LOCAL_ATTENTION = Contract(
     aliases=(Alias("slot_mapping", Relation.SAME, "common_attn_metadata.slot_mapping"),),
     has_device_path=True,
     takes_objects=True,
+    laws=(
+        *("chunks_restrict", "writes_are_read_back"),
+        *("padding_adds_nothing", "any_order_means_the_same"),
+    ),
+    meaning=Meaning(
+        _virtual_requests, changing(common_attn_metadata=lambda batch: batch.metadata())
+    ),
 )
 
 test_local_attention = same_answer(LOCAL_ATTENTION)
 test_local_attention_refuses = same_refusal(LOCAL_ATTENTION)
-
-
-@law("make_local_attention_virtual_batches", local_attention_calls, presets=(MINIMAL, FEW_PAIRS))
-def test_virtual_batches_keep_the_pairs_of_one_chunk(target: Target, call: Call) -> None:
-    """Virtual requests read exactly the pairs of query and key that lie in one chunk."""
-    whole = call.arguments["common_attn_metadata"]
-    if not whole.causal:
-        return
-    with target.running(checked=True):
-        virtual = as_reference(Side(target, call).run())
-    batch, chunk = call.facts, call.arguments["attn_chunk_size"]
-    size = call.arguments["block_size"]
-    position = {
-        batch.starts[i] + j: batch.num_computed_tokens[i] + j
-        for i in range(batch.num_reqs)
-        for j in range(batch.query_lens[i])
-    }
-    wanted = {
-        (token, key % chunk, slot)
-        for token, key, slot in reference.kv_reads(whole, size)
-        if key // chunk == position[token] // chunk
-    }
-    assert reference.kv_reads(virtual, size) == wanted
-    assert reference.kv_writes(virtual) == reference.kv_writes(whole)
+test_local_attention_laws = obeys(LOCAL_ATTENTION)
 
 
 @law("make_local_attention_virtual_batches", local_attention_calls)
 def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     """A batch's virtual requests have its tokens, and none is longer than a chunk."""
     with target.running(checked=True):
-        virtual = as_reference(Side(target, call).run())
+        virtual = Side(target, call).run()
     assert virtual.query_start_loc[-1] == call.facts.num_tokens
     assert virtual.num_reqs >= call.facts.num_reqs
     assert all(length <= call.arguments["attn_chunk_size"] for length in virtual.seq_lens)

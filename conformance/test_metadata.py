@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +13,15 @@ from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Relation, views_of
 from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
+from conformance.laws import Access, Change, Meaning, Reader, about, obeys
+from conformance.laws.changes import Unpadded
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
-from conformance.strategies.batches import of_batch, of_metadata
+from conformance.strategies.batches import Batch, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
@@ -32,6 +34,30 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     ),
     "the optional fields are absent": lambda call: call.arguments["self"].encoder_seq_lens is None,
 }
+
+
+def _kept(call: Call, access: Access) -> Access:
+    """Return what the kept requests read, and the kept tokens write."""
+    tokens = call.facts.starts[call.arguments["num_actual_reqs"]]
+    writes = access.of_tokens(range(call.arguments["num_actual_tokens"])).writes
+    return Access(access.of_tokens(range(tokens)).reads, writes)
+
+
+def _unpadding(call: Call, change: Change) -> Call:
+    """Return the call that takes off all of a changed batch's padding, and no more."""
+    batch = change.of(call.facts)
+    counts = {"num_actual_tokens": batch.num_tokens, "num_actual_reqs": _num_busy(batch)}
+    return about(call, batch, self=batch.metadata(), **counts)
+
+
+def _num_busy(batch: Batch) -> int:
+    """Return the number of requests up to the last one with tokens."""
+    return Unpadded().of(batch).num_reqs
+
+
+def _kept_requests(reader: Reader, call: Call) -> Iterator[Access]:
+    yield reader.access(reader.answer(call), call.facts.layout)
+
 
 UNPADDED = Contract(
     "CommonAttentionMetadata.unpadded",
@@ -72,10 +98,13 @@ UNPADDED = Contract(
         ),
         Alias("logits_indices_padded", Relation.SAME, "self.logits_indices_padded"),
     ),
+    laws=("unpadding_removes_nothing", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(_kept_requests, _unpadding, keeps=_kept),
 )
 
 test_unpadded = same_answer(UNPADDED)
 test_unpadded_refuses = same_refusal(UNPADDED)
+test_unpadded_laws = obeys(UNPADDED)
 
 VALIDATE = Contract(
     "CommonAttentionMetadata.validate",
@@ -91,46 +120,6 @@ VALIDATE = Contract(
 
 test_validate = same_answer(VALIDATE)
 test_validate_refuses = same_refusal(VALIDATE)
-
-
-@law("CommonAttentionMetadata.unpadded", unpadded_calls, presets=(MINIMAL, FEW_PAIRS))
-def test_unpadded_removes_nothing(target: Target, call: Call) -> None:
-    """What the kept requests read and write is what they read and wrote in the whole batch."""
-    with target.running(checked=True):
-        got = Side(target, call).run()
-    kept, whole = as_reference(got), call.arguments["self"]
-    size = call.facts.layout.block_size
-    tokens = call.facts.starts[call.arguments["num_actual_reqs"]]
-    assert reference.kv_reads(kept, size) == {
-        read for read in reference.kv_reads(whole, size) if read[0] < tokens
-    }
-    assert reference.kv_writes(kept) == {
-        write
-        for write in reference.kv_writes(whole)
-        if write[0] < call.arguments["num_actual_tokens"]
-    }
-
-
-@law("CommonAttentionMetadata.unpadded", unpadded_calls, presets=(MINIMAL, FEW_PAIRS))
-def test_padding_adds_nothing(target: Target, call: Call) -> None:
-    """Without its padding a batch reads and writes what it did with it."""
-    batch = call.facts
-    num_reqs = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
-    bare = call.replacing(num_actual_tokens=batch.num_tokens, num_actual_reqs=num_reqs)
-    with target.running(checked=True):
-        kept = as_reference(Side(target, bare).run())
-    whole, size = call.arguments["self"], batch.layout.block_size
-    assert reference.kv_reads(kept, size) == reference.kv_reads(whole, size)
-    assert reference.kv_writes(kept) == reference.kv_writes(whole)
-
-
-def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
-    """Return a target's metadata as `reference` holds it."""
-    fields = reference.CommonAttentionMetadata.__dataclass_fields__
-    values = {name: getattr(metadata, name) for name in fields}
-    return reference.CommonAttentionMetadata(
-        **{n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in values.items()}
-    )
 
 
 LACKING: dict[str, tuple[str, ...]] = {

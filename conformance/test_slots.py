@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ from conformance.faults.slots import (
     KERNEL_BLOCKS_FAULTS,
     SLOT_MAPPING_FAULTS,
 )
+from conformance.laws import About, Access, Change, Meaning, Reader, about, changing, obeys
+from conformance.laws.changes import AsItIs, InManagersBlocks
 from conformance.sides import Side
-from conformance.strategies.batches import Batch, of_batch
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
+from conformance.strategies.arrays import poisoned_out
+from conformance.strategies.batches import Batch, batches, of_batch
+from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,
+    layouts,
     map_to_kernel_blocks_calls,
     rank_of,
 )
@@ -41,6 +46,32 @@ def _is_shared(batch: Batch) -> bool:
 
 def _layout(holds: Any) -> Any:
     return lambda call: holds(call.facts.layout)
+
+
+def _on(call: Call, change: Change) -> Call:
+    batch = change.of(call.facts)
+    arguments: dict[str, Any] = {
+        "block_table": batch.block_table(),
+        "query_start_loc": batch.query_start_loc(),
+        "positions": batch.positions(),
+        **batch.layout.keywords(),
+    }
+    if "out" in call.arguments:
+        room = len(call.arguments["out"]) - call.facts.num_actual_tokens
+        arguments["out"] = poisoned_out(batch.num_actual_tokens + room, np.int64)
+    return about(call, batch, **arguments)
+
+
+def _slots_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    metadata = call.facts.metadata()
+    answer = reader.answer(call).tolist()
+    slots = np.array(answer, np.int64)
+    yield reader.access(dataclasses.replace(metadata, slot_mapping=slots), call.facts.layout)
+
+
+def _calls_in_place(preset: Preset) -> st.SearchStrategy[Call]:
+    """Return calls of which each token stands at its own position."""
+    return compute_slot_mapping_calls(preset, is_scattered=False)
 
 
 SLOT_MAPPING = Contract(
@@ -86,10 +117,45 @@ SLOT_MAPPING = Contract(
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
     has_kernel=True,
+    laws=(
+        *("slots_are_distinct", "writes_are_read_back", "ranks_partition"),
+        *("kernel_blocks_rename", "padding_adds_nothing", "any_order_means_the_same"),
+    ),
+    meaning=Meaning(
+        _slots_of_batch,
+        _on,
+        tells=About.WRITES,
+        calls=_calls_in_place,
+    ),
 )
 
 test_compute_slot_mapping = same_answer(SLOT_MAPPING)
 test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
+test_compute_slot_mapping_laws = obeys(SLOT_MAPPING)
+
+
+@st.composite
+def _mapped_batches(draw: Draw, preset: Preset) -> Call:
+    """Draw the table of a batch in the manager's blocks, to be mapped to the kernel's."""
+    layout = dataclasses.replace(draw(layouts(preset)), cp_world_size=1, cp_rank=0)
+    call = Call("map_to_kernel_blocks", {}, draw(batches(preset, layout=layout)))
+    return _mapping(call, AsItIs())
+
+
+_mapping = changing(
+    block_ids=lambda batch: dataclasses.replace(
+        InManagersBlocks().of(batch), filler=0
+    ).block_table(),
+    blocks_per_kv_block=lambda batch: batch.layout.blocks_per_kv_block,
+)
+"""How the call changes with its batch: the table is in the manager's blocks, a filler of nulls."""
+
+
+def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    table = reader.answer(call).cpu().numpy()
+    metadata = dataclasses.replace(call.facts.metadata(), block_table_tensor=table)
+    yield reader.access(metadata, call.facts.layout)
+
 
 KERNEL_BLOCKS = Contract(
     "map_to_kernel_blocks",
@@ -105,53 +171,13 @@ KERNEL_BLOCKS = Contract(
         ),
     },
     faults=KERNEL_BLOCKS_FAULTS,
+    laws=("kernel_blocks_rename", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(_mapped_batch, _mapping, tells=About.READS, calls=_mapped_batches),
 )
 
 test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
 test_map_to_kernel_blocks_refuses = same_refusal(KERNEL_BLOCKS)
-
-
-def _slots(target: Target, call: Call) -> list[int]:
-    """Return what a target answers to a call of `compute_slot_mapping`, as a list."""
-    with target.running(checked=True):
-        found: list[int] = Side(target, call).run().tolist()
-    return found
-
-
-def _unshared_calls(preset: Preset) -> st.SearchStrategy[Call]:
-    return compute_slot_mapping_calls(preset, is_scattered=False, is_shared=False)
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
-def test_slots_of_a_step_are_distinct(target: Target, call: Call) -> None:
-    """No two new tokens in unshared blocks get one slot."""
-    slots = [slot for slot in _slots(target, call) if slot != reference.PAD_SLOT_ID]
-    assert len(slots) == len(set(slots))
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
-def test_each_token_lies_on_one_rank(target: Target, call: Call) -> None:
-    """The ranks of a context-parallel group partition the tokens; nobody stores padding."""
-    world = call.facts.layout.cp_world_size
-    answers = [_slots(target, call.replacing(cp_rank=rank)) for rank in range(world)]
-    for token, slots in enumerate(zip(*answers, strict=True)):
-        holders = sum(slot != reference.PAD_SLOT_ID for slot in slots)
-        assert holders == (1 if token < call.facts.num_tokens else 0)
-
-
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True, presets=(MINIMAL, FEW_PAIRS))
-def test_what_is_written_is_what_is_read(target: Target, call: Call) -> None:
-    """The slot in which a token's key is stored is the one from which it is read later."""
-    batch = call.facts
-    writes = {
-        (token, slot)
-        for token, slot in enumerate(_slots(target, call))
-        if slot != reference.PAD_SLOT_ID
-    }
-    layout = batch.layout
-    reads = reference.kv_reads(batch.metadata(), layout.block_size, **layout.keywords())
-    own = {(token, slot) for token, key, slot in reads if key == call.arguments["positions"][token]}
-    assert own == writes
+test_map_to_kernel_blocks_laws = obeys(KERNEL_BLOCKS)
 
 
 def _just_past(call: Call) -> int:
@@ -234,28 +260,11 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
     assert [block % count for block in flat] == list(range(count)) * (len(flat) // count)
 
 
-@law("compute_slot_mapping", _unshared_calls, has_kernel=True)
-def test_kernel_blocks_rename_no_slot(target: Target, call: Call) -> None:
-    """A token's slot is the same, whether the table lists the manager's blocks or the kernel's."""
-    batch = call.facts
-    whole = dataclasses.replace(batch.layout, kernel_block_size=None)
-    n = batch.layout.blocks_per_kv_block
-    rows = tuple(tuple(block // n for block in row[::n]) for row in batch.rows)
-    managers = dataclasses.replace(batch, layout=whole, rows=rows)
-    kernels = Call("map_to_kernel_blocks", {"block_ids": managers.block_table()})
-    bad_filler = managers.block_table().min(initial=0) < 0 or batch.filler > 2**31 // n - 1
-    if not bad_filler:
-        with target.running(checked=True):
-            mapped = Side(target, kernels.replacing(blocks_per_kv_block=n)).run()
-        call = call.replacing(block_table=mapped.cpu().numpy())
-    by_manager = call.replacing(block_table=managers.block_table(), kernel_block_size=None)
-    assert _slots(target, call) == _slots(target, by_manager)
-
-
-@law("compute_slot_mapping", _unshared_calls)
+@law("compute_slot_mapping", _calls_in_place)
 def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> None:
     """A token has a slot exactly on the rank that its position falls to."""
-    for token, slot in enumerate(_slots(target, call)[: call.facts.num_tokens]):
+    slots = Reader(target).answer(call).tolist()
+    for token, slot in enumerate(slots[: call.facts.num_tokens]):
         is_held = (
             rank_of(call.facts, int(call.arguments["positions"][token]))
             == call.facts.layout.cp_rank

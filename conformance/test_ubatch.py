@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, views_of
+from conformance.contracts import Call, Contract, Draw, views_of
 from conformance.faults.ubatch import (
     CREATE_FAULTS,
     MAKE_FAULTS,
     SLICE_STARTS_FAULTS,
     SPLIT_FAULTS,
 )
+from conformance.laws import Access, Change, Meaning, Reader, about, obeys, requests_of
 from conformance.sides import Side
-from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
-from conformance.strategies.presets import FEW_PAIRS, MINIMAL
+from conformance.strategies.batches import Batch, Layout, batches, is_padded, of_batch, of_metadata
+from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
+    cuts,
     make_metadata_with_slice_calls,
     slice_query_start_locs_calls,
+    slices_between,
     split_attn_metadata_calls,
 )
 from conformance.targets import Target
-from conformance.test_metadata import as_reference
+
+LONE = Batch((1,), (0,), Layout(2), ((3,),))
+"""A batch of one token, where another has none to cut."""
 
 
 def _points(call: Call) -> list[int]:
@@ -38,6 +46,39 @@ def _cuts_request(call: Call, times: int) -> bool:
     """Tell whether a request is cut that often or more."""
     edges = np.cumsum([0, *call.arguments["num_scheduled_tokens"]])
     return any(sum(a < p < b for p in _points(call)) >= times for a, b in itertools.pairwise(edges))
+
+
+def _fair(batch: Batch, points: list[int]) -> list[int]:
+    """Return those points at which a batch may be cut, and each part mean what it meant.
+
+    One that is not causal is cut between requests: the tokens before a cut do not see those behind.
+    Padding alone is a part where a padded request is there to have it.
+    """
+    total = batch.num_actual_tokens if is_padded(batch) else batch.num_tokens
+    return [p for p in points if 0 < p < total and (batch.causal or p in batch.starts)]
+
+
+@st.composite
+def _cut_lengths(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `create_ubatch_slices` whose facts are the batch, and its metadata the rest."""
+    batch = draw(batches(preset))
+    batch = batch if batch.num_tokens else LONE
+    points = draw(cuts(batch.num_tokens, batch.query_lens))
+    return _of_lengths(Call("create_ubatch_slices", {}), batch, points)
+
+
+def _of_lengths(call: Call, batch: Batch, points: list[int]) -> Call:
+    lens = np.array(batch.query_lens, np.int32)
+    points = [p for p in _fair(batch, points) if p < batch.num_tokens]
+    return about(call, batch, num_scheduled_tokens=lens, split_points=points)
+
+
+def _created_parts(reader: Reader, call: Call) -> Iterator[Access]:
+    metadata = call.facts.metadata()
+    for ubatch in reader.answer(call):
+        made = reference.UBatchSlice(ubatch.request_slice, ubatch.token_slice)
+        [part] = reference.split_attn_metadata([made], metadata)
+        yield reader.access(part, call.facts.layout).shifted(made.token_slice.start)
 
 
 CREATE = Contract(
@@ -63,10 +104,41 @@ CREATE = Contract(
         "int64": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int64,
     },
     faults=CREATE_FAULTS,
+    laws=("split_partitions", "padding_adds_nothing", "any_order_means_the_same"),
+    meaning=Meaning(
+        _created_parts,
+        lambda call, change: _of_lengths(call, change.of(call.facts), _points(call)),
+        calls=_cut_lengths,
+    ),
 )
 
 test_create_ubatch_slices = same_answer(CREATE)
 test_create_ubatch_slices_refuses = same_refusal(CREATE)
+test_create_ubatch_slices_laws = obeys(CREATE)
+
+
+def _sliced_starts(call: Call, change: Change) -> Call:
+    batch, requests = change.of(call.facts), call.arguments["request_slice"]
+    start, stop = (min(edge, batch.num_reqs) for edge in (requests.start, requests.stop))
+    starts = batch.query_start_loc()
+    return about(call, batch, query_start_loc=starts, request_slice=slice(start, stop))
+
+
+def _tokens_of_requests(call: Call) -> range:
+    starts, requests = call.facts.starts, call.arguments["request_slice"]
+    return range(starts[requests.start], starts[requests.stop])
+
+
+def _requests_of_starts(reader: Reader, call: Call) -> Iterator[Access]:
+    tokens = _tokens_of_requests(call)
+    metadata = requests_of(
+        call.facts.metadata(),
+        call.arguments["request_slice"],
+        reader.answer(call).cpu().numpy(),
+        slice(tokens.start, tokens.stop),
+    )
+    yield reader.access(metadata, call.facts.layout).shifted(tokens.start)
+
 
 SLICE_STARTS = Contract(
     "slice_query_start_locs",
@@ -84,10 +156,17 @@ SLICE_STARTS = Contract(
         ),
     },
     faults=SLICE_STARTS_FAULTS,
+    laws=("a_slice_keeps_its_tokens", "writes_are_read_back", "padding_adds_nothing"),
+    meaning=Meaning(
+        _requests_of_starts,
+        _sliced_starts,
+        keeps=lambda call, access: access.of_tokens(_tokens_of_requests(call)),
+    ),
 )
 
 test_slice_query_start_locs = same_answer(SLICE_STARTS)
 test_slice_query_start_locs_refuses = same_refusal(SLICE_STARTS)
+test_slice_query_start_locs_laws = obeys(SLICE_STARTS)
 
 
 def _is_cut(batch: Batch, ubatch: reference.UBatchSlice) -> tuple[bool, bool]:
@@ -102,6 +181,43 @@ def _is_cut(batch: Batch, ubatch: reference.UBatchSlice) -> tuple[bool, bool]:
 def _is_cut_at_both_ends(batch: Batch, ubatch: reference.UBatchSlice) -> bool:
     requests = ubatch.request_slice
     return _is_cut(batch, ubatch) == (True, True) and requests.stop == requests.start + 1
+
+
+@st.composite
+def _slices_with_tokens(draw: Draw, preset: Preset) -> Call:
+    """Draw calls of `_make_metadata_with_slice` of slices with tokens, that mean what they meant.
+
+    Where the last request is cut at its back, the batch is causal.
+    """
+    call = draw(make_metadata_with_slice_calls(preset))
+    batch, ubatch = call.facts, call.arguments["ubatch_slice"]
+    if ubatch.token_slice.start >= batch.num_tokens:
+        batch = batch if batch.num_tokens else LONE
+        ubatch = slices_between(batch, [])[0]
+    causal = batch.causal or _is_cut(batch, ubatch)[1]
+    batch = dataclasses.replace(batch, causal=causal)
+    return about(call, batch, attn_metadata=batch.metadata(), ubatch_slice=ubatch)
+
+
+def _sliced(call: Call, change: Change) -> Call:
+    batch, ubatch = change.of(call.facts), call.arguments["ubatch_slice"]
+    requests, tokens = ubatch.request_slice, ubatch.token_slice
+    # What ends in the padding, or with the batch, takes its new padding along.
+    is_last = tokens.stop >= call.facts.num_tokens
+    end = batch.num_actual_tokens if is_last else tokens.stop
+    stop = batch.num_reqs if is_last else min(requests.stop, batch.num_reqs)
+    ubatch = reference.UBatchSlice(slice(requests.start, stop), slice(tokens.start, end))
+    return about(call, batch, attn_metadata=batch.metadata(), ubatch_slice=ubatch)
+
+
+def _tokens_of_slice(call: Call) -> range:
+    tokens = call.arguments["ubatch_slice"].token_slice
+    return range(tokens.start, tokens.stop)
+
+
+def _slice_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    first = _tokens_of_slice(call).start
+    yield reader.access(reader.answer(call), call.facts.layout).shifted(first)
 
 
 MAKE = Contract(
@@ -131,10 +247,46 @@ MAKE = Contract(
     aliases=views_of("attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"),
     has_device_path=True,
     takes_objects=True,
+    laws=("a_slice_keeps_its_tokens", "writes_are_read_back", "padding_adds_nothing"),
+    meaning=Meaning(
+        _slice_of_batch,
+        _sliced,
+        calls=_slices_with_tokens,
+        keeps=lambda call, access: access.of_tokens(_tokens_of_slice(call)),
+    ),
 )
 
 test_make_metadata_with_slice = same_answer(MAKE)
 test_make_metadata_with_slice_refuses = same_refusal(MAKE)
+test_make_metadata_with_slice_laws = obeys(MAKE)
+
+
+def _fair_calls(preset: Preset) -> st.SearchStrategy[Call]:
+    """Return calls of `split_attn_metadata` whose batch is causal, or cut between requests."""
+
+    def fair(call: Call) -> Call:
+        slices = call.arguments["ubatch_slices"]
+        edges = [ubatch.token_slice.start for ubatch in slices[1:]]
+        if call.facts.causal or edges == _fair(call.facts, edges):
+            return call
+        return call.replacing(ubatch_slices=slices_between(call.facts, _fair(call.facts, edges)))
+
+    return split_attn_metadata_calls(preset).map(fair)
+
+
+def _cut_anew(call: Call, change: Change) -> Call:
+    batch = change.of(call.facts)
+    points = [ubatch.token_slice.start for ubatch in call.arguments["ubatch_slices"][1:]]
+    has_any = batch.num_reqs and batch.num_actual_tokens
+    slices = slices_between(batch, _fair(batch, points)) if has_any else []
+    return about(call, batch, common_attn_metadata=batch.metadata(), ubatch_slices=slices)
+
+
+def _micro_batches(reader: Reader, call: Call) -> Iterator[Access]:
+    parts = reader.answer(call)
+    for ubatch, part in zip(call.arguments["ubatch_slices"], parts, strict=True):
+        yield reader.access(part, call.facts.layout).shifted(ubatch.token_slice.start)
+
 
 SPLIT = Contract(
     "split_attn_metadata",
@@ -156,31 +308,16 @@ SPLIT = Contract(
     ),
     has_device_path=True,
     takes_objects=True,
+    laws=(
+        *("split_partitions", "writes_are_read_back"),
+        *("padding_adds_nothing", "any_order_means_the_same"),
+    ),
+    meaning=Meaning(_micro_batches, _cut_anew, calls=_fair_calls),
 )
 
 test_split_attn_metadata = same_answer(SPLIT)
 test_split_attn_metadata_refuses = same_refusal(SPLIT)
-
-
-@law("split_attn_metadata", split_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
-def test_micro_batches_partition_the_relation(target: Target, call: Call) -> None:
-    """A causal batch's micro-batches read and write what it does, each token in one of them."""
-    whole = call.arguments["common_attn_metadata"]
-    slices = call.arguments["ubatch_slices"]
-    if not whole.causal or not slices:
-        return
-    with target.running(checked=True):
-        parts = [as_reference(part) for part in Side(target, call).run()]
-    size = call.facts.layout.block_size
-    reads, writes = [], []
-    for ubatch, part in zip(slices, parts, strict=True):
-        first = ubatch.token_slice.start
-        reads += [(t + first, key, slot) for t, key, slot in reference.kv_reads(part, size)]
-        writes += [(t + first, slot) for t, slot in reference.kv_writes(part)]
-    assert len(reads) == len(set(reads))
-    assert set(reads) == reference.kv_reads(whole, size)
-    assert len(writes) == len(set(writes))
-    assert set(writes) == reference.kv_writes(whole)
+test_split_attn_metadata_laws = obeys(SPLIT)
 
 
 @law("create_ubatch_slices", create_ubatch_slices_calls)

@@ -19,8 +19,8 @@ from custom_engine import (
 )
 
 from conformance.comparison import first_difference, share_memory
+from conformance.laws import as_reference
 from conformance.targets import REFERENCE, TARGETS
-from conformance.test_metadata import as_reference
 from conformance.views import first_view_difference
 from reference import kv_reads, kv_writes
 

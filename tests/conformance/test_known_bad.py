@@ -12,12 +12,12 @@ from known_bad import ENTRIES, KnownBad
 from known_bad.edits import edited
 
 import conformance
-from conformance.checks import Check
+from conformance.checks import Check, checks_in
 from conformance.comparison import Verdict
+from conformance.laws import LAWS
 from conformance.profiles import PROFILES, Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER
-from conformance.strategies import SIZES
 from conformance.targets import TARGETS
 from fast.kernels import block_table
 
@@ -32,9 +32,7 @@ MODULES = [
     importlib.import_module(f"conformance.{path.stem}")
     for path in sorted(Path(conformance.__file__).parent.glob("test_*.py"))
 ]
-CHECKS = [
-    check for module in MODULES for check in vars(module).values() if isinstance(check, Check)
-]
+CHECKS = [check for module in MODULES for _, check in checks_in(vars(module))]
 
 FEWER = Profile("fewer", 20, 6)
 """Enough for the honest ones: a bug that takes more examples is caught by its own check."""
@@ -50,7 +48,7 @@ def checks_of(entry: KnownBad, profile: Profile) -> list[tuple[Check, Callable[[
     return [
         (check, check.bind(target, profile, size, shrink=False))
         for check in found
-        for size in SIZES
+        for size in check.sizes(target)
     ]
 
 
@@ -92,6 +90,8 @@ def test_bad_ones_are_caught(
     record_property("caught by", f"{check.kind.value}: {check.description}")
     record_property("examples", LEDGER.examples[entry.function, entry.target] - before)
     assert is_verdict(error), f"{type(error).__name__}: {error}"
+    if entry.seen_by in LAWS:
+        assert entry.seen_by == check.law
 
 
 def is_verdict(error: Exception) -> bool:

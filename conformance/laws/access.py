@@ -1,0 +1,195 @@
+"""An access relation: which slots the tokens of a batch read and write, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import reference
+from conformance.strategies.batches import Layout
+
+Read: TypeAlias = tuple[int, int, Any]
+"""A token, a key position of its request, the slot in which it finds the key."""
+
+Write: TypeAlias = tuple[int, Any]
+"""A token, the slot in which its own key is put."""
+
+
+class About(enum.Flag):
+    """Which half of the relation is spoken of."""
+
+    READS = enum.auto()
+    WRITES = enum.auto()
+    BOTH = READS | WRITES
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What tokens read and write.
+
+    Attributes:
+        reads: The set of (token, key position, slot).
+        writes: The set of (token, slot), tokens without a slot left out.
+
+    >>> access = Access(frozenset({(0, 0, 5), (1, 0, 5), (1, 1, 8)}), frozenset({(0, 5), (1, 8)}))
+    >>> access.of_tokens({1}).shifted(3)
+    Access(reads={(4, 0, 5), (4, 1, 8)}, writes={(4, 8)})
+    """
+
+    reads: frozenset[Read] = frozenset()
+    writes: frozenset[Write] = frozenset()
+
+    def __repr__(self) -> str:
+        reads, writes = (
+            "{" + ", ".join(map(repr, sorted(half))) + "}" for half in (self.reads, self.writes)
+        )
+        return f"Access(reads={reads}, writes={writes})"
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.writes)
+
+    @property
+    def tokens(self) -> set[int]:
+        """Return the tokens that read or write something."""
+        return {token for token, *_ in self.reads} | {token for token, _ in self.writes}
+
+    @staticmethod
+    def of(
+        metadata: reference.CommonAttentionMetadata, layout: Layout, about: About = About.BOTH
+    ) -> Access:
+        """Return what a metadata means, as `reference` says it.
+
+        Args:
+            metadata: The batch.
+            layout: How its positions lie in blocks, and on which rank.
+            about: The half that is asked for; the other is left empty.
+        """
+        reads: set[Read] = set()
+        if About.READS in about:
+            reads = reference.kv_reads(metadata, layout.block_size, **layout.keywords())
+        writes = reference.kv_writes(metadata) if About.WRITES in about else set()
+        return Access(frozenset(reads), frozenset(writes))
+
+    @staticmethod
+    def union(parts: Iterable[Access]) -> Access:
+        """Return the parts together.
+
+        Raises:
+            AssertionError: Two of them have something in common.
+
+        >>> one, other = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(1, 8)}))
+        >>> Access.union([one, other])
+        Access(reads={}, writes={(0, 5), (1, 8)})
+        >>> Access.union([one, one])
+        Traceback (most recent call last):
+            ...
+        AssertionError: token 0 writes slot 5 in two parts
+        """
+        reads: set[Read] = set()
+        writes: set[Write] = set()
+        for part in parts:
+            twice = Access(part.reads & reads, part.writes & writes)
+            if twice:
+                raise AssertionError(f"{twice.first()} in two parts")
+            reads |= part.reads
+            writes |= part.writes
+        return Access(frozenset(reads), frozenset(writes))
+
+    def renamed(self, names: Mapping[int, int]) -> Access:
+        """Return the same relation under other names of its tokens.
+
+        Raises:
+            AssertionError: A token that has no other name.
+
+        >>> Access(writes=frozenset({(0, 5), (1, 8)})).renamed({0: 7, 1: 3})
+        Access(reads={}, writes={(3, 8), (7, 5)})
+        """
+        unknown = self.tokens - names.keys()
+        if unknown:
+            raise AssertionError(f"token {min(unknown)} is none of the batch's")
+        reads = frozenset((names[token], key, slot) for token, key, slot in self.reads)
+        return Access(reads, frozenset((names[token], slot) for token, slot in self.writes))
+
+    def shifted(self, tokens: int) -> Access:
+        """Return the relation of a piece of a batch that begins at the batch's token `tokens`."""
+        reads = frozenset((token + tokens, key, slot) for token, key, slot in self.reads)
+        return Access(reads, frozenset((token + tokens, slot) for token, slot in self.writes))
+
+    def restricted(self, keeps: Callable[[int, int], bool]) -> Access:
+        """Return the relation with those reads alone whose (token, key position) `keeps` says.
+
+        >>> access = Access(frozenset({(1, 0, 5), (1, 1, 8)}), frozenset({(1, 8)}))
+        >>> access.restricted(lambda token, key: key == token)
+        Access(reads={(1, 1, 8)}, writes={(1, 8)})
+        """
+        return Access(frozenset(read for read in self.reads if keeps(*read[:2])), self.writes)
+
+    def of_tokens(self, tokens: Container[int]) -> Access:
+        """Return what some tokens read and write."""
+        return Access(
+            frozenset(read for read in self.reads if read[0] in tokens),
+            frozenset(write for write in self.writes if write[0] in tokens),
+        )
+
+    def with_keys(self, position: Callable[[int, int], int]) -> Access:
+        """Return the relation with key positions as `position(token, key position)` counts them."""
+        reads = frozenset((token, position(token, key), slot) for token, key, slot in self.reads)
+        return Access(reads, self.writes)
+
+    def in_cache(self, cache: int) -> Access:
+        """Return the relation with slots told apart from those of other groups' caches.
+
+        >>> Access(writes=frozenset({(0, 5)})).in_cache(2)
+        Access(reads={}, writes={(0, (2, 5))})
+        """
+        reads = frozenset((token, key, (cache, slot)) for token, key, slot in self.reads)
+        return Access(reads, frozenset((token, (cache, slot)) for token, slot in self.writes))
+
+    def only(self, about: About) -> Access:
+        """Return one half of the relation, the other left empty."""
+        return Access(
+            self.reads if About.READS in about else frozenset(),
+            self.writes if About.WRITES in about else frozenset(),
+        )
+
+    def first(self) -> str:
+        """Return the first read or write in words.
+
+        >>> Access(frozenset({(1, 0, 5)})).first()
+        'token 1 reads slot 5 for key position 0'
+        """
+        if self.reads:
+            token, key, slot = min(self.reads)
+            return f"token {token} reads {_place(slot)} for key position {key}"
+        token, slot = min(self.writes)
+        return f"token {token} writes {_place(slot)}"
+
+    def must_be(self, wanted: Access) -> None:
+        """Raise where this is not the relation that is wanted.
+
+        Raises:
+            AssertionError: With the first read or write that is too many, or that is missing.
+
+        >>> got, wanted = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(0, 6)}))
+        >>> got.must_be(wanted)
+        Traceback (most recent call last):
+            ...
+        AssertionError: token 0 writes slot 5, but should not; 1 too many, 1 missing
+        """
+        many = Access(self.reads - wanted.reads, self.writes - wanted.writes)
+        missing = Access(wanted.reads - self.reads, wanted.writes - self.writes)
+        if many or missing:
+            first = f"{many.first()}, but should not" if many else f"not so: {missing.first()}"
+            counts = (len(a.reads) + len(a.writes) for a in (many, missing))
+            raise AssertionError("{}; {} too many, {} missing".format(first, *counts))
+
+
+def _place(slot: Any) -> str:
+    """Return a slot in words, that of a cache told apart from others too.
+
+    >>> _place(5), _place((2, 5))
+    ('slot 5', 'slot 5 of group 2')
+    """
+    return f"slot {slot[1]} of group {slot[0]}" if isinstance(slot, tuple) else f"slot {slot}"

@@ -1,0 +1,151 @@
+"""Changes of a batch under which what a function makes of it means the same, or says how not."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Protocol
+
+from conformance.strategies.batches import Batch
+
+
+class Change(Protocol):
+    """A change of a batch."""
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the changed batch."""
+        ...
+
+    def names(self, batch: Batch) -> dict[int, int]:
+        """Return for each token of the changed batch the token of the batch that it was."""
+        ...
+
+
+class _KeepsTokens:
+    """A change that leaves tokens where they stand."""
+
+    def names(self, batch: Batch) -> dict[int, int]:
+        """Return for each token of the changed batch the token of the batch that it was."""
+        return {token: token for token in range(batch.num_tokens)}
+
+
+@dataclasses.dataclass(frozen=True)
+class AsItIs(_KeepsTokens):
+    """No change: the call is made anew of its batch, as calls about changed batches are."""
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the batch."""
+        return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Unpadded(_KeepsTokens):
+    """Without the requests of no tokens at the end, and without padded tokens."""
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the changed batch."""
+        count = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
+        return dataclasses.replace(
+            batch,
+            query_lens=batch.query_lens[:count],
+            num_computed_tokens=batch.num_computed_tokens[:count],
+            rows=batch.rows[:count],
+            num_padding_tokens=0,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(_KeepsTokens):
+    """With more requests of no tokens at the end, and more padded tokens.
+
+    Attributes:
+        stale_lens: The sequence lengths of the padded requests: nothing, or what an old step left.
+        num_tokens: The padded tokens.
+    """
+
+    stale_lens: tuple[int, ...]
+    num_tokens: int
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the changed batch; a padded request lists the null block."""
+        per_block = batch.layout.blocks_per_kv_block
+        rows = [(0,) * (per_block * batch.layout.num_blocks(stale)) for stale in self.stale_lens]
+        return dataclasses.replace(
+            batch,
+            query_lens=batch.query_lens + (0,) * len(self.stale_lens),
+            num_computed_tokens=batch.num_computed_tokens + self.stale_lens,
+            rows=(*batch.rows, *rows),
+            num_padding_tokens=batch.num_padding_tokens + self.num_tokens,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class InOrder:
+    """With its requests in another order.
+
+    Attributes:
+        seed: Of the order.
+    """
+
+    seed: int
+
+    def order(self, batch: Batch) -> list[int]:
+        """Return the old positions of the requests, by the new ones."""
+        order = list(range(batch.num_reqs))
+        random.Random(self.seed).shuffle(order)  # noqa: S311  # no secret
+        return order
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the changed batch."""
+        return in_order(batch, self.order(batch))
+
+    def names(self, batch: Batch) -> dict[int, int]:
+        """Return for each token of the changed batch the token of the batch that it was."""
+        return names_in_order(batch, self.order(batch))
+
+
+def in_order(batch: Batch, order: list[int]) -> Batch:
+    """Return a batch with its requests in another order: their old positions, by the new ones."""
+    return dataclasses.replace(
+        batch,
+        query_lens=tuple(batch.query_lens[i] for i in order),
+        num_computed_tokens=tuple(batch.num_computed_tokens[i] for i in order),
+        rows=tuple(batch.rows[i] for i in order),
+    )
+
+
+def names_in_order(batch: Batch, order: list[int]) -> dict[int, int]:
+    """Return for each token of a batch in another order the token of the batch that it was."""
+    old = [batch.starts[i] + j for i in order for j in range(batch.query_lens[i])]
+    return dict(enumerate(old))
+
+
+@dataclasses.dataclass(frozen=True)
+class OnRank(_KeepsTokens):
+    """As another context-parallel rank sees it.
+
+    Attributes:
+        rank: The rank.
+    """
+
+    rank: int
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the changed batch."""
+        return dataclasses.replace(
+            batch, layout=dataclasses.replace(batch.layout, cp_rank=self.rank)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class InManagersBlocks(_KeepsTokens):
+    """With a table of the manager's blocks, where it was one of the kernel's pieces of them."""
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the changed batch."""
+        per_block = batch.layout.blocks_per_kv_block
+        return dataclasses.replace(
+            batch,
+            layout=dataclasses.replace(batch.layout, kernel_block_size=None),
+            rows=tuple(tuple(b // per_block for b in row[::per_block]) for row in batch.rows),
+        )

@@ -1,0 +1,117 @@
+"""The tests of laws: one for each function and each law that its contract names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from conformance.checks import Check, Checks
+from conformance.contracts import Call, Contract
+from conformance.laws.access import About
+from conformance.laws.law import LAWS, PAIRS, Law
+from conformance.laws.meaning import Meaning
+from conformance.laws.trial import Trial
+from conformance.profiles import Kind
+from conformance.report import render
+from conformance.situations import situations_met
+from conformance.strategies.presets import Preset
+from conformance.targets import REFERENCE, Target
+
+
+class Broken(AssertionError):  # noqa: N818  # it is a verdict about a target, not a program's error
+    """A law that a target breaks.
+
+    Args:
+        trial: The call, shrunk, and the target.
+        law: The law.
+        how: What contradicts it.
+    """
+
+    def __init__(self, trial: Trial, law: Law, how: str) -> None:
+        call = trial.call
+        lines = [
+            f"{call.function} on {trial.target.name} breaks {law.name}: {law.statement}",
+            f"    {how}",
+            render(call),
+        ]
+        if trial.meaning.groups is not None:
+            for group, batch in enumerate(trial.batches):
+                seen = Call("", {"metadata": batch.metadata()})
+                lines += [f"    group {group}, block size {batch.layout.block_size}:", render(seen)]
+        super().__init__("\n".join(lines))
+
+
+def obeys(contract: Contract) -> Checks:
+    """Return the checks of the laws that a contract names, one for each.
+
+    Args:
+        contract: What is stated about a function; its `meaning` says how the function speaks of a
+            batch.
+
+    Returns:
+        A check for each law, which is a test of its own: `test_x_laws[host-minimal-LAW]`.
+
+    Raises:
+        ValueError: The contract names no law, one twice, or one that is not there, or it lacks the
+            `meaning`.
+    """
+    unknown = [name for name in contract.laws if name not in LAWS]
+    if unknown or len(set(contract.laws)) < len(contract.laws) or not contract.laws:
+        wrong = f"laws {', '.join(unknown)}, unknown" if unknown else f"laws {contract.laws}"
+        raise ValueError(
+            f"{contract.function} names {wrong}; it should name some, each once, of "
+            f"{', '.join(LAWS)}"
+        )
+    if contract.meaning is None:
+        raise ValueError(f"{contract.function} names laws, but has no meaning")
+    meaning = contract.meaning
+    checks = tuple(_check(contract, meaning, LAWS[name]) for name in contract.laws)
+    return Checks(contract.function, checks)
+
+
+def _check(contract: Contract, meaning: Meaning, law: Law) -> Check:
+    about = law.about & meaning.tells
+    calls = meaning.calls or contract.calls
+
+    def examples(preset: Preset) -> SearchStrategy[_Case]:
+        return st.builds(_Case, calls(preset), law.choices)
+
+    def trial(target: Target, case: _Case) -> Trial:
+        return Trial(target, case.call, meaning, law.about, case.choice)
+
+    def body(target: Target, case: _Case) -> None:
+        __tracebackhide__ = True
+        tried = trial(target, case)
+        try:
+            law.body(tried)
+        except AssertionError as error:
+            raise Broken(tried, law, str(error)) from error
+
+    body.__name__ = law.name
+    return Check(
+        contract.function,
+        Kind.LAW,
+        examples,
+        body,
+        f"{contract.function} obeys: {law.statement}",
+        list(law.situations),
+        lambda case: situations_met(trial(REFERENCE, case), law.situations),
+        contract.has_kernel and law.in_simulator,
+        presets=law.presets or (PAIRS if About.READS in about else None),
+        law=law.name,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """A call, and what a law chose besides."""
+
+    call: Call
+    choice: Any
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Leave the call to the report, which tells it better than Hypothesis can."""
+        printer.text("the call above" if self.choice is None else f"the call above, {self.choice}")

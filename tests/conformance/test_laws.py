@@ -1,0 +1,223 @@
+"""Laws: what each sees, what it says of it, and that no function of a batch is without any."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from known_bad.laws import SEEN_BY_LAWS
+
+import conformance
+import fast
+from conformance.checks import Checks, checks_in
+from conformance.contracts import Call, Contract
+from conformance.laws import LAWS, About, Access, Broken, Change, Meaning, Reader, about, obeys
+from conformance.laws.changes import (
+    AsItIs,
+    InManagersBlocks,
+    InOrder,
+    OnRank,
+    Padded,
+    Unpadded,
+)
+from conformance.profiles import PROFILES
+from conformance.situations import LEDGER
+from conformance.strategies.batches import Batch, Layout
+from conformance.targets import TARGETS, Target
+
+OF_BATCHES = (
+    *("attn_metadata", "batch_order", "block_table", "causal_conv1d", "context_parallel"),
+    *("fast_prefill", "local_attention", "metadata", "slots", "ubatch"),
+)
+"""The modules whose functions take or make a batch."""
+
+LAWLESS = {"CommonAttentionMetadata.validate": "it answers nothing"}
+"""Functions of a batch that obey no law, and why."""
+
+MODULES = {
+    path.stem.removeprefix("test_"): importlib.import_module(f"conformance.{path.stem}")
+    for path in sorted(Path(conformance.__file__).parent.glob("test_*.py"))
+}
+
+BATCH = Batch((2, 0, 1), (1, 4, 0), Layout(2), ((5, 9), (7, 3), (4,)), num_padding_tokens=1)
+
+
+def contracts_in(module: ModuleType) -> list[Contract]:
+    """Return the contracts that a conformance module states."""
+    return [value for value in vars(module).values() if isinstance(value, Contract)]
+
+
+def laws_in(module: ModuleType) -> set[tuple[str, str]]:
+    """Return the functions and laws of which a conformance module makes tests."""
+    return {(check.function, check.law) for _, check in checks_in(vars(module)) if check.law}
+
+
+@pytest.mark.parametrize("module", OF_BATCHES)
+def test_functions_of_a_batch_name_laws(module: str) -> None:
+    """Each of their contracts names some, but for those that are listed here with a reason."""
+    without = {contract.function for contract in contracts_in(MODULES[module]) if not contract.laws}
+    assert without <= LAWLESS.keys()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_laws_that_are_named_are_tested(module: str) -> None:
+    """A contract that names laws is handed to `obeys` in its module."""
+    named = {(c.function, law) for c in contracts_in(MODULES[module]) for law in c.laws}
+    assert named == laws_in(MODULES[module])
+
+
+def test_each_law_is_obeyed_and_broken() -> None:
+    """Each law is named by a function, and seen by it is a known-bad implementation."""
+    obeyed = {law for module in MODULES.values() for _, law in laws_in(module)}
+    assert LAWS.keys() == obeyed
+    assert LAWS.keys() == {entry.seen_by for entry in SEEN_BY_LAWS}
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=lambda law: law.name)
+def test_laws_can_be_read(law: object) -> None:
+    """A law's statement is one sentence, and its situations carry its name."""
+    assert LAWS[law.name] is law
+    assert re.fullmatch(r"[A-Z][^.]*\.", law.statement)
+    assert law.situations
+    assert all(name.startswith(f"{law.name}: ") for name in law.situations)
+
+
+def _positions(reader: Reader, call: Call) -> Iterator[Access]:
+    slots = reader.answer(call).tolist()
+    yield Access(writes=frozenset(enumerate(slots)))
+
+
+def _asking(call: Call, change: Change) -> Call:
+    batch = change.of(call.facts)
+    return about(call, batch, seq_lens=np.array([*range(batch.num_tokens)], np.int32), dcp_rank=0)
+
+
+TOY = Contract(
+    "get_dcp_local_seq_lens",
+    lambda _: st.just(_asking(Call("get_dcp_local_seq_lens", {}, BATCH), AsItIs())),
+    {},
+    laws=("slots_are_distinct", "padding_adds_nothing"),
+    meaning=Meaning(_positions, _asking, tells=About.WRITES),
+)
+"""The positions of tokens, taken for their slots."""
+
+
+def answering(function: object) -> Target:
+    """Return a target that has one function and no more."""
+    module = ModuleType("toy")
+    module.get_dcp_local_seq_lens = function  # type: ignore[attr-defined]
+    return Target("toy", module)
+
+
+def test_obeyed_laws_pass_and_count() -> None:
+    """A target that obeys passes; examples and the laws' own situations count."""
+    checks = obeys(TOY)
+    assert TOY.laws == tuple(check.law for check in checks.checks)
+    checks.bind(answering(fast.get_dcp_local_seq_lens), PROFILES["dev"], "minimal")()
+    assert LEDGER.examples[TOY.function, "toy"] >= 2
+    assert LEDGER.met[TOY.function, "slots_are_distinct: several tokens"]
+
+
+def test_a_broken_law_is_told() -> None:
+    """The report names function, target and law, states it, and says what contradicts it."""
+    check = obeys(TOY).checks[0]
+    with pytest.raises(Broken) as caught:
+        check.bind(
+            answering(lambda seq_lens, **_: seq_lens * 0), PROFILES["dev"], "minimal", shrink=False
+        )()
+    assert str(caught.value).splitlines() == [
+        f"get_dcp_local_seq_lens on toy breaks slots_are_distinct: {LAWS[check.law].statement}",
+        "    slot 0 is given to 3 tokens",
+        "    seq_lens = [0, 1, 2]",
+        "    dcp_rank = 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"laws": ()}, r"get_dcp_local_seq_lens names laws \(\); it should name some, each once"),
+        (
+            {"laws": ("slots_are_distinct", "murphys")},
+            "names laws murphys, unknown; it should name some, each once, of slots_are_distinct, ",
+        ),
+        ({"laws": ("ranks_partition",) * 2}, "names laws .*; it should name some, each once"),
+        ({"meaning": None}, "get_dcp_local_seq_lens names laws, but has no meaning"),
+    ],
+)
+def test_bad_lists_of_laws_are_refused(fields: dict[str, object], message: str) -> None:
+    """No law, one that is not there, one named twice, and laws without a meaning are refused."""
+    with pytest.raises(ValueError, match=message):
+        obeys(dataclasses.replace(TOY, **fields))
+
+
+def test_sizes_without_examples_make_no_test() -> None:
+    """A law of small batches has no large test; one that lists no pairs has both."""
+    sizes = {check.law: check.sizes(TARGETS["host"]) for check in obeys(TOY).checks}
+    assert {"slots_are_distinct": ["minimal", "real"], "padding_adds_nothing": ["minimal"]} == sizes
+
+
+def test_checks_are_found_by_name() -> None:
+    """The checks of a module are those under names that begin with `test_`, laws one by one."""
+    checks = obeys(TOY)
+    assert isinstance(checks, Checks)
+    found = checks_in({"test_laws": checks, "laws": checks, "test_other": 3})
+    assert [("test_laws", law) for law in TOY.laws] == [(name, check.law) for name, check in found]
+
+
+def test_padding_comes_and_goes() -> None:
+    """Padding stands behind the batch, and nothing of the batch is taken for padding."""
+    padded = Padded((0, 5), 2).of(BATCH)
+    assert ((2, 0, 1, 0, 0), (1, 4, 0, 0, 5)) == (padded.query_lens, padded.num_computed_tokens)
+    assert ((), (0, 0, 0)) == padded.rows[3:]
+    assert 3 == padded.num_padding_tokens
+    bare = Unpadded().of(padded)
+    assert dataclasses.replace(BATCH, num_padding_tokens=0) == bare
+    assert {0: 0, 1: 1, 2: 2} == Padded((0,), 1).names(BATCH) == Unpadded().names(BATCH)
+
+
+def test_another_order_renames() -> None:
+    """A reordered batch has the requests' own rows and contexts, and says whose its tokens are."""
+    change = next(change for change in map(InOrder, range(99)) if change.order(BATCH) == [2, 0, 1])
+    after = change.of(BATCH)
+    assert ((1, 2, 0), (0, 1, 4)) == (after.query_lens, after.num_computed_tokens)
+    assert ((4,), (5, 9), (7, 3)) == after.rows
+    assert {0: 2, 1: 0, 2: 1} == change.names(BATCH)
+
+
+def test_layouts_change() -> None:
+    """On another rank only the rank is another; the manager's blocks hold the kernel's pieces."""
+    layout = Layout(4, kernel_block_size=2, cp_world_size=3)
+    batch = dataclasses.replace(BATCH, layout=layout, rows=((10, 11, 4, 5), (), (6, 7)))
+    ranked, whole = OnRank(2).of(batch), InManagersBlocks().of(batch)
+    assert dataclasses.replace(layout, cp_rank=2) == ranked.layout
+    assert batch.rows == ranked.rows
+    assert ((5, 2), (), (3,)) == whole.rows
+    assert dataclasses.replace(layout, kernel_block_size=None) == whole.layout
+
+
+def test_a_relation_is_told_by_its_first_difference() -> None:
+    """What is too many is told before what is missing, reads before writes."""
+    one = Access(frozenset({(0, 0, 5)}), frozenset({(0, 5)}))
+    other = Access(frozenset({(0, 0, 5)}), frozenset({(0, 6)}))
+    one.must_be(one)
+    with pytest.raises(AssertionError, match=r"^token 0 writes slot 6, but should not; 1 too many"):
+        other.must_be(one)
+    with pytest.raises(AssertionError, match=r"^not so: token 0 reads slot 5 for key position 0; "):
+        Access().must_be(one)
+    with pytest.raises(AssertionError, match=r"^token 0 is none of the batch's"):
+        one.renamed({1: 0})
+
+
+def test_what_means_nothing_is_a_broken_law() -> None:
+    """A metadata that is not valid is told as an answer that means nothing."""
+    metadata = dataclasses.replace(BATCH.metadata(), num_reqs=7)
+    with pytest.raises(AssertionError, match=r"^the answer means nothing: query_start_loc has 4"):
+        Reader(TARGETS["host"]).access(metadata, BATCH.layout)
