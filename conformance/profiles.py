@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from hypothesis import HealthCheck, Phase, settings
+import hypothesis
+from hypothesis import HealthCheck, Phase
 
 
 class Kind(enum.Enum):
@@ -18,6 +19,13 @@ class Kind(enum.Enum):
     SAME_ANSWER = "same answer"
     SAME_REFUSAL = "same refusal"
     LAW = "law"
+    LIFE = "a life"
+
+
+STEPS_OF_A_LIFE = 30
+"""Steps of a state machine's run, its setup apart."""
+LIVES_FOR_A_LARGE_ONE = 4
+"""Lives with blocks of an engine's sizes show little that small ones do not, and take longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Profile:
         is_random: Whether each run draws new examples.
         seed: What the draws of all checks come from; None for a new one each time.
         judges_situations: Whether a situation that no example met fails the run.
+        lives: Runs of the state machine, of small sizes.
+        simulated_lives: Likewise, where kernels run in the simulator.
     """
 
     name: str
@@ -39,8 +49,10 @@ class Profile:
     is_random: bool = False
     judges_situations: bool = True
     seed: int | None = 0
+    lives: int = 20
+    simulated_lives: int = 5
 
-    def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> settings:
+    def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> hypothesis.settings:
         """Return Hypothesis' settings for one check.
 
         Args:
@@ -52,11 +64,35 @@ class Profile:
             Settings that leave nothing to the machine's own Hypothesis profile or to `CI`.
         """
         plenty = kind is Kind.SAME_ANSWER and not simulated
+        number = self.same_answer_examples if plenty else self.other_examples
+        return self._settings(number, shrink=shrink)
+
+    def life_settings(
+        self, *, simulated: bool, large: bool, shrink: bool = True
+    ) -> hypothesis.settings:
+        """Return Hypothesis' settings for a state machine.
+
+        Args:
+            simulated: Whether its kernels run in the simulator.
+            large: Whether its blocks are as large as engines'.
+            shrink: Whether a failing run is made short before it is reported.
+
+        Returns:
+            Settings, of the machine's setup and so many steps.
+        """
+        number = self.simulated_lives if simulated else self.lives
+        number = max(number // LIVES_FOR_A_LARGE_ONE, 1) if large else number
+        return hypothesis.settings(
+            self._settings(number, shrink=shrink), stateful_step_count=STEPS_OF_A_LIFE + 1
+        )
+
+    def _settings(self, max_examples: int, *, shrink: bool) -> hypothesis.settings:
+        """Return settings for so many examples."""
         phases = [Phase.explicit, Phase.generate]
         if shrink:
             phases.append(Phase.shrink)
-        return settings(
-            max_examples=self.same_answer_examples if plenty else self.other_examples,
+        return hypothesis.settings(
+            max_examples=max_examples,
             derandomize=not self.is_random,
             database=None,
             deadline=None,
@@ -70,8 +106,10 @@ class Profile:
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("dev", 25, 25, judges_situations=False),
+        Profile("dev", 25, 25, judges_situations=False, lives=3, simulated_lives=1),
         Profile("default", 200, 50),
-        Profile("nightly", 10_000, 10_000, is_random=True, seed=None),
+        Profile(
+            "nightly", 10_000, 10_000, is_random=True, seed=None, lives=1000, simulated_lives=100
+        ),
     )
 }

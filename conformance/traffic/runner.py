@@ -7,6 +7,7 @@ runners that were given the same steps must have had the same results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -16,16 +17,19 @@ from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
 from conformance.traffic.coordinates import coordinates_of
 from conformance.traffic.fast_prefill import FastPrefill, make_fast_prefill
-from conformance.traffic.input_batch import InputBatch, RequestSlots
+from conformance.traffic.input_batch import InputBatch
 from conformance.traffic.layers import build_for_layers, deploy_small
 from conformance.traffic.locate import Coordinates
 from conformance.traffic.mm_budget import make_budget
+from conformance.traffic.rows import TableRows
 from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
 from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.deployment import Deployment
+from conformance.zoo.groups import CacheGroup
 from conformance.zoo.model import Model
 from conformance.zoo.observation import observe
+from conformance.zoo.serving import Serving
 
 STEPS_BETWEEN_DUMMY_RUNS = 16
 SHORT_EXTEND_TOKENS = 64
@@ -46,12 +50,15 @@ class Runner:
         model: Which is served.
         device: Of the implementation's tensors; None where arrays are NumPy's.
         settings: Of the engine.
+        groups: KV cache groups that take blocks, in place of the model's own.
+        deploy: Deploys the model at the first step.
 
     Attributes:
         deployment: The model's caches, backends and builders; None before the first step.
         call: The calls of the implementation, with their time.
         results: What the last step has come to; on an exception, as far as it came.
         batch: The last step's batch, None before it is put together.
+        rows: Of the block tables, with what the last step did to them.
 
     Example:
         >>> import reference
@@ -72,18 +79,21 @@ class Runner:
         *,
         device: str | None = None,
         settings: Settings | None = None,
+        groups: tuple[CacheGroup, ...] | None = None,
+        deploy: Callable[[Calls, Serving], Deployment] = deploy_small,
     ) -> None:
         self.settings = Settings() if settings is None else settings
         self.call = Calls(implementation, device)
         self.results: dict[str, Answer] = {}
         self.batch: Batch | None = None
         self.deployment: Deployment | None = None
+        self._deploy = deploy
         self._serving = self.settings.serving(model)
-        self._groups = self.settings.cache_groups(model)
+        self._groups = self.settings.cache_groups(model) if groups is None else groups
         self._buffers: Buffers | None = None
         self._fast_prefill: FastPrefill | None = None
         max_num_reqs = self.settings.padded(self.settings.max_num_seqs)
-        self._slots = RequestSlots(max_num_reqs)
+        self.rows = TableRows(self._on_tables, max_num_reqs, len(self._groups))
         self._input_batch = InputBatch(max_num_reqs)
         self._coordinates: dict[str, Coordinates] = {}
 
@@ -101,7 +111,7 @@ class Runner:
         self.batch = None
         self._coordinates = {"": Coordinates(list(step.num_scheduled_tokens))}
         if self.deployment is None:
-            self.deployment = deploy_small(self.call, self._serving)
+            self.deployment = self._deploy(self.call, self._serving)
             self.results["deployment"] = observe(self.call, self.deployment)
             self._fast_prefill = make_fast_prefill(self.call, self.deployment)
             self.results["fast_prefill"] = self._fast_prefill.attn_groups
@@ -109,8 +119,8 @@ class Runner:
         if step.index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
         compacts = step.index % 2 == 0
-        self._free_rows(step, compacts=compacts)
-        self._append_block_ids(step)
+        self.rows.free(step, compacts=compacts)
+        self.rows.append(step)
         self._show_rows("rows")
         self._order(step, swaps_rows=compacts)
         self.batch = self._make_batch(step)
@@ -155,34 +165,6 @@ class Runner:
         self.results["cleared_block_tables"] = [_copy(table) for table in persistent.all_tables]
         self.results["cleared_slot_mappings"] = _copy(persistent.all_slots)
 
-    def _free_rows(self, step: Step, *, compacts: bool) -> None:
-        """Free the slots of requests that left, and close the holes when rows are compacted."""
-        for req_id in (*step.finished_ids, *step.preempted_ids):
-            row = self._slots.remove(req_id)
-            if compacts:
-                self._on_tables("clear_row", row)
-        while compacts and (move := self._slots.next_move()) is not None:
-            self._slots.move(*move)
-            self._on_tables("move_row", *move)
-
-    def _append_block_ids(self, step: Step) -> None:
-        """Give the step's requests their new blocks, newcomers a slot as well."""
-        for req_id in (*step.new_ids, *step.resumed_ids):
-            self._slots.add(req_id)
-        cu_num_new_blocks = [[0] for _ in self._groups]
-        new_block_ids: list[list[int]] = [[] for _ in self._groups]
-        for ids_by_group in step.new_block_ids.values():
-            for group, ids in enumerate(ids_by_group):
-                new_block_ids[group].extend(ids)
-                cu_num_new_blocks[group].append(len(new_block_ids[group]))
-        self._on_tables(
-            "append_block_ids",
-            [self._slots.slot_of(req_id) for req_id in step.new_block_ids],
-            cu_num_new_blocks,
-            new_block_ids,
-            [step.overwrite[req_id] for req_id in step.new_block_ids],
-        )
-
     def _order(self, step: Step, *, swaps_rows: bool) -> None:
         """Bring the batch into the order that attention backends want, and a copy into another."""
         self._input_batch.on_swap = self._swap_rows if swaps_rows else None
@@ -209,7 +191,7 @@ class Runner:
         """Gather every request slot, the free ones too, as a result."""
         tables = self._on_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
-        self._coordinates[name] = Coordinates(list(self._slots.last_req_ids))
+        self._coordinates[name] = Coordinates(list(self.rows.slots.last_req_ids))
 
     def _own_places(self, name: str) -> None:
         """Say of a list of requests that each place is the request's that stands there."""
@@ -218,9 +200,7 @@ class Runner:
 
     def _swap_rows(self, i: int, j: int) -> None:
         """Swap the rows of the requests at two positions of the batch."""
-        a, b = (self._slots.slot_of(self._input_batch.req_ids[k]) for k in (i, j))
-        self._slots.swap(a, b)
-        self._on_tables("swap_rows", a, b)
+        self.rows.swap(self._input_batch.req_ids[i], self._input_batch.req_ids[j])
 
     def _make_batch(self, step: Step) -> Batch:
         """Gather the batch and put its metadata together, padded for a CUDA graph."""
@@ -229,7 +209,7 @@ class Runner:
         computed = self._input_batch.num_computed_tokens_cpu[: len(req_ids)]
         num_padded_reqs = self.settings.padded(len(req_ids))
         num_padded_tokens = self.settings.padded(int(query_lens.sum()))
-        slots = [self._slots.slot_of(req_id) for req_id in req_ids]
+        slots = [self.rows.slots.slot_of(req_id) for req_id in req_ids]
         persistent.fill(slots, query_lens, computed, num_padded_reqs)
         positions = persistent.to_device(persistent.positions, num_padded_tokens)
         metadata = self._make_metadata(len(req_ids), num_padded_reqs, positions)

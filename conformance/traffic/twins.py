@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -10,12 +11,17 @@ import torch
 import fast
 import reference
 from conformance.comparison import Difference, Verdict, first_difference
+from conformance.traffic.layers import deploy_small
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
+from conformance.zoo.calls import Calls
+from conformance.zoo.deployment import Deployment
+from conformance.zoo.groups import CacheGroup
 from conformance.zoo.model import Model
 from conformance.zoo.observation import first_memory_difference
+from conformance.zoo.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,12 @@ class Twins:
         settings: Of the engine.
         implementation: What is compared with `reference`.
         device: Of its arrays.
+        groups: KV cache groups that take blocks, in place of the model's own.
+        deploy: Deploys the model at the first step.
 
     Attributes:
+        expected: The runner of `reference`.
+        actual: That of the other implementation.
         seconds: For each step that was run, the time spent in the two implementations' functions.
 
     Example:
@@ -69,12 +79,16 @@ class Twins:
         *,
         implementation: ModuleType = fast,
         device: str = "cpu",
+        groups: tuple[CacheGroup, ...] | None = None,
+        deploy: Callable[[Calls, Serving], Deployment] = deploy_small,
     ) -> None:
         self.seconds: list[tuple[float, float]] = []
         self._device = device
         self._has_compared_memory = False
-        self._expected = Runner(reference, model, settings=settings)
-        self._actual = Runner(implementation, model, device=device, settings=settings)
+        self.expected = Runner(reference, model, settings=settings, groups=groups, deploy=deploy)
+        self.actual = Runner(
+            implementation, model, device=device, settings=settings, groups=groups, deploy=deploy
+        )
 
     def execute(self, step: Step) -> Mismatch | None:
         """Run a step in both.
@@ -85,29 +99,29 @@ class Twins:
         Returns:
             The first difference, None where there is none.
         """
-        before = self._expected.call.seconds, self._actual.call.seconds
-        expected_error = _execute(self._expected, step)
-        actual_error = _execute(self._actual, step)
+        before = self.expected.call.seconds, self.actual.call.seconds
+        expected_error = _execute(self.expected, step)
+        actual_error = _execute(self.actual, step)
         if self._device != "cpu":
             torch.cuda.synchronize(self._device)
-        after = self._expected.call.seconds, self._actual.call.seconds
+        after = self.expected.call.seconds, self.actual.call.seconds
         self.seconds.append((after[0] - before[0], after[1] - before[1]))
         difference = self._first_difference() or self._first_difference_of_memory()
         if difference is None:
             difference = self._difference_of_outcomes(expected_error, actual_error)
         if difference is None:
             return None
-        coordinates = self._expected.coordinates(self._expected.results)
+        coordinates = self.expected.coordinates(self.expected.results)
         req_ids = locate(difference.path, difference.index, coordinates)
         return Mismatch(step.index, difference, req_ids)
 
     def _first_difference(self) -> Difference | None:
         """Compare result by result, in the order in which they were computed."""
-        for name, expected in self._expected.results.items():
-            if name not in self._actual.results:
+        for name, expected in self.expected.results.items():
+            if name not in self.actual.results:
                 return None  # an exception came first
             difference = first_difference(
-                expected, self._actual.results[name], name, torch.device(self._device).type
+                expected, self.actual.results[name], name, torch.device(self._device).type
             )
             if difference is not None:
                 return difference
@@ -115,7 +129,7 @@ class Twins:
 
     def _first_difference_of_memory(self) -> Difference | None:
         """Compare where the caches lie, once they are allocated."""
-        expected, actual = self._expected.deployment, self._actual.deployment
+        expected, actual = self.expected.deployment, self.actual.deployment
         if self._has_compared_memory or expected is None or actual is None:
             return None
         self._has_compared_memory = True
@@ -127,7 +141,7 @@ class Twins:
         """Compare what was raised. A scheduler's steps are valid, so nothing should be."""
         if expected is None and actual is None:
             return None
-        raising = self._expected if actual is None else self._actual
+        raising = self.expected if actual is None else self.actual
         got = "an answer" if actual is None else repr(actual)
         wanted = "an answer" if expected is None else repr(expected)
         if type(expected) is type(actual):

@@ -90,7 +90,9 @@ def test_the_twins_agree_in_odd_engines(settings: Settings) -> None:
 
 
 NOT_A_WORKERS = {
-    *("kv_reads", "kv_writes"),
+    # What a batch means, and what attention computes of it.
+    *("kv_reads", "kv_writes", "dense_attention", "paged_attention"),
+    *("merge_attention_states", "write_kv_cache"),
     # Bases, and what functions return.
     *("AttentionCGSupport", "AttentionSpec", "KVCacheSpec", "KVCacheLayoutType"),
     "PerLayerParameters",

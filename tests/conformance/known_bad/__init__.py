@@ -1,5 +1,6 @@
 """Plausible wrong implementations, each of which the conformance run must catch."""
 
+from known_bad.attention import ATTENTION
 from known_bad.attention_groups import ATTENTION_GROUPS
 from known_bad.attention_layers import ATTENTION_LAYERS
 from known_bad.attn_metadata import ATTN_METADATA
@@ -18,7 +19,9 @@ from known_bad.kv_binding import KV_BINDING
 from known_bad.kv_cache import KV_CACHE
 from known_bad.kv_cache_spec import KV_CACHE_SPEC
 from known_bad.kv_views import KV_VIEWS
+from known_bad.laws import SEEN_BY_LAWS
 from known_bad.layer_params import LAYER_PARAMS
+from known_bad.life import LIFE
 from known_bad.local_attention import LOCAL_ATTENTION
 from known_bad.memory import MEMORY
 from known_bad.metadata import METADATA
@@ -49,18 +52,21 @@ ENTRIES: list[KnownBad] = [
     *KV_BINDING,
     *DEVICE,
     *KERNELS,
+    *ATTENTION,
     *ATTENTION_GROUPS,
     *ATTENTION_LAYERS,
     *ATTN_METADATA,
     *BACKEND,
     *BUILDERS,
     *LAYER_PARAMS,
+    *SEEN_BY_LAWS,
     *FAST_PREFILL,
     *SPEC_DECODE,
     *CAUSAL_CONV1D,
     *MULTIMODAL,
     *MM_BUDGET,
     *SEQUENCE_PARALLEL,
+    *LIFE,
 ]
 
 __all__ = ["ENTRIES", "KnownBad"]
