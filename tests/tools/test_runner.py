@@ -1,0 +1,201 @@
+"""The runner: its models give what `generate` gives, and a wrong slot is found."""
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fast
+from tools.runner import command_line
+from tools.runner.settings import MODEL_NAMES
+
+FOLDER = Path(command_line.__file__).parent
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="needs transformers: pip install -e '.[runner]'",
+)
+
+
+@pytest.fixture(autouse=True)
+def same_settings_of_torch() -> Iterator[None]:
+    """Leave torch as many threads and the precision that it had."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+def read_table(printed: str) -> dict[str, list[str]]:
+    """Read the cells of a printed table by their row's heading."""
+    rows = [line.strip("│ ").split("│") for line in printed.splitlines() if line.startswith("│")]
+    return {heading.strip(): [cell.strip() for cell in cells] for heading, *cells in rows}
+
+
+@needs_transformers
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_every_token_is_that_of_generate(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each model serves whole batches and micro-batches in checked mode, and preempts."""
+    with fast.checks(True):
+        assert 0 == command_line.main(["--model", model, "--requests", "10", "--seed", "1"])
+    printed = capsys.readouterr().out
+    [num_tokens] = re.findall(rf"{model}: 10 requests, (\d+) new tokens", printed)
+    table = read_table(printed)
+    assert ["10", "10"] == table["requests finished"]
+    assert [num_tokens] * 2 == table["new tokens as of generate"]
+    assert ["yes", "yes"] == table["all equal"]
+    for row in ("steps", "preemptions"):
+        assert min(map(int, table[row])) > 0
+    for row in ("steps in micro-batches", "requests cut by these"):
+        whole, in_two = table[row]
+        assert "0" == whole
+        assert int(in_two) > 10
+
+
+@needs_transformers
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_blocks_lie_as_the_layout_says(layout: fast.KVCacheLayoutType) -> None:
+    """Five micro-batches, and either order of tokens and heads in memory."""
+    fast.set_kv_cache_layout(layout)
+    try:
+        arguments = ["--model", "gemma, llama-chunked", "--requests", "4", "--micro-batches", "5"]
+        assert 0 == command_line.main(arguments)
+    finally:
+        fast.set_kv_cache_layout(None)
+
+
+@needs_transformers
+@pytest.mark.parametrize("model", MODEL_NAMES)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_wrong_slot_is_found(
+    model: str, micro_batches: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One token in the slot behind its own ends the run, with the request and the token."""
+    arguments = f"--model {model} --requests 8 --wrong-slot 8 --micro-batches {micro_batches}"
+    assert 1 == command_line.main(arguments.split())
+    *_, put, line = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"put wrong in .*: step 8: the slot of request-\d+'s token \d+ is one too far", put
+    )
+    name = model if micro_batches == 1 else f"{model}, {micro_batches} micro-batches"
+    assert re.fullmatch(rf"{name}: request-\d+: token \d+ is \d+, but generate gives \d+", line)
+
+
+@needs_transformers
+def test_layers_that_share_a_cache_compute_the_wanted_tokens_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a prefill the last layers are given one token of each request, padded; before it, all."""
+    attention = importlib.import_module("tools.runner.attention")
+    query_lens: list[int] = []
+    attend = attention.PagedAttentionImpl.forward
+
+    def record(impl: Any, query: torch.Tensor, *rest: Any) -> torch.Tensor:  # noqa: ANN401  # the method's place
+        query_lens.append(len(query))
+        return attend(impl, query, *rest)
+
+    monkeypatch.setattr(attention.PagedAttentionImpl, "forward", record)
+    arguments = "--model gemma-shared --requests 2 --micro-batches 1"
+    assert 0 == command_line.main(arguments.split())
+    by_step = [query_lens[at : at + 6] for at in range(0, len(query_lens), 6)]
+    assert [64, 64, 64, 64, 4, 4] in by_step
+    assert [8] * 6 in by_step  # a decode
+
+
+@needs_transformers
+def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the last step nothing can be put wrong, and the run says so."""
+    arguments = "--model llama --requests 1 --micro-batches 1 --wrong-slot 99999"
+    assert 0 == command_line.main(arguments.split())
+    assert "no slot was put wrong: no step from 99999 on has a token that suits" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--model gpt-5", "argument --model: no model 'gpt-5', expected some of llama, gemma"),
+        ("--model llama,", "argument --model: no model '', expected some of llama, gemma"),
+        ("--requests 0", "argument --requests: '0' is not at least 1"),
+        ("--seed -1", "argument --seed: '-1' is no whole number"),
+        ("--wrong-slot x", "argument --wrong-slot: 'x' is no whole number"),
+        ("--device tpu", "argument --device: invalid choice: 'tpu'"),
+        ("--micro-batches 65", "argument --micro-batches: 65 is more than the 64 tokens of a step"),
+        ("--steps 1", "unrecognized arguments: --steps 1"),
+    ],
+)
+def test_a_wrong_call_is_one_line(
+    arguments: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What cannot be used ends with status 2 and one line that says why."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.main(arguments.split())
+    assert 2 == exit_info.value.code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m tools.runner: ")
+    assert message in line
+
+
+def test_a_device_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU there is no serving on one."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.main(["--device", "cuda"])
+    assert 2 == exit_info.value.code
+    line = "python -m tools.runner: argument --device: there is no CUDA device\n"
+    assert line == capsys.readouterr().err
+
+
+def test_without_transformers_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The extra that brings the models is named, and nothing was imported from them before."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.main([])
+    assert 2 == exit_info.value.code
+    [line] = capsys.readouterr().err.splitlines()
+    assert "transformers" in line
+    assert line.endswith("pip install -e '.[runner]'")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_it_knows_fast_alone(path: Path) -> None:
+    """No module of the runner imports the twin, the harness, or a tool that knows them."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert 0 == node.level
+            imported.add(node.module or "")
+    ours = {name for name in imported if name.split(".")[0] in ("tools", "fast")}
+    assert not {name.split(".")[0] for name in imported} & {
+        "reference",
+        "conformance",
+        "hypothesis",
+    }
+    assert all(name == "fast" or name.startswith("tools.runner.") for name in ours)
+
+
+@needs_transformers
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_its_examples_hold(path: Path) -> None:
+    """Every example in a docstring gives what it says."""
+    module = importlib.import_module(f"tools.runner.{path.stem}")
+    assert 0 == doctest.testmod(module).failed

@@ -1,0 +1,207 @@
+"""The runner's command line: serves requests with models, and prints a table for each."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import fast
+from tools.runner.requests import make_requests
+from tools.runner.settings import MODEL_NAMES, Settings
+
+if TYPE_CHECKING:
+    from tools.runner.engine import Outcome
+
+DEFAULT_MICRO_BATCHES = (1, 2)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve as the command line says.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        The exit status: 0 where all tokens are those of `generate`, otherwise 1.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    if importlib.util.find_spec("transformers") is None:
+        parser.error(
+            "transformers is not there, which the models are of: pip install -e '.[runner]'"
+        )
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: there is no CUDA device")
+    token_budget = Settings().token_budget
+    if options.micro_batches is not None and options.micro_batches > token_budget:
+        parser.error(
+            f"argument --micro-batches: {options.micro_batches} is more than the {token_budget} "
+            "tokens of a step"
+        )
+    torch.set_num_threads(1)
+    # Tokens are compared exactly, so products of float32 must be of float32.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    fast.warmup()
+    for name in options.model:
+        difference = _serve_with(name, options)
+        if difference is not None:
+            print(difference)
+            return 1
+    return 0
+
+
+def _serve_with(name: str, options: argparse.Namespace) -> str | None:
+    """Serve with one model, and print its table; return the first difference, if there is any."""
+    # Not at the top: they need transformers, and a process without it gets a plain error.
+    from tools.runner.engine import expect, serve  # noqa: PLC0415
+    from tools.runner.models import make_model  # noqa: PLC0415
+
+    model = make_model(name, options.seed, torch.device(options.device))
+    requests = make_requests(options.requests, options.seed)
+
+    def on_each(what: str) -> tqdm[NoReturn]:
+        return tqdm(total=len(requests), desc=f"{name}, {what}", unit="request", file=sys.stderr)
+
+    with on_each("generate") as progress:
+        expected = expect(model, requests, progress.update)
+    counts = DEFAULT_MICRO_BATCHES if options.micro_batches is None else (options.micro_batches,)
+    outcomes: dict[str, Outcome] = {}
+    difference = None
+    for count in counts:
+        what = "whole batches" if count == 1 else f"{count} micro-batches"
+        with on_each(what) as progress:
+            outcomes[what] = outcome = serve(
+                model,
+                requests,
+                expected,
+                Settings(num_micro_batches=count),
+                wrong_slot_step=options.wrong_slot,
+                on_finished=progress.update,
+            )
+        if outcome.difference is not None:
+            mode = name if count == 1 else f"{name}, {what}"
+            difference = f"{mode}: {outcome.difference}"
+            break
+    _print_table(name, len(requests), sum(map(len, expected.values())), outcomes)
+    if options.wrong_slot is not None:
+        _print_wrong_slots(options.wrong_slot, outcomes)
+    return difference
+
+
+def _print_table(
+    name: str, num_requests: int, num_expected_tokens: int, outcomes: dict[str, Outcome]
+) -> None:
+    """Print what came of a model's runs, one column for each."""
+    table = Table(title=f"{name}: {num_requests:,} requests, {num_expected_tokens:,} new tokens")
+    table.add_column("served in")
+    for what in outcomes:
+        table.add_column(what, justify="right")
+
+    def add_row(heading: str, cell: Callable[[Outcome], str]) -> None:
+        table.add_row(heading, *map(cell, outcomes.values()))
+
+    add_row("requests finished", lambda outcome: f"{outcome.num_finished:,}")
+    add_row("tokens computed", lambda outcome: f"{outcome.num_computed_tokens:,}")
+    add_row("steps", lambda outcome: f"{outcome.num_steps:,}")
+    add_row("preemptions", lambda outcome: f"{outcome.num_preemptions:,}")
+    add_row("steps in micro-batches", lambda outcome: f"{outcome.num_micro_batched_steps:,}")
+    add_row("requests cut by these", lambda outcome: f"{outcome.num_cut_requests:,}")
+    add_row("time", lambda outcome: f"{outcome.seconds:.1f} s")
+    table.add_section()
+    add_row("new tokens as of generate", lambda outcome: f"{outcome.num_equal_tokens:,}")
+    add_row("all equal", lambda o: "[green]yes" if o.difference is None else "[red]no")
+    Console().print(table)
+
+
+def _print_wrong_slots(step_index: int, outcomes: dict[str, Outcome]) -> None:
+    """Print what was put wrong on purpose, and whether it was not seen."""
+    for what, outcome in outcomes.items():
+        if outcome.wrong_slot is None:
+            print(f"no slot was put wrong: no step from {step_index} on has a token that suits")
+        else:
+            seen = "" if outcome.difference is not None else ", which changed no token"
+            print(f"put wrong in {what}: {outcome.wrong_slot}{seen}")
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = _Parser(
+        prog="python -m tools.runner",
+        description="Serve requests through fast, and compare each token with generate's.",
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        type=_models,
+        metavar="NAME[,NAME]",
+        default=MODEL_NAMES,
+        help=f"of {', '.join(MODEL_NAMES)}; default: all",
+    )
+    add("--requests", type=_positive, metavar="N", default=32, help="default: %(default)s")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    add(
+        "--micro-batches",
+        type=_positive,
+        metavar="N",
+        help="parts that each batch is cut into, 1: none; default: once without and once with 2",
+    )
+    add(
+        "--seed",
+        type=_not_negative,
+        metavar="N",
+        default=0,
+        help="of weights, prompts and arrivals; default: %(default)s",
+    )
+    add(
+        "--wrong-slot",
+        type=_not_negative,
+        metavar="STEP",
+        help="put one token's slot one further in this step, to see it found",
+    )
+    return parser
+
+
+def _models(text: str) -> tuple[str, ...]:
+    """Read names of models, separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in MODEL_NAMES:
+            raise argparse.ArgumentTypeError(
+                f"no model {name!r}, expected some of {', '.join(MODEL_NAMES)}"
+            )
+    return names
+
+
+def _not_negative(text: str) -> int:
+    """Read a whole number."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    number = _not_negative(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
+    return number

@@ -1,0 +1,126 @@
+"""The engine: steps through scheduler and worker, and compares each token as it comes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from tools.runner.models import generate
+from tools.runner.requests import Request
+from tools.runner.scheduler import Scheduler
+from tools.runner.settings import Settings
+from tools.runner.worker import Worker
+from tools.runner.wrong_slot import WrongSlot
+
+
+@dataclass
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        num_finished: Requests that got all their tokens.
+        num_computed_tokens: Tokens that went through the model, padding aside.
+        num_equal_tokens: Generated tokens that are those of `generate`.
+        num_steps: Steps.
+        num_preemptions: How often a request was preempted.
+        num_micro_batched_steps: Steps that were cut into micro-batches.
+        num_cut_requests: How often a request was cut by these.
+        seconds: The time of the steps.
+        difference: The first token that differs; None where none does.
+        wrong_slot: What was put wrong on purpose; None where nothing was.
+    """
+
+    num_finished: int = 0
+    num_computed_tokens: int = 0
+    num_equal_tokens: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_micro_batched_steps: int = 0
+    num_cut_requests: int = 0
+    seconds: float = 0.0
+    difference: str | None = None
+    wrong_slot: str | None = None
+
+
+def expect(
+    model: PreTrainedModel, requests: Sequence[Request], on_request: Callable[[], object]
+) -> dict[str, list[int]]:
+    """Say what each request must get: what `generate` gives for it alone.
+
+    Args:
+        model: The model, before a worker has it.
+        requests: What is to be served.
+        on_request: Called after each.
+
+    Returns:
+        The new tokens of each request, by id.
+    """
+    expected = {}
+    for request in requests:
+        tokens = generate(model, request.prompt_token_ids, request.max_new_tokens)
+        expected[request.request_id] = tokens
+        on_request()
+    return expected
+
+
+def serve(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    expected: dict[str, list[int]],
+    settings: Settings,
+    *,
+    wrong_slot_step: int | None = None,
+    on_finished: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Serve requests until all are finished or a token differs.
+
+    Args:
+        model: The model; a copy is plugged into its caches.
+        requests: What to serve, by arrival; copies are served.
+        expected: The tokens that each must get, by id.
+        settings: Of the engine.
+        wrong_slot_step: The step in which to put a slot wrong, None: in none.
+        on_finished: Called after each request that is finished.
+
+    Returns:
+        What came of it.
+    """
+    wrong_slot = (
+        None if wrong_slot_step is None else WrongSlot(wrong_slot_step, settings.kernel_block_size)
+    )
+    worker = Worker(copy.deepcopy(model), settings, wrong_slot)
+    scheduler = Scheduler(copy.deepcopy(requests), settings, len(worker.caches.builders))
+    outcome = Outcome()
+    started = time.perf_counter()
+    while scheduler.has_requests and outcome.difference is None:
+        step = scheduler.schedule()
+        sampled_token_ids = worker.execute(step)
+        finished = scheduler.update(step, sampled_token_ids)
+
+        outcome.num_steps += 1
+        outcome.num_computed_tokens += sum(step.num_scheduled_tokens.values())
+        for req_id, token_id in sampled_token_ids.items():
+            number = len(step.scheduled[req_id].request.output_token_ids) - 1
+            if token_id != expected[req_id][number]:
+                outcome.difference = (
+                    f"{req_id}: token {number} is {token_id}, but generate gives "
+                    f"{expected[req_id][number]}"
+                )
+                break
+            outcome.num_equal_tokens += 1
+        for _ in finished:
+            outcome.num_finished += 1
+            on_finished()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    outcome.seconds = time.perf_counter() - started
+    outcome.num_preemptions = scheduler.num_preemptions
+    outcome.num_micro_batched_steps = worker.num_micro_batched_steps
+    outcome.num_cut_requests = worker.num_cut_requests
+    outcome.wrong_slot = None if wrong_slot is None else wrong_slot.line
+    return outcome
