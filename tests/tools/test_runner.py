@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,7 @@ def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> 
         ("--model llama,", "argument --model: no model '', expected some of llama, gemma"),
         ("--requests 0", "argument --requests: '0' is not at least 1"),
         ("--seed -1", "argument --seed: '-1' is no whole number"),
+        ("--seed 18446744073709551616", "'18446744073709551616' is not below 2**64"),
         ("--wrong-slot x", "argument --wrong-slot: 'x' is no whole number"),
         ("--device tpu", "argument --device: invalid choice: 'tpu'"),
         ("--micro-batches 65", "argument --micro-batches: 65 is more than the 64 tokens of a step"),
@@ -133,13 +135,9 @@ def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_a_wrong_call_is_one_line(
-    arguments: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What cannot be used ends with status 2 and one line that says why."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     with pytest.raises(SystemExit) as exit_info:
         command_line.main(arguments.split())
     assert 2 == exit_info.value.code
@@ -152,7 +150,6 @@ def test_a_device_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a GPU there is no serving on one."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as exit_info:
         command_line.main(["--device", "cuda"])
@@ -165,7 +162,10 @@ def test_without_transformers_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The extra that brings the models is named, and nothing was imported from them before."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    for name in list(sys.modules):
+        if name.split(".")[0] == "transformers" or name == "tools.runner.models":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SystemExit) as exit_info:
         command_line.main([])
     assert 2 == exit_info.value.code

@@ -94,10 +94,12 @@ def test_the_default_requests_reach_every_edge() -> None:
     assert [r.prompt_token_ids for r in again] == [r.prompt_token_ids for r in requests]
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "max_new_tokens"), [(0, 1), (224, 1), (200, 25)])
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_new_tokens"), [(0, 1), (1, 0), (224, 1), (200, 25)]
+)
 def test_what_cannot_be_served_is_refused(num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """No prompt, or more tokens than the longest sequence."""
+    """No prompt, no token wanted, or more tokens than the longest sequence."""
     requests = [Request("a", [1] * num_prompt_tokens, max_new_tokens)]
-    message = f"a has {num_prompt_tokens} prompt tokens and {num_prompt_tokens + max_new_tokens} in"
+    message = f"a has {num_prompt_tokens} prompt tokens and wants {max_new_tokens} more"
     with pytest.raises(ValueError, match=message):
         Scheduler(requests, Settings(), num_groups=1)

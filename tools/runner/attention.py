@@ -68,18 +68,21 @@ class PagedAttentionImpl:
     ) -> None:
         """Write the keys and values of a batch's tokens into their slots.
 
+        Those of padding go to the null block, which no query sees. Leaving them out would be as
+        good, but then the host would wait for the device to count them, in each layer.
+
         Args:
             key: [num_tokens, num_kv_heads, head_size].
             value: Likewise.
             kv_cache: [2, num_blocks, block_size, num_kv_heads, head_size].
             metadata: The batch.
         """
-        slots = metadata.slot_mapping[: len(key)]
-        is_token = slots != fast.PAD_SLOT_ID
         block_size = kv_cache.shape[2]
-        blocks, offsets = slots[is_token] // block_size, slots[is_token] % block_size
-        kv_cache[0, blocks, offsets] = key[is_token]
-        kv_cache[1, blocks, offsets] = value[is_token]
+        slots = metadata.slot_mapping[: len(key)]
+        slots = slots.where(slots != fast.PAD_SLOT_ID, fast.NULL_BLOCK_ID * block_size)
+        blocks, offsets = slots // block_size, slots % block_size
+        kv_cache[0, blocks, offsets] = key
+        kv_cache[1, blocks, offsets] = value
 
     def forward(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: PagedMetadata

@@ -67,6 +67,7 @@ def make_caches(
             for backend, group in zip(backends, config.kv_cache_groups, strict=True)
         ],
     )
+    # What builders are told of: layers, and blocks as their kernels know them.
     kernel_config = dataclasses.replace(
         config,
         kv_cache_groups=[
@@ -127,6 +128,7 @@ def _make_specs(
 ) -> dict[str, fast.KVCacheSpec]:
     """Say what each layer keeps; layers that share the cache of another keep nothing."""
     specs = fast.get_kv_cache_spec(vllm_config, torch.float32)
+    # It knows full attention and sliding windows; of chunks a layer has to tell.
     for name, spec in specs.items():
         chunk_size = layers[name].attention_chunk_size
         if chunk_size is not None:
@@ -190,8 +192,7 @@ def _share_caches(
     }
     kv_caches = {name: layer.kv_cache[0] for name, layer in layers.items() if name not in targets}
     fast.initialize_kv_cache_for_kv_sharing(targets, config.kv_cache_groups, kv_caches)
-    for name in targets:
-        layers[name].kv_cache = [kv_caches[name]]
+    fast.bind_kv_cache({name: kv_caches[name] for name in targets}, layers, [])
     sharing = {
         number: [name for name in group.layer_names if name in targets]
         for number, group in enumerate(config.kv_cache_groups)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -45,10 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    if importlib.util.find_spec("transformers") is None:
-        parser.error(
-            "transformers is not there, which the models are of: pip install -e '.[runner]'"
-        )
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
     token_budget = Settings().token_budget
@@ -57,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"argument --micro-batches: {options.micro_batches} is more than the {token_budget} "
             "tokens of a step"
         )
+    try:
+        import tools.runner.models  # noqa: F401, PLC0415  # transformers may be missing, or too old
+    except ImportError as error:
+        reason = str(error).strip().splitlines()[0]
+        parser.error(f"the models need transformers ({reason}): pip install -e '.[runner]'")
     torch.set_num_threads(1)
     # Tokens are compared exactly, so products of float32 must be of float32.
     torch.set_float32_matmul_precision("highest")
@@ -163,11 +163,11 @@ def _make_parser() -> argparse.ArgumentParser:
         "--micro-batches",
         type=_positive,
         metavar="N",
-        help="parts that each batch is cut into, 1: none; default: once without and once with 2",
+        help="cut each batch of at least N tokens into N, 1: none; default: first 1, then 2",
     )
     add(
         "--seed",
-        type=_not_negative,
+        type=_seed,
         metavar="N",
         default=0,
         help="of weights, prompts and arrivals; default: %(default)s",
@@ -197,6 +197,14 @@ def _not_negative(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)
+
+
+def _seed(text: str) -> int:
+    """Read a seed, as torch takes it."""
+    number = _not_negative(text)
+    if number >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not below 2**64")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
 from tools.runner.models import generate
@@ -90,9 +89,7 @@ def serve(
     Returns:
         What came of it.
     """
-    wrong_slot = (
-        None if wrong_slot_step is None else WrongSlot(wrong_slot_step, settings.kernel_block_size)
-    )
+    wrong_slot = None if wrong_slot_step is None else WrongSlot(wrong_slot_step)
     worker = Worker(copy.deepcopy(model), settings, wrong_slot)
     scheduler = Scheduler(copy.deepcopy(requests), settings, len(worker.caches.builders))
     outcome = Outcome()
@@ -116,11 +113,9 @@ def serve(
         for _ in finished:
             outcome.num_finished += 1
             on_finished()
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
     outcome.seconds = time.perf_counter() - started
     outcome.num_preemptions = scheduler.num_preemptions
-    outcome.num_micro_batched_steps = worker.num_micro_batched_steps
-    outcome.num_cut_requests = worker.num_cut_requests
+    outcome.num_micro_batched_steps = worker.part_builder.num_micro_batched_steps
+    outcome.num_cut_requests = worker.part_builder.num_cut_requests
     outcome.wrong_slot = None if wrong_slot is None else wrong_slot.line
     return outcome

@@ -115,7 +115,7 @@ def forward(
     context: ForwardContext,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
-    logits_indices: torch.Tensor,
+    logits_indices: torch.Tensor | None,
 ) -> torch.Tensor:
     """Run a model over a batch.
 
@@ -124,7 +124,8 @@ def forward(
         context: Its layers, and what they are told of the batch.
         input_ids: int64[num_tokens], padding too.
         positions: int64[num_tokens], of each token in its sequence.
-        logits_indices: int64[num_logits], the tokens whose logits are wanted.
+        logits_indices: int64[num_logits], the tokens whose logits are wanted; None: all that leave
+            the last layer.
 
     Returns:
         [num_logits, vocab_size].
@@ -133,6 +134,6 @@ def forward(
         input_ids=input_ids.unsqueeze(0),
         position_ids=positions.unsqueeze(0),
         use_cache=False,
-        logits_to_keep=logits_indices,
+        logits_to_keep=0 if logits_indices is None else logits_indices,  # 0: all
         forward_context=context,
     ).logits[0]

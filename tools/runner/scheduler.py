@@ -72,7 +72,7 @@ class Scheduler:
         num_preemptions: How often a request was preempted.
 
     Raises:
-        ValueError: A request without a prompt, or too long to be served.
+        ValueError: A request without a prompt, which wants no token, or too long to be served.
 
     Example:
         >>> requests = [Request("a", [1] * 100, 1), Request("b", [2] * 3, 1)]
@@ -84,11 +84,18 @@ class Scheduler:
 
     def __init__(self, requests: Sequence[Request], settings: Settings, num_groups: int) -> None:
         for request in requests:
-            num_tokens = request.num_tokens + request.num_missing_tokens
-            if not request.prompt_token_ids or num_tokens > settings.max_model_len:
+            num_prompt_tokens, num_new_tokens = (
+                len(request.prompt_token_ids),
+                request.max_new_tokens,
+            )
+            most = settings.max_model_len
+            if (
+                min(num_prompt_tokens, num_new_tokens) < 1
+                or num_prompt_tokens + num_new_tokens > most
+            ):
                 raise ValueError(
-                    f"{request.request_id} has {len(request.prompt_token_ids)} prompt tokens and "
-                    f"{num_tokens} in all, expected at least 1 and at most {settings.max_model_len}"
+                    f"{request.request_id} has {num_prompt_tokens} prompt tokens and wants "
+                    f"{num_new_tokens} more, expected at least 1 of each and at most {most} in all"
                 )
         self.num_preemptions = 0
         self._settings = settings
@@ -129,6 +136,7 @@ class Scheduler:
                 scheduled[request.request_id] = entry
                 budget -= entry.num_new_tokens
 
+        # What was preempted just now waits first in the queue: it would be admitted at once.
         while self._waiting and budget > 0 and not num_preempted:
             request = self._waiting[0]
             if len(self._running) == self._settings.max_num_seqs or not self._fits(request, budget):

@@ -21,8 +21,8 @@ class Settings:
     """The settings of an engine.
 
     Attributes:
-        block_size: Tokens in a block of the scheduler's pool; kernels work on smaller ones.
-        kernel_block_size: Tokens in a block of the attention kernels, at most.
+        block_size: Tokens in a block of the scheduler's pool; a backend's kernels may work on
+            smaller ones.
         max_num_seqs: Requests that run at once, at most.
         token_budget: Tokens in a step, at most.
         max_model_len: Tokens of the longest sequence.
@@ -30,11 +30,11 @@ class Settings:
             so that it runs dry.
         padded_tokens: Batches are padded to a multiple of so many tokens, as for CUDA graphs.
         padded_reqs: Likewise, requests.
-        num_micro_batches: Into how many micro-batches each batch is cut; 1: none.
+        num_micro_batches: Into how many micro-batches each batch is cut, but for one of fewer
+            tokens; 1: none.
     """
 
     block_size: int = 16
-    kernel_block_size: int = 8
     max_num_seqs: int = 10
     token_budget: int = 64
     max_model_len: int = LONGEST_PROMPT + MOST_NEW_TOKENS

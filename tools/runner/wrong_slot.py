@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
-if TYPE_CHECKING:
-    from tools.runner.scheduler import ScheduledRequest, Step
-    from tools.runner.worker import Batch
+from tools.runner.batch import Batch
+from tools.runner.scheduler import ScheduledRequest, Step
 
 MIN_READERS = 4
 """How many tokens the request generates after the step, at least: each reads the wrong place."""
@@ -22,28 +21,29 @@ class WrongSlot:
 
     Args:
         step_index: The step; where no token suits in it, the next one that has one.
-        block_size: Tokens in a block of the kernels: the next slot must be in the same block.
 
     Attributes:
         line: What was done; None before.
     """
 
-    def __init__(self, step_index: int, block_size: int) -> None:
+    def __init__(self, step_index: int) -> None:
         self.line: str | None = None
         self._step_index = step_index
-        self._block_size = block_size
 
-    def put(self, step: Step, batch: Batch, slot_mappings: torch.Tensor) -> None:
+    def put(
+        self, step: Step, batch: Batch, slot_mappings: torch.Tensor, block_sizes: Sequence[int]
+    ) -> None:
         """Put the slot wrong, if it is time.
 
         Args:
             step: The step, with the requests in order of arrival.
             batch: The same in the batch's order.
             slot_mappings: int64[num_groups, num_tokens], which is changed.
+            block_sizes: Tokens in a block of each group's kernels.
         """
         if self.line is not None or step.index < self._step_index:
             return
-        suited = filter(self._suits, step.scheduled.values())
+        suited = (e for e in step.scheduled.values() if _is_suited(e, block_sizes))
         entry = min(suited, key=_last_position, default=None)
         if entry is None:
             return
@@ -54,10 +54,16 @@ class WrongSlot:
             f"{_last_position(entry)} is one too far"
         )
 
-    def _suits(self, entry: ScheduledRequest) -> bool:
-        """Say whether enough will be read of a request, and its slot is not a block's last."""
-        num_readers = entry.request.num_missing_tokens - entry.is_sampled
-        return num_readers >= MIN_READERS and (_last_position(entry) + 1) % self._block_size != 0
+
+def _is_suited(entry: ScheduledRequest, block_sizes: Sequence[int]) -> bool:
+    """Say whether enough will read a request's last token, and its slot is no block's last.
+
+    The slot behind a block's last may be that of another request: two would be wrong.
+    """
+    num_readers = entry.request.num_missing_tokens - entry.is_sampled
+    return num_readers >= MIN_READERS and all(
+        (_last_position(entry) + 1) % block_size for block_size in block_sizes
+    )
 
 
 def _last_position(entry: ScheduledRequest) -> int:

@@ -1,0 +1,185 @@
+"""What the forward passes of a step compute: the batch or its micro-batches, and their metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import fast
+from tools.runner.batch import Batch
+from tools.runner.buffers import Buffers
+from tools.runner.caches import Caches
+from tools.runner.settings import Settings
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one forward pass computes: a batch, or a micro-batch of it.
+
+    Attributes:
+        tokens: Its tokens.
+        attn_metadata: What each layer is told, by name.
+        logits_indices: int64[num_logits_padded] on the device: the tokens whose logits are wanted,
+            counted from the part's first, and padding. None: all that leave the last layer, since
+            the layers that share a cache compute these alone.
+        num_logits: How many of these are no padding.
+    """
+
+    tokens: slice
+    attn_metadata: dict[str, Any]
+    logits_indices: torch.Tensor | None
+    num_logits: int
+
+
+class PartBuilder:
+    """Makes the parts of each step.
+
+    Args:
+        caches: With the layers' groups and builders.
+        buffers: That hold the step's batch.
+        settings: Of the engine.
+
+    Attributes:
+        num_micro_batched_steps: How many steps were cut into micro-batches.
+        num_cut_requests: How often a request was cut by one of these.
+    """
+
+    def __init__(self, caches: Caches, buffers: Buffers, settings: Settings) -> None:
+        self.num_micro_batched_steps = 0
+        self.num_cut_requests = 0
+        self._caches = caches
+        self._buffers = buffers
+        self._settings = settings
+
+    def build(
+        self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
+    ) -> list[Part]:
+        """Make a step's parts.
+
+        Args:
+            batch: The batch, which is in the buffers.
+            block_tables: For each KV cache group int32[num_reqs, max_blocks].
+            slot_mappings: int64[num_groups, num_tokens].
+
+        Returns:
+            The whole batch, or its micro-batches: to be computed in this order, since a request
+            that is cut reads what its tokens before the cut have written.
+        """
+        if 1 < self._settings.num_micro_batches <= batch.query_lens.sum():
+            return self._cut_into_micro_batches(batch, block_tables, slot_mappings)
+        return [self._make_whole(batch, block_tables, slot_mappings)]
+
+    def _make_whole(
+        self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
+    ) -> Part:
+        """Let the builders tell the layers of the whole batch."""
+        attn_metadata = fast.build_attn_metadata(
+            self._caches.builders,
+            batch.num_reqs,
+            batch.num_tokens,
+            self._buffers.query_start_loc,
+            self._buffers.seq_lens,
+            self._buffers.num_computed_tokens_cpu,
+            block_tables,
+            slot_mappings,
+            self._caches.config,
+        )
+        common = {
+            group: self._make_common(batch, block_tables[group], slot_mappings[group])
+            for group in self._caches.fast_prefill_groups
+        }
+        return self._make_part(0, slice(0, batch.num_tokens), batch.wanted, attn_metadata, common)
+
+    def _make_common(
+        self, batch: Batch, block_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> fast.CommonAttentionMetadata:
+        """Put together what backends are told of the batch in one KV cache group.
+
+        `build_attn_metadata` does so for whole batches, and keeps it to itself. Micro-batches are
+        cut from it, and fast prefill needs to know the wanted tokens besides.
+        """
+        buffers, num_reqs = self._buffers, batch.num_reqs
+        return fast.CommonAttentionMetadata(
+            query_start_loc=buffers.query_start_loc.gpu[: num_reqs + 1],
+            query_start_loc_cpu=buffers.query_start_loc.cpu[: num_reqs + 1],
+            seq_lens=buffers.seq_lens.gpu[:num_reqs],
+            seq_lens_cpu=buffers.seq_lens.cpu[:num_reqs],
+            num_computed_tokens_cpu=buffers.num_computed_tokens_cpu[:num_reqs],
+            num_reqs=num_reqs,
+            num_actual_tokens=batch.num_tokens,
+            max_query_len=int(batch.query_lens.max()),
+            max_seq_len=int(buffers.seq_lens.np[:num_reqs].max()),
+            block_table_tensor=block_table,
+            slot_mapping=slot_mapping,
+        )
+
+    def _cut_into_micro_batches(
+        self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
+    ) -> list[Part]:
+        """Cut the batch into micro-batches of about as many tokens, in the midst of requests."""
+        count, num_tokens = self._settings.num_micro_batches, int(batch.query_lens.sum())
+        points = [num_tokens * k // count for k in range(1, count)]
+        slices = fast.create_ubatch_slices(batch.query_lens, points)
+        starts = self._buffers.query_start_loc.np[: batch.num_reqs + 1]
+        self.num_micro_batched_steps += 1
+        self.num_cut_requests += len(set(points) - set(starts.tolist()))
+        # The padding goes with the last one.
+        last = slices[-1]
+        slices[-1] = fast.UBatchSlice(
+            slice(last.request_slice.start, batch.num_reqs),
+            slice(last.token_slice.start, batch.num_tokens),
+        )
+        common_of_groups = [
+            fast.split_attn_metadata(slices, self._make_common(batch, table, slots))
+            for table, slots in zip(block_tables, slot_mappings, strict=True)
+        ]
+        parts = []
+        for number, ubatch_slice in enumerate(slices):
+            common = {group: cut[number] for group, cut in enumerate(common_of_groups)}
+            attn_metadata = {}
+            for group, attn_group in enumerate(self._caches.attn_groups):
+                built = attn_group.get_metadata_builder(number).build(0, common[group])
+                attn_metadata |= dict.fromkeys(attn_group.layer_names, built)
+            tokens = ubatch_slice.token_slice
+            is_inside = (tokens.start <= batch.wanted) & (batch.wanted < tokens.stop)
+            wanted = batch.wanted[is_inside] - tokens.start
+            parts.append(self._make_part(number, tokens, wanted, attn_metadata, common))
+        return parts
+
+    def _make_part(
+        self,
+        number: int,
+        tokens: slice,
+        wanted: npt.NDArray[np.int64],
+        attn_metadata: dict[str, Any],
+        common: dict[int, fast.CommonAttentionMetadata],
+    ) -> Part:
+        """Let layers that share a cache compute the wanted tokens alone, unless all are decodes.
+
+        Args:
+            number: Of the micro-batch: each has builders and a buffer of its own.
+            tokens: Its tokens.
+            wanted: Those whose logits are wanted, counted from the first.
+            attn_metadata: What the other layers are told, to which these are added.
+            common: What backends are told, for each group that has such layers at least.
+        """
+        # Counting the wanted tokens of each request, fast prefill's builders wait for the device.
+        # All parts are made before the first one runs: it has nothing else to do yet.
+        logits_indices = self._buffers.copy_wanted(number, wanted)
+        is_narrowed = False
+        for group, attn_group in self._caches.fast_prefill_groups.items():
+            of_group = common[group]
+            if of_group.max_query_len > 1:
+                is_narrowed = True
+                of_group = dataclasses.replace(
+                    of_group, logits_indices_padded=logits_indices, num_logits_indices=len(wanted)
+                )
+            built = attn_group.get_metadata_builder(number).build(0, of_group)
+            attn_metadata |= dict.fromkeys(attn_group.layer_names, built)
+        return Part(tokens, attn_metadata, None if is_narrowed else logits_indices, len(wanted))
