@@ -2,8 +2,10 @@
 
 `pytest conformance -n auto` answers it for `fast`. What the run is made of:
 
-- `contracts`: what is stated about a function, from which its checks are made;
-- `laws`: what is true of every function of a batch that says it obeys them;
+- `contracts`: what is stated about a function, from which `checks` makes tests; `judging`:
+  one call of them;
+- `laws`: what is true of every function of a batch that says it obeys them; `meanings`: how each
+  such function speaks of a batch;
 - `strategies`: the valid input, and `faults`: the same input with one precondition broken;
 - `targets`: what is under test, and on what device; `conversion` carries values there;
 - `comparison`: the exact comparator; `report`: what a person reads when it finds a difference;

@@ -2,33 +2,42 @@
 
 A `Check` is what stands in a conformance module under a name that begins with `test_`. The pytest
 plugin (`conftest.py`) makes tests of it for each target, with small examples and with large ones;
-whoever has no pytest calls `check.bind(target, profile, size)()`.
+whoever has no pytest calls `check.bind(target, profile, size)()`. How one call is judged says
+`judging`.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import itertools
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from hypothesis import given, seed
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.comparison import Difference, Verdict, first_difference, shared_memory
+from conformance.comparison import shared_memory
 from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.judging import check_answer, check_refusal, check_stays_inside, is_named
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.sides import MANNERS, Manner, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.presets import SIZES, Preset, presets_of
 from conformance.targets import REFERENCE, Target, counting_launches
-from conformance.views import first_view_difference
+
+__all__ = [
+    "Check",
+    "Checks",
+    "check_refusal",
+    "check_stays_inside",
+    "checks_in",
+    "is_named",
+    "law",
+    "same_answer",
+    "same_refusal",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +181,9 @@ def same_answer(contract: Contract) -> Check:
         __tracebackhide__ = True
         # Checked mode first: there a loop that goes astray raises, and does not crash.
         results = [
-            _check_same_answer(contract, target, example, checked=checked)
+            check_answer(
+                contract, target, example.call, example.manner, checked=checked, seed=example.seed
+            )
             for checked in (True, False)
         ]
         difference = shared_memory(*results)
@@ -214,68 +225,6 @@ class _Valid:
         """Leave the call to the report, which tells it better than Hypothesis can."""
         manner = ", ".join(self.manner.situations) or "called plainly"
         printer.text(f"the call above, {manner}, threads in order {self.seed}")
-
-
-def _check_same_answer(
-    contract: Contract, target: Target, example: _Valid, *, checked: bool
-) -> Any:
-    """Raise `Mismatch` where a target answers otherwise than reference; return its answer."""
-    __tracebackhide__ = True
-    is_twice = example.manner.follows_idle_step and not (checked or target.is_simulated)
-    manner = dataclasses.replace(example.manner, follows_idle_step=False)
-    expected = Side(REFERENCE, example.call, manner)
-    actual = Side(target, example.call, example.manner if is_twice else manner)
-    wanted = expected.run()
-    with target.running(checked=checked, seed=example.seed):
-        try:
-            got = actual.run()
-        except Exception as error:
-            difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
-            raise Mismatch(example.call, target.name, difference) from error
-    device = target.device or "cpu"
-    shows = contract.shows or (lambda result: result)
-    found = (
-        first_difference(shows(wanted), shows(got), "result", device)
-        or _aliasing(contract, (expected, wanted), (actual, got))
-        or _changes(contract, expected, actual)
-    )
-    if found is not None:
-        raise Mismatch(example.call, target.name, found)
-    expected.check_unchanged(contract.changes)
-    actual.check_unchanged(contract.changes)
-    return got
-
-
-def _aliasing(
-    contract: Contract, expected: tuple[Side, object], actual: tuple[Side, object]
-) -> Difference | None:
-    """Return the first place where a result lies in other memory than it is defined to."""
-    if contract.compares_views:
-        roots = [{**side.arguments, **side.hints} for side, _ in (expected, actual)]
-        return first_view_difference(expected[1], actual[1], *roots)
-    call = expected[0].call
-    aliases = [alias for alias in contract.aliases if alias.applies(call)]
-    differences = (side.aliasing(result, aliases) for side, result in (expected, actual))
-    return next(itertools.chain.from_iterable(differences), None)
-
-
-def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | None:
-    """Return the first difference in what the function changed."""
-    device = actual.target.device or "cpu"
-    if contract.observe is not None:
-        seen = contract.observe(expected.arguments), contract.observe(actual.arguments)
-        return first_difference(*seen, "/".join(sorted(contract.changes)))
-    for name in sorted(contract.changes & set(actual.arguments)):
-        difference = first_difference(
-            expected.arguments[name], actual.arguments[name], name, device
-        )
-        if difference is not None:
-            return difference
-    return None
-
-
-def _outcome(got: str, expected: str) -> Difference:
-    return Difference(Verdict.OUTCOME, "the call", None, got, expected)
 
 
 def same_refusal(contract: Contract) -> Check:
@@ -325,77 +274,6 @@ class _Broken:
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave the bad call to the report, which tells it better than Hypothesis can."""
         printer.text(f"the call above, one of {len(self.ways)} bad ones made of {self.call!r}")
-
-
-def check_refusal(
-    side: Side,
-    fault: Fault,
-    observe: Callable[[Mapping[str, Any]], object] | None = None,
-    *,
-    checked: bool = True,
-) -> None:
-    """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
-
-    Args:
-        side: Who is called, and with what.
-        fault: What is wrong with the call.
-        observe: What to compare of a caller's own objects.
-        checked: Whether in checked mode.
-    """
-    __tracebackhide__ = True
-    mode = "" if checked else ", with checks off"
-    wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name}{mode})"
-    before = copy.deepcopy(observe(side.arguments)) if observe else None
-    with side.target.running(checked=checked):
-        try:
-            result = side.run()
-        except Exception as error:  # whatever it raises is judged
-            got = f"{type(error).__name__}: {error}"
-            if is_named(fault.error, fault.argument, error):
-                side.check_unchanged(frozenset())
-                after = observe(side.arguments) if observe else None
-                difference = first_difference(before, after, "after the refusal")
-                if difference is not None:
-                    raise Mismatch(side.call, side.target.name, difference) from error
-                return
-        else:
-            got = f"returned {result!r}"
-    raise Mismatch(side.call, side.target.name, _outcome(got, wanted))
-
-
-def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bool:
-    """Tell whether an exception is of a class, exactly, and its message names an argument.
-
-    >>> is_named(ValueError, "a", ValueError("a is -1"))
-    True
-    >>> is_named(ValueError, "a", ValueError("bad"))
-    False
-    """
-    return type(error) is wanted and re.search(rf"\b{argument}\b", str(error)) is not None
-
-
-def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> None:
-    """Raise `Mismatch` where a bad call, with checks off, reaches outside its memory.
-
-    Args:
-        side: Who is called, and with what.
-        fault: What is wrong with the call. What the answer to it is, nobody says.
-        changes: The arguments that the function changes.
-    """
-    __tracebackhide__ = True
-    with side.target.running(checked=False):
-        try:
-            side.run()
-        except Exception as error:
-            if str(error).startswith("kernel "):  # the simulator's; all others are refusals
-                got = f"{type(error).__name__}: {error}"
-                wanted = f"an answer or a refusal ({fault.name}, with checks off)"
-                raise Mismatch(side.call, side.target.name, _outcome(got, wanted)) from error
-    arrays = {n: a for n, a in side.call.arguments.items() if isinstance(a, np.ndarray)}
-    written = [arrays[name] for name in changes & arrays.keys()]
-    # A bad `out` may be an input; then that changes with it.
-    changing = {n for n, a in arrays.items() if any(np.shares_memory(a, w) for w in written)}
-    side.check_unchanged(changes | changing)
 
 
 def law(

@@ -256,7 +256,8 @@ class Contract:
         takes_objects: Whether it takes objects (a metadata, slices) for which a caller's own with
             the same attributes serve.
         laws: Names of the laws in `conformance.laws` that it obeys, for `obeys` to test.
-        meaning: How its calls and answers speak of a batch, which is what laws are about.
+        meaning: How its calls and answers speak of a batch, which is what laws are about; from
+            `conformance.meanings`.
     """
 
     function: str

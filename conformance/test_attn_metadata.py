@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Call, Contract
 from conformance.faults.attn_metadata import BUILD_ATTN_METADATA_FAULTS
-from conformance.laws import Access, Change, Meaning, Reader, as_reference, obeys
+from conformance.laws import as_reference, obeys
+from conformance.meanings.attn_metadata import GROUPS, given_to
 from conformance.sides import Side
-from conformance.strategies.arrays import guarded
 from conformance.strategies.attn_metadata import Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
@@ -38,38 +37,6 @@ def _is_longer_behind(call: Call) -> bool:
     """Tell whether a maximum taken over whole buffers would be another."""
     step = call.facts
     return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
-
-
-def _given_to(built: Any) -> Any:
-    """Return the metadata that a builder was given."""
-    return built.keywords["common_attn_metadata"]
-
-
-def _groups(reader: Reader, call: Call) -> Iterator[Access]:
-    found = reader.answer(call)
-    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
-        yield reader.access(_given_to(found[names[0]]), batch.layout)
-
-
-def _rebuilding(call: Call, change: Change) -> Call:
-    """Return the call of the next step in the same buffers, of which each group's batch changed."""
-    batches = tuple(change.of(batch) for batch in call.facts.batches)
-    batch, tails = change.of(call.facts.batch), call.facts.tail
-
-    def buffer(name: str, values: tuple[int, ...]) -> Buffer:
-        return Buffer(name, *(guarded((*values, *tail), np.int32) for tail in tails))
-
-    call = call.replacing(
-        num_reqs=batch.num_reqs,
-        num_tokens=batch.num_actual_tokens,
-        query_start_loc=buffer("query_start_loc", batch.starts),
-        seq_lens=buffer("seq_lens", batch.seq_lens),
-        num_computed_tokens_cpu=guarded(batch.reported_computed_tokens(), np.int32),
-        block_tables=[group.block_table() for group in batches],
-        slot_mappings=[group.slot_mapping() for group in batches],
-    )
-    step = dataclasses.replace(call.facts, batches=batches, batch=batch)
-    return dataclasses.replace(call, facts=step)
 
 
 BUILD = Contract(
@@ -110,10 +77,12 @@ BUILD = Contract(
     compares_views=True,
     takes_objects=True,
     laws=(
-        *("each_group_sees_its_own_batch", "writes_are_read_back"),
-        *("padding_adds_nothing", "any_order_means_the_same"),
+        "each_group_sees_its_own_batch",
+        "writes_are_read_back",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
     ),
-    meaning=Meaning(_groups, _rebuilding, groups=lambda call: call.facts.batches),
+    meaning=GROUPS,
 )
 
 test_build_attn_metadata = same_answer(BUILD)
@@ -134,7 +103,7 @@ def test_each_builder_builds_once(target: Target, call: Call) -> None:
     groups = [[found[name] for name in names] for names in call.facts.names]
     assert all(one is built[0] for built in groups for one in built)
     assert len(groups) == len({id(built[0]) for built in groups})
-    assert len(groups) == len({id(_given_to(built[0])) for built in groups})
+    assert len(groups) == len({id(given_to(built[0])) for built in groups})
     builders = side.arguments["attn_metadata_builders"]
     assert [1] * len(groups) == [len(builder.builds) for builder in builders]
 
@@ -168,7 +137,7 @@ def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:
     _write(buffers["query_start_loc"], [2 * start for start in step.batch.starts])
     _write(buffers["seq_lens"], [2 * length for length in step.batch.seq_lens])
     for names in step.names:
-        metadata = as_reference(_given_to(found[names[0]]))
+        metadata = as_reference(given_to(found[names[0]]))
         for field, values in (
             ("query_start_loc", step.batch.starts),
             ("seq_lens", step.batch.seq_lens),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.faults.batch_order import REORDER_FAULTS, SPLIT_FAULTS, UNIFORM_FAULTS
-from conformance.laws import Access, Change, Meaning, Reader, about, changing, obeys, requests_of
-from conformance.laws.changes import in_order, names_in_order
+from conformance.laws import obeys
+from conformance.laws.changes import in_order
+from conformance.meanings.batch_order import KINDS, REORDERED, made_order
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     InputBatch,
@@ -38,22 +38,6 @@ def _first_long(call: Call) -> int:
     lens = call.facts.query_lens
     return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
 
-
-def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what the requests of each kind mean: the batch cut where the counts say."""
-    answer, metadata = reader.answer(call), call.facts.metadata()
-    middle = len(answer) // 2
-    request = token = 0
-    for num_reqs, num_tokens in zip(answer[:middle], answer[middle:], strict=True):
-        requests, tokens = slice(request, request + num_reqs), slice(token, token + num_tokens)
-        starts = metadata.query_start_loc[request : requests.stop + 1]
-        starts = starts - starts[0]  # where tokens are cut elsewhere, slots are not theirs
-        piece = requests_of(metadata, requests, starts, tokens)
-        yield reader.access(piece, call.facts.layout).shifted(token)
-        request, token = requests.stop, tokens.stop
-
-
-KINDS = Meaning(_kinds_of_batch, changing(common_attn_metadata=lambda batch: batch.metadata()))
 
 SPLIT_TWO = Contract(
     "split_decodes_and_prefills",
@@ -90,7 +74,10 @@ SPLIT_TWO = Contract(
     ),
     faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
     takes_objects=True,
-    laws=("split_partitions", "padding_adds_nothing"),
+    laws=(
+        "split_partitions",
+        "padding_adds_nothing",
+    ),
     meaning=KINDS,
 )
 
@@ -128,7 +115,10 @@ SPLIT_THREE = Contract(
     ),
     faults=SPLIT_FAULTS,
     takes_objects=True,
-    laws=("split_partitions", "padding_adds_nothing"),
+    laws=(
+        "split_partitions",
+        "padding_adds_nothing",
+    ),
     meaning=KINDS,
 )
 
@@ -151,33 +141,6 @@ def _observed(arguments: Any) -> dict[str, Any]:
 def _misplaced(call: Call) -> int:
     found = regions_of(call)
     return sum(a != b for a, b in zip(found, sorted(found), strict=True))
-
-
-def _made_order(target: Target, call: Call) -> list[int]:
-    """Return the old positions of the requests, by those that a target brings them to."""
-    side = Side(target, call)
-    with target.running(checked=True):
-        side.run()
-    return [int(name[1:]) for name in side.arguments["input_batch"].req_ids]
-
-
-def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what the reordered batch means, under the names that its tokens had before."""
-    order = _made_order(reader.target, call)
-    access = reader.access(in_order(call.facts, order).metadata(), call.facts.layout)
-    yield access.renamed(names_in_order(call.facts, order))
-
-
-def _to_reorder(call: Call, change: Change) -> Call:
-    batch = change.of(call.facts)
-    ids = [f"r{i}" for i in range(batch.num_reqs)]
-    computed = np.array(batch.num_computed_tokens, np.int32)
-    return about(
-        call,
-        batch,
-        input_batch=InputBatch(ids, computed, np.zeros_like(computed)),
-        scheduler_output=SchedulerOutput(dict(zip(ids, batch.query_lens, strict=True))),
-    )
 
 
 REORDER = Contract(
@@ -205,8 +168,12 @@ REORDER = Contract(
     faults=REORDER_FAULTS,
     changes=frozenset({"input_batch"}),
     observe=_observed,
-    laws=("reordering_renames", "padding_adds_nothing", "any_order_means_the_same"),
-    meaning=Meaning(_reordered, _to_reorder, calls=reordered_batches),
+    laws=(
+        "reordering_renames",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
+    ),
+    meaning=REORDERED,
 )
 
 test_reorder = same_answer(REORDER)
@@ -254,7 +221,7 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
 )
 def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
     """In the order that it was brought to, a batch's decodes are those of its first region."""
-    after = in_order(call.facts, _made_order(target, call))
+    after = in_order(call.facts, made_order(target, call))
     arguments = {
         "common_attn_metadata": after.metadata(),
         "decode_threshold": call.arguments["decode_threshold"],

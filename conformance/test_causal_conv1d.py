@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.faults.causal_conv1d import CONV1D_FAULTS
-from conformance.laws import About, Access, Change, Meaning, Reader, about, obeys
-from conformance.sides import Side
-from conformance.strategies.batches import Batch, Layout
+from conformance.laws import obeys
+from conformance.laws.statements import BLOCK_M
+from conformance.meanings.causal_conv1d import PROGRAMS, listed, runs_of
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
-from conformance.strategies.presets import Preset
 from conformance.targets import Target
-
-BLOCK_M = 8
 
 
 def _programs(call: Call) -> int:
@@ -29,30 +24,6 @@ def _programs(call: Call) -> int:
 
 def _has_remainder(remainder: int) -> Any:
     return lambda call: any(n > BLOCK_M and n % BLOCK_M == remainder for n in call.facts)
-
-
-def _of_batches(preset: Preset) -> st.SearchStrategy[Call]:
-    """Return calls whose facts are a batch of sequences that are all new."""
-
-    def of_batch(call: Call) -> Call:
-        rows = tuple((1,) * -(-length // BLOCK_M) for length in call.facts)
-        batch = Batch(call.facts, (0,) * len(call.facts), Layout(BLOCK_M), rows)
-        return about(call, batch)
-
-    return compute_conv1d_calls(preset).map(of_batch)
-
-
-def _runs_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what each program writes: its tokens, each to the one place that it has."""
-    for run in _runs(reader.target, about(call, call.facts.query_lens)):
-        yield Access(writes=frozenset((token, 0) for token in run))
-
-
-def _starting(call: Call, change: Change) -> Call:
-    batch = change.of(call.facts)
-    starts = batch.query_start_loc()
-    call = call.hinting(**dict.fromkeys(call.hints, starts))
-    return about(call, batch, query_start_loc_p=starts)
 
 
 CONV1D = Contract(
@@ -80,36 +51,17 @@ CONV1D = Contract(
     faults=CONV1D_FAULTS,
     compares_views=True,
     has_kernel=True,
-    laws=("programs_cover", "padding_adds_nothing", "any_order_means_the_same"),
-    meaning=Meaning(
-        _runs_of_batch,
-        _starting,
-        tells=About.WRITES,
-        calls=_of_batches,
+    laws=(
+        "programs_cover",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
     ),
+    meaning=PROGRAMS,
 )
 
 test_compute_causal_conv1d_metadata = same_answer(CONV1D)
 test_compute_causal_conv1d_metadata_refuses = same_refusal(CONV1D)
 test_compute_causal_conv1d_metadata_laws = obeys(CONV1D)
-
-
-def _listed(target: Target, call: Call, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Return the two lists of programs that a target makes, padding included."""
-    with target.running(checked=True, seed=seed):
-        _, sequences, offsets = Side(target, call).run()
-    return sequences.tolist(), offsets.tolist()
-
-
-def _runs(target: Target, call: Call) -> list[range]:
-    """Return the tokens of each program, as a kernel finds them."""
-    starts = [0, *accumulate(call.facts)]
-    found = []
-    for sequence, offset in zip(*_listed(target, call), strict=True):
-        if sequence != reference.PAD_SLOT_ID:
-            first = starts[sequence] + BLOCK_M * offset
-            found.append(range(first, min(first + BLOCK_M, starts[sequence + 1])))
-    return found
 
 
 def _convolved(tokens: Any, weights: Any) -> Any:
@@ -148,7 +100,7 @@ def test_programs_make_the_plain_convolution(target: Target, call: Call) -> None
     starts = [0, *accumulate(call.facts)]
     wanted = [_convolved(tokens[start:end], weights) for start, end in pairwise(starts)]
     got = np.full_like(tokens, 99)
-    for run in _runs(target, call):
+    for run in runs_of(target, call):
         first = max(start for start in starts if start <= run.start)
         got[run.start : run.stop] = _run_program(tokens, weights, run, first)
     assert np.concatenate([tokens[:0], *wanted]).tolist() == got.tolist()
@@ -161,7 +113,7 @@ def test_programs_make_the_plain_convolution(target: Target, call: Call) -> None
 )
 def test_any_order_of_threads_lists_alike(target: Target, call: Call) -> None:
     """Whatever the order of blocks and threads, and however many there are, the lists are one."""
-    found = [_listed(target, call, seed) for seed in range(3)]
+    found = [listed(target, call, seed) for seed in range(3)]
     assert found == found[:1] * 3
 
 

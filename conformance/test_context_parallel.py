@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count, islice
-
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, Draw
+from conformance.contracts import Call, Contract
 from conformance.faults.context_parallel import DCP_FAULTS
-from conformance.laws import About, Access, Meaning, Reader, about, obeys
+from conformance.laws import obeys
+from conformance.meanings.context_parallel import HELD_KEYS
 from conformance.sides import Side
-from conformance.strategies.arrays import guarded
-from conformance.strategies.batches import Batch, batches
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
-from conformance.strategies.presets import Preset
-from conformance.strategies.slots import layouts
 from conformance.targets import Target
 
 
 def _round(call: Call) -> int:
     size: int = call.arguments.get("dcp_size", 1)
     return size * int(call.arguments.get("cp_kv_cache_interleave_size", 1))
-
-
-@st.composite
-def _on_ranks(draw: Draw, preset: Preset) -> Call:
-    """Draw the local lengths of a batch whose blocks lie on several ranks."""
-    batch = draw(batches(preset, layout=draw(layouts(preset))))
-    return _lengths_of(Call("get_dcp_local_seq_lens", {}), batch)
-
-
-def _lengths_of(call: Call, batch: Batch) -> Call:
-    return about(
-        call,
-        batch,
-        seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
-        dcp_size=batch.layout.cp_world_size,
-        cp_kv_cache_interleave_size=batch.layout.cp_kv_cache_interleave_size,
-    )
-
-
-def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what a rank reads: of the positions that it holds, as many as it is told."""
-    batch, layout = call.facts, call.facts.layout
-    lengths = reader.answer(call)[:, layout.cp_rank].tolist()
-    interleave = layout.cp_kv_cache_interleave_size
-    reads = set()
-    for request, (computed, length) in enumerate(
-        zip(batch.num_computed_tokens, lengths, strict=True)
-    ):
-        held = (p for p in count() if p // interleave % layout.cp_world_size == layout.cp_rank)
-        keys = list(islice(held, length))
-        for j in range(batch.query_lens[request]):
-            token = batch.starts[request] + j
-            reads |= {(token, key, 0) for key in keys if key <= computed + j or not batch.causal}
-    yield Access(frozenset(reads))
 
 
 LOCAL_LENGTHS = Contract(
@@ -86,13 +45,12 @@ LOCAL_LENGTHS = Contract(
     pairs=(("every rank's length", "a length near 2**31"),),
     faults=DCP_FAULTS,
     has_device_path=True,
-    laws=("ranks_partition", "padding_adds_nothing", "any_order_means_the_same"),
-    meaning=Meaning(
-        _first_held,
-        lambda call, change: _lengths_of(call, change.of(call.facts)),
-        tells=About.READS,
-        calls=_on_ranks,
+    laws=(
+        "ranks_partition",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
     ),
+    meaning=HELD_KEYS,
 )
 
 test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,42 +13,30 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.fast_prefill import MAKE_WANTED_FAULTS, comes_back
-from conformance.laws import About, Access, Change, Meaning, Reader, about, obeys
+from conformance.laws import obeys
+from conformance.meanings.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
 from conformance.sides import Side
-from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import make_wanted_calls
-from conformance.strategies.presets import Preset
 from conformance.targets import Target
-
-
-def _metadata(call: Call) -> Any:
-    return call.arguments["common_attn_metadata"]
-
-
-def _wanted(call: Call) -> list[int]:
-    """Return the wanted tokens; none where the metadata comes back as it is."""
-    metadata = _metadata(call)
-    if comes_back(call):
-        return []
-    found: list[int] = metadata.logits_indices_padded[: metadata.num_logits_indices].tolist()
-    return found
 
 
 def _counts(call: Call) -> list[tuple[int, int]]:
     """Return how many tokens are wanted of each request, and how many it has."""
-    wanted, starts = _wanted(call), call.facts.starts
+    wanted, starts = wanted_of(call), call.facts.starts
     edges = zip(starts, call.facts.query_lens, strict=False)
     return [(sum(s <= t < s + q for t in wanted), q) for s, q in edges]
 
 
 def _of_indices(holds: Any) -> Any:
     """Return a situation of the indices of an armed call."""
-    return lambda call: not comes_back(call) and bool(holds(_metadata(call).logits_indices_padded))
+    return lambda call: (
+        not comes_back(call) and bool(holds(metadata_of(call).logits_indices_padded))
+    )
 
 
 def _has_padding(call: Call) -> bool:
-    metadata = _metadata(call)
+    metadata = metadata_of(call)
     return not comes_back(call) and bool(
         len(metadata.logits_indices_padded) > metadata.num_logits_indices
     )
@@ -62,37 +49,6 @@ KEPT = (
 )
 
 
-def _last_wanted(preset: Preset) -> st.SearchStrategy[Call]:
-    """Return calls whose wanted tokens are the last of their requests."""
-    return make_wanted_calls(preset, which="ends", is_causal=True)
-
-
-def _tokens(call: Call) -> list[int]:
-    """Return the tokens of the batch that the answer has."""
-    return list(range(call.facts.num_tokens)) if comes_back(call) else _wanted(call)
-
-
-def _wanted_alone(reader: Reader, call: Call) -> Iterator[Access]:
-    access = reader.access(reader.answer(call), call.facts.layout)
-    yield access.renamed(dict(enumerate(_tokens(call))))
-
-
-def _wanting(call: Call, change: Change) -> Call:
-    """Return the call that wants the same tokens of a changed batch."""
-    batch, old = change.of(call.facts), _metadata(call)
-    metadata = batch.metadata()
-    if old.logits_indices_padded is None:
-        return about(call, batch, common_attn_metadata=metadata)
-    wanted = set(old.logits_indices_padded[: old.num_logits_indices].tolist())
-    names = change.names(call.facts)
-    indices = guarded(sorted(new for new, name in names.items() if name in wanted), np.int64)
-    metadata = dataclasses.replace(
-        metadata, logits_indices_padded=indices, num_logits_indices=len(indices)
-    )
-    hints = dict.fromkeys(call.hints, indices)
-    return about(call, batch, common_attn_metadata=metadata).hinting(**hints)
-
-
 MAKE_WANTED = Contract(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     make_wanted_calls,
@@ -103,15 +59,15 @@ MAKE_WANTED = Contract(
             "a batch of real traffic's size",
         ),
         **of_metadata(),
-        "not armed": lambda call: _metadata(call).logits_indices_padded is None,
+        "not armed": lambda call: metadata_of(call).logits_indices_padded is None,
         "armed, and all queries of one token": lambda call: (
-            _metadata(call).logits_indices_padded is not None
-            and _metadata(call).max_query_len == 1
+            metadata_of(call).logits_indices_padded is not None
+            and metadata_of(call).max_query_len == 1
             and call.facts.num_tokens > 0
         ),
         "the last token of each request": lambda call: (
-            len(_wanted(call)) > 1
-            and _wanted(call)
+            len(wanted_of(call)) > 1
+            and wanted_of(call)
             == [
                 s - 1
                 for s, q in zip(call.facts.starts[1:], call.facts.query_lens, strict=True)
@@ -120,15 +76,15 @@ MAKE_WANTED = Contract(
         ),
         "several of a request, not all": lambda call: any(1 < n < q for n, q in _counts(call)),
         "none of a request with tokens": lambda call: (
-            bool(_wanted(call)) and any(q and not n for n, q in _counts(call))
+            bool(wanted_of(call)) and any(q and not n for n, q in _counts(call))
         ),
         "a request's first token, not its last": lambda call: any(
-            q > 1 and s in _wanted(call) and s + q - 1 not in _wanted(call)
+            q > 1 and s in wanted_of(call) and s + q - 1 not in wanted_of(call)
             for s, q in zip(call.facts.starts, call.facts.query_lens, strict=False)
         ),
-        "all tokens": lambda call: len(_wanted(call)) == call.facts.num_tokens > 0,
+        "all tokens": lambda call: len(wanted_of(call)) == call.facts.num_tokens > 0,
         "none at all": lambda call: (
-            not comes_back(call) and not _wanted(call) and call.facts.num_tokens > 0
+            not comes_back(call) and not wanted_of(call) and call.facts.num_tokens > 0
         ),
         "garbage behind the wanted": _has_padding,
         "indices are int32": _of_indices(lambda indices: indices.dtype == np.int32),
@@ -140,7 +96,7 @@ MAKE_WANTED = Contract(
         "the batch is not causal": lambda call: not comes_back(call) and not call.facts.causal,
         "max_query_len is raised": lambda call: not comes_back(call) and call.facts.raised > 0,
         "optional lengths are there": lambda call: (
-            not comes_back(call) and _metadata(call).dcp_local_seq_lens is not None
+            not comes_back(call) and metadata_of(call).dcp_local_seq_lens is not None
         ),
     },
     pairs=(
@@ -158,14 +114,12 @@ MAKE_WANTED = Contract(
     ),
     has_kernel=True,
     takes_objects=True,
-    laws=("wanted_keep_their_reads", "padding_adds_nothing", "any_order_means_the_same"),
-    meaning=Meaning(
-        _wanted_alone,
-        _wanting,
-        tells=About.READS,
-        calls=_last_wanted,
-        keeps=lambda call, access: access.of_tokens(_tokens(call)),
+    laws=(
+        "wanted_keep_their_reads",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
     ),
+    meaning=WANTED_TOKENS,
 )
 
 test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(MAKE_WANTED)

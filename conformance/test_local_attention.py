@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
-from conformance.laws import Access, Meaning, Reader, changing, obeys
+from conformance.laws import obeys
+from conformance.meanings.local_attention import VIRTUAL_REQUESTS
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
@@ -30,18 +29,6 @@ def _last_chunk_is_cut_off(call: Call) -> bool:
     return any(
         (s - 1) // chunk * chunk // size + chunk // size > width for s in call.facts.seq_lens if s
     )
-
-
-def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what the virtual requests mean, key positions counted from the sequence's start."""
-    batch, chunk = call.facts, call.arguments["attn_chunk_size"]
-    positions = [
-        computed + j
-        for computed, count in zip(batch.num_computed_tokens, batch.query_lens, strict=True)
-        for j in range(count)
-    ]
-    access = reader.access(reader.answer(call), batch.layout)
-    yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
 
 
 LOCAL_ATTENTION = Contract(
@@ -87,12 +74,12 @@ LOCAL_ATTENTION = Contract(
     has_device_path=True,
     takes_objects=True,
     laws=(
-        *("chunks_restrict", "writes_are_read_back"),
-        *("padding_adds_nothing", "any_order_means_the_same"),
+        "chunks_restrict",
+        "writes_are_read_back",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
     ),
-    meaning=Meaning(
-        _virtual_requests, changing(common_attn_metadata=lambda batch: batch.metadata())
-    ),
+    meaning=VIRTUAL_REQUESTS,
 )
 
 test_local_attention = same_answer(LOCAL_ATTENTION)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +13,15 @@ from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Relation, views_of
 from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
-from conformance.laws import Access, Change, Meaning, Reader, about, obeys
-from conformance.laws.changes import Unpadded
+from conformance.laws import obeys
+from conformance.meanings.metadata import KEPT_REQUESTS
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
-from conformance.strategies.batches import Batch, of_batch, of_metadata
+from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.strategies.metadata import unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
@@ -34,29 +34,6 @@ OPTIONAL_FIELDS: dict[str, Any] = {
     ),
     "the optional fields are absent": lambda call: call.arguments["self"].encoder_seq_lens is None,
 }
-
-
-def _kept(call: Call, access: Access) -> Access:
-    """Return what the kept requests read, and the kept tokens write."""
-    tokens = call.facts.starts[call.arguments["num_actual_reqs"]]
-    writes = access.of_tokens(range(call.arguments["num_actual_tokens"])).writes
-    return Access(access.of_tokens(range(tokens)).reads, writes)
-
-
-def _unpadding(call: Call, change: Change) -> Call:
-    """Return the call that takes off all of a changed batch's padding, and no more."""
-    batch = change.of(call.facts)
-    counts = {"num_actual_tokens": batch.num_tokens, "num_actual_reqs": _num_busy(batch)}
-    return about(call, batch, self=batch.metadata(), **counts)
-
-
-def _num_busy(batch: Batch) -> int:
-    """Return the number of requests up to the last one with tokens."""
-    return Unpadded().of(batch).num_reqs
-
-
-def _kept_requests(reader: Reader, call: Call) -> Iterator[Access]:
-    yield reader.access(reader.answer(call), call.facts.layout)
 
 
 UNPADDED = Contract(
@@ -98,8 +75,12 @@ UNPADDED = Contract(
         ),
         Alias("logits_indices_padded", Relation.SAME, "self.logits_indices_padded"),
     ),
-    laws=("unpadding_removes_nothing", "padding_adds_nothing", "any_order_means_the_same"),
-    meaning=Meaning(_kept_requests, _unpadding, keeps=_kept),
+    laws=(
+        "unpadding_removes_nothing",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
+    ),
+    meaning=KEPT_REQUESTS,
 )
 
 test_unpadded = same_answer(UNPADDED)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,13 @@ from conformance.faults.slots import (
     KERNEL_BLOCKS_FAULTS,
     SLOT_MAPPING_FAULTS,
 )
-from conformance.laws import About, Access, Change, Meaning, Reader, about, changing, obeys
-from conformance.laws.changes import AsItIs, InManagersBlocks
+from conformance.laws import Reader, obeys
+from conformance.meanings.slots import MAPPED_TABLE, SLOTS, calls_in_place
 from conformance.sides import Side
-from conformance.strategies.arrays import poisoned_out
-from conformance.strategies.batches import Batch, batches, of_batch
+from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,
-    layouts,
     map_to_kernel_blocks_calls,
     rank_of,
 )
@@ -46,32 +42,6 @@ def _is_shared(batch: Batch) -> bool:
 
 def _layout(holds: Any) -> Any:
     return lambda call: holds(call.facts.layout)
-
-
-def _on(call: Call, change: Change) -> Call:
-    batch = change.of(call.facts)
-    arguments: dict[str, Any] = {
-        "block_table": batch.block_table(),
-        "query_start_loc": batch.query_start_loc(),
-        "positions": batch.positions(),
-        **batch.layout.keywords(),
-    }
-    if "out" in call.arguments:
-        room = len(call.arguments["out"]) - call.facts.num_actual_tokens
-        arguments["out"] = poisoned_out(batch.num_actual_tokens + room, np.int64)
-    return about(call, batch, **arguments)
-
-
-def _slots_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    metadata = call.facts.metadata()
-    answer = reader.answer(call).tolist()
-    slots = np.array(answer, np.int64)
-    yield reader.access(dataclasses.replace(metadata, slot_mapping=slots), call.facts.layout)
-
-
-def _calls_in_place(preset: Preset) -> st.SearchStrategy[Call]:
-    """Return calls of which each token stands at its own position."""
-    return compute_slot_mapping_calls(preset, is_scattered=False)
 
 
 SLOT_MAPPING = Contract(
@@ -118,43 +88,19 @@ SLOT_MAPPING = Contract(
     aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
     has_kernel=True,
     laws=(
-        *("slots_are_distinct", "writes_are_read_back", "ranks_partition"),
-        *("kernel_blocks_rename", "padding_adds_nothing", "any_order_means_the_same"),
+        "slots_are_distinct",
+        "writes_are_read_back",
+        "ranks_partition",
+        "kernel_blocks_rename",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
     ),
-    meaning=Meaning(
-        _slots_of_batch,
-        _on,
-        tells=About.WRITES,
-        calls=_calls_in_place,
-    ),
+    meaning=SLOTS,
 )
 
 test_compute_slot_mapping = same_answer(SLOT_MAPPING)
 test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
 test_compute_slot_mapping_laws = obeys(SLOT_MAPPING)
-
-
-@st.composite
-def _mapped_batches(draw: Draw, preset: Preset) -> Call:
-    """Draw the table of a batch in the manager's blocks, to be mapped to the kernel's."""
-    layout = dataclasses.replace(draw(layouts(preset)), cp_world_size=1, cp_rank=0)
-    call = Call("map_to_kernel_blocks", {}, draw(batches(preset, layout=layout)))
-    return _mapping(call, AsItIs())
-
-
-_mapping = changing(
-    block_ids=lambda batch: dataclasses.replace(
-        InManagersBlocks().of(batch), filler=0
-    ).block_table(),
-    blocks_per_kv_block=lambda batch: batch.layout.blocks_per_kv_block,
-)
-"""How the call changes with its batch: the table is in the manager's blocks, a filler of nulls."""
-
-
-def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    table = reader.answer(call).cpu().numpy()
-    metadata = dataclasses.replace(call.facts.metadata(), block_table_tensor=table)
-    yield reader.access(metadata, call.facts.layout)
 
 
 KERNEL_BLOCKS = Contract(
@@ -171,8 +117,12 @@ KERNEL_BLOCKS = Contract(
         ),
     },
     faults=KERNEL_BLOCKS_FAULTS,
-    laws=("kernel_blocks_rename", "padding_adds_nothing", "any_order_means_the_same"),
-    meaning=Meaning(_mapped_batch, _mapping, tells=About.READS, calls=_mapped_batches),
+    laws=(
+        "kernel_blocks_rename",
+        "padding_adds_nothing",
+        "any_order_means_the_same",
+    ),
+    meaning=MAPPED_TABLE,
 )
 
 test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
@@ -260,7 +210,7 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
     assert [block % count for block in flat] == list(range(count)) * (len(flat) // count)
 
 
-@law("compute_slot_mapping", _calls_in_place)
+@law("compute_slot_mapping", calls_in_place)
 def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> None:
     """A token has a slot exactly on the rank that its position falls to."""
     slots = Reader(target).answer(call).tolist()

@@ -75,7 +75,14 @@ def law(
         statement = " ".join((body.__doc__ or "").split())
         named = {f"{body.__name__}: {name}": holds for name, holds in (situations or {}).items()}
         LAWS[body.__name__] = Law(
-            *(body.__name__, statement, body, about, presets, choices, named, in_simulator)
+            name=body.__name__,
+            statement=statement,
+            body=body,
+            about=about,
+            presets=presets,
+            choices=choices,
+            situations=named,
+            in_simulator=in_simulator,
         )
         return body
 

@@ -98,6 +98,16 @@ def changing(**arguments: Callable[[Batch], Any]) -> Callable[[Call, Change], Ca
     return on
 
 
+def positions_of(batch: Batch) -> dict[int, int]:
+    """Return where each token stands in its request's sequence.
+
+    >>> positions_of(Batch((2, 0, 1), (5, 3, 0), Layout(2), ((5, 9, 4, 6), (7, 3), (8,))))
+    {0: 5, 1: 6, 2: 0}
+    """
+    requests = zip(batch.num_computed_tokens, batch.query_lens, strict=True)
+    return dict(enumerate(computed + j for computed, count in requests for j in range(count)))
+
+
 def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
     """Return a target's metadata as `reference` holds it."""
     fields = reference.CommonAttentionMetadata.__dataclass_fields__

@@ -89,6 +89,8 @@ def _check(contract: Contract, meaning: Meaning, law: Law) -> Check:
             law.body(tried)
         except AssertionError as error:
             raise Broken(tried, law, str(error)) from error
+        except Exception as error:  # the target's own, mostly: to a valid call
+            raise Broken(tried, law, f"raised {type(error).__name__}: {error}") from error
 
     body.__name__ = law.name
     return Check(

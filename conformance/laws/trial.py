@@ -9,7 +9,7 @@ from typing import Any
 from conformance.contracts import Call
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader
+from conformance.laws.meaning import Meaning, Reader, positions_of
 from conformance.strategies.batches import Batch, Layout
 from conformance.targets import Target
 
@@ -45,14 +45,7 @@ class Trial:
     @property
     def positions(self) -> dict[int, int]:
         """Return where each token stands in its request's sequence."""
-        found = (
-            computed + j
-            for computed, count in zip(
-                self.batch.num_computed_tokens, self.batch.query_lens, strict=True
-            )
-            for j in range(count)
-        )
-        return dict(enumerate(found))
+        return positions_of(self.batch)
 
     @property
     def num_parts(self) -> int:

@@ -14,7 +14,7 @@ from known_bad.edits import edited
 import conformance
 from conformance.checks import Check, checks_in
 from conformance.comparison import Verdict
-from conformance.laws import LAWS
+from conformance.laws import LAWS, Broken
 from conformance.profiles import PROFILES, Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER
@@ -96,6 +96,8 @@ def test_bad_ones_are_caught(
 
 def is_verdict(error: Exception) -> bool:
     """Tell whether a failure is the harness' verdict, and not a breakdown of what is planted."""
+    if isinstance(error, Broken):
+        return not re.search(rf"^ +raised ({'|'.join(BROKEN)}):", str(error), re.MULTILINE)
     if isinstance(error, Mismatch) and error.difference.verdict is Verdict.OUTCOME:
         return not re.match(rf"(raised )?({'|'.join(BROKEN)}):", str(error.difference.got))
     # In a law the target's own errors come through, and the simulator's, which name the kernel.

@@ -140,6 +140,16 @@ def test_a_broken_law_is_told() -> None:
     ]
 
 
+def test_what_the_target_raises_is_told() -> None:
+    """An exception to a valid call breaks the law too, and is told with the call."""
+    check = obeys(TOY).checks[0]
+    with pytest.raises(Broken) as caught:
+        check.bind(answering(lambda **_: {}[3]), PROFILES["dev"], "minimal", shrink=False)()
+    assert ["    raised KeyError: 3", "    seq_lens = [0, 1, 2]"] == str(caught.value).splitlines()[
+        1:3
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,0 +1,167 @@
+"""Judges one call: a target's answer or refusal, beside `reference`'s.
+
+`checks` makes tests of this, of many drawn calls; whoever has calls of his own uses it as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.comparison import Difference, Verdict, first_difference
+from conformance.contracts import Call, Contract, Fault
+from conformance.report import Mismatch
+from conformance.sides import Manner, Side
+from conformance.targets import REFERENCE, Target
+from conformance.views import first_view_difference
+
+
+def check_answer(
+    contract: Contract, target: Target, call: Call, manner: Manner, *, checked: bool, seed: int
+) -> Any:
+    """Raise `Mismatch` where a target answers a valid call otherwise than `reference` does.
+
+    Args:
+        contract: What is stated about the function.
+        target: Who is called.
+        call: With what.
+        manner: What the caller is free to choose.
+        checked: Whether in checked mode.
+        seed: The order of threads.
+
+    Returns:
+        The target's answer.
+    """
+    __tracebackhide__ = True
+    is_twice = manner.follows_idle_step and not (checked or target.is_simulated)
+    once = dataclasses.replace(manner, follows_idle_step=False)
+    expected = Side(REFERENCE, call, once)
+    actual = Side(target, call, manner if is_twice else once)
+    wanted = expected.run()
+    with target.running(checked=checked, seed=seed):
+        try:
+            got = actual.run()
+        except Exception as error:
+            difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
+            raise Mismatch(call, target.name, difference) from error
+    device = target.device or "cpu"
+    shows = contract.shows or (lambda result: result)
+    found = (
+        first_difference(shows(wanted), shows(got), "result", device)
+        or _aliasing(contract, (expected, wanted), (actual, got))
+        or _changes(contract, expected, actual)
+    )
+    if found is not None:
+        raise Mismatch(call, target.name, found)
+    expected.check_unchanged(contract.changes)
+    actual.check_unchanged(contract.changes)
+    return got
+
+
+def _aliasing(
+    contract: Contract, expected: tuple[Side, object], actual: tuple[Side, object]
+) -> Difference | None:
+    """Return the first place where a result lies in other memory than it is defined to."""
+    if contract.compares_views:
+        roots = [{**side.arguments, **side.hints} for side, _ in (expected, actual)]
+        return first_view_difference(expected[1], actual[1], *roots)
+    call = expected[0].call
+    aliases = [alias for alias in contract.aliases if alias.applies(call)]
+    differences = (side.aliasing(result, aliases) for side, result in (expected, actual))
+    return next(itertools.chain.from_iterable(differences), None)
+
+
+def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | None:
+    """Return the first difference in what the function changed."""
+    device = actual.target.device or "cpu"
+    if contract.observe is not None:
+        seen = contract.observe(expected.arguments), contract.observe(actual.arguments)
+        return first_difference(*seen, "/".join(sorted(contract.changes)))
+    for name in sorted(contract.changes & set(actual.arguments)):
+        difference = first_difference(
+            expected.arguments[name], actual.arguments[name], name, device
+        )
+        if difference is not None:
+            return difference
+    return None
+
+
+def check_refusal(
+    side: Side,
+    fault: Fault,
+    observe: Callable[[Mapping[str, Any]], object] | None = None,
+    *,
+    checked: bool = True,
+) -> None:
+    """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
+
+    Args:
+        side: Who is called, and with what.
+        fault: What is wrong with the call.
+        observe: What to compare of a caller's own objects.
+        checked: Whether in checked mode.
+    """
+    __tracebackhide__ = True
+    mode = "" if checked else ", with checks off"
+    wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name}{mode})"
+    before = copy.deepcopy(observe(side.arguments)) if observe else None
+    with side.target.running(checked=checked):
+        try:
+            result = side.run()
+        except Exception as error:  # whatever it raises is judged
+            got = f"{type(error).__name__}: {error}"
+            if is_named(fault.error, fault.argument, error):
+                side.check_unchanged(frozenset())
+                after = observe(side.arguments) if observe else None
+                difference = first_difference(before, after, "after the refusal")
+                if difference is not None:
+                    raise Mismatch(side.call, side.target.name, difference) from error
+                return
+        else:
+            got = f"returned {result!r}"
+    raise Mismatch(side.call, side.target.name, _outcome(got, wanted))
+
+
+def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bool:
+    """Tell whether an exception is of a class, exactly, and its message names an argument.
+
+    >>> is_named(ValueError, "a", ValueError("a is -1"))
+    True
+    >>> is_named(ValueError, "a", ValueError("bad"))
+    False
+    """
+    return type(error) is wanted and re.search(rf"\b{argument}\b", str(error)) is not None
+
+
+def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> None:
+    """Raise `Mismatch` where a bad call, with checks off, reaches outside its memory.
+
+    Args:
+        side: Who is called, and with what.
+        fault: What is wrong with the call. What the answer to it is, nobody says.
+        changes: The arguments that the function changes.
+    """
+    __tracebackhide__ = True
+    with side.target.running(checked=False):
+        try:
+            side.run()
+        except Exception as error:
+            if str(error).startswith("kernel "):  # the simulator's; all others are refusals
+                got = f"{type(error).__name__}: {error}"
+                wanted = f"an answer or a refusal ({fault.name}, with checks off)"
+                raise Mismatch(side.call, side.target.name, _outcome(got, wanted)) from error
+    arrays = {n: a for n, a in side.call.arguments.items() if isinstance(a, np.ndarray)}
+    written = [arrays[name] for name in changes & arrays.keys()]
+    # A bad `out` may be an input; then that changes with it.
+    changing = {n for n, a in arrays.items() if any(np.shares_memory(a, w) for w in written)}
+    side.check_unchanged(changes | changing)
+
+
+def _outcome(got: str, expected: str) -> Difference:
+    return Difference(Verdict.OUTCOME, "the call", None, got, expected)

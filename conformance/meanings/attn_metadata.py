@@ -1,0 +1,50 @@
+"""What each KV cache group's builder is told of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.contracts import Call
+from conformance.laws import Access, Change, Meaning, Reader
+from conformance.strategies.arrays import guarded
+from conformance.strategies.attn_metadata import Buffer
+
+
+def given_to(built: Any) -> Any:
+    """Return the metadata that a builder was given."""
+    return built.keywords["common_attn_metadata"]
+
+
+def _groups(reader: Reader, call: Call) -> Iterator[Access]:
+    found = reader.answer(call)
+    for batch, names in zip(call.facts.batches, call.facts.names, strict=True):
+        yield reader.access(given_to(found[names[0]]), batch.layout)
+
+
+def _rebuilding(call: Call, change: Change) -> Call:
+    """Return the call of the next step in the same buffers, of which each group's batch changed."""
+    batches = tuple(change.of(batch) for batch in call.facts.batches)
+    batch, tails = change.of(call.facts.batch), call.facts.tail
+
+    def buffer(name: str, values: tuple[int, ...]) -> Buffer:
+        return Buffer(name, *(guarded((*values, *tail), np.int32) for tail in tails))
+
+    call = call.replacing(
+        num_reqs=batch.num_reqs,
+        num_tokens=batch.num_actual_tokens,
+        query_start_loc=buffer("query_start_loc", batch.starts),
+        seq_lens=buffer("seq_lens", batch.seq_lens),
+        num_computed_tokens_cpu=guarded(batch.reported_computed_tokens(), np.int32),
+        block_tables=[group.block_table() for group in batches],
+        slot_mappings=[group.slot_mapping() for group in batches],
+    )
+    step = dataclasses.replace(call.facts, batches=batches, batch=batch)
+    return dataclasses.replace(call, facts=step)
+
+
+GROUPS = Meaning(_groups, _rebuilding, groups=lambda call: call.facts.batches)
+"""Of `build_attn_metadata`: a part for each KV cache group."""

@@ -1,0 +1,93 @@
+"""What the kinds of requests in a batch mean, and what its order does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.contracts import Call
+from conformance.laws import Access, Change, Meaning, Reader, about, changing, requests_of
+from conformance.laws.changes import in_order, names_in_order
+from conformance.sides import Side
+from conformance.strategies.batch_order import (
+    InputBatch,
+    SchedulerOutput,
+    reordered_batches,
+)
+from conformance.targets import Target
+
+
+def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what the requests of each kind mean: the batch cut where the counts say."""
+    answer, metadata = reader.answer(call), call.facts.metadata()
+    middle = len(answer) // 2
+    request = token = 0
+    for num_reqs, num_tokens in zip(answer[:middle], answer[middle:], strict=True):
+        requests, tokens = slice(request, request + num_reqs), slice(token, token + num_tokens)
+        starts = metadata.query_start_loc[request : requests.stop + 1]
+        starts = starts - starts[0]  # where tokens are cut elsewhere, slots are not theirs
+        piece = requests_of(metadata, requests, starts, tokens)
+        yield reader.access(piece, call.facts.layout).shifted(token)
+        request, token = requests.stop, tokens.stop
+
+
+KINDS = Meaning(_kinds_of_batch, changing(common_attn_metadata=lambda batch: batch.metadata()))
+"""Of the functions that split a batch by kind: a part for each kind."""
+
+
+def made_order(target: Target, call: Call) -> list[int]:
+    """Return the old positions of the requests, by those that a target brings them to."""
+    return _order_of(_brought_in_order(target, call))
+
+
+def _brought_in_order(target: Target, call: Call) -> InputBatch:
+    """Return the input batch, as a target leaves it."""
+    side = Side(target, call)
+    with target.running(checked=True):
+        side.run()
+    batch: InputBatch = side.arguments["input_batch"]
+    return batch
+
+
+def _order_of(batch: InputBatch) -> list[int]:
+    return [int(name[1:]) for name in batch.req_ids]
+
+
+def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what the reordered batch means, under the names that its tokens had before.
+
+    A request's tokens and blocks go by its name, and its context is what then stands beside it.
+    """
+    after = _brought_in_order(reader.target, call)
+    order = _order_of(after)
+    batch = in_order(call.facts, order)
+    computed = after.num_computed_tokens_cpu[: len(order)].tolist()
+    lens = [c + q for c, q in zip(computed, batch.query_lens, strict=True)]
+    seq_lens = np.array(lens, np.int32)
+    metadata = dataclasses.replace(
+        batch.metadata(),
+        seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens,
+        max_seq_len=max(lens, default=0),
+    )
+    access = reader.access(metadata, batch.layout)
+    yield access.renamed(names_in_order(call.facts, order))
+
+
+def _to_reorder(call: Call, change: Change) -> Call:
+    """Return the call that reorders a changed batch."""
+    batch = change.of(call.facts)
+    ids = [f"r{i}" for i in range(batch.num_reqs)]
+    computed = np.array(batch.num_computed_tokens, np.int32)
+    return about(
+        call,
+        batch,
+        input_batch=InputBatch(ids, computed, np.zeros_like(computed)),
+        scheduler_output=SchedulerOutput(dict(zip(ids, batch.query_lens, strict=True))),
+    )
+
+
+REORDERED = Meaning(_reordered, _to_reorder, calls=reordered_batches)
+"""Of the function that brings a batch in order: the batch, as it then stands."""

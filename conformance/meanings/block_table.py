@@ -1,0 +1,145 @@
+"""What the block tables of a runner mean, in a step that follows another."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.contracts import Call, Draw
+from conformance.laws import Access, Change, Meaning, Reader
+from conformance.sessions import construct, perform
+from conformance.strategies.attn_metadata import regrouped
+from conformance.strategies.batches import Batch, batches
+from conformance.strategies.block_table import (
+    Operation,
+    Session,
+)
+from conformance.strategies.presets import Preset
+from conformance.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step of a runner that keeps its requests' blocks in block tables.
+
+    Attributes:
+        batches: The batch as each KV cache group sees it.
+        seed: Which request slot each request has.
+    """
+
+    batches: tuple[Batch, ...]
+    seed: int
+
+    @property
+    def request_slots(self) -> list[int]:
+        """Return the request slot of each request; there is one more than it takes."""
+        slots = list(range(self.batches[0].num_reqs + 1))
+        random.Random(self.seed).shuffle(slots)  # noqa: S311  # no secret
+        return slots[:-1]
+
+
+@st.composite
+def _steps(draw: Draw, preset: Preset) -> Call:
+    """Draw block tables for a batch of one, two or three groups; the facts are the step."""
+    batch = draw(batches(preset))
+    count = draw(st.sampled_from((2, 1, 3)))
+    groups = tuple(regrouped(batch, g) if g else batch for g in range(count))
+    return _tables_of(_Step(groups, draw(st.integers(0, 2**16))))
+
+
+def _tables_of(step: _Step) -> Call:
+    """Return how block tables are made that have room for a step, and for no more."""
+    batch = step.batches[0]
+    arguments = {
+        "block_sizes": [group.layout.block_size for group in step.batches],
+        "max_num_reqs": batch.num_reqs + 1,
+        "max_num_batched_tokens": max(batch.num_actual_tokens, 1),
+        "max_model_len": max(*batch.seq_lens, 1, 1),
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    return Call("BlockTables", arguments, step)
+
+
+def _appending(
+    slots: list[int], rows: list[list[tuple[int, ...]]], overwrite: list[bool]
+) -> Operation:
+    """Return the operation that gives request slots each group's rows, or more of them."""
+    arguments = {
+        "req_indices": slots,
+        "cu_num_new_blocks": [[0, *accumulate(map(len, group))] for group in rows],
+        "new_block_ids": [[block for row in group for block in row] for group in rows],
+        "overwrite": overwrite,
+    }
+    return Operation("append_block_ids", arguments)
+
+
+def _done(target: Target, tables: Any, operation: Operation) -> Any:
+    """Return what an operation gives; raise what it raises."""
+    result = perform(target, tables, operation)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what each group's gathered table and slots mean, in a step that follows others.
+
+    All rows were full once. Every other request came in an earlier step with half of its blocks,
+    and gets the rest now; the others are new.
+    """
+    step, target = call.facts, reader.target
+    batch, slots = step.batches[0], step.request_slots
+    everyone = list(range(call.arguments["max_num_reqs"]))
+    full = [(9,) * -(-call.arguments["max_model_len"] // g.layout.block_size) for g in step.batches]
+    halves = [[row[: len(row) // 2] for row in group.rows[::2]] for group in step.batches]
+    rests = [
+        [row if j % 2 else row[len(row) // 2 :] for j, row in enumerate(group.rows)]
+        for group in step.batches
+    ]
+    operations = [
+        _appending(everyone, [[row] * len(everyone) for row in full], [True] * len(everyone)),
+        gathering(everyone),
+        _appending(slots[::2], halves, [True] * len(slots[::2])),
+        _appending(slots, rests, [j % 2 == 1 for j in range(len(slots))]),
+    ]
+    with target.running(checked=True, seed=step.seed):
+        tables = construct(target, Session(call, ()))
+        for operation in operations:
+            _done(target, tables, operation)
+        # A padded request has no request slot.
+        lens = zip(slots, batch.query_lens, strict=True)
+        found = _done(target, tables, gathering([slot if q else -1 for slot, q in lens]))
+        located = {"query_start_loc": batch.query_start_loc(), "positions": batch.positions()}
+        mappings = _done(target, tables, Operation("compute_slot_mappings", located))
+    for group, table, mapping in zip(step.batches, found, mappings, strict=True):
+        metadata = group.metadata()
+        made = dataclasses.replace(
+            metadata,
+            block_table_tensor=np.array(table.tolist(), np.int32).reshape(table.shape),
+            slot_mapping=np.array(mapping.tolist(), np.int64),
+        )
+        yield reader.access(made, group.layout)
+
+
+def _next_step(call: Call, change: Change) -> Call:
+    """Return the tables for a step of which each group's batch changed."""
+    changed = tuple(map(change.of, call.facts.batches))
+    return _tables_of(dataclasses.replace(call.facts, batches=changed))
+
+
+def gathering(slots: list[int]) -> Operation:
+    """Return the operation that gathers the rows of request slots."""
+    return Operation("gather_block_tables", {"idx_mapping": np.array(slots, np.int32)})
+
+
+GATHERED_GROUPS = Meaning(
+    _gathered_groups, _next_step, calls=_steps, groups=lambda call: call.facts.batches
+)
+"""Of `BlockTables`: a part for each KV cache group."""

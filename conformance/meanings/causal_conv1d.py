@@ -1,0 +1,65 @@
+"""What the programs of a causal convolution mean: the tokens that each writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from hypothesis import strategies as st
+
+import reference
+from conformance.contracts import Call
+from conformance.laws import About, Access, Change, Meaning, Reader, about
+from conformance.laws.statements import BLOCK_M
+from conformance.sides import Side
+from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.causal_conv1d import compute_conv1d_calls
+from conformance.strategies.presets import Preset
+from conformance.targets import Target
+
+
+def _of_batches(preset: Preset) -> st.SearchStrategy[Call]:
+    """Return calls whose facts are a batch of sequences that are all new."""
+
+    def of_batch(call: Call) -> Call:
+        rows = tuple((1,) * -(-length // BLOCK_M) for length in call.facts)
+        batch = Batch(call.facts, (0,) * len(call.facts), Layout(BLOCK_M), rows)
+        return about(call, batch)
+
+    return compute_conv1d_calls(preset).map(of_batch)
+
+
+def _runs_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what each program writes: its tokens, each to the one place that it has."""
+    for run in runs_of(reader.target, about(call, call.facts.query_lens)):
+        yield Access(writes=frozenset((token, 0) for token in run))
+
+
+def _starting(call: Call, change: Change) -> Call:
+    """Return the call about a changed batch, its hint along."""
+    batch = change.of(call.facts)
+    starts = batch.query_start_loc()
+    call = call.hinting(**dict.fromkeys(call.hints, starts))
+    return about(call, batch, query_start_loc_p=starts)
+
+
+def listed(target: Target, call: Call, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Return the two lists of programs that a target makes, padding included."""
+    with target.running(checked=True, seed=seed):
+        _, sequences, offsets = Side(target, call).run()
+    return sequences.tolist(), offsets.tolist()
+
+
+def runs_of(target: Target, call: Call) -> list[range]:
+    """Return the tokens of each program, as a kernel finds them."""
+    starts = [0, *accumulate(call.facts)]
+    found = []
+    for sequence, offset in zip(*listed(target, call), strict=True):
+        if sequence != reference.PAD_SLOT_ID:
+            first = starts[sequence] + BLOCK_M * offset
+            found.append(range(first, min(first + BLOCK_M, starts[sequence + 1])))
+    return found
+
+
+PROGRAMS = Meaning(_runs_of_batch, _starting, tells=About.WRITES, calls=_of_batches)
+"""Of `compute_causal_conv1d_metadata`: a part for each program."""

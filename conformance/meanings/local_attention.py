@@ -1,0 +1,21 @@
+"""What the virtual batches of chunked local attention mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.contracts import Call
+from conformance.laws import Access, Meaning, Reader, changing, positions_of
+
+
+def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
+    """Yield what the virtual requests mean, key positions counted from the sequence's start."""
+    chunk, positions = call.arguments["attn_chunk_size"], positions_of(call.facts)
+    access = reader.access(reader.answer(call), call.facts.layout)
+    yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
+
+
+VIRTUAL_REQUESTS = Meaning(
+    _virtual_requests, changing(common_attn_metadata=lambda batch: batch.metadata())
+)
+"""Of `make_local_attention_virtual_batches`: the virtual requests together."""
