@@ -1,0 +1,259 @@
+"""The corpus: inputs that an implementation once got wrong, kept, to be tried first in every run.
+
+Each is a file in `corpus/`, in the form of the test vectors. What is right is not kept with it: it
+is what `reference` does, each time it is tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.checks import Check, checks_in, same_answer, same_refusal
+from conformance.contracts import Call, Contract, Fault
+from conformance.encoding import (
+    SCHEMA_VERSION,
+    Decoder,
+    Encoder,
+    decode_call,
+    encode_call,
+    pruned,
+    to_text,
+)
+from conformance.encoding.elements import Json
+from conformance.profiles import Kind, Profile
+from conformance.report import Mismatch
+from conformance.sides import Side
+from conformance.targets import REFERENCE, Target
+from conformance.vectors.kept import CaseCheck, read_json
+from conformance.vectors.replay import holds
+from conformance.vectors.subjects import contracts, refusing
+
+CORPUS = Path(__file__).with_name("corpus")
+"""The corpus of this project."""
+
+TRIES = Profile("corpus", 8, 4)
+"""How often a call is made: by position, with NumPy's scalars, after an idle step, ..."""
+
+
+def add_to_corpus(
+    call: Call,
+    reason: str,
+    *,
+    contract: str | None = None,
+    names: Sequence[str] = (),
+    directory: Path = CORPUS,
+) -> Path:
+    """Keep a call that an implementation got wrong.
+
+    Args:
+        call: The call, valid or bad.
+        reason: What was wrong, for whoever meets it again.
+        contract: The function of the contract that it is drawn by; None for the call's own.
+        names: For a bad call, of which the message of its refusal must name one; nothing: any.
+        directory: The corpus.
+
+    Returns:
+        The file. One call has one file: what is kept already stays as it is.
+
+    Raises:
+        KeyError: A function without a contract.
+        TypeError: An argument of a kind that has no form in JSON.
+    """
+    function = contract or call.function
+    contract_of(function)
+    found = {"kind": "call", "contract": function, **_told(reason), **encode_call(call)}
+    if names:
+        found["names"] = list(names)
+    return _write(directory, found)
+
+
+def add_example(
+    check: str, example: object, reason: str, *, function: str, directory: Path = CORPUS
+) -> Path:
+    """Keep an example of a check, such as a law or a session, that an implementation failed.
+
+    Args:
+        check: Where the check stands, `conformance.test_block_table:test_block_tables`; a law of a
+            function, `conformance.test_ubatch:test_split_laws[split_partitions]`.
+        example: What its strategy drew.
+        reason: What was wrong.
+        function: The function that it is about.
+        directory: The corpus.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: A check that is not there.
+        TypeError: An example of a kind that has no form in JSON.
+    """
+    check_of(check)
+    encoder = Encoder()
+    case = {"kind": "example", "contract": function, **_told(reason), "check": check}
+    case["example"] = encoder.encode(example)
+    return _write(directory, pruned(case, encoder.memories))
+
+
+def add_failure(
+    check: Check, where: str, example: Any, error: Exception, *, directory: Path = CORPUS
+) -> Path:
+    """Keep what failed a check, in the form in which it can be tried again.
+
+    This is for `--corpus-add`.
+
+    A `Mismatch` of answers or refusals knows its call; anything else is kept as an example.
+
+    Args:
+        check: The check.
+        where: Where it stands, `conformance.test_ubatch:test_split`.
+        example: What its strategy drew.
+        error: What it raised.
+        directory: The corpus.
+
+    Returns:
+        The file.
+    """
+    reason = str(error).partition("\n")[0]
+    if isinstance(error, Mismatch):
+        reason = f"{reason}: {error.difference.line}"
+        if check.kind is not Kind.LAW and check.function in contracts():
+            return add_to_corpus(error.call, reason, contract=check.function, directory=directory)
+    return add_example(where, example, reason, function=check.function, directory=directory)
+
+
+def _told(reason: str) -> dict[str, Json]:
+    return {"reason": reason, "date": datetime.now(UTC).date().isoformat()}
+
+
+def _write(directory: Path, case: dict[str, Json]) -> Path:
+    said = {"reason", "date"}
+    content = json.dumps({name: value for name, value in case.items() if name not in said})
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    path = directory / f"{case['contract']}-{digest}.json"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")
+    return path
+
+
+def contract_of(function: str) -> Contract:
+    """Return the contract of a function.
+
+    Raises:
+        KeyError: A function without one.
+    """
+    found = contracts().get(function)
+    if found is None:
+        raise KeyError(f"{function} has no contract; there are some of {', '.join(contracts())}")
+    return found
+
+
+def check_of(where: str) -> Check:
+    """Return the check that stands somewhere.
+
+    Raises:
+        ValueError: A place where no check stands.
+    """
+    module, _, rest = where.partition(":")
+    name, _, law = rest.rstrip("]").partition("[")
+    try:
+        values = vars(importlib.import_module(module))
+    except ImportError:
+        values = {}
+    for found, check in checks_in(values):
+        if (found, check.law) == (name, law):
+            return check
+    raise ValueError(f"check {where!r} is not there")
+
+
+def read_corpus(directory: Path = CORPUS) -> list[tuple[Path, Json]]:
+    """Return the cases of a corpus with their files, in the order of their names.
+
+    Raises:
+        ValueError: A file that is none of this schema.
+    """
+    return [(path, read_json(path)) for path in sorted(directory.glob("*.json"))]
+
+
+def corpus_checks(directory: Path = CORPUS) -> list[CaseCheck]:
+    """Return the checks of a corpus, one for each case, to be run before all others.
+
+    Args:
+        directory: The corpus.
+
+    Raises:
+        ValueError: A file that is none of this schema.
+    """
+    return [
+        CaseCheck(
+            case["contract"],
+            f"corpus/{path.stem}",
+            Kind.LAW if case["kind"] == "example" else Kind.SAME_ANSWER,
+            case["reason"],
+            _body(case),
+        )
+        for path, case in read_corpus(directory)
+    ]
+
+
+def _body(case: Json) -> Any:
+    def body(target: Target) -> None:
+        __tracebackhide__ = True
+        try_again(case, target)
+
+    return body
+
+
+def try_again(case: Json, target: Target) -> None:
+    """Raise where a target gets a kept case wrong.
+
+    Args:
+        case: It, as JSON.
+        target: What is under test.
+    """
+    __tracebackhide__ = True
+    if case["kind"] == "example":
+        example = Decoder(case.get("memories", ())).decode(case["example"])
+        check_of(case["check"]).body(target, example)
+        return
+    call, contract = decode_call(case), contract_of(case["contract"])
+    check = _check_of_call(contract, call, case.get("names", ()))
+    check.bind(target, TRIES, "minimal")()
+
+
+def _check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check:
+    """Return the check of one call: that it is answered, or refused, as `reference` does it."""
+    side = Side(REFERENCE, call)
+    try:
+        result = side.run()
+    except Exception as error:  # noqa: BLE001  # a refusal, whatever it is
+        named = "|".join(map(re.escape, names)) or ".*"
+        fault = Fault("it was got wrong once", type(error), f"({named})", _as_it_is, is_value=True)
+        bad = dataclasses.replace(refusing(contract), faults=(fault,))
+        return same_refusal(_of_one(bad, call))
+    # Of which calls a definition speaks may stand in their facts, which are not kept.
+    aliases = [
+        dataclasses.replace(alias, applies=lambda _: True)
+        for alias in contract.aliases
+        if holds(alias, result, side.arguments)
+    ]
+    return same_answer(dataclasses.replace(_of_one(contract, call), aliases=aliases))
+
+
+def _as_it_is(call: Call, _: object) -> Call:
+    return call
+
+
+def _of_one(contract: Contract, call: Call) -> Contract:
+    """Return a contract of one call; its situations look at facts, too."""
+    return dataclasses.replace(contract, calls=lambda _: st.just(call), situations={}, pairs=())

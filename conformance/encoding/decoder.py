@@ -1,0 +1,213 @@
+"""Reads values that an `Encoder` wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conformance.blueprints import Blueprint
+from conformance.encoding.classes import find_class, find_code
+from conformance.encoding.elements import Array, Json, decode_dtype, decode_elements
+from conformance.encoding.memories import decode_array, decode_memory
+
+if TYPE_CHECKING:
+    from conformance.conversion import Carrier
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Made(Blueprint):
+    """An object of a result, which is known by what it is compared by.
+
+    Attributes:
+        cls: The name of its class.
+        fields: What it is compared by.
+    """
+
+    cls: str
+    fields: Mapping[str, Any]
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return an object of a class of this name, compared by the same."""
+        made = type(self.cls, (), {"compared": tuple(self.fields)})()
+        for name, value in self.fields.items():
+            setattr(made, name, carrier.carry(value, f"result.{name}"))
+        return made
+
+
+class Decoder:
+    """Reads the values of a case, in the order in which they were written.
+
+    Args:
+        memories: The case's memories.
+        asked: Where what functions are asked is noted, with what they answer: a node of a function
+            that is written by its code, the arguments, the answer. None where nobody wants to know.
+
+    >>> Decoder().decode({"$": "tuple", "items": [1, {"$": "scalar", "dtype": "int8", "value": 2}]})
+    (1, np.int8(2))
+    """
+
+    def __init__(
+        self, memories: Sequence[Json] = (), asked: list[tuple[Json, Any, Any]] | None = None
+    ) -> None:
+        self._memories: list[Array] = [decode_memory(node) for node in memories]
+        self._objects: dict[int, Any] = {}
+        self._asked = asked
+        self._arrays: list[tuple[Array, Array]] = []
+
+    def decode(self, node: Json) -> Any:
+        """Return the value of a node.
+
+        Raises:
+            ValueError: A node that the schema does not have, or a class that is not there any more.
+        """
+        if isinstance(node, list):
+            return [self.decode(entry) for entry in node]
+        if not isinstance(node, dict):
+            return node
+        kind = node.get("$")
+        if kind == "ref":
+            return self._objects[node["id"]]
+        read = _READERS.get(kind)
+        if read is None:
+            raise ValueError(f"a node of kind {kind!r} is unknown")
+        found = read(self, node)
+        self.keep(node, found)
+        return found
+
+    def keep(self, node: Json, value: Any) -> Any:
+        """Keep an object by its id, for those that refer to it; those inside it, too."""
+        if "id" in node:
+            self._objects.setdefault(node["id"], value)
+        return value
+
+    def fields(self, fields: Mapping[str, Json]) -> dict[str, Any]:
+        """Return the values of named nodes."""
+        return {name: self.decode(value) for name, value in fields.items()}
+
+    def array(self, node: Json) -> Array:
+        """Return an array, in its memory."""
+        array = decode_array(node, self._memories)
+        self._arrays.append((array, array.copy()))
+        return array
+
+    def check_arrays(self) -> None:
+        """Raise `ValueError` where arrays of one memory, read since the last time, disagree."""
+        for array, values in self._arrays:
+            if array.tobytes() != values.tobytes():
+                raise ValueError(f"arrays of one memory disagree: {array} should be {values}")
+        self._arrays.clear()
+
+    def function(self, node: Json) -> Callable[..., Any]:
+        """Return a function that answers as what was written did."""
+        if "raises" in node:
+            error = find_class(node["raises"]["class"])(node["raises"]["message"])
+            return _raising(error)
+        if "returns" in node:
+            return _returning(self.decode(node["returns"]))
+        code, namespace = find_code(node["code"])
+        closure = [types.CellType(value) for value in self.fields(node["closure"]).values()]
+        defaults = tuple(self.decode(value) for value in node["defaults"])
+        name = code.co_name
+        made = types.FunctionType(code, namespace, name, defaults or None, tuple(closure))
+        made.__qualname__, made.__module__ = code.co_qualname, namespace["__name__"]
+        return made if self._asked is None else _noting(made, node, self._asked)
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def answer(*_: object, **__: object) -> object:
+        raise error
+
+    return answer
+
+
+def _returning(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _noting(
+    function: Callable[..., Any], node: Json, asked: list[tuple[Json, Any, Any]]
+) -> Callable[..., Any]:
+    def answer(*args: Any, **keywords: Any) -> Any:
+        found = function(*args, **keywords)
+        asked.append((node, (*args, *keywords.values()), found))
+        return found
+
+    return answer
+
+
+def _read_list(decoder: Decoder, node: Json) -> Any:
+    found = decoder.keep(node, [])
+    found += [decoder.decode(entry) for entry in node["items"]]
+    return found
+
+
+def _read_dict(decoder: Decoder, node: Json) -> Any:
+    found = decoder.keep(node, {})
+    for key, value in node["items"]:
+        known = decoder.decode(key)
+        found[known] = decoder.decode(value)
+    return found
+
+
+def _read_dtype(_: Decoder, node: Json) -> Any:
+    if "fields" in node:
+        return np.dtype([(name, decode_dtype(dtype)) for name, dtype in node["fields"]])
+    return decode_dtype(node["name"])
+
+
+def _read_object(decoder: Decoder, node: Json) -> Any:
+    """Return an object with the attributes that it had, whatever its class checks."""
+    cls = find_class(node["class"])
+    found = decoder.keep(node, cls.__new__(cls))
+    for name, value in decoder.fields(node["fields"]).items():
+        object.__setattr__(found, name, value)
+    return found
+
+
+def _read_own(decoder: Decoder, node: Json) -> Any:
+    """Return an object of a class that no module has, made anew."""
+    members = {"__repr__": lambda _: f"{node['class']}(...)", **decoder.fields(node["members"])}
+    found = decoder.keep(node, type(node["class"], (), members)())
+    vars(found).update(decoder.fields(node["fields"]))
+    return found
+
+
+def _read_scalar(_: Decoder, node: Json) -> Any:
+    return decode_elements([node["value"]], decode_dtype(node["dtype"]))[0]
+
+
+def _python(name: str) -> Callable[[Decoder, Json], Any]:
+    dtype = np.dtype(name)
+    return lambda _, node: decode_elements([node["value"]], dtype)[0].item()
+
+
+_READERS: dict[Any, Callable[[Decoder, Json], Any]] = {
+    "int": lambda _, node: int(node["value"]),
+    "float": _python("float64"),
+    "complex": _python("complex128"),
+    "bytes": lambda _, node: bytes.fromhex(node["hex"]),
+    "scalar": _read_scalar,
+    "dtype": _read_dtype,
+    "type": lambda _, node: find_class(node["name"]),
+    "class": lambda _, node: type(node["name"], (), {}),
+    "enum": lambda _, node: find_class(node["class"])[node["name"]],
+    "tuple": lambda decoder, node: tuple(decoder.decode(entry) for entry in node["items"]),
+    "list": _read_list,
+    "dict": _read_dict,
+    "set": lambda decoder, node: {decoder.decode(entry) for entry in node["items"]},
+    "frozenset": lambda decoder, node: frozenset(map(decoder.decode, node["items"])),
+    "slice": lambda decoder, node: slice(
+        *(decoder.decode(node[name]) for name in ("start", "stop", "step"))
+    ),
+    "array": lambda decoder, node: decoder.array(node),
+    "object": _read_object,
+    "blueprint": _read_object,
+    "own": _read_own,
+    "made": lambda decoder, node: Made(node["class"], decoder.fields(node["fields"])),
+    "function": lambda decoder, node: decoder.function(node),
+    "exception": lambda _, node: find_class(node["class"])(node["message"]),
+}

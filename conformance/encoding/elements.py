@@ -1,0 +1,181 @@
+"""Numbers as JSON: ints, floats bit for bit, dtypes, NumPy's scalars, the elements of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+Json: TypeAlias = Any
+"""What `json` reads and writes."""
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+MAX_SAFE_INT = 2**53 - 1
+"""The largest int that every JSON reader keeps, also one that has doubles alone."""
+
+
+def encode_int(value: int) -> int | str:
+    """Return an int as a JSON number, or as a string where a double might not hold it.
+
+    >>> encode_int(2**53 - 1), encode_int(-(2**63))
+    (9007199254740991, '-9223372036854775808')
+    """
+    return value if abs(value) <= MAX_SAFE_INT else str(value)
+
+
+def encode_elements(array: Array) -> list[Json]:
+    """Return the elements of an array in C order, each as JSON.
+
+    A float is the number that it is, which every double holds; one that is not finite is the
+    string of its bits. A complex number is a pair.
+
+    >>> encode_elements(np.array([1.5, -0.0, np.nan], np.float16))
+    [1.5, -0.0, '0x7e00']
+    >>> encode_elements(np.array([2**40, 2**60]))
+    [1099511627776, '1152921504606846976']
+    """
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.dtype == np.bool_:
+        return flat.tolist()
+    if flat.dtype.kind in "iu":
+        return [encode_int(value) for value in flat.tolist()]
+    if flat.dtype.kind == "c":
+        parts = encode_elements(flat.view(_part_of(flat.dtype)))
+        return [list(pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    bits = flat.view(f"u{flat.dtype.itemsize}").tolist()
+    with np.errstate(all="ignore"):
+        values = flat.astype(np.float64).tolist()
+    digits = 2 * flat.dtype.itemsize
+    return [
+        value if math.isfinite(value) else f"0x{word:0{digits}x}"
+        for value, word in zip(values, bits, strict=True)
+    ]
+
+
+def decode_elements(elements: Sequence[Json], dtype: np.dtype[Any]) -> Array:
+    """Return elements as a vector of a dtype; the inverse of `encode_elements`.
+
+    Args:
+        elements: Flat, as `encode_elements` gives them.
+        dtype: The dtype that they were encoded from.
+
+    Raises:
+        ValueError: An element that the dtype does not hold exactly.
+
+    >>> decode_elements(["0x7fc1", 0.5], np.dtype(ml_dtypes.bfloat16)).view(np.uint16).tolist()
+    [32705, 16128]
+    >>> decode_elements([0.1], np.dtype(np.float16))
+    Traceback (most recent call last):
+        ...
+    ValueError: 0.1 is no value of float16
+    """
+    if dtype == np.bool_:
+        return np.array(list(_each(elements, dtype, bool)), dtype)
+    if dtype.kind in "iu":
+        ints = [int(value) for value in _each(elements, dtype, int, str)]
+        limits = np.iinfo(dtype)
+        for value in ints:
+            if not limits.min <= value <= limits.max:
+                raise ValueError(f"{value} is no value of {dtype.name}")
+        return np.array(ints, dtype)
+    if dtype.kind == "c":
+        parts = [part for pair in elements for part in pair]
+        return decode_elements(parts, _part_of(dtype)).view(dtype).copy()
+    found = np.zeros(len(elements), dtype)
+    words = found.view(f"u{dtype.itemsize}")
+    for i, value in enumerate(_each(elements, dtype, int, float, str)):
+        if isinstance(value, str):
+            words[i] = int(value, 16)
+        else:
+            found[i] = value
+            if float(found[i]) != value:
+                raise ValueError(f"{value} is no value of {dtype.name}")
+    return found
+
+
+def _each(elements: Sequence[Json], dtype: np.dtype[Any], *kinds: type) -> Iterator[Any]:
+    """Yield elements, each of which must be of one of some JSON types."""
+    for value in elements:
+        if type(value) not in kinds:
+            raise ValueError(f"{value!r} is no value of {dtype.name}")
+        yield value
+
+
+def _part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the parts of a complex dtype."""
+    return np.dtype(f"f{dtype.itemsize // 2}")
+
+
+def encode_dtype(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name.
+
+    Raises:
+        TypeError: A dtype that the name does not tell all of: of records, text, another byte order.
+
+    >>> encode_dtype(np.dtype(ml_dtypes.float8_e4m3fn))
+    'float8_e4m3fn'
+    """
+    is_known = dtype.isnative and dtype.kind not in "SUMm"
+    if not is_known or decode_dtype(dtype.name) != dtype:
+        raise TypeError(f"dtype {dtype!r} has no name to be written by")
+    return dtype.name
+
+
+def decode_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name, NumPy's or that of `ml_dtypes`.
+
+    >>> decode_dtype("bfloat16"), decode_dtype("int32")
+    (dtype(bfloat16), dtype('int32'))
+    """
+    known = getattr(ml_dtypes, name, None)
+    if isinstance(known, type) and issubclass(known, np.generic):
+        return np.dtype(known)
+    try:
+        return np.dtype(name)
+    except TypeError as error:
+        raise ValueError(f"dtype {name!r} is unknown") from error
+
+
+def nested(flat: Sequence[Json], shape: Sequence[int]) -> Json:
+    """Return elements as lists in lists, by a shape; without elements there are no inner lists.
+
+    >>> nested([1, 2, 3, 4], (2, 2)), nested([7], ()), nested([], (2**40, 0))
+    ([[1, 2], [3, 4]], 7, [])
+    """
+    if not shape:
+        return flat[0]
+    if not flat or len(shape) == 1:
+        return list(flat)
+    step = len(flat) // shape[0]
+    return [nested(flat[i : i + step], shape[1:]) for i in range(0, len(flat), step)]
+
+
+def flattened(values: Json, shape: Sequence[int]) -> list[Json]:
+    """Return the elements of lists in lists; the inverse of `nested`.
+
+    Raises:
+        ValueError: Lists that are not of the shape.
+
+    >>> flattened([[1, 2], [3, 4]], (2, 2))
+    [1, 2, 3, 4]
+    >>> flattened([[1, 2], [3]], (2, 2))
+    Traceback (most recent call last):
+        ...
+    ValueError: values have 1 entries on an axis of 2
+    """
+    if not shape:
+        return [values]
+    if 0 in shape:
+        if values != []:
+            raise ValueError(f"values are not empty, but the shape is {tuple(shape)}")
+        return []
+    if not isinstance(values, list) or len(values) != shape[0]:
+        found = len(values) if isinstance(values, list) else "no"
+        raise ValueError(f"values have {found} entries on an axis of {shape[0]}")
+    if len(shape) == 1:
+        return values
+    return [element for row in values for element in flattened(row, shape[1:])]

@@ -1,0 +1,242 @@
+"""Writes values as plain JSON: arguments as they were drawn, results as they are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from conformance.blueprints import Blueprint
+from conformance.comparison import compared_fields
+from conformance.encoding.classes import class_path, code_path
+from conformance.encoding.elements import (
+    Array,
+    Json,
+    encode_dtype,
+    encode_elements,
+    encode_int,
+)
+from conformance.encoding.memories import Memory, encode_array, owner_of
+
+
+class Encoder:
+    """Writes values, one after another, that may share objects and memory.
+
+    What it writes has an id for every object and a memory for every array; `pruned` leaves out
+    those that tell nothing.
+
+    Attributes:
+        memories: The memories of the arrays written so far, as JSON; to be read at the end.
+
+    >>> Encoder().encode((1, 2.5, np.int32(3), None))
+    {'$': 'tuple', 'items': [1, {'$': 'float', 'value': 2.5}, \
+{'$': 'scalar', 'dtype': 'int32', 'value': 3}, None]}
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[int, int] = {}
+        self._numbers = iter(range(2**62))
+        self._kept: list[object] = []
+        self._memories: list[Memory] = []
+        self._places: dict[int, int] = {}
+        self._has_places = True
+
+    @property
+    def memories(self) -> list[dict[str, Json]]:
+        """Return the memories as JSON."""
+        return [memory.encode() for memory in self._memories]
+
+    def encode(self, value: Any) -> Json:
+        """Return a value as JSON.
+
+        Raises:
+            TypeError: A value of a kind that has no form in JSON.
+        """
+        found = _encode_scalar(value)
+        if found is not _NO_SCALAR:
+            return found
+        if type(value) is tuple:
+            return {"$": "tuple", "items": [self.encode(entry) for entry in value]}
+        if type(value) is slice:
+            parts = {name: getattr(value, name) for name in ("start", "stop", "step")}
+            return {"$": "slice", **self._encode_fields(parts)}
+        if id(value) in self._ids:
+            return {"$": "ref", "id": self._ids[id(value)]}
+        number = self._remember(value)
+        kind, *rest = self._encode_object(value).items()
+        return dict([kind, ("id", number), *rest])
+
+    def same(self, copied: Any, written: Any) -> None:
+        """Say that a side's copy of an object that was written is that object.
+
+        Args:
+            copied: What a `Carrier` made of it; where it stands, a reference is written.
+            written: What was written; nothing is said of what was not.
+        """
+        if id(written) not in self._ids or id(copied) in self._ids:
+            return
+        self._ids[id(copied)] = self._ids[id(written)]
+        self._kept.append(copied)
+        if isinstance(copied, np.ndarray):
+            owner = owner_of(copied)
+            self._places[id(owner)] = self._places[id(owner_of(written))]
+            self._kept.append(owner)
+
+    def seal(self) -> None:
+        """Say that all arguments are written: what comes now is what the call made of them."""
+        for memory in self._memories:
+            memory.is_sealed = True
+
+    def forget(self) -> None:
+        """Say that what comes now is written again, as it is by then, wherever it lies."""
+        self._ids.clear()
+        self._has_places = False
+
+    def _remember(self, value: object) -> int:
+        number = self._ids[id(value)] = next(self._numbers)
+        self._kept.append(value)  # its id is no other value's as long as it lives
+        return number
+
+    def _encode_array(self, array: Array) -> dict[str, Json]:
+        if type(array) is not np.ndarray:
+            raise TypeError(f"a {type(array).__name__} cannot be written")
+        written = {"$": "array", **encode_array(array)}
+        if not self._has_places:
+            return written
+        owner = owner_of(array)
+        place = self._places.setdefault(id(owner), len(self._memories))
+        if place == len(self._memories):
+            self._memories.append(Memory(owner))
+        return {**written, "memory": place, **self._memories[place].place(array, owner)}
+
+    def _encode_object(self, value: Any) -> dict[str, Json]:
+        """Return an object that can stand in several places."""
+        if isinstance(value, np.ndarray):
+            found = self._encode_array(value)
+        elif isinstance(value, type):
+            found = {"$": "class", "name": value.__name__}
+        elif type(value) is list:
+            found = {"$": "list", "items": [self.encode(entry) for entry in value]}
+        elif type(value) is dict:
+            items = [[self.encode(key), self.encode(entry)] for key, entry in value.items()]
+            found = {"$": "dict", "items": items}
+        elif isinstance(value, set | frozenset):
+            found = {"$": type(value).__name__, "items": self._encode_set(value)}
+        elif isinstance(value, types.FunctionType):
+            found = self._encode_function(value)
+        elif isinstance(value, Exception):
+            path = class_path(type(value))
+            found = {"$": "exception", "class": path, "message": str(value)}
+        else:
+            found = self._encode_instance(value)
+        return found
+
+    def _encode_set(self, value: Iterable[Any]) -> list[Json]:
+        """Return the entries of a set in an order that does not change from run to run."""
+        return sorted((self.encode(entry) for entry in value), key=repr)
+
+    def _encode_instance(self, value: Any) -> dict[str, Json]:
+        """Return an object by its attributes, or by those that it is compared by."""
+        cls, path = type(value), class_path(type(value))
+        if isinstance(value, Blueprint):
+            if path is None:
+                raise TypeError(f"a blueprint of a class of no module, {cls}, cannot be written")
+            return {"$": "blueprint", "class": path, "fields": self._encode_fields(vars(value))}
+        compared = compared_fields(value)
+        if hasattr(cls, "compared") or (path is None and compared):
+            fields = {name: getattr(value, name) for name in compared if hasattr(value, name)}
+            return {"$": "made", "class": cls.__name__, "fields": self._encode_fields(fields)}
+        if isinstance(value, types.MethodType | types.BuiltinFunctionType | types.ModuleType):
+            raise TypeError(f"{value!r} cannot be written")
+        if path is not None and _is_plain(cls):
+            return {"$": "object", "class": path, "fields": self._encode_fields(_held(value))}
+        members = {n: v for n, v in vars(cls).items() if not n.startswith("__")}
+        if path is None and cls.__bases__ == (object,) and not any(map(callable, members.values())):
+            return {
+                "$": "own",
+                "class": cls.__name__,
+                "members": self._encode_fields(members),
+                "fields": self._encode_fields(vars(value)),
+            }
+        raise TypeError(f"a {cls.__module__}.{cls.__qualname__} cannot be written")
+
+    def _encode_fields(self, fields: Any) -> dict[str, Json]:
+        return {name: self.encode(value) for name, value in fields.items()}
+
+    def _encode_function(self, function: types.FunctionType) -> dict[str, Json]:
+        """Return a function by what it answers, or by its code where that depends on the question.
+
+        One without named parameters answers one thing; it is asked.
+        """
+        code = function.__code__
+        if code.co_argcount + code.co_kwonlyargcount == 0:
+            try:
+                return {"$": "function", "returns": self.encode(function())}
+            except Exception as error:
+                if isinstance(error, TypeError) and "cannot be written" in str(error):
+                    raise
+                raised = {"class": class_path(type(error)), "message": str(error)}
+                return {"$": "function", "raises": raised}
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        closure = dict(zip(code.co_freevars, cells, strict=True))
+        return {
+            "$": "function",
+            "code": code_path(function),
+            "closure": self._encode_fields(closure),
+            "defaults": [self.encode(value) for value in function.__defaults__ or ()],
+        }
+
+
+_NO_SCALAR = object()
+
+
+def _encode_scalar(value: Any) -> Json:
+    """Return a value that has nothing inside, `_NO_SCALAR` for any other."""
+    kind = type(value)
+    found: Json = _NO_SCALAR
+    if value is None or kind in {bool, str}:
+        found = value
+    elif kind is int:
+        number = encode_int(value)
+        found = number if number is value else {"$": "int", "value": number}
+    elif kind is float:
+        found = {"$": "float", "value": encode_elements(np.array([value]))[0]}
+    elif kind is complex:
+        found = {"$": "complex", "value": encode_elements(np.array([value]))[0]}
+    elif kind is bytes:
+        found = {"$": "bytes", "hex": value.hex()}
+    elif isinstance(value, np.generic):
+        dtype = encode_dtype(value.dtype)
+        found = {"$": "scalar", "dtype": dtype, "value": encode_elements(np.array([value]))[0]}
+    elif isinstance(value, np.dtype):
+        found = _encode_any_dtype(value)
+    elif isinstance(value, type) and class_path(value) is not None:
+        found = {"$": "type", "name": class_path(value)}
+    elif isinstance(value, enum.Enum):
+        found = {"$": "enum", "class": class_path(kind), "name": value.name}
+    return found
+
+
+def _encode_any_dtype(dtype: np.dtype[Any]) -> Json:
+    """Return any dtype, one of records by its fields."""
+    if dtype.names is None:
+        return {"$": "dtype", "name": encode_dtype(dtype)}
+    fields = [[name, encode_dtype(dtype[name])] for name in dtype.names]
+    return {"$": "dtype", "fields": fields}
+
+
+def _is_plain(cls: type) -> bool:
+    """Tell whether objects of a class are what their attributes are."""
+    return dataclasses.is_dataclass(cls) or cls in {types.SimpleNamespace, object}
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, also those in slots."""
+    if hasattr(value, "__dict__"):
+        return dict(vars(value))
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {field.name: getattr(value, field.name) for field in fields}

@@ -1,0 +1,99 @@
+"""Leaves out of an encoded case what tells nothing: ids nobody refers to, memory shown whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from conformance.encoding.elements import Json, decode_dtype
+
+
+def pruned(case: dict[str, Json], memories: list[dict[str, Json]]) -> dict[str, Json]:
+    """Return a case without what a reader need not know, its ids and memories counted from 0.
+
+    Args:
+        case: It, as an `Encoder` wrote it: every object with an id, every array in a memory.
+        memories: The encoder's.
+
+    Returns:
+        The case, with the memories that are left under "memories".
+
+    >>> pruned({"a": {"$": "list", "id": 7, "items": [1]}}, [])
+    {'a': [1]}
+    """
+    nodes = list(_nodes(case))
+    referred = {node["id"] for node in nodes if node["$"] == "ref"}
+    ids = {old: new for new, old in enumerate(_in_order(nodes, referred))}
+    arrays = [node for node in nodes if "memory" in node]
+    shown = Counter(node["memory"] for node in arrays)
+    kept = dict.fromkeys(
+        node["memory"]
+        for node in arrays
+        if shown[node["memory"]] > 1 or not _is_all_of(node, memories[node["memory"]])
+    )
+    places = {old: new for new, old in enumerate(kept)}
+
+    def change(node: dict[str, Json]) -> Json:
+        if "memory" in node:
+            place = places.get(node["memory"])
+            if place is None:
+                for name in ("memory", "offset_bytes", "strides_bytes"):
+                    del node[name]
+            else:
+                node["memory"] = place
+        if "id" in node:
+            number = ids.get(node["id"])
+            if number is not None:
+                node["id"] = number
+                return node
+            del node["id"]
+        return node["items"] if node["$"] == "list" else node
+
+    found = {name: _changed(value, change) for name, value in case.items()}
+    if kept:
+        found["memories"] = [memories[old] for old in kept]
+    return found
+
+
+def _nodes(value: Json) -> Iterator[dict[str, Json]]:
+    """Yield what is tagged, in the order in which it stands."""
+    if isinstance(value, dict):
+        if "$" in value:
+            yield value
+        for inner in value.values():
+            yield from _nodes(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _nodes(inner)
+
+
+def _in_order(nodes: list[dict[str, Json]], referred: set[int]) -> Iterator[int]:
+    for node in nodes:
+        if node["$"] != "ref" and node.get("id") in referred:
+            yield node["id"]
+
+
+def _is_all_of(node: dict[str, Json], memory: dict[str, Json]) -> bool:
+    """Tell whether an array is all of its memory, one element after another."""
+    if node["dtype"] != memory["dtype"] or node["offset_bytes"] != 0:
+        return False
+    step, strides = decode_dtype(node["dtype"]).itemsize, []
+    for length in reversed(node["shape"]):
+        strides.append(step)
+        step *= length
+    is_dense = all(
+        length == 1 or wanted == found
+        for length, wanted, found in zip(
+            node["shape"], reversed(strides), node["strides_bytes"], strict=True
+        )
+    )
+    return step == memory["size"] * decode_dtype(memory["dtype"]).itemsize and (
+        is_dense or memory["size"] == 0
+    )
+
+
+def _changed(value: Json, change: Callable[[dict[str, Json]], Json]) -> Json:
+    if isinstance(value, dict):
+        found = {name: _changed(inner, change) for name, inner in value.items()}
+        return change(found) if "$" in found else found
+    return [_changed(inner, change) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,14 @@
+"""Test vectors: cases in plain JSON, for implementations in any language, and their replay.
+
+`python -m tools.vectors --out DIR` writes them, `vector_checks(DIR)` replays them; `schema.json`
+defines the format, `README.md` beside this package explains it.
+"""
+
+from pathlib import Path
+
+from conformance.vectors.replay import vector_checks
+
+SCHEMA = Path(__file__).with_name("schema.json")
+"""The JSON Schema of the format."""
+
+__all__ = ["SCHEMA", "vector_checks"]

@@ -1,0 +1,121 @@
+"""The cases of a function: answers and refusals of `reference`, recorded as plain JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from conformance.checks import check_refusal
+from conformance.contracts import Call, Contract, Fault
+from conformance.conversion import Carrier
+from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
+from conformance.encoding.calls import start_call
+from conformance.encoding.elements import Json
+from conformance.sides import Side
+from conformance.targets import REFERENCE
+
+
+class _Pairing(Carrier):
+    """Copies values to `reference`'s side, and remembers which is the copy of which."""
+
+    def __init__(self) -> None:
+        super().__init__(REFERENCE.implementation, None)
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def carry(self, value: Any, path: str) -> Any:
+        """Return this side's copy of a value."""
+        carried = super().carry(value, path)
+        if not isinstance(value, int | str | float | tuple | np.generic) and carried is not None:
+            self.pairs.append((value, carried))
+        return carried
+
+
+def answer_case(contract: Contract, call: Call, meets: list[str]) -> dict[str, Json]:
+    """Return the case of a valid call: what it is given, and what `reference` makes of it.
+
+    Args:
+        contract: The function's.
+        call: The call.
+        meets: The situations that it meets.
+
+    Raises:
+        ValueError: A case that does not read as it was written.
+    """
+    encoder, carrier = Encoder(), _Pairing()
+    case: dict[str, Json] = {"kind": "answer", "meets": meets, **start_call(encoder, call)}
+    encoder.seal()
+    arguments = {name: carrier.carry(value, name) for name, value in call.arguments.items()}
+    result = REFERENCE.lookup(call.function)(**arguments)
+    for drawn, carried in carrier.pairs:
+        encoder.same(carried, drawn)
+    case["result"] = encoder.encode(result if contract.shows is None else contract.shows(result))
+    after = after_call(contract, arguments)
+    if after:
+        encoder.forget()
+        case["after"] = {name: encoder.encode(value) for name, value in after.items()}
+    return _checked(pruned(case, encoder.memories), call)
+
+
+def after_call(contract: Contract, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what a function changed, as it is then: by argument, or as a contract observes it."""
+    if contract.observe is not None:
+        return {OBSERVED: contract.observe(arguments)}
+    return {name: arguments[name] for name in sorted(contract.changes) if name in arguments}
+
+
+OBSERVED = "observed"
+"""Under which it stands what a contract observes of a caller's own objects."""
+
+
+def refusal_case(contract: Contract, fault: Fault, call: Call) -> dict[str, Json]:
+    """Return the case of a bad call: what it is given, and how it is refused.
+
+    Raises:
+        Mismatch: A call that `reference` does not refuse as the fault says.
+        ValueError: A case that does not read as it was written.
+    """
+    case = encode_call(call)
+    case = {"kind": "refusal", **case, "refusal": refusal_of(fault)}
+    _checked(case, call)
+    if fault.is_hint:
+        return case
+    asked: list[tuple[Json, Any, Any]] = []
+    read = decode_call(case, Decoder(case.get("memories", ()), asked))
+    check_refusal(Side(REFERENCE, read), fault, contract.observe)
+    for node, question, answer in asked:
+        encoder = Encoder()
+        entry = {"asked": [*map(encoder.encode, question)], "answer": encoder.encode(answer)}
+        known = node.setdefault("answers", [])
+        entry = pruned(entry, encoder.memories)
+        if entry not in known:
+            known.append(entry)
+    return case
+
+
+def refusal_of(fault: Fault) -> dict[str, Json]:
+    """Return how a fault is refused, as JSON: the class, and what the message names.
+
+    >>> refusal_of(Fault("it is 0", ValueError, "(a|b)", lambda call, _: call))
+    {'what': 'it is 0', 'error': 'ValueError', 'names': ['a', 'b']}
+    """
+    plain = fault.argument.replace("(", "").replace(")", "").replace("\\.", ".")
+    found: dict[str, Json] = {
+        "what": fault.name,
+        "error": fault.error.__name__,
+        "names": plain.split("|"),
+    }
+    if fault.is_value:
+        found["in_checked_mode_only"] = True
+    if fault.is_hint:
+        found["of_a_hint"] = True
+    return found
+
+
+def _checked(case: dict[str, Json], call: Call) -> dict[str, Json]:
+    """Return the case of a call, which reads as it was written."""
+    # As text: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+    if json.dumps(encode_call(decode_call(case))) != json.dumps(encode_call(call)):
+        raise ValueError(f"a call of {call.function} does not read as it was written")
+    return case

@@ -1,0 +1,245 @@
+"""The cases of objects that keep state: what is done to one, in order, and what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from conformance.blueprints import DEVICE
+from conformance.checks import is_named
+from conformance.contracts import Call, Fault
+from conformance.encoding import Encoder, pruned
+from conformance.encoding.elements import Json
+from conformance.faults.block_table import BAD_OPERATIONS
+from conformance.strategies import kv_layout
+from conformance.strategies.block_table import Operation, Session, block_tables_sessions
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import REFERENCE, Target
+from conformance.test_buffers import Copies, copies
+from conformance.vectors.cases import refusal_of
+
+LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
+
+Step = dict[str, Any]
+"""One thing that is done, with Python's values: what the JSON of a step is made of."""
+
+
+class Stage:
+    """Where a session is played: an object, or an implementation's own state.
+
+    Args:
+        target: Whose.
+        constructor: How the object is made; None where the implementation's state is meant.
+    """
+
+    def __init__(self, target: Target, constructor: Call | None) -> None:
+        self.target = target
+        self.subject: Any = None
+        if constructor is not None:
+            self.subject = self._call(target.lookup(constructor.function), constructor.arguments)
+
+    def do(self, step: Step) -> Any:
+        """Do one step and return what it answers."""
+        if step["do"] == "set environment":
+            os.environ.pop(step["variable"], None)
+            if step["value"] is not None:
+                os.environ[step["variable"]] = step["value"]
+            return None
+        if step["do"] == "read":
+            return getattr(self.subject, step["attribute"])
+        if step["do"] == "write":
+            carried = self.target.carrier().carry(step["value"], step["attribute"])
+            half = getattr(self.subject, step["attribute"])
+            if isinstance(half, np.ndarray):
+                half[...] = carried
+            else:
+                half.copy_(carried)
+            return None
+        if self.subject is None:
+            return self._call(self.target.lookup(step["method"]), step["arguments"])
+        return self._call(getattr(self.subject, step["method"]), step["arguments"])
+
+    def _call(self, function: Any, arguments: dict[str, Any]) -> Any:
+        carrier = self.target.carrier()
+        given = {name: carrier.carry(value, name) for name, value in arguments.items()}
+        kinds = {p.kind: n for n, p in inspect.signature(function).parameters.items()}
+        several = given.pop(kinds.get(inspect.Parameter.VAR_POSITIONAL, ""), ())
+        return function(*several, **given)
+
+
+@contextlib.contextmanager
+def untouched(target: Target) -> Iterator[None]:
+    """Leave the environment and the layout as they were; inside, neither says anything at first."""
+    implementation: Any = target.implementation
+    before = os.environ.pop(LAYOUT_VARIABLE, None)
+    set_layout = getattr(implementation, "set_kv_cache_layout", lambda _: None)
+    set_layout(None)
+    try:
+        yield
+    finally:
+        set_layout(None)
+        os.environ.pop(LAYOUT_VARIABLE, None)
+        if before is not None:
+            os.environ[LAYOUT_VARIABLE] = before
+
+
+def session_case(
+    function: str, constructor: Call | None, steps: list[Step], meets: list[str]
+) -> dict[str, Json]:
+    """Return the case of a session, played by `reference`.
+
+    Args:
+        function: What it is about.
+        constructor: How its object is made, if there is one.
+        steps: What is done; one that is meant to be refused has a "refusal", as `refusal_of` says.
+        meets: What happens in it.
+
+    Raises:
+        ValueError: A step that ended otherwise than it was meant to.
+    """
+    encoder = Encoder()
+    case: dict[str, Json] = {"kind": "session", "meets": meets, "function": function}
+    if constructor is not None:
+        arguments = {n: encoder.encode(value) for n, value in constructor.arguments.items()}
+        case["constructor"] = {"function": constructor.function, "arguments": arguments}
+    case["steps"] = []
+    with untouched(REFERENCE):
+        stage = Stage(REFERENCE, constructor)
+        for step in steps:
+            case["steps"].append(_played(stage, step, encoder))
+    return pruned(case, encoder.memories)
+
+
+def _played(stage: Stage, step: Step, encoder: Encoder) -> dict[str, Json]:
+    """Do a step and return it with what it answered, which later steps no longer change."""
+    written = dict(step)
+    if "arguments" in step:
+        written["arguments"] = {n: encoder.encode(v) for n, v in step["arguments"].items()}
+    if "value" in step:
+        written["value"] = encoder.encode(step["value"])
+    try:
+        answer = stage.do(step)
+    except Exception as error:
+        refusal = step.get("refusal")
+        if refusal is None or not is_refused(refusal, error):
+            raise ValueError(f"{step} was refused otherwise than it was meant to be") from error
+        return written
+    if "refusal" in step:
+        raise ValueError(f"{step} was not refused")
+    if step["do"] in {"call", "read"}:
+        written["result"] = encoder.encode(_copied(answer))
+    return written
+
+
+def is_refused(refusal: Json, error: object) -> bool:
+    """Tell whether an exception is the one that a refusal asks for.
+
+    >>> is_refused({"error": "ValueError", "names": ["a", "b"]}, ValueError("b is -1"))
+    True
+    """
+    return type(error).__name__ == refusal["error"] and any(
+        is_named(type(error), name.replace(".", r"\\."), error)  # type: ignore[arg-type]  # it is one
+        for name in refusal["names"]
+    )
+
+
+def _copied(value: Any) -> Any:
+    """Return what an array holds now, in memory of its own."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return type(value)(map(_copied, value)) if isinstance(value, list | tuple) else value
+
+
+def _steps_of_tables(session: Session) -> list[Step]:
+    return [_step_of(operation) for operation in session.operations]
+
+
+def _step_of(operation: Operation) -> Step:
+    step: Step = {"do": "call", "method": operation.method, "arguments": operation.arguments}
+    if operation.refused is not None and operation.error is not None:
+        fault = Fault(
+            operation.refused,
+            operation.error,
+            operation.argument,
+            lambda call, _: call,
+            is_value=operation.is_value,
+        )
+        step["refusal"] = refusal_of(fault)
+    return step
+
+
+def _tables_case(session: Session) -> dict[str, Json]:
+    arguments = {**session.constructor.arguments, "device": DEVICE}
+    constructor = Call("BlockTables", arguments)
+    return session_case(
+        "BlockTables", constructor, _steps_of_tables(session), sorted(session.events)
+    )
+
+
+def _buffer_case(life: Copies) -> dict[str, Json]:
+    dtype = np.dtype(life.dtype)
+    arguments = {"size": life.size, "dtype": dtype, "device": DEVICE, "pin_memory": False}
+    steps: list[Step] = [{"do": "read", "attribute": half} for half in ("cpu", "gpu")]
+    for half, value, number in life.copies:
+        written = np.zeros(life.size, dtype)
+        written[...] = value % 2 if dtype == np.bool_ else value
+        steps.append({"do": "write", "attribute": half, "value": written})
+        method = "copy_to_gpu" if half == "cpu" else "copy_to_cpu"
+        steps.append({"do": "call", "method": method, "arguments": {"n": number}})
+        steps.append({"do": "read", "attribute": half})
+    meets = [f"elements of {dtype.name}", f"{len({half for half, _, _ in life.copies})} ways"]
+    if 0 in life.size:
+        meets.append("an empty buffer")
+    else:
+        meets += [f"{half} is more than zeros" for half, value, n in life.copies if value % 2 and n]
+    if any(number not in {None, life.size[0]} for _, _, number in life.copies):
+        meets.append("a part is copied")
+    return session_case("CpuGpuBuffer", Call("CpuGpuBuffer", arguments), steps, meets)
+
+
+def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str, Json]:
+    """Return the case of a history, whose every step that JSON has a form for is played."""
+    steps = list(filter(None, map(_layout_step, history)))
+    with untouched(REFERENCE):
+        stage = Stage(REFERENCE, None)
+        for step in steps:
+            try:
+                stage.do(step)
+            except ValueError:
+                fault = Fault("no layout", ValueError, "NHD|HND", lambda call, _: call)
+                step["refusal"] = refusal_of(fault)
+    told = [step.get("method", step["do"]) for step in steps]
+    meets = {f"{a}, {b}" for a, b in itertools.pairwise(told)}
+    meets |= {f"{step['method']} is refused" for step in steps if "refusal" in step}
+    return session_case(function, None, steps, sorted(meets))
+
+
+def _layout_step(step: kv_layout.Step) -> Step | None:
+    if step.what == "get":
+        return {"do": "call", "method": "get_kv_cache_layout", "arguments": {}}
+    value = step.made()
+    if step.what == "environment":
+        return {"do": "set environment", "variable": LAYOUT_VARIABLE, "value": value}
+    if step.what == "attribute" or not isinstance(value, str | int | float | bytes | None):
+        return None
+    return {"do": "call", "method": "set_kv_cache_layout", "arguments": {"cache_layout": value}}
+
+
+def session_strategies(function: str) -> list[tuple[SearchStrategy[Any], Any]]:
+    """Return strategies of what is done to an object, each with what makes a case of it."""
+    if function == "BlockTables":
+        refusing = block_tables_sessions(MINIMAL, tried=BAD_OPERATIONS)
+        return [(block_tables_sessions(MINIMAL), _tables_case), (refusing, _tables_case)]
+    if function == "CpuGpuBuffer":
+        return [(copies(MINIMAL), _buffer_case)]
+    about = st.just(function)
+    histories = st.tuples(about, kv_layout.histories(MINIMAL))
+    return [(histories, lambda drawn: _layout_case(*drawn))]

@@ -1,0 +1,280 @@
+"""The corpus: what is kept is read and tried as a test would try it, and bugs fail it again."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import conformance
+import fast
+from conformance.checks import Check, checks_in
+from conformance.contracts import Call
+from conformance.corpus import (
+    CORPUS,
+    add_example,
+    add_failure,
+    add_to_corpus,
+    check_of,
+    corpus_checks,
+    read_corpus,
+)
+from conformance.profiles import PROFILES, Kind
+from conformance.report import Mismatch
+from conformance.situations import LEDGER
+from conformance.strategies.arrays import guarded
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import TARGETS, Target
+from conformance.vectors import SCHEMA
+from conformance.vectors.drawing import drawn
+
+HOST = TARGETS["host"]
+
+TABLES = "conformance.test_block_table:test_block_tables"
+
+
+def _reader() -> types.ModuleType:
+    """Return the reader of vectors, which stands alone."""
+    path = Path(__file__).parents[1] / "tools" / "read_vectors.py"
+    spec = importlib.util.spec_from_file_location("read_vectors", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+READER = _reader()
+
+
+def lengths(*seq_lens: int) -> Call:
+    """Return a call that shares sequences among two ranks."""
+    arguments = {"seq_lens": guarded(seq_lens, np.int32), "dcp_size": 2, "dcp_rank": 1}
+    return Call("get_dcp_local_seq_lens", arguments)
+
+
+def wrong(name: str, function: Callable[..., Any]) -> Target:
+    """Return a target that is `fast` but for one function."""
+    module = types.ModuleType("wrong")
+    vars(module).update({n: v for n, v in vars(fast).items() if not n.startswith("__")})
+    setattr(module, name, function)
+    return Target("host", module)
+
+
+def failures(directory: Path, target: Target) -> list[str]:
+    """Return the reasons of the cases that a target gets wrong."""
+    found = []
+    for check in corpus_checks(directory):
+        try:
+            check.bind(target)()
+        except AssertionError:
+            found.append(check.description)
+    return found
+
+
+@pytest.mark.parametrize("target", ["host", "sim"])
+def test_the_corpus_is_got_right(target: str) -> None:
+    """Each kept case is answered, or refused, as `reference` does it."""
+    checks = corpus_checks()
+    assert checks
+    for check in checks:
+        check.bind(TARGETS[target])()
+
+
+def test_the_corpus_is_of_the_schema() -> None:
+    """Each file obeys the rules, and is called after its function and what is in it."""
+    schema = READER.Schema(json.loads(SCHEMA.read_text()))
+    for path, case in read_corpus():
+        schema.check(case, "corpus_case", path.name)
+        READER.Case(case)
+        assert path.name.startswith(f"{case['contract']}-")
+
+
+def test_the_corpus_is_installed_with_the_package() -> None:
+    """It lies beside the module."""
+    assert Path(conformance.__file__).parent / "corpus" == CORPUS
+
+
+def test_a_kept_call_is_tried_again(tmp_path: Path) -> None:
+    """A wrong answer to a kept call fails its check, which counts its examples."""
+    path = add_to_corpus(lengths(5, 0, 7), "an odd length", directory=tmp_path)
+    assert [] == failures(tmp_path, HOST)
+
+    def rounds_up(seq_lens: torch.Tensor, dcp_size: int = 1, *_: Any, **__: Any) -> torch.Tensor:  # noqa: ANN401
+        return (seq_lens + dcp_size - 1) // dcp_size
+
+    assert ["an odd length"] == failures(tmp_path, wrong("get_dcp_local_seq_lens", rounds_up))
+    [check] = corpus_checks(tmp_path)
+    assert ("get_dcp_local_seq_lens", f"corpus/{path.stem}") == (check.function, check.name)
+    before = LEDGER.examples["get_dcp_local_seq_lens", "host"]
+    check.bind(HOST, PROFILES["dev"], "kept", shrink=False)()
+    assert LEDGER.examples["get_dcp_local_seq_lens", "host"] > before
+
+
+def test_what_is_not_given_is_not_looked_at(tmp_path: Path) -> None:
+    """A result that would be a view of an argument is none where there is no such argument."""
+    arguments = {
+        "block_table": np.array([[5, 9]], np.int32),
+        "query_start_loc": np.array([0, 2], np.int32),
+        "positions": np.array([1, 2]),
+        "block_size": 2,
+    }
+    add_to_corpus(Call("compute_slot_mapping", arguments), "no out", directory=tmp_path)
+    assert [] == failures(tmp_path, HOST)
+
+
+def test_a_kept_refusal_is_tried_again(tmp_path: Path) -> None:
+    """A bad call must get the class that `reference` gives, and name what it is said to name."""
+    bad = lengths(5).replacing(dcp_rank=2)
+    add_to_corpus(bad, "a rank outside", names=["dcp_rank"], directory=tmp_path)
+    assert [] == failures(tmp_path, HOST)
+    for error in (TypeError("dcp_rank"), ValueError("nonsense"), None):
+
+        def answer(*_: Any, error: Any = error, **__: Any) -> Any:  # noqa: ANN401
+            if error is not None:
+                raise error
+            return torch.zeros(1, dtype=torch.int32)
+
+        found = failures(tmp_path, wrong("get_dcp_local_seq_lens", answer))
+        assert ["a rank outside"] == found
+
+
+def test_one_input_is_one_file(tmp_path: Path) -> None:
+    """The same call again is the same file, as it was; another call is another."""
+    path = add_to_corpus(lengths(5), "first", directory=tmp_path / "new")
+    text = path.read_text()
+    assert path == add_to_corpus(lengths(5), "second", directory=tmp_path / "new")
+    assert text == path.read_text()
+    assert path != add_to_corpus(lengths(6), "first", directory=tmp_path / "new")
+    assert 2 == len(read_corpus(tmp_path / "new"))
+
+
+def _example_of(check: Check) -> Any:  # noqa: ANN401  # of any kind
+    return drawn(check.examples(MINIMAL), 6, "corpus")[-1]
+
+
+def test_a_session_is_kept_as_an_example(tmp_path: Path) -> None:
+    """What was done to an object is done again, in the same order."""
+    example = _example_of(check_of(TABLES))
+    add_example(TABLES, example, "rows got lost", function="BlockTables", directory=tmp_path)
+    assert [] == failures(tmp_path, HOST)
+
+    class Tables(fast.BlockTables):
+        def gather_block_tables(self, idx_mapping: torch.Tensor) -> Any:  # noqa: ANN401
+            found = super().gather_block_tables(idx_mapping)
+            return found[::-1] if len(found) > 1 else tuple(table + 1 for table in found)
+
+    assert ["rows got lost"] == failures(tmp_path, wrong("BlockTables", Tables))
+
+
+def test_laws_are_kept_as_examples(tmp_path: Path) -> None:
+    """What a law of micro-batches drew is read again, facts and all, and passes."""
+    module = importlib.import_module("conformance.test_ubatch")
+    laws = [(n, check) for n, check in checks_in(vars(module)) if check.kind is Kind.LAW]
+    assert laws
+    for name, check in laws:
+        where = f"{module.__name__}:{name}" + (f"[{check.law}]" if check.law else "")
+        assert check is check_of(where)
+        function = check.function
+        add_example(where, _example_of(check), where, function=function, directory=tmp_path)
+    assert [] == failures(tmp_path, HOST)
+    assert len(laws) >= len(read_corpus(tmp_path))
+
+
+def test_a_failing_check_is_kept(tmp_path: Path) -> None:
+    """What `--corpus-add` keeps of a check that failed fails again, in a run of its own."""
+
+    def none(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
+        try:
+            return fast.get_dcp_local_seq_lens(*args, **keywords) * 0
+        except ValueError:
+            return torch.zeros(1, dtype=torch.int32)
+
+    target = wrong("get_dcp_local_seq_lens", none)
+    module = importlib.import_module("conformance.test_context_parallel")
+    for name, check in checks_in(vars(module)):
+        seen: list[Any] = []
+
+        def body(target: Target, example: Any, check: Check = check, seen: Any = seen) -> None:  # noqa: ANN401
+            try:
+                check.body(target, example)
+            except Exception as error:
+                seen.append((example, error))
+                raise
+
+        watched = Check(check.function, check.kind, check.examples, body, "", presets=[MINIMAL])
+        with contextlib.suppress(Exception):
+            watched.bind(target, PROFILES["default"], "minimal")()
+        law = f"[{check.law}]" if check.law else ""
+        where = f"{module.__name__}:{name}{law}"
+        for drawn_last, raised in seen[-1:]:
+            add_failure(check, where, drawn_last, raised, directory=tmp_path)
+    cases = [case for _, case in read_corpus(tmp_path)]
+    kept = [case["reason"] for case in cases]
+    assert {"call", "example"} == {case["kind"] for case in cases}
+    assert any("ValueError naming" in reason for reason in kept)
+    assert sorted(kept) == sorted(failures(tmp_path, target))
+    assert [] == failures(tmp_path, HOST)
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (
+            lambda d: add_to_corpus(Call("slots", {}), "?", directory=d),
+            KeyError,
+            "slots has no contract",
+        ),
+        (
+            lambda d: add_to_corpus(lengths(1).replacing(dcp_size=print), "?", directory=d),
+            TypeError,
+            "cannot be written",
+        ),
+        (
+            lambda d: add_example("conformance.test_slots:gone", 1, "?", function="f", directory=d),
+            ValueError,
+            "check 'conformance.test_slots:gone' is not there",
+        ),
+        (
+            lambda d: add_example("conformance.gone:test_x", 1, "?", function="f", directory=d),
+            ValueError,
+            "check 'conformance.gone:test_x' is not there",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    act: Callable[[Path], Path], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    """A function without a contract, an argument without a form, a check that is not there."""
+    with pytest.raises(error) as refusal:
+        act(tmp_path)
+    assert message in str(refusal.value)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
+    """A file that is no JSON, or of another version, is named before anything runs."""
+    path = Path(shutil.copy(read_corpus()[0][0], tmp_path))
+    path.write_text(path.read_text().replace('"1.0"', '"9.0"', 1))
+    with pytest.raises(ValueError, match=rf"{path.name} is of schema 9.0"):
+        corpus_checks(tmp_path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=rf"{path.name} cannot be read"):
+        corpus_checks(tmp_path)
+
+
+def test_mismatches_are_told_in_the_words_of_the_call(tmp_path: Path) -> None:
+    """A kept case fails with the report that any case has."""
+    add_to_corpus(lengths(5), "?", directory=tmp_path)
+    target = wrong("get_dcp_local_seq_lens", lambda seq_lens, *_, **__: seq_lens + 1)
+    with pytest.raises(Mismatch, match=r"result\[0\] = 6, but should be 2  \(request 0\)|result"):
+        corpus_checks(tmp_path)[0].bind(target)()

@@ -1,0 +1,367 @@
+"""What is written as JSON reads as it was, to the bit, the byte beside it, and the object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import reference
+from conformance.blueprints import DEVICE, Blueprint
+from conformance.contracts import Call, Contract, Fault, replaced
+from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
+from conformance.encoding.classes import class_path, code_path, find_code
+from conformance.encoding.elements import decode_elements, encode_elements
+from conformance.encoding.memories import owner_of
+from conformance.strategies.arrays import guarded, guarded_table
+from conformance.strategies.backends import Backend
+from conformance.strategies.engines import Own, OwnClass
+from conformance.strategies.multimodal import NAN_BITS, random_bits
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import REFERENCE
+from conformance.vectors.drawing import drawn
+from conformance.vectors.subjects import contracts
+
+FLOATS = [
+    *map(np.dtype, (np.float16, np.float32, np.float64)),
+    *(np.dtype(getattr(ml_dtypes, name)) for name in dir(ml_dtypes) if name.startswith("float8_e")),
+    np.dtype(ml_dtypes.bfloat16),
+]
+FLOATS = [dtype for dtype in FLOATS if dtype.name in {*vars(ml_dtypes), *vars(np)}]
+
+
+class Likeness:
+    """Walks two values side by side, and raises where they are not alike."""
+
+    def __init__(self) -> None:
+        self.twins: dict[int, tuple[Any, Any]] = {}
+        self.owners: dict[int, tuple[Any, Any]] = {}
+
+    def check(self, wanted: Any, found: Any, where: str) -> None:  # noqa: ANN401  # anything
+        """Check type, content, and that what was one object is one."""
+        if isinstance(wanted, types.FunctionType):
+            assert callable(found), where
+            return
+        is_made_anew = class_path(type(wanted)) is None  # no module has its class
+        assert type(wanted) is type(found) or is_made_anew, where
+        assert type(wanted).__name__ == type(found).__name__, where
+        can_be_told_apart = isinstance(wanted, list | dict | np.ndarray) or hasattr(
+            wanted, "__dict__"
+        )
+        if can_be_told_apart and id(wanted) in self.twins:
+            assert self.twins[id(wanted)][1] is found, where
+            return
+        self.twins[id(wanted)] = wanted, found
+        if isinstance(wanted, np.ndarray):
+            self.check_array(wanted, found, where)
+        elif isinstance(wanted, list | tuple):
+            assert len(wanted) == len(found), where
+            for place, (a, b) in enumerate(zip(wanted, found, strict=True)):
+                self.check(a, b, f"{where}[{place}]")
+        elif isinstance(wanted, dict):
+            assert list(wanted) == list(found), where
+            for key in wanted:
+                self.check(wanted[key], found[key], f"{where}[{key!r}]")
+        elif isinstance(wanted, type) or not hasattr(wanted, "__dict__"):
+            # By its text: NaN, and 0.0 and -0.0.
+            assert type(wanted) is object or repr(wanted) == repr(found), where
+        else:
+            self.check(vars(wanted), vars(found), where)
+
+    def check_array(self, wanted: Any, found: Any, where: str) -> None:  # noqa: ANN401  # arrays
+        """Check an array, and all the memory that it lies in."""
+        assert (wanted.dtype, wanted.shape) == (found.dtype, found.shape), where
+        assert wanted.tobytes() == found.tobytes(), where
+        ours, theirs = owner_of(wanted), owner_of(found)
+        if wanted.size:
+            assert wanted.strides == found.strides, where
+            offsets = [
+                a.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+                for a, owner in ((wanted, ours), (found, theirs))
+            ]
+            assert offsets[0] == offsets[1], where
+        assert ours.tobytes() == theirs.tobytes(), where
+        assert self.owners.setdefault(id(ours), (ours, theirs))[1] is theirs, where
+
+
+def read_again(call: Call) -> Call:
+    """Return a call as it reads after it was written as text."""
+    return decode_call(json.loads(to_text(encode_call(call))))
+
+
+def check_round_trip(call: Call) -> None:
+    """Raise where a call does not read as it was written."""
+    found = read_again(call)
+    assert call.function == found.function
+    Likeness().check([call.arguments, call.hints], [found.arguments, found.hints], "call")
+
+
+@pytest.mark.parametrize("contract", contracts().values(), ids=contracts())
+def test_every_call_reads_as_it_was_written(contract: Contract) -> None:
+    """Valid calls and bad ones of every function, with the memory around their arrays."""
+    faults: dict[str, Fault] = {fault.name: fault for fault in contract.faults}
+
+    def look(call: Call, draw: Any) -> None:  # noqa: ANN401  # Hypothesis' own
+        check_round_trip(call)
+        for name in list(faults):
+            bad = faults[name].breaks(call, draw)
+            if bad is not None:
+                check_round_trip(bad)
+                del faults[name]
+
+    assert drawn(contract.calls(MINIMAL), 3, contract.function, look)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.name)
+def test_floats_keep_their_bits(dtype: np.dtype[Any]) -> None:
+    """All words of 8 and 16 bits, and NaNs of all payloads, -0.0 and infinities of wider ones."""
+    if dtype.itemsize <= 2:
+        words = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}")
+        values = words.view(dtype)
+    else:
+        values = random_bits((40, 50), dtype, seed=3).reshape(-1)
+    written = json.loads(to_text(encode_elements(values)))
+    assert values.tobytes() == decode_elements(written, dtype).tobytes()
+    is_number = [not isinstance(element, str) for element in written]
+    with np.errstate(invalid="ignore"):
+        assert np.isfinite(values.astype(np.float64)).tolist() == is_number
+
+
+def test_what_a_number_looks_like() -> None:
+    """Ints that a double holds are numbers, others text; a float is never taken for an int."""
+    encode = Encoder().encode
+    assert [2**53 - 1, 1 - 2**53] == [encode(2**53 - 1), encode(1 - 2**53)]
+    assert {"$": "int", "value": "9007199254740992"} == encode(2**53)
+    assert {"$": "int", "value": f"{10**30}"} == encode(10**30)
+    assert {"$": "float", "value": 1.0} == encode(1.0)
+    assert {"$": "float", "value": "0xfff0000000000000"} == encode(-np.inf)
+    assert {"$": "complex", "value": [0.0, -1.5]} == encode(-1.5j)
+    assert {"$": "scalar", "dtype": "bool", "value": True} == encode(np.True_)
+    assert {"$": "scalar", "dtype": "int64", "value": f"{-(2**63)}"} == encode(np.int64(-(2**63)))
+    assert "-0.0" in to_text(encode(-0.0))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 5, -(2**70), 0.1, float("nan"), -0.0, 2j, b"NHD\xff", 'a\n"é', ""),
+        *((), (1, (2,), []), [[]], {}, {3: "a", "b": (1,)}, {1, 2}, frozenset({"a"})),
+        *(slice(1, None), slice(np.int32(1), 2**60, -1), int, np.float16, ml_dtypes.bfloat16),
+        *(np.dtype(np.int8), np.dtype(object), np.dtype([("a", np.int32), ("b", np.float16)])),
+        *(np.float32(0.1), np.uint64(2**64 - 1), reference.AttentionCGSupport.ALWAYS),
+        *(SimpleNamespace(kv_cache=[None]), reference.CacheConfig(), reference.UBatchSlice),
+        *(np.zeros((), np.int8), np.zeros((2, 0, 3)), np.zeros((0, 2**31), bool)),
+        *(np.array([1 + 2j, complex(np.nan, -np.inf)], np.complex64), np.zeros((2, 3)).T),
+        *(DEVICE, Own(OwnClass("Layer", OwnClass("Base")), "a", {"window": (4095, 0)})),
+        *(guarded([1, 2**62], np.int64, 2), guarded([3, 1, 2], np.int32)[::-1]),
+        *(guarded_table([[5, 9], [7]], 3, 3, -1), np.broadcast_to(np.array([7]), (3, 1))),
+    ],
+    ids=repr,
+)
+def test_every_kind_of_value(value: Any) -> None:  # noqa: ANN401  # of every kind
+    """What may stand in an argument reads as it was."""
+    check_round_trip(Call("f", {"value": value}))
+
+
+def test_one_object_stays_one() -> None:
+    """Lists, arrays, objects and blueprints that stand twice; what is only equal stays two."""
+    names, array, backend = ["a"], np.arange(3), Backend()
+    spec = reference.FullAttentionSpec(16, 2, 8, np.dtype(np.float16))
+    both = [names, array, backend, spec]
+    found = read_again(Call("f", {"a": both, "b": tuple(both), "c": [["a"], np.arange(3)]}))
+    for first, second in zip(found.arguments["a"], found.arguments["b"], strict=True):
+        assert first is second
+    assert found.arguments["a"][0] is not found.arguments["c"][0]
+    assert found.arguments["a"][1] is not found.arguments["c"][1]
+
+
+def test_an_object_may_hold_itself() -> None:
+    """A list, a dict and a namespace that stand inside themselves."""
+    context: dict[str, Any] = {"list": []}
+    context["list"].append(context)
+    context["layer"] = SimpleNamespace(context=context)
+    context["layer"].own = context["layer"]
+    found = read_again(Call("f", {"context": context})).arguments["context"]
+    assert found["list"][0] is found["layer"].context is found
+    assert found["layer"].own is found["layer"]
+
+
+def test_views_share_their_memory() -> None:
+    """Two views of one memory are views of one memory, and its guard bands are as they were."""
+    memory = np.arange(10, dtype=np.int16)
+    found = read_again(Call("f", {"a": memory[1:4], "b": memory[8:2:-2]})).arguments
+    found["a"][2] = 99
+    assert [8, 6, 4] == found["b"].tolist()
+    root = owner_of(found["a"])
+    assert root is owner_of(found["b"])
+    assert [0, 1, 2, 99, 4, 5, 6, 7, 8, 9] == root.tolist()
+
+
+def test_small_things_look_small() -> None:
+    """What tells nothing is not written: ids nobody needs, memory shown whole, a filler's bytes."""
+    spec = reference.MultipleOf(4)
+    assert {
+        "function": "f",
+        "arguments": {
+            "a": {"$": "array", "dtype": "int32", "shape": [2], "values": [1, 2]},
+            "b": ["layers.0"],
+            "c": {"$": "object", "class": "reference:MultipleOf", "fields": {"base": 4}},
+        },
+    } == encode_call(Call("f", {"a": np.array([1, 2], np.int32), "b": ["layers.0"], "c": spec}))
+    case = encode_call(Call("f", {"a": guarded([7], np.int64), "b": [spec, spec]}, hints={"h": 1}))
+    assert [{"dtype": "int64", "size": 5, "filled_with": "0xaa"}] == case["memories"]
+    assert {"memory": 0, "offset_bytes": 16, "strides_bytes": [8]}.items() <= (
+        case["arguments"]["a"].items()
+    )
+    assert {"$": "ref", "id": 0} == case["arguments"]["b"][1]
+    assert {"h": 1} == case["hints"]
+
+
+def test_text_is_for_people() -> None:
+    """Lines are at most 100 signs long where they can be, and rows stand on one."""
+    value = {"values": [list(range(20)) for _ in range(30)], "flat": list(range(300))}
+    text = to_text(value)
+    assert value == json.loads(text)
+    assert 100 >= max(map(len, text.splitlines()))
+    assert 60 > len(text.splitlines())
+
+
+def test_functions_answer_as_they_did() -> None:
+    """A constant answer, a refusal, and a function of its question, with what it holds."""
+
+    def read(function: Any) -> Any:  # noqa: ANN401  # a function
+        return read_again(Call("f", {"f": function})).arguments["f"]
+
+    shape = [2, 3]
+    assert shape == read(lambda *_, **__: shape)(1, a=2)
+    with pytest.raises(AttributeError, match="deep inside"):
+        read(_raises)()
+    call = Call("f", {"a": 1})
+    [found] = [read(replaced("a", object)) for _ in range(1)]
+    assert object is found(call, None).arguments["a"]
+    path = code_path(found)
+    assert found.__code__ is find_code(path)[0]
+
+
+def _raises(*_: object) -> None:
+    raise AttributeError("deep inside")
+
+
+def test_what_the_harness_made_on_the_way() -> None:
+    """An instance of a class that no module has keeps its class' name and its attributes."""
+    foreign = type("MultipleOf", (), {"base": True})()
+    foreign.more = [1]
+    found = read_again(Call("f", {"a": [foreign]})).arguments["a"][0]
+    assert ("MultipleOf", True, [1]) == (type(found).__name__, found.base, found.more)
+    assert "MultipleOf(...)" == repr(found)
+
+
+def test_results_are_told_by_what_they_are_compared_by() -> None:
+    """An object of a result becomes one of that name, compared by the same; a class its name."""
+
+    class Built:
+        compared = ("rows", "cls")
+
+        def __init__(self, rows: Any, cls: type) -> None:  # noqa: ANN401  # an array
+            self.rows, self.cls, self.secret = rows, cls, object()
+
+    rows = np.arange(3)
+    encoder = Encoder()
+    case = {"rows": encoder.encode(rows)}
+    encoder.seal()
+    case["result"] = encoder.encode([Built(rows, type("Fast", (), {})), Built(rows[1:], int)])
+    case = pruned(case, encoder.memories)
+    decoder, carrier = Decoder(case["memories"]), REFERENCE.carrier()
+    carried = carrier.carry(decoder.decode(case["rows"]), "rows")
+    first, second = carrier.carry(decoder.decode(case["result"]), "result")
+    assert ("Built", ("rows", "cls")) == (type(first).__name__, type(first).compared)
+    assert first.rows is carried
+    assert np.shares_memory(second.rows, carried)
+    assert ["Fast", "int"] == [first.cls.__name__, second.cls.__name__]
+
+
+class _Unwritable:
+    def act(self) -> None:
+        """Do what no JSON tells."""
+
+
+@dataclasses.dataclass
+class _Blueprint(Blueprint):
+    def make(self, carrier: Any) -> None:  # noqa: ANN401  # a carrier
+        """Make nothing."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            np.array(["NHD"]),
+            np.array([None]),
+            np.arange(3).astype(">i4"),
+            np.arange(3).view(np.recarray),
+        ),
+        *(_Unwritable(), print, [].append, json, st.integers(), iter([]), _Blueprint()),
+        *(type("Names", (list,), {})(), lambda x: x),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # anything
+    """A value that would not read as it was is not written."""
+    with pytest.raises(TypeError):
+        encode_call(Call("f", {"value": value}))
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"$": "set of sets"}, "a node of kind 'set of sets' is unknown"),
+        ({"$": "type", "name": "os:PathLike"}, "class 'os:PathLike' is in none of reference,"),
+        ({"$": "type", "name": "reference:kv_reads"}, "class 'reference:kv_reads' is no class"),
+        ({"$": "type", "name": "reference:Gone"}, "class 'reference:Gone' is not there any more"),
+        ({"$": "dtype", "name": "int33"}, "dtype 'int33' is unknown"),
+        ({"$": "scalar", "dtype": "int8", "value": 128}, "128 is no value of int8"),
+        ({"$": "scalar", "dtype": "int8", "value": True}, "True is no value of int8"),
+        ({"$": "scalar", "dtype": "float16", "value": 0.1}, "0.1 is no value of float16"),
+        (
+            {"$": "array", "dtype": "int8", "shape": [2], "values": [1]},
+            "values have 1 entries on an axis of 2",
+        ),
+        (
+            {"$": "array", "dtype": "int8", "shape": [0], "values": [1]},
+            "values are not empty, but the shape is (0,)",
+        ),
+        (
+            {
+                "$": "array",
+                "dtype": "int8",
+                "shape": [3],
+                "values": [1, 2, 3],
+                "memory": 0,
+                "offset_bytes": 2,
+                "strides_bytes": [1],
+            },
+            "an array reaches outside memory 0",
+        ),
+        (
+            {"$": "function", "code": "conformance.contracts:gone", "closure": {}, "defaults": []},
+            "function 'conformance.contracts:gone' is not there any more",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused(node: Any, message: str) -> None:  # noqa: ANN401  # JSON
+    """What is not of the schema, or not there, gets a sentence that says so."""
+    with pytest.raises(ValueError, match=r".") as refusal:
+        Decoder([{"dtype": "int8", "size": 4}]).decode(node)
+    assert message in str(refusal.value)
+
+
+def test_nans_of_every_dtype_are_drawn() -> None:
+    """The floats above are all that embeddings are made of."""
+    assert set(NAN_BITS) <= set(FLOATS)

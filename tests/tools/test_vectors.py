@@ -1,0 +1,332 @@
+"""Vectors of every function: written, read by a stranger's script, replayed, and found wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fast
+from conformance.report import Mismatch
+from conformance.targets import TARGETS, Target
+from conformance.vectors import vector_checks
+from conformance.vectors.replay import replay
+from conformance.vectors.subjects import contracts, functions, uncovered
+from tools import vectors
+
+READER = Path(__file__).with_name("read_vectors.py")
+
+HOST = TARGETS["host"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with vectors of every function, one valid call of each."""
+    folder = tmp_path_factory.mktemp("vectors") / "out"
+    assert 0 == vectors.main(["--out", str(folder), "--examples", "1"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a few vectors of some functions."""
+    folder = tmp_path_factory.mktemp("vectors") / "more"
+    names = "get_dcp_local_seq_lens,compute_slot_mapping,CpuGpuBuffer"
+    assert 0 == vectors.main(["--out", str(folder), "--examples", "3", "--functions", names])
+    return folder
+
+
+@pytest.fixture
+def few(more: Path, tmp_path: Path) -> Path:
+    """Return a folder with vectors of some functions, which a test may spoil."""
+    return Path(shutil.copytree(more, tmp_path / "few"))
+
+
+def read_with_the_standard_library(folder: Path) -> tuple[int, list[str]]:
+    """Return the status and the lines of the reader, in a process that imports nothing else."""
+    command = [sys.executable, "-I", "-S", str(READER), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # ours
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+def failures(folder: Path, target: Target) -> list[str]:
+    """Return the names of the cases that a target gets wrong."""
+    found = []
+    for check in vector_checks(folder):
+        try:
+            check.bind(target)()
+        except Mismatch:
+            found.append(check.name)
+    return found
+
+
+def test_every_function_has_vectors(written: Path) -> None:
+    """Each has its folder; each fault of each contract its case; other names have a reason."""
+    index = json.loads((written / "index.json").read_text())
+    assert functions() == list(index["functions"])
+    assert [] == uncovered()
+    manifests = [json.loads(p.read_text()) for p in written.glob("*/manifest.json")]
+    assert [] == [m["function"] for m in manifests if "faults_without_a_case" in m]
+    for manifest in manifests:
+        files = sorted(p.name for p in (written / manifest["function"]).iterdir())
+        assert sorted(["manifest.json", *(case["file"] for case in manifest["cases"])]) == files
+        contract = contracts().get(manifest["function"])
+        abouts = {case["about"] for case in manifest["cases"] if case["kind"] == "refusal"}
+        assert {fault.name for fault in contract.faults if contract} <= abouts if contract else True
+
+
+def test_a_stranger_reads_them(written: Path) -> None:
+    """A script that knows the standard library alone finds nothing wrong with any file."""
+    status, [line] = read_with_the_standard_library(written)
+    assert 0 == status
+    counts = {kind: int(number) for number, kind in map(str.split, line.split(", "))}
+    assert {"index": 1, "manifest": len(functions())}.items() <= counts.items()
+    total = counts["answer"] + counts["refusal"] + counts["session"]
+    assert total == len(vector_checks(written))
+
+
+@pytest.mark.parametrize("target", ["host", "sim"])
+def test_fast_does_what_they_say(written: Path, target: str) -> None:
+    """Every case of every function is replayed green."""
+    if target == "sim":
+        checks = [check for check in vector_checks(written) if check.kind.value == "same answer"]
+    else:
+        checks = vector_checks(written)
+    for check in checks:
+        check.bind(TARGETS[target])()
+
+
+def leaves(node: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401  # JSON
+    """Yield the places of all numbers and bools in a result that are part of what it says."""
+    how = {"$", "id", "memory", "offset_bytes", "strides_bytes", "shape", "dtype", "class"}
+    entries = node.items() if isinstance(node, dict) else enumerate(node)
+    for place, value in entries:
+        if isinstance(value, dict | list):
+            yield from leaves(value) if place not in how else ()
+        elif isinstance(value, bool | int | float) and place not in how:
+            yield node, place
+
+
+def another(value: float) -> float:
+    """Return another number than a number, another bool than a bool."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) or not value else -value
+
+
+def test_another_result_is_told_apart(written: Path) -> None:
+    """A number or bool of a recorded result that is made another makes the replay fail."""
+    tried = set()
+    for path in sorted(written.glob("*/answer-*.json")):
+        case, function = json.loads(path.read_text()), path.parent.name
+        said = {name: case[name] for name in ("result", "after") if name in case}
+        places = [*leaves(said)]
+        for node, place in places[:: max(len(places) // 5, 1)]:
+            holder, before = case if node is said else node, node[place]
+            holder[place] = another(before)
+            with pytest.raises((Mismatch, ValueError)):
+                replay(case, HOST, contracts()[function])
+            holder[place] = before
+            tried.add(function)
+    assert 40 < len(tried)
+
+
+def wrong(name: str, make: Callable[[Any], Any]) -> Target:
+    """Return a target whose one function is made of `fast`'s."""
+    module = types.ModuleType("wrong")
+    vars(module).update({n: v for n, v in vars(fast).items() if not n.startswith("__")})
+    setattr(module, name, make(getattr(fast, name)))
+    return Target("host", module)
+
+
+def _off_by_one(function: Any) -> Any:  # noqa: ANN401  # a function
+    return lambda *args, **keywords: function(*args, **keywords) + 1
+
+
+def _of_another_dtype(function: Any) -> Any:  # noqa: ANN401  # a function
+    return lambda *args, **keywords: function(*args, **keywords).to(torch.float64)
+
+
+def _in_new_memory(function: Any) -> Any:  # noqa: ANN401  # a function
+    return lambda *args, **keywords: function(*args, **keywords).clone()
+
+
+def _that_refuses_all(error: Exception) -> Any:  # noqa: ANN401  # a maker
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return lambda _: refuse
+
+
+def _that_writes_beside(function: Any) -> Any:  # noqa: ANN401  # a function
+    def other(seq_lens: torch.Tensor, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        found = function(seq_lens, *args, **keywords)
+        torch.as_strided(seq_lens, (1,), (1,), 0).fill_(77)
+        return found
+
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("get_dcp_local_seq_lens", _off_by_one),
+        ("get_dcp_local_seq_lens", _of_another_dtype),
+        ("get_dcp_local_seq_lens", _that_writes_beside),
+        ("get_dcp_local_seq_lens", _that_refuses_all(ValueError("seq_lens is bad"))),
+        ("compute_slot_mapping", _off_by_one),
+        ("compute_slot_mapping", _in_new_memory),
+        ("compute_slot_mapping", _that_refuses_all(ValueError("no"))),
+    ],
+)
+def test_wrong_implementations_are_found(name: str, make: Callable[[Any], Any], more: Path) -> None:
+    """A wrong value, dtype, memory, class of refusal or name in its message fails some case."""
+    found = failures(more, wrong(name, make))
+    assert {name} == {case.split("/")[0] for case in found}
+
+
+def test_a_wrong_object_is_found(tmp_path: Path) -> None:
+    """A buffer whose copies go nowhere fails a session."""
+    folder = tmp_path / "buffers"
+    arguments = ["--out", str(folder), "--examples", "8", "--functions", "CpuGpuBuffer"]
+    assert 0 == vectors.main(arguments)
+
+    class Buffer(fast.CpuGpuBuffer):
+        def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
+            return torch.zeros_like(super().copy_to_gpu(n))
+
+    assert failures(folder, wrong("CpuGpuBuffer", lambda _: Buffer))
+    assert [] == failures(folder, HOST)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (
+            lambda case: case["arguments"]["query_start_loc"].update(dtype="int33"),
+            r"arguments.query_start_loc.dtype: 'int33' is none of",
+        ),
+        (
+            lambda case: case["arguments"]["query_start_loc"].update(shape=[99]),
+            "arguments.query_start_loc: values are not of shape [99]",
+        ),
+        (
+            lambda case: case["arguments"]["query_start_loc"].update(dtype="bool"),
+            "arguments.query_start_loc: 0 is no bool",
+        ),
+        (
+            lambda case: case["arguments"]["query_start_loc"].update(offset_bytes=4000),
+            "arguments.query_start_loc: reaches outside memory",
+        ),
+        (
+            lambda case: case["arguments"].update(other=1),
+            "compute_slot_mapping/answer-000.json: other is no parameter",
+        ),
+        (lambda case: case.update(result={"$": "ref", "id": 77}), "result: there is no object 77"),
+        (lambda case: case.update(result={"$": "tensor"}), "result.$: 'tensor' is none of"),
+        (lambda case: case.update(result={"$": "slice"}), "result: lacks 'start'"),
+        (lambda case: case.update(result=2**53), "result: 9007199254740992 is too small or too"),
+        (lambda case: case.update(result=0.5), "result: 0.5 is no null or boolean or integer"),
+        (lambda case: case.update(schema_version="2.0"), "'2.0' is not like"),
+        (lambda case: case.pop("result"), "lacks 'result'"),
+        (lambda case: case.update(remark="?"), "'remark' is unknown"),
+    ],
+)
+def test_the_reader_finds_what_is_wrong(
+    spoil: Callable[[Any], object], line: str, few: Path
+) -> None:
+    """Each rule, of the schema and of what it cannot say, broken in one file, gets one line."""
+    path = few / "compute_slot_mapping" / "answer-000.json"
+    case = json.loads(path.read_text())
+    spoil(case)
+    path.write_text(json.dumps(case))
+    status, lines = read_with_the_standard_library(few)
+    assert 1 == status
+    assert any(line in told and "answer-000.json" in told for told in lines), lines
+
+
+def test_the_reader_finds_what_is_not_there(few: Path) -> None:
+    """A case that is gone, one that nobody lists, a number that is not so."""
+    folder = few / "get_dcp_local_seq_lens"
+    (folder / "refusal-000.json").rename(folder / "refusal-999.json")
+    index = json.loads((few / "index.json").read_text())
+    index["functions"]["CpuGpuBuffer"] += 1
+    (few / "index.json").write_text(json.dumps(index))
+    status, lines = read_with_the_standard_library(few)
+    assert 1 == status
+    assert any("refusal-000.json: [Errno 2]" in line for line in lines)
+    assert any("refusal-999.json: is in no manifest" in line for line in lines)
+    assert any("CpuGpuBuffer: has" in line for line in lines)
+
+
+def test_an_older_reader_says_so(few: Path) -> None:
+    """Files of another version are not replayed."""
+    path = few / "index.json"
+    path.write_text(path.read_text().replace('"1.0"', '"2.0"'))
+    with pytest.raises(ValueError, match=r"index.json is of schema 2.0, but this is a reader of 1"):
+        vector_checks(few)
+    with pytest.raises(ValueError, match=r"nowhere/index.json cannot be read"):
+        vector_checks(few / "nowhere")
+
+
+def test_vectors_do_not_change_from_run_to_run(written: Path, tmp_path: Path) -> None:
+    """The same command writes the same files, in another process with other hashes too."""
+    name = "UniformTypeKVCacheSpecs,add_kv_sharing_layers_to_kv_cache_groups"
+    command = [sys.executable, "-m", "tools.vectors", "--out", str(tmp_path / "again")]
+    command += ["--examples", "1", "--functions", name]
+    subprocess.run(command, check=True, capture_output=True, cwd=READER.parents[2])  # noqa: S603
+    files = [*(tmp_path / "again").glob("*/*.json")]
+    assert len(files) > 20
+    for path in files:
+        same = written / path.parent.name / path.name
+        assert same.read_text() == path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "the following arguments are required: --out"),
+        ("--out {new} --examples 0", "argument --examples: '0' is no whole number of at least 1"),
+        (
+            "--out {new} --functions slots",
+            "no vectors of 'slots'; there are some of ",
+        ),
+        ("--out {full}", "is there already, and not an empty folder"),
+        ("--out {full}/file", "is there already, and not an empty folder"),
+        ("--out {full}/file/below", "Not a directory"),
+    ],
+)
+def test_a_wrong_call_is_one_line(
+    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be used ends with status 2 and says why; nothing is written."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    call = arguments.format(new=tmp_path / "new", full=tmp_path / "full").split()
+    with pytest.raises(SystemExit) as ended:
+        vectors.main(call)
+    assert 2 == ended.value.code
+    told = capsys.readouterr().err
+    assert message in told
+    assert 1 == told.count("\n")
+    assert "mine" == (tmp_path / "full" / "file").read_text()
+
+
+def test_the_table_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was written is counted by kind."""
+    arguments = ["--out", str(tmp_path / "out"), "--functions", "MultipleOf,CpuGpuBuffer"]
+    assert 0 == vectors.main([*arguments, "--examples", "4"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert ["MultipleOf", "4", "7", ""] == rows[0]
+    assert ["CpuGpuBuffer", "", "", "2"] == rows[1]
+    assert ["all", "4", "7", "2"] == rows[2]
