@@ -1,0 +1,387 @@
+"""The mutation tester, on a toy package whose survivors are known."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[mutation]'")
+
+from tools import mutate
+from tools.mutation import court, judge, reach
+from tools.mutation.loop_cache import LoopLocator
+from tools.mutation.mutants import Mutant, find_mutants
+from tools.mutation.project import Project
+from tools.mutation.regions import Source
+from tools.mutation.session import Verdict
+from tools.mutation.workers import Ended
+
+CLAMPING = '''"""A toy."""
+
+
+def clamp(value: int, low: int, high: int) -> int:
+    """Return the nearest value that is allowed."""
+    if value < low:
+        return low
+    if value > high:
+        return high
+    return value
+'''
+
+COUNTING = '''"""Another."""
+
+from toy.clamping import clamp
+
+
+def count_down(number: int) -> int:
+    """Return 0, after a while."""
+    while number:
+        number -= 1
+    return number
+
+
+def never(number: int) -> int:
+    """Is called by nobody."""
+    return clamp(number, 0, 1) + 1
+'''
+
+CHECKS = '''"""What is said of the toys."""
+
+from hypothesis import strategies as st
+
+import toy
+from conformance.checks import law
+
+
+@law("clamp", lambda preset: st.integers(-9, 9))
+def test_a_value_is_clamped(target, value):
+    """A value is between the bounds, and stays where it is if it was."""
+    assert sorted([-3, value, 3])[1] == toy.clamp(value, -3, 3)
+
+
+@law("count_down", lambda preset: st.integers(0, 9))
+def test_nothing_is_left(target, number):
+    """Nothing is left."""
+    assert toy.count_down(number) == 0
+'''
+
+SAME = '[[equivalent]]\nmodule = "clamping"\nfunction = "clamp"\nreason = "It is its own bound."\n'
+BELOW = SAME + 'before = "if value < low:"\nafter = "if value <= low:"\n'
+ABOVE = SAME + 'before = "if value > high:"\nafter = "if value >= high:"\n'
+SEEN = SAME + 'before = "if value > high:"\nafter = "if value <= high:"\n'
+GONE = SAME + 'before = "if value > top:"\nafter = "if value >= top:"\n'
+NEVER = (
+    '[[elsewhere]]\nmodule = "counting"\nfunction = "never"\nreason = "Runs on the moon only."\n'
+)
+RUNS = NEVER.replace('"never"', '"count_down"')
+
+
+@dataclasses.dataclass
+class Toy:
+    """A project of its own, and the options of its runs."""
+
+    project: Project
+    declared: str = ""
+
+    def run(self, *options: str) -> int:
+        """Run the command line, and return its exit status."""
+        root = self.project.root
+        (root / "declared.toml").write_text(self.declared, encoding="utf-8")
+        common = ["--db", f"{root}/build/toy.sqlite", "--equivalents", f"{root}/declared.toml"]
+        return mutate.main([*common, "--workers", "2", "--profile", "dev", *options], self.project)
+
+
+def make_toy(root: Path) -> Toy:
+    """Return a project of two modules and their checks."""
+    files = {
+        "toy/__init__.py": "from toy.clamping import clamp\nfrom toy.counting import count_down\n",
+        "toy/clamping.py": CLAMPING,
+        "toy/counting.py": COUNTING,
+        "toychecks/__init__.py": "",
+        "toychecks/test_toys.py": CHECKS,
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return Toy(Project(root, "toy", "toychecks", ()))
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    """Return a project that nobody has judged."""
+    return make_toy(tmp_path)
+
+
+class Judged(NamedTuple):
+    """A project, the runs that judged one of its modules, and what they printed."""
+
+    toy: Toy
+    statuses: list[int]
+    printed: list[str]
+
+    def copied_to(self, folder: Path) -> Toy:
+        """Return a copy of the project, with what was found."""
+        shutil.copytree(self.toy.project.root, folder, dirs_exist_ok=True)
+        return Toy(dataclasses.replace(self.toy.project, root=folder))
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """Return a project, one of whose modules was judged in two runs: one mutant, then the rest."""
+    found = Judged(make_toy(tmp_path_factory.mktemp("judged")), [], [])
+    for more in (("--sample", "1"), ()):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            found.statuses.append(found.toy.run("--modules", "clamping", *more))
+        found.printed.append(out.getvalue())
+    return found
+
+
+@pytest.fixture
+def no_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no process be started."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a judge was called")
+
+    monkeypatch.setattr(court, "run_all", refuse)
+
+
+def test_survivors_are_told(judged: Judged) -> None:
+    """What no check sees survives, is shown with its diff, and fails the run."""
+    assert judged.statuses[1] == 1
+    out = judged.printed[1]
+    assert [4, 2, 2] == numbers(out, "clamping")
+    assert "    -    if value < low:\n    +    if value <= low:\n" in out
+    assert "    -    if value > high:\n    +    if value >= high:\n" in out
+    assert out.count("passes 2 checks") == 2
+    assert "clamping: 50.0% of the mutants are seen, at least 90.0% must be" in out
+
+
+def test_a_part_is_no_whole(judged: Judged) -> None:
+    """A module that was not judged to the end is told as such, and fails nothing."""
+    assert judged.statuses[0] == 0
+    assert "1 of 4 *" in judged.printed[0]
+
+
+@pytest.mark.usefixtures("no_judges")
+def test_what_is_judged_stays_judged(judged: Judged, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another run judges nothing; what is declared equivalent does not count."""
+    toy = judged.toy
+    toy.declared = BELOW + ABOVE
+    assert toy.run("--modules", "clamping") == 0
+    assert "100.0%" in capsys.readouterr().out
+    toy.declared = BELOW + ABOVE + SEEN + GONE
+    assert toy.run("--modules", "clamping") == 1
+    out = capsys.readouterr().out
+    assert "declared equivalent, but seen by test_toys::test_a_value_is_clamped[host-" in out
+    assert "declared equivalent, but no longer there: clamping clamp: 'if value > top:' -> " in out
+
+
+@pytest.mark.usefixtures("no_judges")
+def test_what_is_forgotten_stays_forgotten(
+    judged: Judged, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was judged is forgotten when it is said so, and stays forgotten."""
+    toy = judged.copied_to(tmp_path)
+    assert toy.run("--modules", "clamping", "--list-survivors") == 1
+    assert "0 of 4 *" not in capsys.readouterr().out
+    assert toy.run("--modules", "clamping", "--list-survivors", "--fresh") == 0
+    assert "0 of 4 *" in capsys.readouterr().out
+    assert toy.run("--modules", "clamping", "--list-survivors") == 0
+    assert "0 of 4 *" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_judges")
+def test_a_changed_module_is_judged_anew(
+    judged: Judged, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With another source, what was found of a module does not count."""
+    toy = judged.copied_to(tmp_path)
+    path = toy.project.modules()["clamping"]
+    path.write_text(CLAMPING.replace("value > high", "high < value"), encoding="utf-8")
+    assert toy.run("--modules", "clamping", "--list-survivors") == 0
+    assert "0 of 4 *" in capsys.readouterr().out
+
+
+def test_loops_that_do_not_end_are_ended(
+    toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant that never ends is seen, by the clock; what nobody calls is not reached."""
+    monkeypatch.setattr(court, "TIMES_THE_ORIGINAL", 0)
+    toy.declared = NEVER
+    status = toy.run("--modules", "counting", "--timeout-seconds", "1")
+    out = capsys.readouterr().out
+    assert status == 0, out
+    mutants, killed, timeouts, elsewhere = numbers(out, "counting")
+    assert (mutants, elsewhere) == (killed + timeouts + elsewhere, 7)
+    assert timeouts >= 2
+    toy.declared = NEVER + RUNS
+    assert toy.run("--modules", "counting", "--list-survivors") == 1
+    assert "declared elsewhere, but seen by " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_judges")
+def test_wrong_calls(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown module, and a file of declarations that is none, are refused in a line."""
+    with pytest.raises(SystemExit, match="2"):
+        toy.run("--modules", "clamping,clumping")
+    expected = "--modules: toy has no 'clumping'; it has clamping, counting\n"
+    assert capsys.readouterr().err.endswith(expected)
+    for declared, message in {
+        "[[same]]": "has [[same]], but there are equivalent, elsewhere",
+        "[[equivalent]]": "[[equivalent]] 1 lacks after",
+        BELOW + "line = 3": "[[equivalent]] 1 has the unknown line",
+        BELOW.replace("It is its own bound.", " "): "[[equivalent]] 1 gives no reason",
+        "[": "declared.toml: ",
+    }.items():
+        toy.declared = declared
+        with pytest.raises(SystemExit, match="2"):
+            toy.run()
+        assert message in capsys.readouterr().err
+
+
+def test_checks_that_fail_judge_nobody(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checks that fail without any mutant end the run, by name."""
+    path = toy.project.root / "toychecks/test_toys.py"
+    path.write_text(CHECKS.replace("== 0", "== 1"), encoding="utf-8")
+    with pytest.raises(SystemExit, match="2"):
+        toy.run("--modules", "counting")
+    err = capsys.readouterr().err
+    assert "test_nothing_is_left[host-" in err
+    assert "fails without a mutant: AssertionError" in err
+
+
+ODDITIES = '''"""Nothing here but `value + 1` matters."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toy import X1
+
+__all__ = ["a" + "b"]
+
+
+def one(value: "int | None" = None, *, other: list[int] | int = 7) -> int | None:
+    """1 + 1 is 2."""
+    if value is None:
+        at = 3 - 2
+        raise ValueError(f"value is {at + 1}" + "!")
+    return value + 1
+'''
+
+
+def test_what_cannot_matter_is_left_out(tmp_path: Path) -> None:
+    """No mutant changes an annotation, a list of names, or the words of an error."""
+    path = tmp_path / "odd.py"
+    path.write_text(ODDITIES, encoding="utf-8")
+    changes = [(m.place.function, m.after) for m in find_mutants("odd", path)]
+    head = 'def one(value: "int | None" = None, *, other: list[int] | int = {}) -> int | None:'
+    assert changes == [
+        ("one", head.format("8")),
+        ("one", head.format("6")),
+        ("one", "if value is not None:"),
+        ("one", "pass"),
+        ("one", "return value - 1"),
+        ("one", "return value + 2"),
+        ("one", "return value + 0"),
+    ]
+
+
+def test_places() -> None:
+    """Each line is known by its function and its statement; heads of functions run at import."""
+    source = Source(COUNTING)
+    whiled = source.place((8, 4))
+    assert ("count_down", (8, 8), False) == (whiled.function, whiled.lines, whiled.is_import_time)
+    head = source.place((6, 8))
+    assert ((6, 10), True) == (head.around, head.is_import_time)
+    assert source.place((3, 0)).is_import_time
+
+
+def test_users_are_found(toy: Toy) -> None:
+    """A module is used by those that import it, however far."""
+    users = toy.project.users()
+    assert users == {"clamping": {"clamping", "counting"}, "counting": {"counting"}}
+
+
+def test_lines_are_traced(tmp_path: Path) -> None:
+    """The tracer notes the lines that run, and of machine code all."""
+    path = tmp_path / "traced.py"
+    path.write_text("def f(x):\n    if x:\n        return 1\n    return 2\n", encoding="utf-8")
+    names: dict[str, FunctionType] = {}
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)  # noqa: S102  # our own
+    tracer = reach.Tracer({"traced": path})
+    before = sys.gettrace()
+    sys.settrace(tracer.enter)
+    try:
+        names["f"](0)
+    finally:
+        sys.settrace(before)
+    assert tracer.lines() == {"traced": {1, 2, 4}}
+
+
+def test_loops_are_known_by_what_they_say() -> None:
+    """Machine code is never that of another constant, in the loop or outside it."""
+
+    def loop(text: str, size: int) -> str:
+        names = {"SIZE": size}
+        exec(text, names)  # noqa: S102  # our own
+        function = names["f"]
+        assert isinstance(function, FunctionType)
+        return LoopLocator(function).get_source_stamp()
+
+    text = "def f(x):\n    return x * SIZE + 1\n"
+    assert loop(text, 2) == loop("\n\n" + text, 2)
+    others = {loop(text, 2), loop(text, 3), loop(text.replace("1", "2"), 2)}
+    assert len(others) == 3
+
+
+def test_a_judge_is_quiet_about_where_it_works() -> None:
+    """Checks are named as pytest names them."""
+    check = judge.CheckId("test_slots", "test_x", "sim", "real")
+    assert str(check) == "test_slots::test_x[sim-real]"
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "is_late", "verdict", "error"),
+    [
+        (-signal.SIGSEGV, False, Verdict.CRASHED, "the process ended with SIGSEGV"),
+        (3, False, Verdict.CRASHED, "the process ended with 3"),
+        (-signal.SIGPROF, False, Verdict.TIMEOUT, "it did not end"),
+        (-signal.SIGKILL, True, Verdict.TIMEOUT, "it did not end"),
+    ],
+)
+def test_a_judge_that_dies_has_seen_it(
+    exitcode: int, is_late: bool, verdict: Verdict, error: str
+) -> None:
+    """A mutant that takes its judge with it is told apart from one that never ends."""
+    check = judge.CheckId("test_toys", "test_x", "host", "real")
+    found = court.judgement_of(judge.Limited(check, 2.0), Ended(exitcode, is_late), has_judges=True)
+    assert (verdict, error, str(check)) == (found.verdict, found.error, found.by)
+
+
+def test_every_mutant_of_fast_compiles_and_differs() -> None:
+    """Each mutant of a real module is another text, and has a name of its own."""
+    path = mutate.ROOT / "fast" / "sequence_parallel.py"
+    mutants: list[Mutant] = find_mutants("sequence_parallel", path)
+    assert len(mutants) > 10
+    assert len({mutant.text for mutant in mutants}) == len(mutants)
+    assert len({mutant.digest for mutant in mutants}) == len(mutants)
+    keys = {(m.place.function, m.before, m.after, m.nth) for m in mutants}
+    assert len(keys) == len(mutants)
+    assert all(mutant.diff.count("\n") >= 3 for mutant in mutants)
+
+
+def numbers(out: str, module: str) -> list[int]:
+    """Return the counts of a module's line in the table."""
+    line = next(line for line in out.splitlines() if line.startswith(f"  {module} "))
+    return [int(word) for word in line.split() if word.isdecimal()]

@@ -1,0 +1,245 @@
+"""Mutation testing of `fast`: does the conformance run see bugs?
+
+    python -m tools.mutate [--modules slots,ubatch] [--workers 2] [--budget-minutes N]
+
+makes mutants of each module, one change in each (`tools/mutation/operators.py` says which), and
+lets the module's conformance checks judge them, in the simulator too: first those of its own test
+module, then those of all functions whose modules import it; of these, those that come by the
+changed line. A mutant that no check sees survives. What is judged is kept, and stays judged while
+the source of the module is unchanged. Mutants that mean what the original means are declared in
+`tools/equivalents.toml`. The exit status is 0; 1 where under 95% of the mutants that are not
+declared are seen in all, or under 90% in a module, or a declaration is wrong; 2 when the call was
+wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from rich.console import Console
+from tqdm import tqdm
+
+from tools.mutation.court import Court
+from tools.mutation.equivalents import Declarations
+from tools.mutation.judge import Bench
+from tools.mutation.mutants import Mutant, find_mutants
+from tools.mutation.project import Project
+from tools.mutation.session import Judgement, Session
+from tools.mutation.summary import make_table, shortfalls, survivor_lines, tally
+
+ROOT: Final = Path(__file__).parents[1]
+FOLDER: Final = ROOT / "build" / "mutants"
+EQUIVALENTS: Final = Path(__file__).with_name("equivalents.toml")
+TARGETS: Final = ("host", "sim")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None, project: Project | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+        project: What is mutated, and by what it is judged; None: `fast`, by `conformance`.
+
+    Returns:
+        The exit status: 0 where enough mutants are seen, otherwise 1.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    project = project or Project(ROOT)
+    files = project.modules()
+    chosen = options.modules.split(",") if options.modules else list(files)
+    for name in chosen:
+        if name not in files:
+            parser.error(f"--modules: {project.package} has no {name!r}; it has {', '.join(files)}")
+    try:
+        declarations = Declarations.read(options.equivalents)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    mutants = [mutant for name in chosen for mutant in find_mutants(name, files[name])]
+    session = Session(options.db)
+    try:
+        if options.fresh:
+            session.forget(mutants)
+        run = Run(mutants, session, declarations)
+        status = 0
+        if not options.list_survivors:
+            try:
+                run.judge(project, options)
+            except RuntimeError as error:  # there is no judging with checks that fail
+                parser.error(str(error))
+            except KeyboardInterrupt:
+                status = 130
+        return run.tell() or status
+    finally:
+        session.close()
+
+
+class Run:
+    """The mutants of a run, and what is known of them.
+
+    Args:
+        mutants: The mutants.
+        session: Keeps what is found.
+        declarations: What is declared of them.
+    """
+
+    def __init__(
+        self, mutants: Sequence[Mutant], session: Session, declarations: Declarations
+    ) -> None:
+        self._mutants = mutants
+        self._session = session
+        self._declarations = declarations
+
+    def judged(self) -> list[tuple[Mutant, Judgement]]:
+        """Return the mutants that were judged, and what was found of each."""
+        known = [(mutant, self._session.judgement(mutant)) for mutant in self._mutants]
+        return [(mutant, judgement) for mutant, judgement in known if judgement is not None]
+
+    def judge(self, project: Project, options: argparse.Namespace) -> None:
+        """Judge those that are not judged yet.
+
+        Args:
+            project: Has the judges.
+            options: Of the command line.
+
+        Raises:
+            RuntimeError: A check fails without a mutant, or cannot be imported.
+        """
+        left = [mutant for mutant in self._mutants if self._is_open(mutant, options)]
+        if options.sample is not None and options.sample < len(left):
+            chosen = random.Random(options.seed).sample(range(len(left)), options.sample)  # noqa: S311  # no secret
+            left = [left[at] for at in sorted(chosen)]
+        if not left:
+            return
+        folder = options.db.parent.resolve()
+        copy = project.copied_to(folder / "source")
+        bench = Bench(copy, options.profile, folder, copy.independent())
+        court = Court(
+            bench,
+            TARGETS,
+            options.workers,
+            options.timeout_seconds,
+            is_thorough=options.thorough,
+        )
+        for mutant, judgement in self.judged():
+            court.learn(mutant, judgement)
+        deadline = None
+        if options.budget_minutes is not None:
+            deadline = time.monotonic() + 60 * options.budget_minutes
+        modules = list(dict.fromkeys(mutant.module for mutant in left))
+        with tqdm(
+            total=court.num_missing(modules), desc="checks run", unit="check", leave=False
+        ) as bar:
+            for _ in court.measure(modules):
+                bar.update()
+        survived = 0
+        with tqdm(total=len(left), unit="mutant", smoothing=0.05) as bar:
+            for mutant, judgement in court.judge(left, deadline):
+                self._session.note(mutant, judgement)
+                survived += judgement.verdict.is_alive
+                bar.set_description(mutant.module, refresh=False)
+                bar.set_postfix(survived=survived, refresh=False)
+                bar.update()
+
+    def _is_open(self, mutant: Mutant, options: argparse.Namespace) -> bool:
+        """Tell whether a mutant is to be judged."""
+        judgement = self._session.judgement(mutant)
+        return judgement is None or (options.survivors_again and judgement.verdict.is_alive)
+
+    def tell(self) -> int:
+        """Print the survivors, the table and what is wrong; return the exit status."""
+        judged = self.judged()
+        for line in survivor_lines(judged, self._declarations):
+            print(line)
+        tallies = tally(self._mutants, judged, self._declarations)
+        Console(width=None if sys.stdout.isatty() else 120).print(make_table(tallies))
+        complete = [name for name, one in tallies.items() if one.is_complete]
+        wrong = self._declarations.wrong(complete, judged) + shortfalls(tallies)
+        for line in wrong:
+            print(line)
+        return 1 if wrong else 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = _Parser(
+        prog="python -m tools.mutate",
+        description="Make mutants of fast, and let its conformance checks judge them.",
+    )
+    add = parser.add_argument
+    add("--modules", metavar="A,B", help="such as slots,kernels.moves; default: all of fast")
+    add(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        default=os.cpu_count() or 1,
+        help="judges at a time; default: one for each core, %(default)s",
+    )
+    add("--budget-minutes", type=_positive, metavar="N", help="begin no other mutant after these")
+    add("--sample", type=_positive, metavar="N", help="judge so many of those that are left")
+    add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
+    add(
+        "--db",
+        type=Path,
+        metavar="FILE",
+        default=FOLDER / "session.sqlite",
+        help="keeps what is judged; default: build/mutants/session.sqlite",
+    )
+    add(
+        "--equivalents",
+        type=Path,
+        metavar="FILE.toml",
+        default=EQUIVALENTS,
+        help="declares what no check can see; default: tools/equivalents.toml",
+    )
+    add(
+        "--timeout-seconds",
+        type=_positive,
+        metavar="N",
+        default=10,
+        help="of processor time, beside 4 times what a check takes; default: %(default)s",
+    )
+    add(
+        "--profile",
+        choices=("dev", "default"),
+        default="default",
+        help="of the checks; default: %(default)s",
+    )
+    add("--fresh", action="store_true", help="forget what was judged before, of these modules")
+    add(
+        "--thorough",
+        action="store_true",
+        help="let checks of no one function judge too, a runner's life: a minute for each survivor",
+    )
+    add("--survivors-again", action="store_true", help="judge those that survived once more")
+    add("--list-survivors", action="store_true", help="judge nothing, print what is known")
+    return parser
+
+
+def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The mutants of a module: each a copy of its text with one thing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+
+import parso
+from cosmic_ray.ast import ast_nodes
+from cosmic_ray.operators.operator import Operator
+
+from tools.mutation.operators import Node, make_operators
+from tools.mutation.regions import Place, Position, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A module with one thing changed.
+
+    Attributes:
+        module: Its name inside its package, such as `kernels.cuda`.
+        path: Its file.
+        operator: What made the change, in cosmic-ray's words.
+        occurrence: The operator's how-manieth change of this module, from 0.
+        start: Where the change begins.
+        end: Where it ends.
+        place: What is changed.
+        text: The changed text of the module.
+        before: The changed lines as they were, stripped, joined by line ends.
+        after: The changed lines as they are.
+        nth: The how-manieth, from 1, of the function's mutants with these lines.
+        digest: Names this mutant of this very source.
+    """
+
+    module: str
+    path: Path
+    operator: str
+    occurrence: int
+    start: Position
+    end: Position
+    place: Place
+    text: str = dataclasses.field(repr=False)
+    before: str
+    after: str
+    nth: int
+    digest: str
+
+    @property
+    def diff(self) -> str:
+        """What was changed, as a diff of the lines around."""
+        name = f"{self.module} {self.place.function}".strip()
+        original = self.path.read_text(encoding="utf-8").splitlines()
+        lines = difflib.unified_diff(original, self.text.splitlines(), name, name, "", "", 1, "")
+        return "\n".join(lines)
+
+
+def find_mutants(module: str, path: Path) -> list[Mutant]:
+    """Return a module's mutants, from the top to the bottom.
+
+    Left out are those that do not compile, those that compile to the code of the original or of
+    another mutant, and what cannot matter (see `regions`).
+
+    Args:
+        module: Its name inside its package.
+        path: Its file.
+    """
+    text = path.read_text(encoding="utf-8")
+    source = Source(text)
+    found = [
+        (start, end, operator, occurrence, mutated)
+        for operator, occurrence, start, end, mutated in _mutations(text, source)
+    ]
+    found.sort(key=lambda item: item[:4])
+    seen = {_meaning(compile(text, "m", "exec"))}
+    keys: list[tuple[str, str, str]] = []
+    mutants: list[Mutant] = []
+    for start, end, operator, occurrence, mutated in found:
+        try:
+            meaning = _meaning(compile(mutated, "m", "exec"))
+        except (SyntaxError, ValueError):
+            continue
+        if meaning in seen:
+            continue
+        seen.add(meaning)
+        before, after = _changed_lines(text, mutated)
+        place = source.place(start)
+        key = place.function, before, after
+        keys.append(key)
+        digest = hashlib.sha256(f"{module}\0{text}\0{operator}\0{occurrence}".encode()).hexdigest()
+        what = (module, path, operator, occurrence, start, end, place, mutated, before, after)
+        mutants.append(Mutant(*what, keys.count(key), digest[:32]))
+    return mutants
+
+
+def _mutations(text: str, source: Source) -> Iterator[tuple[str, int, Position, Position, str]]:
+    """Yield what each operator makes of a text: its name, number, place, and the text."""
+    tree = parso.parse(text)
+    nodes = list(ast_nodes(tree))
+    for name, operator in make_operators().items():
+        occurrence = -1
+        for node in nodes:
+            for index, (start, end) in enumerate(list(operator.mutation_positions(node))):
+                occurrence += 1
+                if source.is_left_out(start, end) or _is_said_by_another(name, node):
+                    continue
+                yield name, occurrence, start, end, _text_with(tree, node, operator, index)
+
+
+def _is_said_by_another(operator: str, node: Node) -> bool:
+    """Tell whether a condition is one comparison: turning that round is the same mutant."""
+    if operator != "core/AddNot":
+        return False
+    condition = node.children[2] if node.type == "test" else node.children[1]
+    return condition.type == "comparison" and len(condition.children) == 3
+
+
+def _text_with(tree: Node, node: Node, operator: Operator, index: int) -> str:
+    """Return the text of a tree in which one node is mutated; the tree stays as it was."""
+    with _restored(node):
+        siblings = node.parent.children
+        at = next(i for i, child in enumerate(siblings) if child is node)
+        mutated = operator.mutate(node, index)
+        siblings[at : at + 1] = [] if mutated is None else [mutated]
+        try:
+            text: str = tree.get_code()
+        finally:
+            siblings[at : at + (mutated is not None)] = [node]
+    return text
+
+
+@contextlib.contextmanager
+def _restored(node: Node) -> Iterator[None]:
+    """Give all nodes below one their children and values back, whatever is done to them."""
+    below = list(ast_nodes(node))
+    kept = [(n, list(n.children) if hasattr(n, "children") else n.value) for n in below]
+    try:
+        yield
+    finally:
+        for changed, was in kept:
+            if hasattr(changed, "children"):
+                changed.children = was
+            else:
+                changed.value = was
+
+
+def _changed_lines(text: str, mutated: str) -> tuple[str, str]:
+    """Return the lines that differ, as they were and as they are."""
+    old, new = text.splitlines(), mutated.splitlines()
+    first = 0
+    while first < min(len(old), len(new)) and old[first] == new[first]:
+        first += 1
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    changed = old[first : len(old) - last], new[first : len(new) - last]
+    before, after = ("\n".join(filter(None, map(str.strip, lines))) for lines in changed)
+    return before, after
+
+
+def _meaning(code: CodeType) -> str:
+    """Return what a code does, whatever lines it stands on."""
+    constants = [
+        _meaning(c) if isinstance(c, CodeType) else f"{type(c).__name__} {c!r}"
+        for c in code.co_consts
+    ]
+    parts = (
+        code.co_code,
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+        code.co_flags,
+        code.co_exceptiontable,
+        constants,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,202 @@
+"""Which checks reach which lines: a mutant is judged by the checks that come by it.
+
+The conformance run draws the same examples every time. A check that does not come by a line of the
+original does the same, whatever stands there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import multiprocessing
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+from tools.mutation.judge import Bench, CheckId, Loaded, bind, load_checks, prepared
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """A check that there is.
+
+    Attributes:
+        check: Which.
+        home: The module of the package that has its function; None: it is about no one function.
+    """
+
+    check: CheckId
+    home: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What a check comes by on the original.
+
+    Attributes:
+        seconds: Of processor time, traced.
+        lines: By module of the package.
+    """
+
+    seconds: float
+    lines: Mapping[str, frozenset[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+    """What there is to judge with.
+
+    Attributes:
+        known: The checks.
+        import_lines: By module of the package, the lines that run when all is imported.
+    """
+
+    known: Sequence[Known]
+    import_lines: Mapping[str, frozenset[int]]
+
+
+def take_census(bench: Bench, targets: Sequence[str], connection: Connection) -> None:
+    """Send the `Census`, or the line that says what went wrong."""
+    tracer = Tracer(bench.project.modules())
+    with prepared(bench, "", ""):
+        try:
+            sys.settrace(tracer.enter)
+            try:
+                load_checks(bench.project)
+            finally:
+                sys.settrace(None)
+            connection.send(Census(list(_known(bench, targets)), tracer.lines()))
+        except Exception as error:  # noqa: BLE001  # told by the caller
+            connection.send(f"{type(error).__name__}: {error}")
+
+
+def _known(bench: Bench, targets: Sequence[str]) -> Iterator[Known]:
+    all_targets: Any = importlib.import_module("conformance.targets")
+    package = importlib.import_module(bench.project.package)
+    for (module, name, law), check in load_checks(bench.project).items():
+        named: Any = getattr(package, check.function.split(".")[0], None)
+        inside, _, short = str(getattr(named, "__module__", "") or "").partition(".")
+        home = short if inside == bench.project.package else None
+        for target in filter(check.runs_on, map(all_targets.TARGETS.get, targets)):
+            for size in check.sizes(target):
+                yield Known(CheckId(module, name, target.name, size, law), home)
+
+
+def measure(bench: Bench, checks: Sequence[CheckId], connection: Connection) -> None:
+    """Send for each check what it reaches, as `(check, Reached)`, or what it says if it fails.
+
+    Each runs in a process of its own: what is done once is done in each.
+    """
+    context = multiprocessing.get_context("fork")
+    with prepared(bench, "", ""):
+        known = load_checks(bench.project)
+        for check in checks:
+            arguments = (bench, known, check, connection)
+            process = context.Process(target=_measure_one, args=arguments)
+            process.start()
+            process.join()
+            if process.exitcode:
+                connection.send((check, f"the process ended with {process.exitcode}"))
+
+
+def _measure_one(bench: Bench, known: Loaded, check: CheckId, connection: Connection) -> None:
+    started = time.process_time()
+    tracer = Tracer(bench.project.modules())
+    try:
+        test = bind(bench, known, check)
+        sys.settrace(tracer.enter)
+        try:
+            test()
+        finally:
+            sys.settrace(None)
+    except BaseException as error:  # noqa: BLE001  # told by the caller
+        connection.send((check, f"{type(error).__name__}: {error}"))
+    else:
+        connection.send((check, Reached(time.process_time() - started, tracer.lines())))
+
+
+Follower: TypeAlias = Callable[..., Any]
+"""What Python calls for each line of a call that is followed."""
+
+
+class Tracer:
+    """Notes the lines of some files that run; of functions in machine code, all of them.
+
+    Args:
+        files: By name.
+    """
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._names = {str(path): name for name, path in files.items()}
+        self._reached: defaultdict[str, set[int]] = defaultdict(set)
+
+    def enter(self, frame: FrameType, event: str, argument: object) -> Follower | None:
+        """Follow a call, if it is one of these files'."""
+        del event, argument
+        code = frame.f_code
+        if code.co_filename not in self._names:
+            return None
+        reached = self._reached[code.co_filename]
+        reached.add(code.co_firstlineno)
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if type(first).__name__ == "Compiled":
+            written: Any = getattr(first, "py_func", None)
+            if written is not None:
+                self._reached[written.__code__.co_filename] |= _lines(written.__code__)
+
+        def step(frame: FrameType, event: str, argument: object) -> Follower:
+            del event, argument
+            reached.add(frame.f_lineno)
+            return step
+
+        return step
+
+    def lines(self) -> dict[str, frozenset[int]]:
+        """Return the lines that ran, by name."""
+        return {self._names[file]: frozenset(lines) for file, lines in self._reached.items()}
+
+
+def _lines(code: CodeType) -> set[int]:
+    """Return all lines of a code, and of those inside it."""
+    inner = [_lines(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {line for *_, line in code.co_lines() if line is not None}.union(*inner)
+
+
+class ReachFile:
+    """What was measured, kept for as long as no source changes.
+
+    Args:
+        path: Where it is kept.
+        digest: Changes with the sources.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self._path, self._digest = path, digest
+        self.reached: dict[str, Reached] = {}
+        if path.exists():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["digest"] == digest:
+                self.reached = {
+                    check: Reached(seconds, {name: frozenset(at) for name, at in lines.items()})
+                    for check, (seconds, lines) in record["checks"].items()
+                }
+
+    def missing(self, known: Iterable[Known]) -> list[CheckId]:
+        """Return the checks that were not measured yet."""
+        return [one.check for one in known if str(one.check) not in self.reached]
+
+    def save(self) -> None:
+        """Write what was measured."""
+        checks = {
+            check: (found.seconds, {name: sorted(at) for name, at in found.lines.items()})
+            for check, found in self.reached.items()
+        }
+        text = json.dumps({"digest": self._digest, "checks": checks})
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(text, encoding="utf-8")

@@ -1,0 +1,160 @@
+"""What is left out by construction, and what a place in a source belongs to."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+Position: TypeAlias = tuple[int, int]
+"""A line, from 1, and a column in characters, from 0."""
+
+FASTER: Final = frozenset({"cache", "compiled", "final", "lru_cache", "overload", "override"})
+"""Decorators that change no answer, only its time or what a checker of types says."""
+
+FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where something stands in a module.
+
+    Attributes:
+        function: The functions and classes around it, from outside, joined by dots; "" for none.
+        lines: The first and the last line of the statement, the body of a compound one apart.
+        around: The first and the last line of the innermost function that it is in, or the head
+            of: its decorators and defaults; None outside of all.
+        is_import_time: Whether the statement runs when the module is imported.
+    """
+
+    function: str
+    lines: tuple[int, int]
+    around: tuple[int, int] | None
+    is_import_time: bool
+
+
+class Source:
+    """A module's text, and what each place in it belongs to.
+
+    Args:
+        text: The text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._lines = text.splitlines(keepends=True)
+        self._tree = ast.parse(text)
+        self._left_out = [self._span(node) for node in _left_out(self._tree)]
+
+    def is_left_out(self, start: Position, end: Position) -> bool:
+        """Tell whether a place cannot matter: an annotation, or the words of an error."""
+        return any(first <= start and end <= last for first, last in self._left_out)
+
+    def place(self, position: Position) -> Place:
+        """Return what a position belongs to."""
+        names: list[str] = []
+        statement: ast.stmt | None = None
+        is_import_time, around = True, None
+        found = _statement_at(self._tree.body, position[0])
+        while found is not None:
+            inner = _statement_at(_inside(found), position[0])
+            if isinstance(found, FUNCTIONS | ast.ClassDef):
+                names.append(found.name)
+            if isinstance(found, FUNCTIONS):
+                around = found.lineno, found.end_lineno or found.lineno
+                is_import_time = is_import_time and inner is None
+            statement, found = found, inner
+        if statement is None:
+            return Place("", (position[0], position[0]), None, is_import_time=True)
+        return Place(".".join(names), _head(statement), around, is_import_time)
+
+    def _span(self, node: ast.AST) -> tuple[Position, Position]:
+        """Return where a node begins and ends, in characters."""
+        assert isinstance(node, ast.expr | ast.stmt)  # noqa: S101  # what is left out has a place
+        end_line, end_byte = node.end_lineno or node.lineno, node.end_col_offset or 0
+        start = node.lineno, self._column(node.lineno, node.col_offset)
+        return start, (end_line, self._column(end_line, end_byte))
+
+    def _column(self, line: int, byte: int) -> int:
+        """Return the column in characters of one in bytes."""
+        return len(self._lines[line - 1].encode()[:byte].decode())
+
+
+def _left_out(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield what cannot matter."""
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS):
+            parameters = ast.walk(node.args)
+            yield from (p.annotation for p in parameters if isinstance(p, ast.arg) and p.annotation)
+            if node.returns is not None:
+                yield node.returns
+            yield from (d for d in node.decorator_list if _name(d) in FASTER)
+        elif isinstance(node, ast.AnnAssign):
+            yield node if "TypeAlias" in ast.unparse(node.annotation) else node.annotation
+        elif isinstance(node, ast.Assign) and _is_for_readers(node):
+            yield node
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            yield from node.exc.args  # the words of an error
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield node
+        if isinstance(node, ast.stmt):
+            for block in _blocks(node):
+                yield from _words(block)
+
+
+def _words(block: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield what a block that ends in a `raise` computes before it: the words of an error too."""
+    if not block or not isinstance(block[-1], ast.Raise):
+        return
+    for statement in reversed(block[:-1]):
+        if not isinstance(statement, ast.Assign):
+            return
+        yield statement.value
+
+
+def _is_for_readers(node: ast.Assign) -> bool:
+    """Tell whether an assignment is `__all__`, or a variable of types."""
+    if any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets):
+        return True
+    return _name(node.value) in {"TypeVar", "ParamSpec", "NewType"}
+
+
+def _name(node: ast.expr) -> str:
+    """Return the last name of what is called, or named."""
+    named = node.func if isinstance(node, ast.Call) else node
+    return ast.unparse(named).split(".")[-1]
+
+
+def _statement_at(statements: list[ast.stmt], line: int) -> ast.stmt | None:
+    """Return the statement that a line belongs to."""
+    for statement in statements:
+        if _first_line(statement) <= line <= (statement.end_lineno or statement.lineno):
+            return statement
+    return None
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    """Return the blocks of a compound statement, one for each of its branches."""
+    fields = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+    branches = (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))
+    return fields + [branch.body for branch in branches]
+
+
+def _inside(statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements inside a compound one, in all its branches."""
+    return [inner for block in _blocks(statement) for inner in block]
+
+
+def _head(statement: ast.stmt) -> tuple[int, int]:
+    """Return the lines of a statement, without what stands in its blocks."""
+    last = statement.end_lineno or statement.lineno
+    inner = [_first_line(block) for block in _inside(statement)]
+    if isinstance(statement, ast.Try):  # its handlers' heads stand between its blocks
+        return statement.lineno, last
+    return _first_line(statement), min([last, *(max(line - 1, statement.lineno) for line in inner)])
