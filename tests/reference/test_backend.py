@@ -308,10 +308,10 @@ class Alike(type):
 
 
 class Unhashable(type):
-    """Makes classes that equal all others, and have no hash."""
+    """Makes classes that equal all others that it makes, and have no hash."""
 
     def __eq__(cls, other: object) -> bool:
-        return True
+        return isinstance(other, Unhashable)  # `type` too is more than Python 3.11.2 can bear
 
     __hash__ = None  # type: ignore[assignment]  # as Python itself says that there is none
 
