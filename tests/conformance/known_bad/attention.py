@@ -228,17 +228,25 @@ def _specs_blocks(config: Any, raw: Any, backends: Any, sizes: Any = None) -> An
 def _one_cache_a_group(config: Any, raw: Any, backends: Any, sizes: Any = None) -> Any:  # noqa: ANN401
     found = REAL_RESHAPE(config, raw, backends, sizes)
     for group in config.kv_cache_groups:
+        first = found.get(group.layer_names[0])
         for name in group.layer_names:
-            if found[name].shape == found[group.layer_names[0]].shape:
-                found[name] = found[group.layer_names[0]]
+            if _is_one_tensor(first, found.get(name)) and found[name].shape == first.shape:
+                found[name] = first
     return found
+
+
+def _is_one_tensor(*caches: Any) -> bool:  # noqa: ANN401
+    """Tell whether each cache is a tensor, and not states, which are several."""
+    return all(isinstance(cache, torch.Tensor) for cache in caches)
 
 
 def _memory_as_the_shape(config: Any, raw: Any, backends: Any, sizes: Any = None) -> Any:  # noqa: ANN401
     """Lay memory out in the order of the shape, whatever the stride order says."""
     found = REAL_RESHAPE(config, raw, backends, sizes)
     return {
-        name: raw[name].view(view.dtype).view(view.shape) if view.numel() else view
+        name: raw[name].view(view.dtype).view(view.shape)
+        if _is_one_tensor(view) and view.numel()
+        else view
         for name, view in found.items()
     }
 
