@@ -133,8 +133,9 @@ class Carrier:
     def _carry_object(self, value: Any, path: str) -> Any:
         """Return an object of `reference` as the implementation's, or as a caller's own."""
         fields = self._carry_fields(vars(value), path)
-        if not self.has_own_objects or path == "self":  # a method's own object is never a caller's
-            return getattr(self.implementation, type(value).__name__)(**fields)
+        made = getattr(self.implementation, type(value).__name__, None)
+        if made is not None and (not self.has_own_objects or path == "self"):
+            return made(**fields)  # a method's own object is never a caller's
         carried: Any = object.__new__(own_class(type(value)))
         vars(carried).update(fields, **self._carry_fields(_properties(value), path))
         return carried

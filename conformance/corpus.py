@@ -227,12 +227,18 @@ def try_again(case: Json, target: Target) -> None:
         check_of(case["check"]).body(target, example)
         return
     call, contract = decode_call(case), contract_of(case["contract"])
-    check = _check_of_call(contract, call, case.get("names", ()))
+    check = check_of_call(contract, call, case.get("names", ()))
     check.bind(target, TRIES, "minimal")()
 
 
-def _check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check:
-    """Return the check of one call: that it is answered, or refused, as `reference` does it."""
+def check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check:
+    """Return the check of one call: that it is answered, or refused, as `reference` does it.
+
+    Args:
+        contract: What is stated about the function.
+        call: The call, valid or bad.
+        names: For a bad call, of which the message of its refusal must name one; nothing: any.
+    """
     side = Side(REFERENCE, call)
     try:
         result = side.run()

@@ -41,6 +41,7 @@ class Profile:
         judges_situations: Whether a situation that no example met fails the run.
         lives: Runs of the state machine, of small sizes.
         simulated_lives: Likewise, where kernels run in the simulator.
+        shrink_seconds: What a function's failing tests may take, in a process, to be made small.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Profile:
     seed: int | None = 0
     lives: int = 20
     simulated_lives: int = 5
+    shrink_seconds: float = 16
 
     def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> hypothesis.settings:
         """Return Hypothesis' settings for one check.
@@ -109,7 +111,14 @@ PROFILES = {
         Profile("dev", 25, 25, judges_situations=False, lives=3, simulated_lives=1),
         Profile("default", 200, 50),
         Profile(
-            "nightly", 10_000, 10_000, is_random=True, seed=None, lives=1000, simulated_lives=100
+            "nightly",
+            10_000,
+            10_000,
+            is_random=True,
+            seed=None,
+            lives=1000,
+            simulated_lives=100,
+            shrink_seconds=600,
         ),
     )
 }

@@ -58,7 +58,7 @@ def locate(call: Call, difference: Difference) -> str:
     if difference.verdict is not Verdict.VALUE or not difference.index or is_in_a_guard_band:
         return ""
     name = field_name(difference.path)
-    starts = _starts(call)
+    starts = query_starts(call)
     first, *rest = difference.index
     if call.function.startswith("compute_slot_mapping") or name in PER_TOKEN:
         if starts is None or difference.path.startswith("result["):
@@ -78,16 +78,16 @@ def _count(starts: list[int], request: int) -> int:
     return starts[request + 1] - starts[request]
 
 
-def _starts(call: Call) -> list[int] | None:
+def query_starts(call: Call) -> list[int] | None:
     """Return the batch's query starts, where the call has them."""
-    starts = _flat(call).get("query_start_loc")
+    starts = flat_arguments(call).get("query_start_loc")
     if not isinstance(starts, np.ndarray) or starts.ndim != 1 or not len(starts):
         return None
     found = starts.tolist()
     return found if found == sorted(found) else None
 
 
-def _flat(call: Call) -> dict[str, Any]:
+def flat_arguments(call: Call) -> dict[str, Any]:
     """Return the arguments with the fields of metadata in their places."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
@@ -117,7 +117,7 @@ def render(call: Call) -> str:
         0        0..2    5 9          1 2 3
         1        3..3    7 3          0
     """
-    values, starts = _flat(call), _starts(call)
+    values, starts = flat_arguments(call), query_starts(call)
     columns: dict[str, list[str]] = {}
     if starts is not None and len(starts) > 1:
         rows = range(len(starts) - 1)

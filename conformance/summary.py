@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import enum
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from conformance.situations import Ledger
 
 if TYPE_CHECKING:
-    import pytest
-
+    from conformance.checks import Check
+    from conformance.implementations import Implementation
     from conformance.profiles import Profile
     from conformance.targets import Target
+    from conformance.vectors.kept import CaseCheck
+
+
+class State(enum.Enum):
+    """How a function does on a target."""
+
+    CONFORMS = "conforms"
+    FAILS = "fails"
+    FAILS_WITH = "fails with"
+    ABSENT = "absent"
+    DEVIATES = "deviates"
+    NOT_CHECKABLE = "not checkable"
+    NOT_RUN = "not run"
 
 
 class Run:
@@ -21,8 +38,12 @@ class Run:
     Args:
         targets: What is under test.
         profile: How many examples it spends.
+        functions: The only ones to look at; None for all.
 
     Attributes:
+        kept: Cases of the corpus or, where it is a replay, of vectors.
+        is_replay: Whether vectors are replayed, and nothing else.
+        absent: What a function needs that the implementation of a target lacks.
         collected: The tests of each function that were to be run.
         with_kernel: Functions that must launch a kernel in the simulator.
         partial: Functions some of whose tests were left out; their situations are not judged.
@@ -31,9 +52,15 @@ class Run:
         outcomes: The reports of each function on each target.
     """
 
-    def __init__(self, targets: list[Target], profile: Profile) -> None:
+    def __init__(
+        self, targets: list[Target], profile: Profile, functions: Sequence[str] | None = None
+    ) -> None:
         self.targets = targets
         self.profile = profile
+        self.functions = functions
+        self.kept: Sequence[CaseCheck] = ()
+        self.is_replay = False
+        self.absent: dict[tuple[str, str], list[str]] = {}
         self.collected: defaultdict[str, set[str]] = defaultdict(set)
         self.with_kernel: set[str] = set()
         self.partial: set[str] = set()
@@ -41,9 +68,40 @@ class Run:
         self.failed: set[str] = set()
         self.outcomes: defaultdict[tuple[str, str], list[pytest.TestReport]] = defaultdict(list)
 
+    @property
+    def implementations(self) -> list[Implementation]:
+        """What is under test, each once."""
+        found = [target.under_test for target in self.targets if target.under_test]
+        return list({id(implementation): implementation for implementation in found}.values())
+
+    @property
+    def lacking(self) -> set[str]:
+        """Functions that were looked for, and that some implementation does not have."""
+        return {function for function, _ in self.absent}
+
+    def is_wanted(self, function: str) -> bool:
+        """Tell whether the run looks at a function."""
+        return self.functions is None or function in self.functions
+
+    def targets_of(self, check: Check | CaseCheck) -> list[Target]:
+        """Return the targets on which a check says something; note those that lack what it needs.
+
+        Args:
+            check: The check.
+        """
+        found = []
+        for target in filter(check.runs_on, self.targets):
+            lacking = target.lacks(check.function)
+            if not lacking:
+                found.append(target)
+            elif self.is_wanted(check.function):
+                self.absent[check.function, target.name] = lacking
+        return found
+
     def to_record(self) -> dict[str, Any]:
         """Return what a worker collected as plain values, which travel to the controller."""
         return {
+            "absent": [[*key, names] for key, names in self.absent.items()],
             "collected": {name: sorted(nodes) for name, nodes in self.collected.items()},
             "with_kernel": sorted(self.with_kernel),
             "partial": sorted(self.partial),
@@ -51,6 +109,8 @@ class Run:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add what a worker collected."""
+        for function, target, names in record["absent"]:
+            self.absent[function, target] = names
         for name, nodes in record["collected"].items():
             self.collected[name].update(nodes)
         self.with_kernel.update(record["with_kernel"])
@@ -61,6 +121,8 @@ class Run:
         self.outcomes[function, target].append(report)
         if report.failed:
             self.failed.add(function)
+        if report.skipped:
+            self.partial.add(function)
         if report.when == "call":
             self.finished.add(report.nodeid)
 
@@ -94,27 +156,147 @@ class Run:
                 for situation in ledger.unmet(name):
                     yield f"situation never met: {name}: {situation}"
 
+    def failing_with(self, function: str, target: str) -> list[str]:
+        """Return the other functions whose own failures a function's may come from.
+
+        There are some where no failing test of the function was of it alone, and others fail alone.
+        """
+        uses = [uses for _, uses in self._failures(function, target)]
+        alone = [
+            other
+            for other, where in self.outcomes
+            if where == target
+            and other != function
+            and any(not used - {_root(other)} for _, used in self._failures(other, target))
+        ]
+        if any(not used - {_root(function)} for used in uses):
+            return []
+        return [
+            other for other in alone if any("*" in used or _root(other) in used for used in uses)
+        ]
+
+    def _failures(
+        self, function: str, target: str
+    ) -> list[tuple[pytest.TestReport, frozenset[str]]]:
+        """Return the failed tests, each with the functions that it used, whose rows these are."""
+        rows = {_root(name) for name, where in self.outcomes if where == target} | {"*"}
+        found = []
+        for report in self.outcomes.get((function, target), []):
+            if report.failed:
+                used = dict(report.user_properties).get("uses", "")
+                names = {_root(name) for name in str(used).split(",")}
+                found.append((report, frozenset(names & rows)))
+        return found
+
+    def verdict(self, function: str, target: Target) -> tuple[State, list[str]]:
+        """Return how a function does on a target, and with which others it fails."""
+        reports = self.outcomes.get((function, target.name), [])
+        if any(report.failed for report in reports):
+            others = self.failing_with(function, target.name)
+            return (State.FAILS_WITH if others else State.FAILS), others
+        if (function, target.name) in self.absent:
+            return State.ABSENT, []
+        if not reports:
+            return State.NOT_RUN, []
+        if all(report.skipped for report in reports):
+            return State.NOT_CHECKABLE, []
+        return (State.DEVIATES if target.deviations(function) else State.CONFORMS), []
+
+    def state(self, function: str, target: Target, ledger: Ledger) -> str:
+        """Return the cell of a function and a target."""
+        state, others = self.verdict(function, target)
+        words = {
+            State.CONFORMS: f"conforms ({ledger.examples[function, target.name]:,})",
+            State.FAILS: "FAILS",
+            State.FAILS_WITH: f"fails with {', '.join(others[:1])}",
+            State.DEVIATES: "deviates (declared)",
+            State.NOT_RUN: "-",
+        }
+        return words.get(state, state.value)
+
     def table(self, ledger: Ledger) -> Iterable[str]:
         """Yield the lines of the closing table: functions by targets."""
-        names = [target.name for target in self.targets]
-        functions = list(dict.fromkeys(name for name, _ in self.outcomes))
+        functions = sorted({name for name, _ in [*self.outcomes, *self.absent]})
+        rows = {
+            function: [self.state(function, target, ledger) for target in self.targets]
+            for function in functions
+        }
         width = max(map(len, ["function", *functions]))
-        yield "  ".join(
-            ["function".ljust(width), *(name.ljust(22) for name in names), "situations", "time"]
-        )
-        for function in sorted(functions):
-            cells = []
-            seconds = 0.0
-            for name in names:
-                reports = self.outcomes.get((function, name), [])
-                seconds += sum(report.duration for report in reports)
-                examples = ledger.examples[function, name]
-                if not reports:
-                    cells.append("-".ljust(22))
-                elif any(report.failed for report in reports):
-                    cells.append("FAILS".ljust(22))
-                else:
-                    cells.append(f"conforms ({examples:,})".ljust(22))
+        widths = [
+            max(22, len(target.name), *(len(cells[i]) for cells in rows.values()))
+            for i, target in enumerate(self.targets)
+        ]
+        names = [target.name for target in self.targets]
+        heads = [name.ljust(w) for name, w in zip(names, widths, strict=True)]
+        yield "  ".join(["function".ljust(width), *heads, "situations", "time"])
+        for function, cells in rows.items():
+            seconds = sum(
+                report.duration
+                for name in names
+                for report in self.outcomes.get((function, name), [])
+            )
             expected = ledger.expected.get(function, [])
             met = f"{len(expected) - len(ledger.unmet(function))}/{len(expected)}"
-            yield "  ".join([function.ljust(width), *cells, met.rjust(10), f"{seconds:4.0f} s"])
+            padded = [cell.ljust(w) for cell, w in zip(cells, widths, strict=True)]
+            yield "  ".join([function.ljust(width), *padded, met.rjust(10), f"{seconds:4.0f} s"])
+
+    def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
+        """Return the failed tests of a function: first those of it alone, of small examples.
+
+        Of these first those that know which field differs, not only that something is wrong.
+        """
+
+        def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool, bool, bool]:
+            report, used = failure
+            told = str(dict(report.user_properties).get("difference", "Error: "))
+            is_error = re.match(r"\w+: ", told) is not None
+            return len(used) > 1, "minimal" not in report.nodeid, is_error
+
+        return [report for report, _ in sorted(self._failures(function, target), key=rank)]
+
+    def notes(self) -> Iterable[str]:
+        """Yield lines on what is absent, and on what could not be checked for it."""
+        by_name: defaultdict[str, list[str]] = defaultdict(list)
+        for function, target in sorted(self.absent):
+            by_name[target].append(function)
+        for target, functions in by_name.items():
+            yield f"absent on {target}: {', '.join(functions)}"
+        for (function, target), reports in sorted(self.outcomes.items()):
+            reasons = {skip_reason(report) for report in reports if report.skipped}
+            for reason in sorted(reasons):
+                number = sum(report.skipped for report in reports)
+                yield f"not checked: {function} on {target}, {number} of {len(reports)}: {reason}"
+
+    def failure_lines(self) -> Iterable[str]:
+        """Yield a line for each function that fails: the first difference that was found."""
+        for function, target in sorted(self.outcomes):
+            failed = self.failed_tests(function, target)
+            if failed:
+                others = self.failing_with(function, target)
+                told = dict(failed[0].user_properties)
+                if others:
+                    yield f"fails with {', '.join(others)}: {function} on {target}"
+                else:
+                    yield f"FAILS: {function} on {target}: {told.get('difference', 'an error')}"
+                if "script" in told and not others:
+                    yield f"  script: {told['script']}"
+            kept = [dict(report.user_properties).get("kept") for report in failed]
+            for path in dict.fromkeys(filter(None, kept)):
+                yield f"  kept: {path}"
+
+
+def _root(name: str) -> str:
+    """Return the class of a method, or the function itself."""
+    return name.partition(".")[0]
+
+
+def skip_reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped."""
+    found = report.longrepr
+    return found[2].removeprefix("Skipped: ") if isinstance(found, tuple) else str(found)
+
+
+RUN = pytest.StashKey[Run]()
+"""The run, in pytest's configuration."""
+CHECKED: pytest.StashKey[tuple[Any, Any]] = pytest.StashKey()
+"""An item's check, a `Check` or a `CaseCheck`, and its target."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -22,8 +22,15 @@ import torch
 
 import fast
 import reference
+from conformance.absent import Absent, find
+from conformance.adapters.base import Namespace
+from conformance.adapters.deviation import Deviation
 from conformance.conversion import Carrier
+from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from fast import launch
+
+LOOKED_UP: set[str] = set()
+"""The functions that were looked up in a target since somebody cleared this: what a test used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +42,66 @@ class Target:
         implementation: The module in which functions are looked up.
         device: The type of device of its tensors; None for NumPy arrays.
         is_simulated: Whether kernels run in the simulator.
+        under_test: The implementation that the module is, with its adapter; None where nobody
+            loaded it as one.
     """
 
     name: str
     implementation: ModuleType = fast
     device: str | None = "cpu"
     is_simulated: bool = False
+    under_test: Implementation | None = None
 
     def lookup(self, function: str) -> Callable[..., Any]:
         """Return the function, or the method written `Class.method`, that now has this name.
 
         A property, written likewise, is a function of `self`.
+
+        Raises:
+            Absent: The implementation has no such thing.
         """
-        found: Any = self.implementation
-        for part in function.split("."):
-            found = getattr(found, part)
+        if self.device is not None:
+            LOOKED_UP.add(function)
+        if isinstance(self.implementation, Namespace):
+            try:
+                return self.implementation.adapter.function(function)
+            except AttributeError as error:
+                lacking = f"needs {function}, which {self.implementation.__name__} lacks"
+                raise Absent(lacking) from error
+        found: Any = find(self.implementation, function)
         function_of_self: Any = found.fget if isinstance(found, property) else found
         return function_of_self  # type: ignore[no-any-return]  # a module's attribute
+
+    def lacks(self, function: str) -> list[str]:
+        """Return the names without which there is no checking a function here: its own, or many.
+
+        Args:
+            function: A name of `reference`, or what else a check is about (a runner's life), which
+                takes all names.
+        """
+        if self.under_test is None:
+            return []
+        if not hasattr(reference, function.partition(".")[0]):
+            if not function.startswith("a "):  # a toy
+                return []
+            return [name for name in NAMES if not self.under_test.offers(name)]
+        return [] if self.under_test.offers(function) else [function]
+
+    @property
+    def missing_fields(self) -> frozenset[str]:
+        """Fields that the implementation's objects do not have."""
+        return self.under_test.adapter.lacks if self.under_test else frozenset()
+
+    def launches(self, function: str) -> bool:
+        """Tell whether the function is `fast`'s own, whose kernels the simulator must meet."""
+        if self.under_test is None or not self.under_test.offers(function):
+            return True
+        return is_of_fast(self.under_test.adapter.find(function))
+
+    def deviations(self, function: str) -> list[Deviation]:
+        """Return what the implementation is meant to do otherwise in a function."""
+        declared = self.under_test.deviations if self.under_test else ()
+        return [deviation for deviation in declared if deviation.function == function]
 
     def carrier(self, *, has_own_objects: bool = False) -> Carrier:
         """Return a new carrier of arguments to this target, its own objects or a caller's."""
@@ -108,23 +158,36 @@ def counting_launches(count: Callable[[], None]) -> Iterator[None]:
 TARGETS = {
     target.name: target
     for target in (
-        Target("host"),
-        Target("sim", is_simulated=True),
-        Target("cuda", device="cuda"),
+        Target("host", under_test=FAST),
+        Target("sim", is_simulated=True, under_test=FAST),
+        Target("cuda", device="cuda", under_test=FAST),
     )
 }
 
 
-def default_targets() -> list[str]:
-    """Return the names of the targets that run here when none are named."""
-    return ["host", "cuda"] if torch.cuda.is_available() else ["host", "sim"]
+def default_targets(implementation: Implementation = FAST) -> list[str]:
+    """Return the names of the targets that run here when none are named.
+
+    The simulator runs the kernels of `fast`, and those of an implementation that re-exports them.
+    """
+    if torch.cuda.is_available():
+        return ["host", "cuda"]
+    return ["host", "sim"] if implementation.is_fast else ["host"]
 
 
-def choose_targets(names: str | None) -> list[Target]:
+def choose_targets(
+    names: str | None, implementations: Sequence[Implementation] = (FAST,)
+) -> list[Target]:
     """Return the targets that a comma-separated list names, the default ones for None.
 
+    Args:
+        names: The list.
+        implementations: What is under test, each on each target; of several, the names of targets
+            are `implementation:target`.
+
     Raises:
-        ValueError: A name that is no target, or `cuda` where there is no GPU.
+        ValueError: A name that is no target, `cuda` where there is no GPU, or `sim` for an
+            implementation without kernels of `fast`.
 
     >>> [target.name for target in choose_targets("sim,host")]
     ['sim', 'host']
@@ -133,10 +196,24 @@ def choose_targets(names: str | None) -> list[Target]:
         ...
     ValueError: target 'gpu' is unknown; there are host, sim, cuda
     """
-    chosen = default_targets() if names is None else names.split(",")
-    for name in chosen:
-        if name not in TARGETS:
-            raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
-        if name == "cuda" and not torch.cuda.is_available():
-            raise ValueError("target 'cuda' needs a GPU, and torch sees none")
-    return [TARGETS[name] for name in chosen]
+    found = []
+    for implementation in implementations:
+        for name in default_targets(implementation) if names is None else names.split(","):
+            if name not in TARGETS:
+                raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
+            if name == "cuda" and not torch.cuda.is_available():
+                raise ValueError("target 'cuda' needs a GPU, and torch sees none")
+            if name == "sim" and not implementation.is_fast:
+                raise ValueError(
+                    f"target 'sim' runs kernels of fast, of which {implementation.name} has none"
+                )
+            label = name if len(implementations) == 1 else f"{implementation.name}:{name}"
+            found.append(
+                dataclasses.replace(
+                    TARGETS[name],
+                    name=label,
+                    implementation=implementation.namespace,
+                    under_test=implementation,
+                )
+            )
+    return found

@@ -143,7 +143,7 @@ FIELD_NAMES = ["logits_indices_padded", "num_logits_indices"]
 @law("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))
 def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
     """The list names two fields, with their types and defaults, and extends any metadata."""
-    fields: Any = target.implementation.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
+    fields: Any = target.lookup("KV_SHARING_FAST_PREFILL_METADATA_FIELDS")
     assert list is type(fields)
     assert [tuple] * 2 == [type(field) for field in fields]
     array = type(target.carrier().carry(np.arange(2), "array"))
@@ -152,7 +152,8 @@ def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
     made = target.lookup("subclass_attention_metadata")(prefix, base, fields)
     assert ["longest", *FIELD_NAMES] == [field.name for field in dataclasses.fields(made)]
     assert (3, None, 0) == dataclasses.astuple(made(3))
-    assert isinstance(made(3), target.implementation.KVSharingFastPrefillMetadata)
+    protocol: Any = target.lookup("KVSharingFastPrefillMetadata")
+    assert isinstance(made(3), protocol)
 
 
 @law(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from conformance.absent import Absent
 from conformance.checks import law, same_answer
+from conformance.comparison import first_difference
 from conformance.contracts import Call, Contract
+from conformance.report import Mismatch
 from conformance.strategies.kv_layout import LAYOUTS, Step, histories, is_valid_calls
 from conformance.targets import REFERENCE, Target
 
@@ -37,11 +41,24 @@ test_is_valid_kv_cache_layout = same_answer(IS_VALID)
 @contextlib.contextmanager
 def _as_found(target: Target) -> Iterator[Any]:
     """Leave environment and override as they were; both are empty inside."""
-    # What offers the names alone has them where the override must be, too.
-    module = getattr(target.implementation, "kv_layout", target.implementation)
+    module = _holder(target)
     with mock.patch.dict(os.environ), mock.patch.object(module, OVERRIDE, None):
         os.environ.pop(VARIABLE, None)
         yield module
+
+
+def _holder(target: Target) -> Any:
+    """Return the module that holds the override: where a function of the implementation's stands.
+
+    Raises:
+        Absent: There is none; then nobody can say what the override is.
+    """
+    functions = [target.lookup(name) for name in ("get_kv_cache_layout", "set_kv_cache_layout")]
+    modules = [sys.modules.get(function.__module__) for function in functions]
+    for module in (getattr(target.implementation, "kv_layout", None), *modules):
+        if hasattr(module, OVERRIDE):
+            return module
+    raise Absent(f"needs {OVERRIDE}, which {target.implementation.__name__} lacks")
 
 
 def _play(target: Target, history: tuple[Step, ...]) -> list[object]:
@@ -52,7 +69,8 @@ def _play(target: Target, history: tuple[Step, ...]) -> list[object]:
             try:
                 answer = _do(target, module, step)
             except Exception as error:  # noqa: BLE001  # its class is the answer
-                answer = type(error).__name__, [name in str(error) for name in LAYOUTS]
+                named = [name for name in LAYOUTS if name in str(error)]
+                answer = f"{type(error).__name__} naming {', '.join(named)}"
             override = getattr(module, OVERRIDE)
             seen.append((answer, override if isinstance(override, str) else type(override)))
     return seen
@@ -111,7 +129,10 @@ def _is_strange(history: tuple[Step, ...], what: str) -> bool:
 )
 def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
     """Each read answers what is in force then, or refuses it by both names, as reference does."""
-    assert _play(REFERENCE, history) == _play(target, history)
+    difference = first_difference(_play(REFERENCE, history), _play(target, history), "answers")
+    if difference is not None:
+        call = Call("get_kv_cache_layout", {"history": history})
+        raise Mismatch(call, target.name, difference)
 
 
 @law(

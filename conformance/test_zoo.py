@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from conformance.comparison import first_difference
-from conformance.targets import REFERENCE, Target, choose_targets
+from conformance.summary import RUN
+from conformance.targets import REFERENCE, Target
 from conformance.views import first_view_difference
 from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
 from conformance.zoo.calls import Calls
@@ -29,8 +30,11 @@ ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the chosen targets, but not in the simulator: deploying launches no kernel."""
     if "target" in metafunc.fixturenames:
-        targets = choose_targets(metafunc.config.getoption("--target"))
-        chosen = [target for target in targets if not target.is_simulated]
+        chosen = [
+            target
+            for target in metafunc.config.stash[RUN].targets
+            if not target.is_simulated and not target.lacks("a model")
+        ]
         metafunc.parametrize("target", chosen, ids=[target.name for target in chosen])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from conformance.absent import find
 from conformance.blueprints import Blueprint
 from conformance.contracts import Call, Draw
 from conformance.strategies.attention_layers import builder_classes
@@ -48,7 +49,7 @@ class MetadataClass(Blueprint):
 
     def make(self, carrier: Carrier) -> type:
         """Return the class."""
-        base = object if self.is_own else carrier.implementation.AttentionMetadata
+        base = object if self.is_own else find(carrier.implementation, "AttentionMetadata")
         if not self.is_dataclass:
             return type("Lengths", (base,), {})
         fields: list[Any] = [("longest", int), ("total", int, 3)]

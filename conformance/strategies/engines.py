@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from conformance.absent import find
 from conformance.blueprints import DEVICE, Blueprint
 
 if TYPE_CHECKING:
@@ -156,12 +157,12 @@ class BuilderClass(Blueprint):
     def make(self, carrier: Carrier) -> type:
         """Return the class."""
         implementation: Any = carrier.implementation
-        base = _Stores if self.is_own else implementation.AttentionMetadataBuilder
+        base = _Stores if self.is_own else find(implementation, "AttentionMetadataBuilder")
         members: dict[str, Any] = {name: WORKSPACE_METHODS[name] for name in self.methods}
         members["made"] = []
         members["has_device"] = property(lambda self: self.device == carrier.device)
         if self.support is not None:
-            members["_cudagraph_support"] = implementation.AttentionCGSupport[self.support]
+            members["_cudagraph_support"] = find(implementation, "AttentionCGSupport")[self.support]
         return type("Builder", (_Records, base), members)
 
 
@@ -218,7 +219,7 @@ class BackendClass(Blueprint):
 
     def make(self, carrier: Carrier) -> type:
         """Return the class."""
-        base = object if self.is_own else carrier.implementation.AttentionBackend
+        base = object if self.is_own else find(carrier.implementation, "AttentionBackend")
         builder = carrier.carry(self.builder, "builder")
         members = {
             "get_name": staticmethod(lambda: self.name),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 import reference
+from conformance.absent import find
 from conformance.blueprints import Blueprint
 from conformance.contracts import Call, Draw
 from conformance.strategies.attention_layers import own_config
@@ -113,8 +114,7 @@ class Budget(Blueprint):
     def make(self, carrier: Carrier) -> Any:
         """Return the budget."""
         given = {name: carrier.carry(value, name) for name, value in self.arguments.items()}
-        implementation: Any = carrier.implementation
-        return implementation.MultiModalBudget(**given)
+        return find(carrier.implementation, "MultiModalBudget")(**given)
 
 
 @st.composite

@@ -67,7 +67,7 @@ class Runner:
         ledger = Ledger()
         self.monkeypatch.setattr(conformance.checks, "LEDGER", ledger)
         self.monkeypatch.setattr(conformance.conftest, "LEDGER", ledger)
-        return self.pytester.runpytest_inprocess(*arguments)
+        return self.pytester.runpytest_inprocess("--failures=scripts", *arguments)
 
 
 @pytest.fixture

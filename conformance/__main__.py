@@ -1,0 +1,53 @@
+"""`python -m conformance --impl MODULE_OR_FILE`: the conformance run, from anywhere.
+
+    python -m conformance [test_ubatch.py ...] [any option of pytest, or of the run]
+
+All tests of the installed package are run, or those of the files that are named. `--help` tells
+the options; nothing is read from the settings of the folder that one happens to be in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent
+
+
+def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
+    """Return pytest's arguments for a run of the installed package.
+
+    Args:
+        arguments: Options, and names of this package's files: `test_ubatch.py`, or
+            `test_ubatch.py::test_split`.
+
+    >>> *options, tests = arguments_for_pytest(["-q", "test_ubatch.py"])
+    >>> Path(tests).relative_to(PACKAGE)
+    PosixPath('test_ubatch.py')
+    """
+    given = list(arguments)
+    named = [i for i, argument in enumerate(given) if _is_ours(argument)]
+    tests = [str(PACKAGE / given[i]) for i in named] or [str(PACKAGE)]
+    options = [argument for i, argument in enumerate(given) if i not in named]
+    settings = ["-c", str(PACKAGE / "installed.ini"), f"--rootdir={PACKAGE.parent}"]
+    # The package may lie where nobody may write.
+    settings += ["-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
+    return [*settings, *options, *tests]
+
+
+def _is_ours(argument: str) -> bool:
+    name = argument.partition("::")[0]
+    return name.startswith("test_") and (PACKAGE / name).is_file()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tests and return pytest's exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return int(pytest.main(arguments_for_pytest(given)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""The base class of adapters: one method for each kind of object, to and from an implementation."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+
+import reference
+from conformance.adapters.deviation import Deviation
+from conformance.conversion import own_class
+from conformance.supplied import supplied
+
+KINDS = {
+    "CommonAttentionMetadata": "metadata",
+    "AttentionMetadata": "metadata",
+    "KVCacheSpec": "spec",
+    "KVCacheTensor": "cache_config",
+    "KVCacheGroupSpec": "cache_config",
+    "KVCacheConfig": "cache_config",
+    "VllmConfig": "config",
+    "ModelConfig": "config",
+    "CacheConfig": "config",
+    "ParallelConfig": "config",
+    "SchedulerConfig": "config",
+    "CompilationConfig": "config",
+    "PassConfig": "config",
+    "SpeculativeConfig": "config",
+    "UBatchSlice": "ubatch_slice",
+    "CpuGpuBuffer": "buffer",
+    "BlockTables": "block_tables",
+    "AttentionBackend": "backend",
+    "AttentionMetadataBuilder": "builder",
+    "AttentionGroup": "attention_group",
+}
+"""The kind of an object, by the name of its class or of one that this extends."""
+
+
+class Adapter:
+    """Translates between our objects and an implementation's.
+
+    Our objects have the names and attributes of `reference`'s, and tensors in the place of arrays.
+    For each kind there is a method `KIND` that makes the implementation's object of ours, and one
+    `our_KIND` that makes ours of the implementation's; all that a subclass does not override hand
+    the object on as it is, which is right where the attributes are the same. A call of a function
+    is translated at its boundary: arguments there, result back. A tensor is never copied, so that
+    what is written through it is seen, and so is in whose memory a result lies.
+
+    Attributes:
+        module: The implementation.
+        names: Its names of functions, classes and methods, `StepMetadata` by
+            `CommonAttentionMetadata`, where these are not ours.
+        parameters: Its names of parameters by ours, by our name of the function, where these are
+            not ours. A function that stands here is called with keywords alone.
+        lacks: Fields of ours that its objects do not have, such as copies on the CPU. Nothing that
+            is wrong in them alone can be refused; in results the adapter supplies them.
+        deviations: What it is known, and meant, to do otherwise.
+
+    Args:
+        module: The implementation.
+    """
+
+    names: ClassVar[Mapping[str, str]] = {}
+    parameters: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    lacks: ClassVar[frozenset[str]] = frozenset()
+    deviations: ClassVar[Sequence[Deviation]] = ()
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def namespace(self) -> Any:
+        """Return what the harness looks our names up in, in the module's place."""
+        return Namespace(self)
+
+    def find(self, name: str) -> Any:
+        """Return what the implementation now has by our name, `Class.method` included.
+
+        Raises:
+            AttributeError: It has no such thing.
+        """
+        found: Any = self.module
+        first, *rest = self.names.get(name, name).split(".")
+        for part in (*self.names.get(first, first).split("."), *rest):
+            found = getattr(found, part)
+        return found
+
+    # To the implementation.
+
+    def metadata(self, ours: Any) -> Any:
+        """Return a step's metadata, `CommonAttentionMetadata` or a backend's own."""
+        return ours
+
+    def spec(self, ours: Any) -> Any:
+        """Return what a layer keeps in the cache, any kind of `KVCacheSpec`."""
+        return ours
+
+    def cache_config(self, ours: Any) -> Any:
+        """Return a `KVCacheTensor`, a `KVCacheGroupSpec` or a `KVCacheConfig`."""
+        return ours
+
+    def config(self, ours: Any) -> Any:
+        """Return a `VllmConfig` or one of its parts."""
+        return ours
+
+    def input_batch(self, ours: Any) -> Any:
+        """Return a runner's input batch, which has `req_ids` and `swap_states`."""
+        return ours
+
+    def ubatch_slice(self, ours: Any) -> Any:
+        """Return a micro-batch's slices of requests and tokens, a `UBatchSlice`."""
+        return ours
+
+    def buffer(self, ours: Any) -> Any:
+        """Return a `CpuGpuBuffer`."""
+        return ours
+
+    def block_tables(self, ours: Any) -> Any:
+        """Return a runner's `BlockTables`."""
+        return ours
+
+    def backend(self, ours: Any) -> Any:
+        """Return a backend, a class."""
+        return ours
+
+    def builder(self, ours: Any) -> Any:
+        """Return a metadata builder, an object or a class."""
+        return ours
+
+    def attention_group(self, ours: Any) -> Any:
+        """Return an `AttentionGroup`."""
+        return ours
+
+    def layer(self, ours: Any) -> Any:
+        """Return a model's layer, or any other object with attributes that is of no kind here."""
+        return ours
+
+    def dtype(self, ours: torch.dtype) -> Any:
+        """Return a dtype."""
+        return ours
+
+    def tensor(self, ours: torch.Tensor) -> Any:
+        """Return a tensor, in the same memory."""
+        return ours
+
+    # And from it.
+
+    def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
+        """Return what a function returned as `reference`'s would be, with tensors.
+
+        Args:
+            function: Our name of the function.
+            theirs: What the implementation's returned.
+            arguments: Our arguments by name, as far as the call named them.
+        """
+        del function, arguments
+        return self.ours(theirs)
+
+    def refusal(self, function: str, error: Exception) -> Exception:
+        """Return the exception with which a function refused a call, in our words.
+
+        Its class must be the one that `reference` raises, and its message name our argument: the
+        names in `parameters` become ours here.
+
+        Args:
+            function: Our name of the function.
+            error: What the implementation's raised.
+        """
+        renamed = self.parameters.get(function, {})
+        message = str(error)
+        for ours, theirs in renamed.items():
+            message = re.sub(rf"\b{re.escape(theirs)}\b", ours, message)
+        return error if message == str(error) else type(error)(message)
+
+    def our_metadata(self, theirs: Any) -> Any:
+        """Return a step's metadata with our fields; `made` makes it, `supplied` what lacks."""
+        return theirs
+
+    def our_spec(self, theirs: Any) -> Any:
+        """Return a spec with our fields."""
+        return theirs
+
+    def our_cache_config(self, theirs: Any) -> Any:
+        """Return a tensor's, a group's or the cache's config with our fields."""
+        return theirs
+
+    def our_config(self, theirs: Any) -> Any:
+        """Return a config with our fields."""
+        return theirs
+
+    def our_ubatch_slice(self, theirs: Any) -> Any:
+        """Return a micro-batch's slices with our fields."""
+        return theirs
+
+    def our_buffer(self, theirs: Any) -> Any:
+        """Return a buffer with our attributes and methods."""
+        return theirs
+
+    def our_block_tables(self, theirs: Any) -> Any:
+        """Return block tables with our attributes and methods."""
+        return theirs
+
+    def our_backend(self, theirs: Any) -> Any:
+        """Return a backend with our methods."""
+        return theirs
+
+    def our_builder(self, theirs: Any) -> Any:
+        """Return a builder with our attributes and methods."""
+        return theirs
+
+    def our_attention_group(self, theirs: Any) -> Any:
+        """Return an attention group with our attributes."""
+        return theirs
+
+    # What a subclass seldom needs to change.
+
+    def made(self, class_name: str, **fields: Any) -> Any:
+        """Return an object of ours, of a class of `reference`'s, with these fields.
+
+        What is not given has the default that it has in `reference`.
+        """
+        given = inspect.signature(getattr(reference, class_name)).bind(**fields)
+        given.apply_defaults()
+        made: Any = object.__new__(own_class(getattr(reference, class_name)))
+        vars(made).update(given.arguments)
+        return made
+
+    def theirs(self, ours: Any, done: dict[int, Any] | None = None) -> Any:
+        """Return a value of ours as the implementation's, entries of lists and dicts included.
+
+        Args:
+            ours: It. A list or dict in which nothing is translated is handed on itself.
+            done: What was translated already, by id: one object stays one.
+        """
+        done = {} if done is None else done
+        if id(ours) not in done:
+            done[id(ours)] = self._translated(ours, "", lambda value: self.theirs(value, done))
+        return done[id(ours)]
+
+    def ours(self, theirs: Any) -> Any:
+        """Return a value of the implementation's as ours, entries of lists and dicts included."""
+        return self._translated(theirs, "our_", self.ours)
+
+    def _translated(self, value: Any, prefix: str, inner: Callable[[Any], Any]) -> Any:
+        if value is None or isinstance(value, bool | int | float | str | bytes):
+            return value
+        if isinstance(value, torch.Tensor):
+            return value if prefix else self.tensor(value)
+        if isinstance(value, torch.dtype):
+            return value if prefix else self.dtype(value)
+        if isinstance(value, dict):
+            entries = {key: inner(entry) for key, entry in value.items()}
+            is_same = all(entries[key] is value[key] for key in value)
+            return value if is_same else entries
+        if type(value) in {list, tuple, set}:
+            translated = [inner(entry) for entry in value]
+            is_same = all(a is b for a, b in zip(translated, value, strict=True))
+            return value if is_same else type(value)(translated)
+        kind = self.kind_of(value)
+        return value if kind is None else getattr(self, prefix + kind, _as_it_is)(value)
+
+    def kind_of(self, value: Any) -> str | None:
+        """Return the kind of an object of ours or of the implementation's, None for no object."""
+        cls = value if isinstance(value, type) else type(value)
+        own = {theirs: ours for ours, theirs in self.names.items()}
+        for base in cls.__mro__:
+            kind = KINDS.get(own.get(base.__name__, base.__name__))
+            if kind is not None:
+                return kind
+        if isinstance(value, type):
+            return None
+        if hasattr(value, "swap_states"):
+            return "input_batch"
+        return "layer" if hasattr(value, "__dict__") else None
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function, method or class by our name, which takes and returns what is ours.
+
+        Raises:
+            AttributeError: The implementation has no such thing.
+        """
+        found = self.find(name)
+        found = found.fget if isinstance(found, property) else found
+        if isinstance(found, type) and self.is_data(name):
+            return lambda *args, **fields: self.ours(self.theirs(_bound(self, name, args, fields)))
+        if not callable(found):
+            constant: Any = found
+            return constant  # type: ignore[no-any-return]
+
+        renamed = self.parameters.get(name, {})
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if renamed:
+                args, kwargs = (), {**_by_name(name, args), **kwargs}
+            done: dict[int, Any] = {}
+            given = [self.theirs(value, done) for value in args]
+            named = {
+                renamed.get(key, key): self.theirs(value, done) for key, value in kwargs.items()
+            }
+            try:
+                returned = found(*given, **named)
+            except Exception as error:
+                told = self.refusal(name, error)
+                if told is error:
+                    raise
+                raise told from error
+            for ours in (*args, *kwargs.values()):
+                self._write_back(ours, done)
+            return self.result(name, returned, kwargs)
+
+        call.__wrapped__ = found  # type: ignore[attr-defined]  # its signature is this one's
+        return call
+
+    def _write_back(self, ours: Any, done: Mapping[int, Any]) -> None:
+        """Put what a function left in a list or dict made of one of ours into ours."""
+        theirs = done[id(ours)]
+        if theirs is ours or not isinstance(ours, list | dict):
+            return
+        known = {id(theirs): ours for ours, theirs in _pairs(ours, done)}
+        if isinstance(ours, list):
+            ours[:] = [known.get(id(value), self.ours(value)) for value in theirs]
+        else:
+            for key in [key for key in ours if key not in theirs]:
+                del ours[key]
+            for key, value in theirs.items():
+                ours[key] = known[id(value)] if id(value) in known else self.ours(value)
+
+    def is_data(self, name: str) -> bool:
+        """Tell whether a name is of a class whose objects are data, and translated as such."""
+        return name in KINDS and dataclasses.is_dataclass(getattr(reference, name, None))
+
+
+def _pairs(ours: Any, done: Mapping[int, Any]) -> list[tuple[Any, Any]]:
+    """Return the entries of a list or dict of ours, each with what was made of it."""
+    entries = ours.values() if isinstance(ours, dict) else ours
+    return [(entry, done[id(entry)]) for entry in entries if id(entry) in done]
+
+
+def _bound(adapter: Adapter, name: str, args: Sequence[Any], fields: Mapping[str, Any]) -> Any:
+    """Return an object of ours from the arguments of its class, by position too."""
+    given = inspect.signature(getattr(reference, name)).bind(*args, **fields)
+    return adapter.made(name, **given.arguments)
+
+
+def _by_name(function: str, args: Sequence[Any]) -> dict[str, Any]:
+    """Return arguments by the names that `reference` has for their positions."""
+    found = operator.attrgetter(function)(reference)
+    return dict(zip(inspect.signature(found).parameters, args, strict=False))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class Namespace(ModuleType):
+    """Our names, each as an adapter's function: what stands in the place of the module.
+
+    Args:
+        adapter: The adapter.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter.module.__name__)
+        self.adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        adapter: Adapter = self.__dict__["adapter"]
+        if name == "checks":
+            return adapter.find(name)
+        if adapter.is_data(name):
+            adapter.find(name)
+            return lambda *args, **fields: _bound(adapter, name, args, fields)
+        found = adapter.find(name)
+        return found if isinstance(found, type) else adapter.function(name)
+
+
+__all__ = ["KINDS", "Adapter", "Namespace", "supplied"]

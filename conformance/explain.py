@@ -1,0 +1,286 @@
+"""`--explain FUNCTION`: what a function is, and all that the run states about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import reference
+from conformance.absent import Absent, find
+from conformance.checks import Check, checks_in
+from conformance.contracts import Contract, Fault
+from conformance.profiles import Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What stands about a function in the conformance modules.
+
+    Attributes:
+        checks: Its checks, each with the name under which it stands.
+        contracts: Its contracts; an object that keeps state has sessions instead.
+        files: The modules.
+    """
+
+    checks: list[tuple[str, Check]] = dataclasses.field(default_factory=list)
+    contracts: list[Contract] = dataclasses.field(default_factory=list)
+    files: list[Path] = dataclasses.field(default_factory=list)
+
+
+def entries() -> dict[str, Entry]:
+    """Return what stands about each function, by name."""
+    found: dict[str, Entry] = {}
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        values = vars(importlib.import_module(f"conformance.{path.stem}"))
+        for name, check in checks_in(values):
+            entry = found.setdefault(check.function, Entry())
+            entry.checks.append((name, check))
+            if path not in entry.files:
+                entry.files.append(path)
+        for value in values.values():
+            if isinstance(value, Contract) and value.function in found:
+                contracts = found[value.function].contracts
+                contracts.extend([value] * (value not in contracts))
+    return found
+
+
+def explained(name: str, last_run: Mapping[str, Any]) -> list[str]:
+    """Return what is to be said of a function, in lines.
+
+    Args:
+        name: A function of `reference`, a method as `Class.method`, or what else has checks.
+        last_run: What the last run met, by function, as `reports.last_run.recall` gives it.
+
+    Raises:
+        ValueError: There is no such function; the message names those that are near.
+    """
+    known = entries()
+    definition = _definition(name)
+    if definition is None and name not in known:
+        raise ValueError(_unknown(name, known))
+    lines = [*_told_definition(name, definition), ""]
+    if name in known:
+        return lines + list(_told_entry(known[name], last_run.get(name)))
+    methods = [other for other in known if other.startswith(f"{name}.")]
+    owner = name.partition(".")[0]
+    if methods:
+        return [*lines, f"Checked by its methods: {', '.join(methods)}."]
+    if owner in known and owner != name:
+        return [*lines, f"Checked with its class: --explain {owner}"]
+    return [*lines, "No check is about it alone."]
+
+
+def _definition(name: str) -> Any:
+    """Return the object of a name in `reference`, None where there is none."""
+    try:
+        return find(reference, name)
+    except Absent:
+        return None
+
+
+def _unknown(name: str, known: Mapping[str, Entry]) -> str:
+    names = dict.fromkeys([*known, *reference.__all__])
+    for cls in (getattr(reference, public) for public in reference.__all__):
+        if inspect.isclass(cls):
+            methods = [method for method in vars(cls) if not method.startswith("_")]
+            names |= dict.fromkeys(f"{cls.__name__}.{method}" for method in methods)
+    lower = {other.lower(): other for other in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)
+    inside = [other for other in lower if name.lower() in other][:3] if len(name) > 2 else []
+    found = [lower[other] for other in dict.fromkeys([*near, *inside])] or list(names)[:3]
+    return f"function {name!r} is unknown; there are {len(names)}, such as {', '.join(found[:4])}"
+
+
+def _told_definition(name: str, definition: Any) -> Iterator[str]:
+    if definition is None:
+        yield name
+        return
+    found = definition.fget if isinstance(definition, property) else definition
+    if not callable(found):
+        yield from textwrap.wrap(f"{name} = {found!r}", MOST_SIGNS, subsequent_indent="    ")
+        return
+    yield from _signature(name, found)
+    text = inspect.getdoc(found)
+    if text:
+        yield from ("", *textwrap.indent(text, "    ").splitlines())
+    try:
+        file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+    except TypeError:
+        return
+    yield from ("", f"Defined in {_place(Path(str(file)), line)}.")
+
+
+def _signature(name: str, found: Callable[..., Any]) -> list[str]:
+    """Return a signature, one parameter a line where it is long."""
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        return [name]
+    signature = _unquoted(signature)
+    if isinstance(found, type):
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
+    whole = f"{name}{signature}"
+    if len(whole) <= MOST_SIGNS:
+        return [whole]
+    lines, last = [f"{name}("], None
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and last is parameter.POSITIONAL_OR_KEYWORD:
+            lines.append("    *,")
+        lines.append(f"    {parameter},")
+        last = parameter.kind
+    returned = str(signature.replace(parameters=[])).removeprefix("()")
+    return [*lines, f"){returned}"]
+
+
+MOST_SIGNS = 96
+"""The width of a line."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Bare:
+    """An annotation that is printed without quotes."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _unquoted(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature whose annotations are printed as they are written.
+
+    >>> _unquoted(inspect.signature(_unquoted))
+    <Signature (signature: inspect.Signature) -> inspect.Signature>
+    """
+
+    def bare(annotation: Any) -> Any:
+        return _Bare(annotation) if isinstance(annotation, str) else annotation
+
+    parameters = [
+        parameter.replace(annotation=bare(parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    returned = bare(signature.return_annotation)
+    return signature.replace(parameters=parameters, return_annotation=returned)
+
+
+def _told_entry(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
+    laws = [(check.law, check.description) for _, check in entry.checks if check.law]
+    if laws:
+        yield from (
+            "Laws",
+            *_columns((law, said.partition(" obeys: ")[2] or said) for law, said in laws),
+        )
+        yield ""
+    stated = [
+        ("statement" if check.kind is Kind.LAW else check.kind.value, _on_a_line(check.description))
+        for _, check in entry.checks
+        if not check.law
+    ]
+    if stated:
+        yield from ("Checks", *_columns(stated), "")
+    yield from _told_situations(entry, last)
+    yield from ("", "Where", *_columns(_places(entry)))
+
+
+def _on_a_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what is refused and what is met, each with how often it was."""
+    names = dict.fromkeys(situation for _, check in entry.checks for situation in check.expects)
+    met = None if last is None else last["situations"]
+    faults = {fault.situation: fault for contract in entry.contracts for fault in contract.faults}
+    refused = [one for one in names if one in faults]
+    others = [one for one in names if one not in faults]
+    if last is None:
+        yield "Last run: there was none yet of this function, to say how often these were met."
+    else:
+        states = ", ".join(f"{state} on {target}" for target, state in last["states"].items())
+        date = str(last["date"]).replace("T", " ").replace("+00:00", " UTC")
+        tested = f"{date}, profile {last['profile']}, {' and '.join(last['implementations'])}"
+        yield f"Last run: {tested}; {states}; {last['examples']:,} examples."
+    if refused:
+        rows = [(_count(met, one) + faults[one].name, _told_fault(faults[one])) for one in refused]
+        yield from ("", f"Refused ({len(refused)})", *_columns(rows))
+    if others:
+        yield from ("", f"Situations ({len(others)})")
+        yield from (f"  {_count(met, one)}{one}" for one in others)
+    if met is not None and not names.keys() <= met.keys():
+        yield from ("", "-: the test that it belongs to was not in that run")
+
+
+def _count(met: Mapping[str, int] | None, situation: str) -> str:
+    """Return how often a situation was met, to stand before its name."""
+    if met is None:
+        return ""
+    return f"{met.get(situation, '-'):>6}  " if met.get(situation) != 0 else " never  "
+
+
+def _told_fault(fault: Fault) -> str:
+    """Return how a call with a fault is refused."""
+    when = ", in checked mode" if fault.is_value else ""
+    when += ", of a hint" if fault.is_hint else ""
+    return f"{fault.error.__name__} naming {fault.argument}{when}"
+
+
+def _places(entry: Entry) -> list[tuple[str, str]]:
+    found = [("tests", f"pytest {_place(path)}") for path in entry.files]
+    for contract in entry.contracts:
+        if Kind.SAME_ANSWER in {check.kind for _, check in entry.checks}:
+            found.append(("strategy", _place_of(contract.calls)))
+        if contract.faults:
+            modules = dict.fromkeys(_file_of(fault.breaks) for fault in contract.faults)
+            found += [("faults", place) for place in modules if "faults" in place]
+        if contract.meaning is not None:
+            parts = filter(callable, vars(contract.meaning).values())
+            places = dict.fromkeys(_file_of(part) for part in parts)
+            found += [("meaning", place) for place in places if "meanings" in place]
+    return list(dict.fromkeys(found))
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    """Return where a function stands, and its name."""
+    name = getattr(function, "__name__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    return f"{_place(Path(file))}, {name}" if file is not None else name
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return _place(Path(code.co_filename)) if code is not None else ""
+
+
+def _place(path: Path, line: int | None = None) -> str:
+    """Return where something stands, from the working directory where that is above it."""
+    try:
+        path = path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        path = path.resolve()
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _columns(rows: Any) -> list[str]:
+    """Return rows of two columns; the second is wrapped."""
+    found: Sequence[tuple[str, str]] = list(rows)
+    width = min(max((len(first) for first, _ in found), default=0), 52)
+    lines = []
+    for first, second in found:
+        wrapped = textwrap.wrap(
+            second, max(MOST_SIGNS - width - 4, 30), break_long_words=False
+        ) or [""]
+        if len(first) > width:
+            lines.append(f"  {first}")
+            first = ""  # noqa: PLW2901  # it has a line of its own
+        lines.append(f"  {first.ljust(width)}  {wrapped[0]}".rstrip())
+        lines += [f"  {' ' * width}  {line}" for line in wrapped[1:]]
+    return lines

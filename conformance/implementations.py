@@ -1,0 +1,223 @@
+"""What `--impl` names: a module or a file, with the adapter that speaks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fast
+import reference
+from conformance.adapters.base import Adapter
+from conformance.adapters.deviation import Deviation
+from conformance.adapters.fast import FastAdapter
+
+NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
+"""The names that both twins have: what an implementation may offer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """An implementation under test.
+
+    Attributes:
+        name: What it is called in a table: the last part of the module's name.
+        module: The module.
+        adapter: What translates its objects.
+        namespace: What our names are looked up in, at call time: the module itself, or the
+            adapter's in its place.
+    """
+
+    name: str
+    module: ModuleType
+    adapter: Adapter
+    namespace: Any = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "namespace", self.adapter.namespace())
+
+    @property
+    def deviations(self) -> Sequence[Deviation]:
+        """What it is meant to do otherwise."""
+        return tuple(self.adapter.deviations)
+
+    @property
+    def file(self) -> str:
+        """Where its source stands."""
+        return getattr(self.module, "__file__", None) or "no file"
+
+    @property
+    def version(self) -> str:
+        """The version that it says it is, or that it was installed as."""
+        said = getattr(self.module, "__version__", None)
+        if said is not None:
+            return str(said)
+        top = self.module.__name__.partition(".")[0]
+        if top in {"fast", "reference"}:  # an editable installation does not say whose they are
+            return importlib.metadata.version("kvtwin")
+        found = importlib.metadata.packages_distributions().get(top, ())
+        return importlib.metadata.version(found[0]) if found else "of no version"
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether it is `fast` or re-exports some of it: those kernels the simulator knows."""
+        return any(is_of_fast(getattr(self.module, name, None)) for name in NAMES)
+
+    def offered(self) -> list[str]:
+        """Return the names that it has, of those that the twins have."""
+        return [name for name in NAMES if self.offers(name)]
+
+    def offers(self, name: str) -> bool:
+        """Tell whether it has a function, or a method written `Class.method`."""
+        try:
+            self.adapter.find(name)
+        except AttributeError:
+            return False
+        return True
+
+    def told(self) -> str:
+        """Return what is under test in a line: module, version, file, names, adapter."""
+        cls = type(self.adapter)
+        offered = f"offers {len(self.offered())} of {len(NAMES)} names"
+        adapter = f"adapter {cls.__module__}.{cls.__name__}"
+        return f"{self.module.__name__} {self.version}, {self.file}; {offered}; {adapter}"
+
+
+def is_of_fast(function: object) -> bool:
+    """Tell whether a function or class is defined in `fast`.
+
+    >>> is_of_fast(fast.compute_slot_mapping), is_of_fast(reference.compute_slot_mapping)
+    (True, False)
+    """
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "fast"
+
+
+def load_implementation(text: str, adapter: str | None = None) -> Implementation:
+    """Return the implementation that a module or a file is.
+
+    Args:
+        text: A dotted name, or the path of a `.py` file. A file is imported under its own name; its
+            folder is importable while it is, and not afterwards.
+        adapter: Likewise, a module with an `ADAPTER`; None for the implementation's own
+            `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or for
+            `conformance.adapters.NAME`, or else for none.
+
+    Raises:
+        ValueError: It, or the adapter, cannot be imported; it has none of the names.
+
+    >>> load_implementation("fast").name
+    'fast'
+    >>> load_implementation("math")
+    Traceback (most recent call last):
+        ...
+    ValueError: --impl 'math' offers none of the names that there are: subclass_attention...
+    """
+    module = _imported(text, "--impl")
+    name = module.__name__.rpartition(".")[2]
+    found = Implementation(name, module, _adapter_class(module, adapter)(module))
+    if not found.offered():
+        raise ValueError(
+            f"--impl {text!r} offers none of the names that there are: {NAMES[-1]:.18}..."
+        )
+    return found
+
+
+def load_implementations(
+    texts: Sequence[str], adapters: Sequence[str] = ()
+) -> list[Implementation]:
+    """Return the implementations that options name, `fast` where they name none.
+
+    Args:
+        texts: Modules and files.
+        adapters: None, one for all, or one for each.
+
+    Raises:
+        ValueError: As `load_implementation`; one named twice; a number of adapters that is another.
+    """
+    texts = list(texts) or ["fast"]
+    if len(adapters) not in {0, 1, len(texts)}:
+        raise ValueError(
+            f"--adapter is given {len(adapters)} times; it should be once, or once for each of the "
+            f"{len(texts)} implementations"
+        )
+    each = [None] * len(texts) if not adapters else list(adapters) * (len(texts) // len(adapters))
+    found = [load_implementation(*pair) for pair in zip(texts, each, strict=True)]
+    names = [implementation.name for implementation in found]
+    if len(set(names)) == len(names):
+        return found
+    whole = [implementation.module.__name__ for implementation in found]
+    twice = [name for name in whole if whole.count(name) > 1]
+    if twice:
+        raise ValueError(f"--impl {twice[0]!r} is given twice")
+    return [dataclasses.replace(one, name=one.module.__name__) for one in found]
+
+
+def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
+    """Return the class of an implementation's adapter."""
+    found: Any = named or getattr(module, "CONFORMANCE_ADAPTER", None)
+    if found is None:
+        own = f"conformance.adapters.{module.__name__.rpartition('.')[2]}"
+        if own.endswith((".base", ".deviation")) or importlib.util.find_spec(own) is None:
+            return FastAdapter
+        found = own
+    if isinstance(found, str):
+        adapter_module = _imported(found, "--adapter")
+        found = getattr(adapter_module, "ADAPTER", None)
+        if found is None:
+            raise ValueError(f"--adapter {adapter_module.__name__!r} has no ADAPTER")
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise ValueError(  # noqa: TRY004  # a usage error
+            f"the adapter of {module.__name__} is {found!r}, which is no Adapter class"
+        )
+    return found
+
+
+def _imported(text: str, option: str) -> ModuleType:
+    """Return a module, by its name or its file."""
+    load: Callable[[str], ModuleType] = (
+        _from_file if text.endswith(".py") else importlib.import_module
+    )
+    try:
+        return load(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {text!r} {error}") from error
+    except Exception as error:
+        why = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{option} {text!r} cannot be imported: {type(error).__name__}: {why}"
+        ) from error
+
+
+def _from_file(text: str) -> ModuleType:
+    path = Path(text).resolve()
+    if not path.is_file():
+        raise ValueError("is no file")
+    known = sys.modules.get(path.stem)
+    if known is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == path:
+            return known
+        raise ValueError(f"has the name of another module, {path.stem}; give it one of its own")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError("is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+FAST = load_implementation("fast")
+"""What is under test where nothing else is named."""

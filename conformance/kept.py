@@ -1,0 +1,123 @@
+"""Tests of what is kept in no module: corpus, vectors, and the witnesses of declared deviations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.adapters.deviation import Deviation
+from conformance.corpus import TRIES, check_of_call
+from conformance.profiles import Kind
+from conformance.summary import CHECKED, Run
+from conformance.targets import Target
+from conformance.vectors.kept import CaseCheck
+from conformance.vectors.subjects import contracts
+
+
+class KeptItem(pytest.Item):
+    """A test of one case on one target, which stands in no module.
+
+    Args:
+        test: What raises where the target gets it wrong.
+        about: What is particular about the case.
+    """
+
+    def __init__(self, *, test: Callable[[], None], about: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.test, self.about = test, about
+
+    def runtest(self) -> None:
+        """Try the case."""
+        self.test()
+
+    def reportinfo(self) -> tuple[Any, None, str]:
+        """Return what the report's head says."""
+        return self.path, None, f"{self.name}: {self.about}"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return a verdict as it is, without the way through the harness: it says it all."""
+        if isinstance(excinfo.value, AssertionError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+
+class _Shelf(pytest.Collector):
+    """Where such tests stand."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Return nothing: the tests are made when it is known what else is run."""
+        return ()
+
+
+def kept_items(
+    session: pytest.Session, name: str, cases: Sequence[tuple[CaseCheck, Target]]
+) -> list[pytest.Item]:
+    """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-kept]`.
+
+    Args:
+        session: Pytest's.
+        name: Of the shelf.
+        cases: Each with its target.
+    """
+    # Where it lies decides whose hooks its items meet: those of the plugin beside this module.
+    shelf = _Shelf.from_parent(session, name=name, nodeid=name, path=Path(__file__).parent)
+    found: list[pytest.Item] = []
+    for case, target in cases:
+        item = KeptItem.from_parent(
+            shelf,
+            name=f"{case.name.removeprefix(f'{name}/')}[{target.name}-kept]",
+            test=case.bind(target),
+            about=case.description,
+        )
+        item.stash[CHECKED] = (case, target)
+        session.config.hook.pytest_itemcollected(item=item)
+        found.append(item)
+    return found
+
+
+def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Target]]:
+    """Return the checks that what is declared to deviate does so, and is under test at all.
+
+    Args:
+        run: The run.
+        functions: The functions that it looks at.
+    """
+    found = []
+    for implementation in run.implementations:
+        targets = [target for target in run.targets if target.under_test is implementation]
+        for number, deviation in enumerate(implementation.deviations):
+            if run.functions is not None and deviation.function not in run.functions:
+                continue
+            is_known = deviation.function in contracts()
+            is_offered = implementation.offers(deviation.function)
+            if is_known and is_offered and deviation.function not in functions:
+                continue  # it is not looked at in this run
+            wrong = "" if is_known and is_offered else "matches no function under test"
+            case = _case(deviation, f"{deviation.function}-{number}", wrong)
+            found += [(case, target) for target in (targets if not wrong else targets[:1])]
+    return found
+
+
+def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
+    def body(target: Target) -> None:
+        __tracebackhide__ = True
+        told = f"the declared deviation of {deviation.function} ({deviation.reason})"
+        if wrong:
+            raise AssertionError(f"{told} {wrong}")
+        check = check_of_call(contracts()[deviation.function], deviation.witness, deviation.names)
+        # Undeclared, or its own declaration would excuse the witness.
+        try:
+            check.bind(dataclasses.replace(target, under_test=None), TRIES, "minimal")()
+        except Exception as error:
+            if deviation.explains(error):
+                return
+            raise AssertionError(
+                f"the witness of {told} fails otherwise than declared, {deviation.fails!r}"
+            ) from error
+        raise AssertionError(f"the witness of {told} no longer fails; take the declaration away")
+
+    return CaseCheck(deviation.function, name, Kind.SAME_ANSWER, deviation.reason, body)

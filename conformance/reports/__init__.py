@@ -1,0 +1,57 @@
+"""Reports of a run: `--report DIR` writes `report.json`, `report.md` and `report.html`.
+
+All three say the same. `schema.json` defines the first; the last is one file that needs nothing
+else, neither a network nor scripts.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformance.reports.html import html_of
+from conformance.reports.markdown import markdown_of
+from conformance.reports.record import SCHEMA_VERSION
+
+SCHEMA = Path(__file__).with_name("schema.json")
+"""The JSON Schema of `report.json`."""
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "prepare_folder", "write_reports"]
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder of the reports, and see whether it can be written.
+
+    Raises:
+        OSError: It cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def write_reports(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write what a run was in three forms.
+
+    Args:
+        record: The run, as `record.record_of` gives it.
+        folder: Where.
+
+    Returns:
+        The files, in place of those of an earlier run.
+    """
+    texts = {
+        "report.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n",
+        "report.md": markdown_of(record),
+        "report.html": html_of(record),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, text in texts.items():
+        paths.append(folder / name)
+        # A message may have half a surrogate pair in it, which is no text.
+        paths[-1].write_text(text, encoding="utf-8", errors="replace")
+    return paths

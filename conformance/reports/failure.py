@@ -1,0 +1,79 @@
+"""A failure as plain values, taken down where it happens: under pytest-xdist, in a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Any
+
+from conformance.checks import Check
+from conformance.contracts import Call
+from conformance.report import Mismatch, locate, render
+from conformance.reports.picture import pictures_of
+
+MOST_SIGNS = 20_000
+"""How much of a message is kept."""
+
+
+def told_failure(failed: tuple[Check, Any, Exception] | None, error: Exception) -> dict[str, Any]:
+    """Return what a report says of a failed test, as plain values that travel between processes.
+
+    Args:
+        failed: The check, its example, shrunk, and how it failed; None for what has no examples.
+        error: What the test raised.
+
+    >>> told_failure(None, ValueError("no such block"))["difference"]
+    'ValueError: no such block'
+    """
+    check, example, cause = failed or (None, None, error)
+    found: dict[str, Any] = {
+        "difference": first_line(error),
+        "verdict": "error",
+        "where": "",
+        "statement": check.description if check else "",
+        "law": check.law if check else "",
+        "message": str(error)[:MOST_SIGNS],
+        "call": "",
+        "table": "",
+        "pictures": [],
+    }
+    mismatch = cause if isinstance(cause, Mismatch) else None
+    if mismatch is not None:
+        found["difference"] = mismatch.difference.line
+        found["verdict"] = mismatch.difference.verdict.value
+        found["where"] = locate(mismatch.call, mismatch.difference)
+    call = call_of(example) if mismatch is None else mismatch.call
+    if call is not None:
+        found["call"] = call.function
+        found["table"] = textwrap.dedent(render(call))
+        try:
+            found["pictures"] = pictures_of(call, mismatch.difference if mismatch else None)
+        except Exception as trouble:  # noqa: BLE001  # a bad call's arguments may be anything
+            found["no_picture"] = first_line(trouble)
+    return found
+
+
+def first_line(error: Exception) -> str:
+    r"""Return an exception as one line.
+
+    >>> first_line(ValueError("one\ntwo"))
+    'ValueError: one'
+    """
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def call_of(example: Any, depth: int = 0) -> Call | None:
+    """Return the first call in an example, None where it has none.
+
+    >>> call_of([1, (Call("f", {}),)])
+    f()
+    """
+    if isinstance(example, Call):
+        return example
+    inner: list[Any] = []
+    if isinstance(example, list | tuple):
+        inner = list(example)
+    elif dataclasses.is_dataclass(example) and not isinstance(example, type):
+        inner = list(vars(example).values())
+    found = [call_of(value, depth + 1) for value in inner] if depth < 3 else []
+    return next(filter(None, found), None)

@@ -1,0 +1,131 @@
+"""The part of the pytest plugin that tells of a run: reports, statistics, what the last run met."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.reports import prepare_folder, write_reports
+from conformance.reports.last_run import remember
+from conformance.reports.record import Course, record_of, told
+from conformance.reports.statistics import added, collecting, statistics_lines
+from conformance.situations import Ledger
+from conformance.summary import CHECKED, Run
+
+
+def add_report_options(group: pytest.OptionGroup) -> None:
+    """Add the options of reports."""
+    group.addoption(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write report.json, report.md and report.html into this folder",
+    )
+
+
+class Reporting:
+    """Follows a run, and tells of it at its end.
+
+    Args:
+        config: Pytest's.
+        run: What the run looks at.
+        ledger: What it meets.
+
+    Raises:
+        OSError: The folder of the reports cannot be written.
+    """
+
+    def __init__(self, config: pytest.Config, run: Run, ledger: Ledger) -> None:
+        self.config, self.run, self.ledger = config, run, ledger
+        self.is_worker = hasattr(config, "workerinput")
+        self.folder: Path | None = config.getoption("--report")
+        if self.folder is not None and not self.is_worker:
+            self.folder = self.folder.resolve()
+            prepare_folder(self.folder)
+        self.clock = time.perf_counter()
+        trace = config.getoption("trace_file")
+        self.course = Course(
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=[str(argument) for argument in config.invocation_params.args],
+            seed=str(config.getoption("--hypothesis-seed")) if run.profile.is_random else None,
+            trace=None if trace is None else str(trace),
+            workers=int(getattr(config.option, "numprocesses", None) or 0),
+        )
+        self.trouble = ""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Note what Hypothesis says of a check's draws: inside its own plugin, which does too."""
+        if CHECKED not in item.stash:
+            return (yield)
+        with collecting(item):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count tests, and keep what failed and is no check."""
+        if report.when == "call" or report.outcome != "passed":
+            self.course.counts[report.outcome] += 1
+        if report.failed and "function" not in told(report):
+            self._note_error(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what could not be collected."""
+        if report.failed:
+            self._note_error(report)
+
+    def _note_error(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        error = {"where": report.nodeid or "the run", "message": report.longreprtext}
+        if error not in self.course.errors:  # each worker collects everything
+            self.course.errors.append(error)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """Write the reports, and remember what was met, when all else is done and judged."""
+        result = yield
+        if not self.is_worker and not self.config.getoption("collectonly"):
+            self.course.seconds = time.perf_counter() - self.clock
+            self.course.exit_status = status_words(session.exitstatus)
+            record = record_of(self.run, self.ledger, self.course)
+            remember(self.config, record)
+            if self.folder is not None:
+                try:
+                    write_reports(record, self.folder)
+                except OSError as error:
+                    self.trouble = str(error)
+                    if session.exitstatus == pytest.ExitCode.OK:
+                        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the statistics, and where the reports are."""
+        found: dict[str, list[dict[str, float]]] = {}
+        for (function, _), reports in self.run.outcomes.items():
+            drawn = [
+                told(report)["statistics"] for report in reports if "statistics" in told(report)
+            ]
+            found[function] = found.get(function, []) + drawn
+        statistics = {function: added(drawn) for function, drawn in found.items() if drawn}
+        if statistics:
+            everyone = self.config.getoption("--hypothesis-show-statistics")
+            terminalreporter.section("examples that Hypothesis drew")
+            for line in statistics_lines(statistics, everyone=bool(everyone)):
+                terminalreporter.write_line(line)
+        if self.trouble:
+            terminalreporter.write_line(f"no report: {self.trouble}", red=True)
+        elif self.folder is not None:
+            terminalreporter.write_line(f"report: {self.folder / 'report.html'}")
+
+
+def status_words(status: int) -> str:
+    """Return an exit status in words; `pytest.exit` may give any.
+
+    >>> status_words(1), status_words(77)
+    ('tests failed', 'status 77')
+    """
+    names = {code.value: code.name.lower().replace("_", " ") for code in pytest.ExitCode}
+    return names.get(int(status), f"status {int(status)}")

@@ -1,0 +1,41 @@
+"""What a run ran on: the versions of everything that could matter."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+import torch
+
+PACKAGES = (
+    "kvtwin",
+    "torch",
+    "numpy",
+    "ml_dtypes",
+    "numba",
+    "numba-cuda",
+    "hypothesis",
+    "pytest",
+    "pytest-xdist",
+)
+"""Packages whose versions a report names, those of them that are installed."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of the packages, and of the machine, by name.
+
+    >>> list(versions())[:2]
+    ['python', 'kvtwin']
+    """
+    found = {"python": f"{platform.python_version()} ({platform.python_implementation()})"}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name == "kvtwin":
+                found[name] = "not installed"
+    found["machine"] = f"{platform.platform()}, {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        found["GPU"] = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    return found

@@ -1,0 +1,115 @@
+"""What reports say in words, of one thing alike in Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """Return what a run found, in a sentence."""
+    names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
+    failing = {failure["function"] for failure in record["failures"] if not failure["with"]}
+    failing = failing or {failure["function"] for failure in record["failures"]}
+    status = record["run"]["exit_status"]
+    if failing:
+        few = len(failing) <= 3
+        which = ", ".join(sorted(failing)) if few else f"{len(failing)} functions"
+        return f"{names}: {which} {'fails' if len(failing) == 1 else 'fail'}"
+    if record["errors"]:
+        return f"{names}: the run has errors"
+    if record["unmet"]:
+        return f"{names}: situations were never met"
+    number = sum(_conforms(function) for function in record["functions"])
+    told = f"{number} {'function conforms' if number == 1 else 'functions conform'}"
+    return f"{names}: {told}" if status == "ok" else f"{names}: {told}; the run ended: {status}"
+
+
+def _conforms(function: Mapping[str, Any]) -> bool:
+    states = {cell["state"] for cell in function["cells"]}
+    return bool(states & {"conforms", "deviates"}) and not states & {"fails", "fails with"}
+
+
+def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a run was: pairs of a name and what is to be said."""
+    run = record["run"]
+    found = [
+        (
+            "under test",
+            (
+                f"{one['module']} {one['version']}, {one['file']}; {one['offers']} names; "
+                f"adapter {one['adapter']}"
+            ),
+        )
+        for one in record["implementations"]
+    ]
+    found += [
+        ("deviates (declared)", f"{deviation['function']}: {deviation['reason']}")
+        for one in record["implementations"]
+        for deviation in one["deviations"]
+    ]
+    tests = ", ".join(f"{number:,} {outcome}" for outcome, number in run["tests"].items() if number)
+    found += [
+        ("targets", ", ".join(target["name"] for target in record["targets"])),
+        ("profile", run["profile"]["name"]),
+        ("seed", run["seed"] or "derandomized: the same examples each time"),
+        ("trace", run["trace"] or "the project's own"),
+        ("functions", ", ".join(run["functions"] or ["all"])),
+        ("date", run["started"].replace("T", " ").replace("+00:00", " UTC")),
+        ("duration", duration(run["seconds"]) + workers(run["workers"])),
+        ("tests", tests or "none"),
+        ("ended", run["exit_status"]),
+        ("command", " ".join(run["command"])),
+    ]
+    return found + list(record["versions"].items())
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person says it.
+
+    >>> duration(0.25), duration(59.5), duration(308.8)
+    ('0.2 s', '60 s', '5 min 9 s')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def workers(number: int) -> str:
+    """Return how many processes there were, to stand behind a duration."""
+    return f" in {number} processes" if number else ""
+
+
+def cell_words(cell: Mapping[str, Any]) -> str:
+    """Return how a function does on a target, in words.
+
+    >>> cell_words({"state": "conforms", "examples": 1200, "with": []})
+    'conforms (1,200)'
+    """
+    words = {
+        "conforms": f"conforms ({cell['examples']:,})",
+        "fails": "FAILS",
+        "fails with": f"fails with {', '.join(cell['with'])}",
+        "deviates": f"deviates, declared ({cell['examples']:,})",
+        "not run": "-",
+    }
+    return words.get(cell["state"], str(cell["state"]))
+
+
+def situations_words(function: Mapping[str, Any]) -> str:
+    """Return how many of its situations a function met.
+
+    >>> situations_words({"situations": [{"count": 3}, {"count": 0}]})
+    '1/2'
+    """
+    met = sum(situation["count"] > 0 for situation in function["situations"])
+    return f"{met}/{len(function['situations'])}"
+
+
+def first_test(failure: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the test that a failure is told by: the first."""
+    test: Mapping[str, Any] = failure["tests"][0]
+    return test

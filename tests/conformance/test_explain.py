@@ -1,0 +1,117 @@
+"""`--explain FUNCTION`: what is said of a function, and how often its situations were met."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import reference
+from conformance.__main__ import arguments_for_pytest
+from conformance.explain import entries, explained
+
+pytest_plugins = ["pytester"]
+
+LAST = {
+    "create_ubatch_slices": {
+        "date": "2026-11-21T22:35:05+00:00",
+        "profile": "nightly",
+        "states": {"host": "conforms", "sim": "fails"},
+        "implementations": ["mine"],
+        "examples": 1250,
+        "situations": {"no split point": 1015, "a request cut in two": 0},
+    }
+}
+
+
+def test_a_function_is_explained() -> None:
+    """Signature, docstring, laws, checks, what is refused, situations, and where they stand."""
+    told = explained("create_ubatch_slices", {})
+    assert "create_ubatch_slices(" == told[0]
+    assert "    num_scheduled_tokens: IntArray," in told
+    doc = str(reference.create_ubatch_slices.__doc__).splitlines()[0]
+    assert f"    {doc}" in told
+    text = "\n".join(told)
+    for said in (
+        "  split_partitions          The parts of a batch read and write what it does",
+        "  same answer   create_ubatch_slices answers valid calls as reference does.",
+        "  a split point is 0                          ValueError naming split_points\n",
+        "Last run: there was none yet of this function",
+        "\n  a request cut at both ends\n",
+        "conformance/test_ubatch.py\n",
+        "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
+        "conformance/faults/ubatch.py",
+        "conformance/meanings/ubatch.py",
+    ):
+        assert said in text, said
+    assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
+
+
+def test_the_last_run_is_told() -> None:
+    """Its date, profile, targets and states stand above, and a count before each situation."""
+    told = explained("create_ubatch_slices", LAST)
+    [head] = [line for line in told if line.startswith("Last run")]
+    assert head == (
+        "Last run: 2026-11-21 22:35:05 UTC, profile nightly, mine; conforms on host, fails on sim; "
+        "1,250 examples."
+    )
+    assert "    1015  no split point" in told
+    assert "   never  a request cut in two" in told
+    assert "       -  int64" in told
+    assert "-: the test that it belongs to was not in that run" in told
+
+
+def test_a_method_is_explained() -> None:
+    """A method with checks is told as a function is; one without names the class that has them."""
+    told = explained("CommonAttentionMetadata.unpadded", {})
+    assert told[0].startswith("CommonAttentionMetadata.unpadded(")
+    assert any("unpadding_removes_nothing" in line for line in told)
+    last = explained("BlockTables.append_block_ids", {})[-1]
+    assert "Checked with its class: --explain BlockTables" == last
+
+
+def test_everything_that_is_checked_or_public_is_explained() -> None:
+    """No name ends in an error: functions, methods, classes, constants, a runner's life."""
+    for name in [*entries(), *reference.__all__]:
+        told = explained(name, {})
+        assert told[0].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("compute_slotmapping", "compute_slot_mapping"),
+        ("Unpadded", "CommonAttentionMetadata.unpadded"),
+        ("blocktables", "BlockTables"),
+    ],
+)
+def test_an_unknown_name_is_told_with_those_near(name: str, near: str) -> None:
+    """A typo is one line, with what was meant."""
+    with pytest.raises(ValueError, match=f"function '{name}' is unknown; there are .*") as told:
+        explained(name, {})
+    assert near in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
+    """From anywhere: what a run met is explained after it; a typo is a usage error."""
+
+    def run(*arguments: str) -> pytest.RunResult:
+        given = arguments_for_pytest(["--target", "host", "--profile", "dev", *arguments])
+        return pytester.run(sys.executable, "-m", "pytest", *given)
+
+    few = ("test_sequence_parallel.py", "-k", "is_residual_scattered_for_sp and minimal")
+    assert pytest.ExitCode.OK == run(*few).ret
+    result = run("--explain", "is_residual_scattered_for_sp")
+    assert pytest.ExitCode.OK == result.ret
+    result.stdout.fnmatch_lines(
+        [
+            "is_residual_scattered_for_sp(*",
+            "Last run: *, profile dev, fast; conforms on host; * examples.",
+            "Situations (*)",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*test session starts*")
+    result = run("--explain", "is_residual")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["ERROR: function 'is_residual' is unknown; *"])

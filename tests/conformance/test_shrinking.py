@@ -1,0 +1,66 @@
+"""How long failing examples are made smaller: a purse for each function, Hypothesis' limit kept."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine
+
+from conformance.checks import Check, law
+from conformance.profiles import Profile
+from conformance.shrinking import LEAST_SECONDS, Purses
+from conformance.targets import TARGETS, Target
+
+FEW = Profile("few", 100, 100)
+
+
+def slow(function: str) -> Check:
+    """Return a check that fails, of examples that take long to be made small."""
+    strategy = st.lists(st.integers(0, 10**9), min_size=30, max_size=60)
+
+    @law(function, lambda _: strategy)
+    def is_small(_: Target, numbers: list[int]) -> None:
+        """Numbers are small."""
+        time.sleep(0.005)
+        assert sum(numbers) < 10**9
+
+    return is_small
+
+
+def seconds_of(purses: Purses, function: str, **options: bool) -> float:
+    """Return how long a failing test of a function takes."""
+    test = slow(function).bind(TARGETS["host"], FEW, "minimal")
+    began = time.perf_counter()
+    with pytest.raises(AssertionError), purses.limiting(function, **options):
+        test()
+    return time.perf_counter() - began
+
+
+def test_a_function_s_tests_share_a_purse() -> None:
+    """The first has half of it, the next half of what is left; another function has its own."""
+    purses = Purses(4)
+    before = engine.MAX_SHRINKING_SECONDS
+    first, second = (seconds_of(purses, "f") for _ in range(2))
+    assert 2 <= first < 4
+    assert second < first
+    assert 2 == purses.allowance("g")
+    assert before == engine.MAX_SHRINKING_SECONDS
+
+
+def test_who_uses_what_failed_has_a_moment() -> None:
+    """A test that used a function which failed before is hardly shrunk; so is a life."""
+    purses = Purses(8)
+    purses.charge("Tables.append", 1)
+    assert LEAST_SECONDS == purses.allowance("g", ["h", "Tables"])
+    assert 4 == purses.allowance("g", ["h"])
+    assert 3.5 == purses.allowance("Tables.gather", ["Tables"])
+    assert seconds_of(purses, "life", uses_all=True) < 3
+
+
+def test_an_empty_purse_leaves_a_moment() -> None:
+    """However many tests of a function fail, each is shrunk a little."""
+    purses = Purses(1)
+    purses.charge("f", 100)
+    assert LEAST_SECONDS == purses.allowance("f")

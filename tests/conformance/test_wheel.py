@@ -1,0 +1,98 @@
+"""The wheel, from an empty folder: whoever has no repository runs the harness all the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+WRONG = Path(__file__).with_name("wrong")
+FEW = ("test_context_parallel.py", "--profile", "dev", "--target", "host", "--tb=no")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of a new environment that has the wheel, and what else there is here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", REPOSITORY, "--no-deps", "--quiet", "-w", folder]
+    built = subprocess.run(  # noqa: S603  # our own wheel
+        [*build, "--retries", "0", "--timeout", "10"], capture_output=True, text=True, check=False
+    )
+    if built.returncode:
+        line = (built.stderr.strip().splitlines() or ["nothing said"])[-1]
+        pytest.skip(f"pip cannot build a wheel here, which needs hatchling: {line}")
+    venv.create(folder / "venv")
+    place = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=place))
+    # What lies there is found, but not what its own .pth files name: not this repository.
+    (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
+    [wheel] = folder.glob("*.whl")
+    shutil.unpack_archive(wheel, site, "zip")
+    return folder / "venv" / "bin" / "python"
+
+
+def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the harness from a folder."""
+    command = [str(python), "-m", "conformance", *arguments]
+    return subprocess.run(  # noqa: S603  # our own wheel
+        command, capture_output=True, text=True, cwd=folder, check=False
+    )
+
+
+def test_an_installed_implementation_conforms(python: Path, tmp_path: Path) -> None:
+    """A module that is installed is run by two workers, the wheel's own copy of it."""
+    chosen = ("--impl", "fast", "--functions", "get_dcp_local_seq_lens", "-n", "2")
+    found = run(python, tmp_path, *chosen, *FEW)
+    assert 0 == found.returncode, found.stdout + found.stderr
+    assert f"under test: fast 0.1.0, {python.parents[1]}" in found.stdout
+    table = found.stdout.partition("= conformance =")[2]
+    assert "get_dcp_local_seq_lens  conforms (" in table
+
+
+def test_a_failure_is_kept_and_replayed_first(python: Path, tmp_path: Path) -> None:
+    """A file beside one fails; its input goes to the corpus, with which the next run begins."""
+    shutil.copy(WRONG / "lengths_too_wide.py", tmp_path / "mine.py")
+    found = run(python, tmp_path, "--impl", "./mine.py", "--corpus-add", "-q", *FEW)
+    assert 1 == found.returncode, found.stdout + found.stderr
+    lines = found.stdout.splitlines()
+    line = "FAILS: get_dcp_local_seq_lens on host: result.dtype = torch.int64, but should be "
+    at = lines.index(f"{line}torch.int32")
+    assert lines[at + 1].startswith("  script: conformance-failures/test_context_parallel-")
+    assert (tmp_path / lines[at + 1].removeprefix("  script: ")).is_file()
+    kept = Path(lines[at + 2].removeprefix("  kept: "))
+    assert kept.is_file()
+    assert kept.is_relative_to(python.parents[1])
+    try:
+        again = run(python, tmp_path, "--impl", "./mine.py", "-v", *FEW)
+    finally:
+        kept.unlink()
+    [first, *_] = [line for line in again.stdout.splitlines() if "[host-" in line]
+    assert f"corpus::{kept.stem}[host-kept] FAILED" in first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--impl", "./nine.py"), "nine.py' is no file"),
+        (("--impl", "fst"), "ERROR: --impl 'fst' cannot be imported: ModuleNotFoundError: No modu"),
+        (("--functions", "slot_map"), "ERROR: function 'slot_map' is unknown; there are "),
+        (("--target", "hots"), "ERROR: target 'hots' is unknown; there are host, sim, cuda"),
+    ],
+    ids=["file", "module", "function", "target"],
+)
+def test_a_typo_is_told_in_a_line(
+    python: Path, tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    """It ends the run before it begins, with status 4; nothing is left behind."""
+    found = run(python, tmp_path, *arguments)
+    assert (pytest.ExitCode.USAGE_ERROR, "") == (found.returncode, found.stdout)
+    [told] = found.stderr.strip().splitlines()
+    assert line in told
+    assert [] == list(tmp_path.iterdir())

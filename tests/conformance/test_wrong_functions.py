@@ -1,0 +1,181 @@
+"""Wrong functions, end to end: a file that re-exports `fast` with one function made wrong.
+
+The run fails with exactly that function and names the first difference in one line; the script that
+it leaves shows the same in a fresh process, until the function is put right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import conformance.conftest  # noqa: F401  # imported once, for all who are forked
+from conformance.__main__ import main
+from conformance.functions import checked_functions
+
+WRONG = Path(__file__).with_name("wrong")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """A file of `wrong/`, and what is to be said of it.
+
+    Attributes:
+        file: Its name.
+        function: What fails, as the closing table calls it.
+        difference: What the line of the first difference matches.
+        tests: The module of the function, and two with functions that use it or stand near it.
+        target: What is run.
+        keyword: Which tests of these, as `-k` says it; a run of all takes too long here.
+    """
+
+    file: str
+    function: str
+    difference: str
+    tests: tuple[str, ...]
+    target: str = "host"
+    keyword: str = ""
+
+
+ALL = [
+    Wrong(
+        "slot_one_too_low",
+        "compute_slot_mapping",
+        r"result\[2\] = \d+, but should be \d+",
+        ("slots", "attention_slots", "context_parallel"),
+        keyword="minimal and not _laws and not _refuses and not ranks",
+    ),
+    Wrong(
+        "longest_query_forgotten",
+        "split_attn_metadata",
+        r"result\[\d\]\.max_query_len = \d+, but should be \d+",
+        ("ubatch", "attention_ubatch", "sequence_parallel"),
+        keyword="minimal and not slice and not _laws",
+    ),
+    Wrong(
+        "query_copied",
+        "reshape_query_for_spec_decode",
+        r"result = another object, but should be a view \(of query\)",
+        ("spec_decode", "context_parallel", "sequence_parallel"),
+    ),
+    Wrong(
+        "lengths_too_wide",
+        "get_dcp_local_seq_lens",
+        r"result\.dtype = torch\.int64, but should be torch\.int32",
+        ("context_parallel", "attention_slots", "sequence_parallel"),
+        keyword="minimal",
+    ),
+    Wrong(
+        "split_points_unordered",
+        "create_ubatch_slices",
+        r"the call = returned .*, but should be ValueError naming split_points.*",
+        ("ubatch", "attention_ubatch", "sequence_parallel"),
+        keyword="minimal and not _laws and not metadata",
+    ),
+    Wrong(
+        "rows_always_begun_anew",
+        "BlockTables",
+        r"result\[\d\]\[\d, \d\] = \d, but should be \d",
+        ("block_table", "attention_tables", "sequence_parallel"),
+        keyword="minimal and not _laws and not refuse",
+    ),
+    Wrong(
+        "last_placeholder_kept",
+        "scatter_mm_placeholders",
+        r"result\[.*\] = nan, but should be .*",
+        ("multimodal", "mm_budget", "fast_prefill"),
+        target="sim",
+        keyword="minimal",
+    ),
+    Wrong(
+        "window_a_page_short",
+        "KVCacheSpec.max_memory_usage_bytes",
+        r"result = \d+, but should be \d+",
+        ("kv_cache_spec", "spec_groups", "memory"),
+        keyword="minimal",
+    ),
+    Wrong(
+        "one_builder_for_all",
+        "AttentionGroup.create_with_metadata_builders",
+        r"result.metadata_builders\[1\] = the same object as result.metadata_builders\[0\], but "
+        "should be an object of its own",
+        ("builders", "backend", "attn_metadata"),
+        keyword="minimal and (builder or subclass or group)",
+    ),
+    Wrong(
+        "strange_layout_ignored",
+        "get_kv_cache_layout",
+        r"answers\[\d\]\[0\] = NHD, but should be ValueError naming NHD, HND",
+        ("kv_layout", "kv_binding", "memory"),
+        keyword="minimal",
+    ),
+]
+
+
+def _run(arguments: list[str], folder: Path) -> None:
+    """Run the harness in this process, which is a forked one; write what it says to a file."""
+    os.chdir(folder)
+    with (folder / "told.txt").open("w", buffering=1) as told:
+        os.dup2(told.fileno(), 1)
+        os.dup2(told.fileno(), 2)
+        sys.stdout = sys.stderr = told
+        status = main(arguments)
+        told.flush()
+    os._exit(status)
+
+
+def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
+    """Run the harness in a process of its own, which has what is imported here already.
+
+    Args:
+        arguments: Those of `python -m conformance`.
+        folder: Where.
+
+    Returns:
+        The exit status, and what was said.
+    """
+    checked_functions()  # imports all of the harness
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(arguments, folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the threads of a worker do nothing
+        child.start()
+    child.join()
+    return child.exitcode, (folder / "told.txt").read_text()
+
+
+@pytest.mark.parametrize("wrong", ALL, ids=[wrong.file for wrong in ALL])
+def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path) -> None:
+    """It alone fails, in one line, and its script shows that line until the function is mended."""
+    impl = tmp_path / f"{wrong.file}.py"
+    shutil.copy(WRONG / impl.name, impl)
+    tests = [f"test_{name}.py" for name in wrong.tests]
+    keyword = ["-k", wrong.keyword] if wrong.keyword else []
+    options = ["--impl", impl.name, "--profile", "dev", "--target", wrong.target, *keyword]
+    status, told = run([*options, "--failures", "scripts", "-q", "--tb=no", *tests], tmp_path)
+    assert pytest.ExitCode.TESTS_FAILED == status, told
+    [(function, difference, path)] = re.findall(
+        r"^FAILS: (\S+) on \S+: (.*)\n  script: (.*)$", told, re.MULTILINE
+    )
+    assert wrong.function == function, told
+    assert re.fullmatch(wrong.difference, difference), difference
+    shown = _script(tmp_path / path)
+    assert (1, "") == (shown.returncode, shown.stdout), shown.stderr
+    assert difference.replace("torch.", "") in shown.stderr.replace("torch.", "")
+    impl.write_text("from fast import *\n")
+    mended = _script(tmp_path / path)
+    assert (0, "") == (mended.returncode, mended.stderr)
+
+
+def _script(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  # our own script
+        [sys.executable, str(path)], capture_output=True, text=True, check=False
+    )
