@@ -1,42 +1,28 @@
-"""The pytest plugin of the conformance run: its options, its tests, its closing table.
+"""The pytest plugin of the conformance run: its tests, and what comes of them.
 
 A module-level `Check` named `test_...` becomes one test for each chosen target. At the end the
 controller adds up what the workers counted, prints functions by targets, and fails the run where a
-situation was met by no example.
+situation was met by no example. The options stand in `options`, what happens around a test in
+`watching`, what is told of a run in `summary` and `reports`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from conformance.absent import Absent
-from conformance.checks import FAILURES, Check, checks_in
-from conformance.corpus import add_failure, corpus_checks
+from conformance.checks import checks_in
 from conformance.explain import explained
-from conformance.functions import choose_functions
-from conformance.implementations import load_implementations
 from conformance.kept import deviation_checks, kept_items
-from conformance.life.check import LifeCheck
-from conformance.profiles import PROFILES
-from conformance.report import Mismatch
-from conformance.reports.failure import told_failure
+from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
-from conformance.reports.plugin import Reporting, add_report_options
-from conformance.script import attach_script, forget_script
-from conformance.shrinking import Purses, in_our_words
+from conformance.reports.plugin import Reporting
 from conformance.situations import LEDGER
-from conformance.strategies.traffic import use_trace
 from conformance.summary import CHECKED, RUN, Run
-from conformance.targets import LOOKED_UP, choose_targets
-from conformance.traffic.trace import read_trace
-from conformance.vectors import vector_checks
 from conformance.vectors.kept import CaseCheck
+from conformance.watching import WHERE, Watching
 
 collect_ignore = ["failures"]
 """Scripts of what failed, which are named after tests and are none."""
@@ -44,98 +30,20 @@ collect_ignore = ["failures"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the conformance run."""
-    group = parser.getgroup("conformance", "conformance of an implementation with `reference`")
-    group.addoption(
-        "--impl",
-        action="append",
-        default=[],
-        metavar="MODULE_OR_FILE",
-        help="what is under test: a module, or a .py file; again for several (default: fast)",
-    )
-    group.addoption(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="MODULE_OR_FILE",
-        help="what translates its objects, for all implementations or again for each",
-    )
-    group.addoption("--target", metavar="A,B", help="targets to run: host, sim, cuda")
-    group.addoption("--functions", metavar="A,B", help="functions to check (default: all)")
-    group.addoption(
-        "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
-    )
-    group.addoption(
-        "--corpus-add", action="store_true", help="keep what fails in conformance/corpus/"
-    )
-    group.addoption(
-        "--failures",
-        type=Path,
-        metavar="DIR",
-        help="where scripts of failures go (default: conformance/failures, or, of an installed "
-        "package, ./conformance-failures)",
-    )
-    group.addoption(
-        "--profile", default="default", metavar="NAME", help="dev, default (the default), nightly"
-    )
-    add_report_options(group)
-    group.addoption(
-        "--explain",
-        metavar="FUNCTION",
-        help="print what a function is and what is stated about it, and run nothing",
-    )
-    # pytest has a `--trace` of its own, which breaks at the start of each test. Here the word means
-    # a trace of requests; pytest's goes by another name.
-    group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
-    group.addoption(
-        "--trace",
-        dest="trace_file",
-        type=Path,
-        metavar="FILE",
-        help="cut real-traffic batches from this CSV file",
-    )
-    group.addoption("--break", dest="trace", action="store_true", help="pytest's own --trace")
-
-
-def _absolute(text: str) -> str:
-    return str(Path(text).resolve()) if text.endswith(".py") else text
+    add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before anything runs, and prepare this process."""
-    name = config.getoption("--profile")
-    if name not in PROFILES:
-        raise pytest.UsageError(f"--profile {name!r} is unknown; there are {', '.join(PROFILES)}")
-    trace = config.getoption("trace_file")
+    run = config.stash[RUN] = run_of_options(config)
+    manager = config.pluginmanager
+    manager.register(_Outcomes(run), "conformance-outcomes")
+    manager.register(Watching(config, run), "conformance-watching")
     try:
-        # The workers of pytest-xdist are told what was found here, wherever they start.
-        for option in ("impl", "adapter"):
-            found = [_absolute(text) for text in config.getoption(f"--{option}")]
-            setattr(config.option, option, found)
-        implementations = load_implementations(config.option.impl, config.option.adapter)
-        targets = choose_targets(config.getoption("--target"), implementations)
-        functions = choose_functions(config.getoption("--functions"))
-        vectors = config.getoption("--vectors")
-        kept = corpus_checks() if vectors is None else vector_checks(vectors.resolve())
-        if trace is not None:
-            read_trace(trace)
-    except (ValueError, KeyError, OSError) as error:
-        raise pytest.UsageError(str(error)) from error
-    profile = PROFILES[name]
-    if profile.is_random and config.getoption("--hypothesis-seed") is None:
-        # Workers inherit the controller's options, so all draw from the one seed that is printed.
-        config.option.hypothesis_seed = str(secrets.randbits(64))
-    if profile.is_random:
-        profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
-    run = config.stash[RUN] = Run(targets, profile, functions)
-    run.kept, run.is_replay = kept, vectors is not None
-    config.pluginmanager.register(_Outcomes(run), "conformance-outcomes")
-    try:
-        config.pluginmanager.register(Reporting(config, run, LEDGER), "conformance-reports")
+        manager.register(Reporting(config, run, LEDGER), "conformance-reports")
     except OSError as error:
         raise pytest.UsageError(f"--report cannot be written: {error}") from error
-    config.stash[PURSES] = Purses(profile.shrink_seconds)
-    use_trace(trace)
     torch.set_num_threads(1)
 
 
@@ -156,27 +64,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say what is under test, so that a typo cannot pass for a green run."""
-    run = config.stash[RUN]
-    seed = config.getoption("--hypothesis-seed") if run.profile.is_random else "derandomized"
-    names = ", ".join(target.name for target in run.targets)
-    implementations = run.implementations
-    tested = ", ".join(implementation.name for implementation in implementations)
-    trace = config.getoption("trace_file") or "the project's own"
-    lines = [
-        f"conformance: {tested} on {names}; profile {run.profile.name}; seed {seed}; trace {trace}"
-    ]
-    for implementation in implementations:
-        lines.append(f"under test: {implementation.told()}")
-        lines += [
-            f"  deviates (declared): {deviation.function}: {deviation.reason}"
-            for deviation in implementation.deviations
-        ]
-    if run.functions is not None:
-        lines.append(f"functions: {', '.join(run.functions)}")
-    if run.is_replay:
-        lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.kept)} cases")
-    return lines
+    """Say what is under test."""
+    return header_lines(config, config.stash[RUN])
 
 
 def pytest_pycollect_makeitem(
@@ -204,12 +93,6 @@ def pytest_pycollect_makeitem(
                 item.stash[WHERE] = f"{where}[{check.law}]" if check.law else where
                 items.append(item)
     return items
-
-
-PURSES = pytest.StashKey[Purses]()
-"""What limits shrinking in this process."""
-WHERE = pytest.StashKey[str]()
-"""Where an item's check stands, as the corpus names it."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -246,57 +129,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         check, target = item.stash[CHECKED]
         LEDGER.expect(check.function, check.expects)
         item.user_properties += [("function", check.function), ("target", target.name)]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Skip a check that needs what is absent; note of one that fails what it used, and keep it."""
-    if CHECKED not in item.stash:
-        return (yield)
-    check, target = item.stash[CHECKED]
-    LOOKED_UP.clear()
-    FAILURES.clear()
-    is_life, failures = isinstance(check, LifeCheck), item.config.getoption("--failures")
-    forget_script(item, failures)
-    try:
-        with item.config.stash[PURSES].limiting(check.function, uses_all=is_life):
-            return (yield)
-    except Absent as absent:
-        pytest.skip(str(absent))
-    except Exception as error:
-        uses = ["*"] if is_life else sorted(LOOKED_UP)
-        found = error.difference.line if isinstance(error, Mismatch) else _first_line(error, check)
-        item.user_properties += [("uses", ",".join(uses)), ("difference", found)]
-        failure = told_failure(FAILURES[-1] if FAILURES else None, error)
-        item.user_properties.append(("failure", failure))
-        if FAILURES:
-            attach_script(item, target, FAILURES[-1], item.stash.get(WHERE, ""), failures)
-        if item.config.getoption("--corpus-add") and FAILURES and WHERE in item.stash:
-            failed, example, why = FAILURES[-1]
-            try:
-                path = add_failure(failed, item.stash[WHERE], example, why)
-            except (TypeError, ValueError, OSError) as trouble:
-                item.user_properties.append(("kept", f"cannot be kept: {trouble}"))
-            else:
-                item.user_properties.append(("kept", str(path)))
-        raise
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Say how long an example was made smaller, where Hypothesis says "five minutes"."""
-    report: pytest.TestReport = yield
-    if CHECKED in item.stash:
-        report.sections = [
-            (head, in_our_words(text) if head == "Hypothesis" else text)
-            for head, text in report.sections
-        ]
-    return report
-
-
-def _first_line(error: Exception, check: Check | CaseCheck) -> str:
-    told = str(error).strip() or check.description  # a plain `assert` may say nothing
-    return f"{type(error).__name__}: {told.partition(chr(10))[0]}"
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

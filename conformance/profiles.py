@@ -12,6 +12,8 @@ import enum
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
+from conformance.drawing import ANEW
+
 
 class Kind(enum.Enum):
     """What a check looks at."""
@@ -95,6 +97,7 @@ class Profile:
             phases.append(Phase.shrink)
         return hypothesis.settings(
             max_examples=max_examples,
+            backend=ANEW,
             derandomize=not self.is_random,
             database=None,
             deadline=None,

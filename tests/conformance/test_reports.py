@@ -207,7 +207,9 @@ def test_a_run_that_was_interrupted_has_a_report(runner: Runner) -> None:
     """Ctrl-C ends a run, and what it saw until then is written."""
     stop = "\ndef test_stop():\n    raise KeyboardInterrupt\n"
     runner.pytester.makepyfile(GREEN + stop)
-    result = runner.pytester.runpytest_subprocess("--target", "host", "--report", "out")
+    result = runner.pytester.runpytest_subprocess(
+        "--target", "host", "--report", "out", "--failures", "failures"
+    )
     assert pytest.ExitCode.INTERRUPTED == result.ret
     record = runner.record()
     assert "interrupted" == record["run"]["exit_status"]

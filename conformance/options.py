@@ -1,0 +1,138 @@
+"""The options of the conformance run: what they are, what is made of them, what the header says."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from pathlib import Path
+
+import pytest
+
+from conformance.corpus import corpus_checks
+from conformance.functions import choose_functions
+from conformance.implementations import load_implementations
+from conformance.profiles import PROFILES
+from conformance.reports.plugin import add_report_options
+from conformance.strategies.traffic import use_trace
+from conformance.summary import Run
+from conformance.targets import choose_targets
+from conformance.traffic.trace import read_trace
+from conformance.vectors import vector_checks
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add the options of the conformance run."""
+    group = parser.getgroup("conformance", "conformance of an implementation with `reference`")
+    group.addoption(
+        "--impl",
+        action="append",
+        default=[],
+        metavar="MODULE_OR_FILE",
+        help="what is under test: a module, or a .py file; again for several (default: fast)",
+    )
+    group.addoption(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="MODULE_OR_FILE",
+        help="what translates its objects, for all implementations or again for each",
+    )
+    group.addoption("--target", metavar="A,B", help="targets to run: host, sim, cuda")
+    group.addoption("--functions", metavar="A,B", help="functions to check (default: all)")
+    group.addoption(
+        "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
+    )
+    group.addoption(
+        "--corpus-add", action="store_true", help="keep what fails in conformance/corpus/"
+    )
+    group.addoption(
+        "--failures",
+        type=Path,
+        metavar="DIR",
+        help="where scripts of failures go (default: conformance/failures, or, of an installed "
+        "package, ./conformance-failures)",
+    )
+    group.addoption(
+        "--profile", default="default", metavar="NAME", help="dev, default (the default), nightly"
+    )
+    add_report_options(group)
+    group.addoption(
+        "--explain",
+        metavar="FUNCTION",
+        help="print what a function is and what is stated about it, and run nothing",
+    )
+    # pytest has a `--trace` of its own, which breaks at the start of each test. Here the word means
+    # a trace of requests; pytest's goes by another name.
+    group._arggroup.conflict_handler = "resolve"  # noqa: SLF001  # there is no public way
+    group.addoption(
+        "--trace",
+        dest="trace_file",
+        type=Path,
+        metavar="FILE",
+        help="cut real-traffic batches from this CSV file",
+    )
+    group.addoption("--break", dest="trace", action="store_true", help="pytest's own --trace")
+
+
+def run_of_options(config: pytest.Config) -> Run:
+    """Return the run that the options ask for, and let its traffic come from their trace.
+
+    Names of files become absolute, and a random run gets its seed: the workers of pytest-xdist
+    inherit the options, wherever they start.
+
+    Raises:
+        pytest.UsageError: An option names nothing that there is.
+    """
+    name = config.getoption("--profile")
+    if name not in PROFILES:
+        raise pytest.UsageError(f"--profile {name!r} is unknown; there are {', '.join(PROFILES)}")
+    trace = config.getoption("trace_file")
+    try:
+        for option in ("impl", "adapter"):
+            found = [_absolute(text) for text in config.getoption(f"--{option}")]
+            setattr(config.option, option, found)
+        implementations = load_implementations(config.option.impl, config.option.adapter)
+        targets = choose_targets(config.getoption("--target"), implementations)
+        functions = choose_functions(config.getoption("--functions"))
+        vectors = config.getoption("--vectors")
+        kept = corpus_checks() if vectors is None else vector_checks(vectors.resolve())
+        if trace is not None:
+            read_trace(trace)
+    except (ValueError, KeyError, OSError) as error:
+        raise pytest.UsageError(str(error)) from error
+    profile = PROFILES[name]
+    if profile.is_random and config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(secrets.randbits(64))
+    if profile.is_random:
+        profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
+    use_trace(trace)
+    run = Run(targets, profile, functions)
+    run.kept, run.is_replay = kept, vectors is not None
+    return run
+
+
+def _absolute(text: str) -> str:
+    return str(Path(text).resolve()) if text.endswith(".py") else text
+
+
+def header_lines(config: pytest.Config, run: Run) -> list[str]:
+    """Return what is under test, so that a typo cannot pass for a green run."""
+    seed = config.getoption("--hypothesis-seed") if run.profile.is_random else "derandomized"
+    names = ", ".join(target.name for target in run.targets)
+    implementations = run.implementations
+    tested = ", ".join(implementation.name for implementation in implementations)
+    trace = config.getoption("trace_file") or "the project's own"
+    lines = [
+        f"conformance: {tested} on {names}; profile {run.profile.name}; seed {seed}; trace {trace}"
+    ]
+    for implementation in implementations:
+        lines.append(f"under test: {implementation.told()}")
+        lines += [
+            f"  deviates (declared): {deviation.function}: {deviation.reason}"
+            for deviation in implementation.deviations
+        ]
+    if run.functions is not None:
+        lines.append(f"functions: {', '.join(run.functions)}")
+    if run.is_replay:
+        lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.kept)} cases")
+    return lines

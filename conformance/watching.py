@@ -1,0 +1,95 @@
+"""What the pytest plugin does around each test: it skips what is absent, and tells what fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.absent import Absent
+from conformance.checks import FAILURES, Check
+from conformance.corpus import add_failure
+from conformance.life.check import LifeCheck
+from conformance.report import Mismatch
+from conformance.reports.failure import told_failure
+from conformance.script import attach_script, forget_script
+from conformance.shrinking import Purses, in_our_words
+from conformance.summary import CHECKED, Run
+from conformance.targets import LOOKED_UP
+from conformance.vectors.kept import CaseCheck
+
+WHERE = pytest.StashKey[str]()
+"""Where an item's check stands, as the corpus names it."""
+
+
+class Watching:
+    """Follows the tests of a run.
+
+    Args:
+        config: Pytest's.
+        run: The run.
+    """
+
+    def __init__(self, config: pytest.Config, run: Run) -> None:
+        self._purses = Purses(run.profile.shrink_seconds)
+        self._scripts = config.getoption("--failures")
+        self._keeps = config.getoption("--corpus-add")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        """Skip a check that needs what is absent; tell of one that fails."""
+        if CHECKED not in item.stash:
+            return (yield)
+        check, _ = item.stash[CHECKED]
+        LOOKED_UP.clear()
+        FAILURES.clear()
+        forget_script(item, self._scripts)
+        try:
+            with self._purses.limiting(check.function, uses_all=isinstance(check, LifeCheck)):
+                return (yield)
+        except Absent as absent:
+            pytest.skip(str(absent))
+        except Exception as error:
+            self._tell(item, error)
+            raise
+
+    def _tell(self, item: pytest.Item, error: Exception) -> None:
+        """Note what a failed check used and what differs; write its script; keep its example."""
+        check, target = item.stash[CHECKED]
+        uses = ["*"] if isinstance(check, LifeCheck) else sorted(LOOKED_UP)
+        is_mismatch = isinstance(error, Mismatch)
+        failure = FAILURES[-1] if FAILURES else None
+        item.user_properties += [
+            ("uses", ",".join(uses)),
+            ("difference", error.difference.line if is_mismatch else _first_line(error, check)),
+            ("failure", told_failure(failure, error)),
+        ]
+        if failure is not None:
+            attach_script(item, target, failure, item.stash.get(WHERE, ""), self._scripts)
+            if self._keeps and WHERE in item.stash:
+                item.user_properties.append(("kept", _kept(item.stash[WHERE], failure)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        """Say how long an example was made smaller, where Hypothesis says "five minutes"."""
+        report: pytest.TestReport = yield
+        if CHECKED in item.stash:
+            report.sections = [
+                (head, in_our_words(text) if head == "Hypothesis" else text)
+                for head, text in report.sections
+            ]
+        return report
+
+
+def _kept(where: str, failure: tuple[Check, Any, Exception]) -> str:
+    """Put a failing example into the corpus, and return its file, or why there is none."""
+    check, example, error = failure
+    try:
+        return str(add_failure(check, where, example, error))
+    except (TypeError, ValueError, OSError) as trouble:
+        return f"cannot be kept: {trouble}"
+
+
+def _first_line(error: Exception, check: Check | CaseCheck) -> str:
+    told = str(error).strip() or check.description  # a plain `assert` may say nothing
+    return f"{type(error).__name__}: {told.partition(chr(10))[0]}"
