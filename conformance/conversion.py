@@ -42,13 +42,28 @@ class _Root:
         path: The first argument that lies in it.
         drawn: It, as drawn.
         carried: It, as carried.
-        is_seen: Which of its elements an argument shows; the others are guard bands.
+        memory: The carried memory as NumPy sees it; None on a device.
+        shown: Shape, offset and strides, in elements, of each argument that lies in it.
     """
 
     path: str
     drawn: Array
     carried: Array | torch.Tensor
-    is_seen: Array
+    memory: Array | None
+    shown: list[tuple[tuple[int, ...], int, list[int]]] = dataclasses.field(default_factory=list)
+
+    def is_seen(self) -> Array:
+        """Return which of its elements an argument shows; the others are guard bands."""
+        seen = np.zeros(self.drawn.shape, np.bool_)
+        for shape, offset, strides in self.shown:
+            np.ndarray(shape, np.bool_, seen.data, offset, strides)[...] = True
+        return seen
+
+    def is_as_drawn(self) -> bool:
+        """Tell whether no byte of the carried memory has changed."""
+        if self.memory is None:
+            return bool((as_bytes(self.drawn) == as_bytes(self.carried)).all())
+        return self.drawn.tobytes() == self.memory.tobytes()
 
     def write(self, values: Array) -> None:
         """Write values to all of the carried memory."""
@@ -61,6 +76,25 @@ class _Root:
         """Tell whether an address lies in the carried memory."""
         first = address_of(self.carried)
         return first <= address < first + self.carried.nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """An array that was carried.
+
+    Attributes:
+        path: The argument that it is.
+        drawn: It, as drawn.
+        carried: It, as carried.
+        root: The memory that it lies in.
+        layout: Where in that, as it was carried.
+    """
+
+    path: str
+    drawn: Array
+    carried: Array | torch.Tensor
+    root: _Root
+    layout: tuple[object, ...]
 
 
 class Carrier:
@@ -80,7 +114,7 @@ class Carrier:
         self.device = device
         self.has_own_objects = has_own_objects
         self._roots: dict[tuple[int, str], _Root] = {}
-        self._arrays: list[tuple[str, Array, Array | torch.Tensor]] = []
+        self._arrays: list[_Shown] = []
         self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
         self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
@@ -159,13 +193,17 @@ class Carrier:
         root = self._roots.get((id(drawn), where))
         if root is None:
             copied = drawn.copy()
-            memory = copied if where == "numpy" else _to_tensor(copied, where)
-            is_seen = np.zeros(drawn.shape, np.bool_)
-            root = self._roots[id(drawn), where] = _Root(path, drawn, memory, is_seen)
+            is_numpy = where == "numpy"
+            root = self._roots[id(drawn), where] = _Root(
+                path,
+                drawn,
+                copied if is_numpy else _to_tensor(copied, where),
+                copied if is_numpy or where == "cpu" else None,
+            )
         offset = array.__array_interface__["data"][0] - drawn.__array_interface__["data"][0]
         offset = offset // array.itemsize if array.size else 0
         strides = [stride // array.itemsize for stride in array.strides]
-        np.ndarray(array.shape, np.bool_, root.is_seen.data, offset, strides)[...] = True
+        root.shown.append((array.shape, offset, strides))
         carried: Array | torch.Tensor
         if isinstance(root.carried, torch.Tensor):
             carried = root.carried.as_strided(array.shape, strides, offset)
@@ -173,14 +211,14 @@ class Carrier:
             data = root.carried.reshape(-1).view(np.uint8).data
             start = offset * array.itemsize
             carried = np.ndarray(array.shape, array.dtype, data, start, array.strides)
-        self._arrays.append((path, array, carried))
+        self._arrays.append(_Shown(path, array, carried, root, _layout(carried)))
         return carried
 
     @contextlib.contextmanager
     def idle_step(self) -> Iterator[None]:
         """Make all that arguments show 0 inside, as an idle step leaves a runner's buffers."""
         for root in self._roots.values():
-            root.write(np.where(root.is_seen, np.zeros((), root.drawn.dtype), root.drawn))
+            root.write(np.where(root.is_seen(), np.zeros((), root.drawn.dtype), root.drawn))
         yield
         for root in self._roots.values():
             root.write(root.drawn)
@@ -219,13 +257,15 @@ class Carrier:
         for path, holder, held in self._holders:
             if _argument(path) not in allowed:
                 yield from _holder_differences(path, held, _held(holder))
-        for path, drawn, carried in self._arrays:
-            if _argument(path) not in allowed:
-                yield from _array_differences(path, drawn, carried)
-        for root in self._roots.values():
+        changed = {id(root): root for root in self._roots.values() if not root.is_as_drawn()}
+        for shown in self._arrays:
+            is_touched = id(shown.root) in changed or _layout(shown.carried) != shown.layout
+            if is_touched and _argument(shown.path) not in allowed:
+                yield from _array_differences(shown.path, shown.drawn, shown.carried)
+        for root in changed.values():
             unequal = (as_bytes(root.drawn) != as_bytes(root.carried)).any(axis=-1)
             if _argument(root.path) in allowed:
-                unequal &= ~root.is_seen.reshape(-1)  # what it may write, and not the guard bands
+                unequal &= ~root.is_seen().reshape(-1)  # what it may write, and not the guard bands
             if unequal.any():
                 where = f"memory around {root.path}"
                 at = (int(np.flatnonzero(unequal)[0]),)
@@ -237,6 +277,13 @@ def address_of(array: Array | torch.Tensor) -> int:
     if isinstance(array, torch.Tensor):
         return array.data_ptr() if array.numel() else 0
     return int(array.__array_interface__["data"][0]) if array.size else 0
+
+
+def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:
+    """Return where an array lies, and how."""
+    if isinstance(array, torch.Tensor):
+        return array.data_ptr(), array.shape, array.stride()
+    return array.__array_interface__["data"][0], array.shape, array.strides
 
 
 def _to_tensor(array: Array, device: str) -> torch.Tensor:

@@ -57,11 +57,11 @@ class Watching:
         """Note what a failed check used and what differs; write its script; keep its example."""
         check, target = item.stash[CHECKED]
         uses = ["*"] if isinstance(check, LifeCheck) else sorted(LOOKED_UP)
-        is_mismatch = isinstance(error, Mismatch)
+        found = error.difference.line if isinstance(error, Mismatch) else _first_line(error, check)
         failure = FAILURES[-1] if FAILURES else None
         item.user_properties += [
             ("uses", ",".join(uses)),
-            ("difference", error.difference.line if is_mismatch else _first_line(error, check)),
+            ("difference", found),
             ("failure", told_failure(failure, error)),
         ]
         if failure is not None:
