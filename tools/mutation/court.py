@@ -61,13 +61,18 @@ class Court:
         self._kills: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
 
     def candidates(self, module: str) -> list[Known]:
-        """Return the checks of a module: its own, and those of its users' functions."""
-        own, users = own_tests(module), self._users[module]
+        """Return the checks of a module: all that stand beside one of its users' functions.
+
+        Those of a base class stand beside those of the classes that extend it elsewhere, and come
+        by these too.
+        """
+        users = self._users[module]
+        near = {known.check.module for known in self._known if known.home in users}
+        near.add(own_tests(module))
         return [
             known
             for known in self._known
-            if known.home in users
-            or known.check.module == own
+            if (known.check.module in near and known.home is not None)
             or (known.home is None and self._is_thorough)
         ]
 
