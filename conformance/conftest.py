@@ -128,7 +128,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if CHECKED in item.stash:
         check, target = item.stash[CHECKED]
         LEDGER.expect(check.function, check.expects)
-        item.user_properties += [("function", check.function), ("target", target.name)]
+        item.user_properties += [
+            ("function", check.function),
+            ("target", target.name),
+            ("kind", check.kind.value),
+        ]
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -243,14 +243,16 @@ class Run:
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function: first those of it alone, of small examples.
 
-        Of these first those that know which field differs, not only that something is wrong.
+        Of these first those that know which field differs, not only that something is wrong, and
+        that compare answers: a law's example is longer to explain.
         """
 
-        def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool, bool, bool]:
+        def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | str, ...]:
             report, used = failure
-            told = str(dict(report.user_properties).get("difference", "Error: "))
-            is_error = re.match(r"\w+: ", told) is not None
-            return len(used) > 1, "minimal" not in report.nodeid, is_error
+            told = dict(report.user_properties)
+            is_error = re.match(r"\w+: ", str(told.get("difference", "Error: "))) is not None
+            is_law = told.get("kind") == "law"
+            return len(used) > 1, "minimal" not in report.nodeid, is_error, is_law, report.nodeid
 
         return [report for report, _ in sorted(self._failures(function, target), key=rank)]
 

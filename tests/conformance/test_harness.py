@@ -123,7 +123,7 @@ def test_a_green_run_says_what_it_ran(runner: Runner) -> None:
         [
             "conformance: fast on host; profile default; seed derandomized; trace *",
             "function  host                    situations  time",
-            "toy       conforms (40)                  3/3  * s",
+            "toy       conforms (200)                 3/3  * s",
         ]
     )
 

@@ -166,10 +166,10 @@ def test_a_green_run_is_on_record(runner: Runner) -> None:
     [function] = record["functions"]
     assert ("toy", "", True) == (function["name"], function["module"], function["is_judged"])
     [cell] = function["cells"]
-    assert ("host", "conforms", 20) == (cell["target"], cell["state"], cell["examples"])
+    assert ("host", "conforms", 100) == (cell["target"], cell["state"], cell["examples"])
     counts = {one["name"]: one["count"] for one in function["situations"]}
     assert ["even", "odd"] == list(counts)
-    assert 20 == sum(counts.values())
+    assert 100 == sum(counts.values())
     assert 20 == function["statistics"]["valid"]
     assert [] == record["failures"] == record["unmet"] == record["errors"]
 
@@ -444,7 +444,7 @@ def test_markdown_is_a_table_of_functions(runner: Runner) -> None:
     lines = markdown_of(runner.record()).splitlines()
     assert "# fast: 1 function conforms" == lines[0]
     assert "| function | host | situations | time |" in lines
-    assert "| `toy` | conforms (20) | 2/2 | 0 s |" in lines
+    assert "| `toy` | conforms (100) | 2/2 | 0 s |" in lines
     assert any(re.fullmatch(r"- even: \d+", line) for line in lines)
 
 
