@@ -146,7 +146,8 @@ def judge(entry: KnownBad, profile: Profile, *, likeliest_first: bool = False) -
                     stated.check.bind(target, profile, size, shrink=False)()
                 except Exception as error:  # noqa: BLE001  # judged by the caller
                     # Hypothesis runs the example that failed again, to report it: a life twice.
-                    last = LEDGER.examples[key] - max(len(FAILURES) - 1, 2)
+                    again = len(FAILURES) - 1 if FAILURES else 2
+                    last = LEDGER.examples[key] - again
                     test = stated.test(entry.target, size)
                     return Catch(test, stated.check, last - before, last - before_all, error)
                 finally:
