@@ -15,10 +15,10 @@ def remember(config: pytest.Config, record: Mapping[str, Any]) -> None:
     """Keep what a run met of the functions that it looked at, in place of what an earlier one met.
 
     Args:
-        config: Pytest's; without its cache nothing is kept.
+        config: Pytest's; without its cache (`-p no:cacheprovider`) nothing is kept.
         record: The run's, as `record.record_of` gives it.
     """
-    if config.cache is None:
+    if getattr(config, "cache", None) is None:
         return
     kept = {**recall(config)}
     for function in record["functions"]:
@@ -37,5 +37,6 @@ def remember(config: pytest.Config, record: Mapping[str, Any]) -> None:
 
 def recall(config: pytest.Config) -> dict[str, Any]:
     """Return what the last run of each function met, by function."""
-    found = None if config.cache is None else config.cache.get(KEY, None)
+    cache = getattr(config, "cache", None)
+    found = None if cache is None else cache.get(KEY, None)
     return found if isinstance(found, dict) else {}
