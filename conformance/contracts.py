@@ -147,6 +147,8 @@ class Fault:
         is_value: Whether it stands in the values of an array or tensor, or in a metadata, which
             are looked at in checked mode only. Everything else is refused always.
         is_hint: Whether it stands in a hint, of which `reference` knows nothing.
+        also: What else the message must mention, where a caller could not find what is wrong by
+            the argument alone: the layer's name, the offending value.
     """
 
     name: str
@@ -155,11 +157,17 @@ class Fault:
     breaks: Breaks
     is_value: bool = False
     is_hint: bool = False
+    also: str = ""
 
     @property
     def situation(self) -> str:
         """The name under which a run counts calls with this fault."""
         return f"refused: {self.name}"
+
+    @property
+    def naming(self) -> str:
+        """What the message must mention, in words."""
+        return f"{self.argument} and {self.also}" if self.also else self.argument
 
 
 def replaced(argument: str, value: object) -> Breaks:

@@ -229,7 +229,7 @@ def _told_fault(fault: Fault) -> str:
     """Return how a call with a fault is refused."""
     when = ", in checked mode" if fault.is_value else ""
     when += ", of a hint" if fault.is_hint else ""
-    return f"{fault.error.__name__} naming {fault.argument}{when}"
+    return f"{fault.error.__name__} naming {fault.naming}{when}"
 
 
 def _places(entry: Entry) -> list[tuple[str, str]]:

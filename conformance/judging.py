@@ -109,14 +109,14 @@ def check_refusal(
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
-    wanted = f"{fault.error.__name__} naming {fault.argument} ({fault.name}{mode})"
+    wanted = f"{fault.error.__name__} naming {fault.naming} ({fault.name}{mode})"
     before = copy.deepcopy(observe(side.arguments)) if observe else None
     with side.target.running(checked=checked):
         try:
             result = side.run()
         except Exception as error:  # whatever it raises is judged
             got = f"{type(error).__name__}: {error}"
-            if is_named(fault.error, fault.argument, error):
+            if all(is_named(fault.error, name, error) for name in (fault.argument, fault.also)):
                 side.check_unchanged(frozenset())
                 after = observe(side.arguments) if observe else None
                 difference = first_difference(before, after, "after the refusal")

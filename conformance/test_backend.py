@@ -59,6 +59,8 @@ def test_a_backend_must_say(target: Target, said: set[str]) -> None:
         sizes.clear()
         assert 1 == len(owner.get_supported_kernel_block_sizes())
     is_said = "get_kv_cache_stride_order" in said
+    for name in (*ABSTRACT, "get_supported_kernel_block_sizes", "get_kv_cache_stride_order"):
+        assert isinstance(inspect.getattr_static(base, name), staticmethod), name
     wanted = None if is_said else NotImplementedError
     assert wanted is refusal_of(backend.get_kv_cache_stride_order)
     shape = inspect.signature(base.get_kv_cache_shape).parameters

@@ -10,12 +10,14 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
+from conformance.devices import refuses_elsewhere
 from conformance.faults.batch_order import REORDER_FAULTS, SPLIT_FAULTS, UNIFORM_FAULTS
 from conformance.laws import obeys
 from conformance.laws.changes import in_order
 from conformance.meanings.batch_order import KINDS, REORDERED, made_order
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
+    MOST_TOKENS,
     InputBatch,
     SchedulerOutput,
     regions_of,
@@ -84,6 +86,9 @@ SPLIT_TWO = Contract(
 test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
 test_split_decodes_and_prefills_refuses = same_refusal(SPLIT_TWO)
 test_split_decodes_and_prefills_laws = obeys(SPLIT_TWO)
+test_split_decodes_and_prefills_elsewhere = refuses_elsewhere(
+    SPLIT_TWO, "common_attn_metadata.query_start_loc_cpu"
+)
 
 
 def _kinds(call: Call) -> set[str]:
@@ -125,6 +130,11 @@ SPLIT_THREE = Contract(
 test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_refuses = same_refusal(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_laws = obeys(SPLIT_THREE)
+test_split_decodes_prefills_and_extends_elsewhere = refuses_elsewhere(
+    SPLIT_THREE,
+    "common_attn_metadata.query_start_loc_cpu",
+    "common_attn_metadata.num_computed_tokens_cpu",
+)
 
 
 def _observed(arguments: Any) -> dict[str, Any]:
@@ -136,6 +146,10 @@ def _observed(arguments: Any) -> dict[str, Any]:
         "num_prompt_tokens": batch.num_prompt_tokens.tolist(),
         "num_scheduled_tokens": arguments["scheduler_output"].num_scheduled_tokens,
     }
+
+
+def _scheduled(call: Call) -> Any:
+    return call.arguments["scheduler_output"].num_scheduled_tokens.values()
 
 
 def _misplaced(call: Call) -> int:
@@ -161,9 +175,8 @@ REORDER = Contract(
             call.arguments.get("regions", 3) == 3 and len(set(regions_of(call))) == 3
         ),
         "every region of four": lambda call: len(set(regions_of(call))) == 4,
-        "tokens at the threshold": lambda call: (
-            _threshold(call) in call.arguments["scheduler_output"].num_scheduled_tokens.values()
-        ),
+        "tokens at the threshold": lambda call: _threshold(call) in _scheduled(call),
+        "as many tokens as an int64 holds": lambda call: MOST_TOKENS in _scheduled(call),
     },
     faults=REORDER_FAULTS,
     changes=frozenset({"input_batch"}),

@@ -10,6 +10,7 @@ import numpy as np
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
+from conformance.devices import refuses_elsewhere
 from conformance.faults.causal_conv1d import CONV1D_FAULTS
 from conformance.laws import obeys
 from conformance.laws.statements import BLOCK_M
@@ -62,6 +63,7 @@ CONV1D = Contract(
 test_compute_causal_conv1d_metadata = same_answer(CONV1D)
 test_compute_causal_conv1d_metadata_refuses = same_refusal(CONV1D)
 test_compute_causal_conv1d_metadata_laws = obeys(CONV1D)
+test_compute_causal_conv1d_metadata_elsewhere = refuses_elsewhere(CONV1D, "query_start_loc_p_cpu")
 
 
 def _convolved(tokens: Any, weights: Any) -> Any:

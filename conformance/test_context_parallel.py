@@ -39,6 +39,7 @@ LOCAL_LENGTHS = Contract(
             s % call.arguments.get("cp_kv_cache_interleave_size", 1)
             for s in call.arguments["seq_lens"]
         ),
+        "a round of 2**31 - 1 positions": lambda call: _round(call) == 2**31 - 1,
         "a length near 2**31": lambda call: any(s > 2**30 for s in call.arguments["seq_lens"]),
         "strided arrays": lambda call: call.arguments["seq_lens"].strides[0] > 4,
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.devices import refuses_elsewhere
 from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
 from conformance.laws import obeys
 from conformance.meanings.local_attention import VIRTUAL_REQUESTS
@@ -85,6 +86,11 @@ LOCAL_ATTENTION = Contract(
 test_local_attention = same_answer(LOCAL_ATTENTION)
 test_local_attention_refuses = same_refusal(LOCAL_ATTENTION)
 test_local_attention_laws = obeys(LOCAL_ATTENTION)
+test_local_attention_elsewhere = refuses_elsewhere(
+    LOCAL_ATTENTION,
+    "common_attn_metadata.query_start_loc_cpu",
+    "common_attn_metadata.seq_lens_cpu",
+)
 
 
 @law("make_local_attention_virtual_batches", local_attention_calls)

@@ -12,6 +12,7 @@ import reference
 from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Relation, views_of
+from conformance.devices import refuses_elsewhere
 from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
 from conformance.laws import obeys
 from conformance.meanings.metadata import KEPT_REQUESTS
@@ -101,6 +102,11 @@ VALIDATE = Contract(
 
 test_validate = same_answer(VALIDATE)
 test_validate_refuses = same_refusal(VALIDATE)
+test_validate_elsewhere = refuses_elsewhere(
+    VALIDATE,
+    *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
+    *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
+)
 
 
 LACKING: dict[str, tuple[str, ...]] = {

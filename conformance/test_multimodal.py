@@ -10,6 +10,7 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, first_difference
 from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.devices import refuses_elsewhere
 from conformance.faults.multimodal import GATHER_FAULTS, SANITY_FAULTS, SCATTER_FAULTS
 from conformance.report import Mismatch
 from conformance.sides import Side
@@ -86,6 +87,7 @@ SCATTER = Contract(
 
 test_scatter_mm_placeholders = same_answer(SCATTER)
 test_scatter_mm_placeholders_refuses = same_refusal(SCATTER)
+test_scatter_mm_placeholders_elsewhere = refuses_elsewhere(SCATTER, "is_embed")
 
 GATHER = Contract(
     "gather_mm_placeholders",
@@ -104,6 +106,7 @@ GATHER = Contract(
 
 test_gather_mm_placeholders = same_answer(GATHER)
 test_gather_mm_placeholders_refuses = same_refusal(GATHER)
+test_gather_mm_placeholders_elsewhere = refuses_elsewhere(GATHER, "is_embed")
 
 SANITY = Contract(
     "sanity_check_mm_encoder_outputs",

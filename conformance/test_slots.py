@@ -12,6 +12,7 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Draw, Relation
+from conformance.devices import refuses_elsewhere
 from conformance.faults.slots import (
     KERNEL_BLOCKS_FAULTS,
     SLOT_MAPPING_FAULTS,
@@ -103,6 +104,19 @@ SLOT_MAPPING = Contract(
 test_compute_slot_mapping = same_answer(SLOT_MAPPING)
 test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
 test_compute_slot_mapping_laws = obeys(SLOT_MAPPING)
+test_compute_slot_mapping_elsewhere = refuses_elsewhere(
+    SLOT_MAPPING, "query_start_loc", "positions", "out"
+)
+
+
+def _pieces(call: Call) -> int:
+    pieces: int = call.arguments["blocks_per_kv_block"]
+    return pieces
+
+
+def _numbers(call: Call) -> int:
+    """Return how many blocks the dtype can number."""
+    return int(np.iinfo(call.arguments["block_ids"].dtype).max) + 1
 
 
 KERNEL_BLOCKS = Contract(
@@ -111,11 +125,14 @@ KERNEL_BLOCKS = Contract(
     {
         "no ids": lambda call: call.arguments["block_ids"].size == 0,
         "several axes": lambda call: call.arguments["block_ids"].ndim > 1,
+        "block 0 takes all that the dtype can hold": lambda call: (
+            call.arguments["block_ids"].size > 0 and _numbers(call) == _pieces(call)
+        ),
+        "no ids, and block 0 would take more": lambda call: _numbers(call) < _pieces(call),
         "one kernel block a block": lambda call: call.arguments["blocks_per_kv_block"] == 1,
         "the last id that the dtype can hold": lambda call: (
             call.arguments["block_ids"].size > 0
-            and (int(call.arguments["block_ids"].max()) + 1) * call.arguments["blocks_per_kv_block"]
-            > np.iinfo(call.arguments["block_ids"].dtype).max
+            and (int(call.arguments["block_ids"].max()) + 1) * _pieces(call) >= _numbers(call)
         ),
     },
     faults=KERNEL_BLOCKS_FAULTS,

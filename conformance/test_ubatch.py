@@ -10,6 +10,7 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract, views_of
+from conformance.devices import refuses_elsewhere
 from conformance.faults.ubatch import (
     CREATE_FAULTS,
     MAKE_FAULTS,
@@ -145,6 +146,13 @@ MAKE = Contract(
 test_make_metadata_with_slice = same_answer(MAKE)
 test_make_metadata_with_slice_refuses = same_refusal(MAKE)
 test_make_metadata_with_slice_laws = obeys(MAKE)
+test_make_metadata_with_slice_elsewhere = refuses_elsewhere(
+    MAKE,
+    *(
+        f"attn_metadata.{name}_cpu"
+        for name in ("query_start_loc", "seq_lens", "num_computed_tokens")
+    ),
+)
 
 
 SPLIT = Contract(

@@ -155,12 +155,12 @@ def _make_backend(
         """Return the class of its builders."""
         return builder_cls
 
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = attention_backend_cls.__module__
-        namespace["get_builder_cls"] = staticmethod(get_builder_cls)
-
+    members = {
+        "__module__": attention_backend_cls.__module__,
+        "get_builder_cls": staticmethod(get_builder_cls),
+    }
     name = name_prefix + attention_backend_cls.__name__
-    return types.new_class(name, (attention_backend_cls,), exec_body=fill)
+    return types.new_class(name, (attention_backend_cls,), exec_body=lambda ns: ns.update(members))
 
 
 def subclass_attention_metadata(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from reference._checks import IntArray, check_bool, check_counts, check_int, check_list, check_size
+from reference._checks import (
+    MAX_INT64,
+    IntArray,
+    check_bool,
+    check_counts,
+    check_int,
+    check_list,
+    check_size,
+)
 from reference.metadata import CommonAttentionMetadata, validate_metadata
 
 
@@ -187,8 +195,8 @@ def reorder_batch_to_split_decodes_and_prefills(
     Raises:
         TypeError: An argument or an attribute of another type or dtype.
         KeyError: A request that was not scheduled.
-        ValueError: A threshold below 1, another number of regions, a negative number of tokens,
-            arrays shorter than the batch. Nothing has moved.
+        ValueError: A threshold below 1, another number of regions, a negative number of tokens or
+            one past `2**63 - 1`, arrays shorter than the batch. Nothing has moved.
 
     Example:
         >>> import numpy as np
@@ -249,7 +257,7 @@ def _check_scheduled_tokens(
                 f"but req_ids[{position}] is that"
             )
         name = f"num_scheduled_tokens[{request_id!r}]"
-        tokens.append(check_int(name, scheduled[request_id], 0))
+        tokens.append(check_int(name, scheduled[request_id], 0, MAX_INT64))
     return tokens
 
 

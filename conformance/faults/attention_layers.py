@@ -52,7 +52,13 @@ def names_faults() -> list[Fault]:
         Fault("names are a tuple", TypeError, "layer_names", replaced("layer_names", ())),
         Fault("names are a str", TypeError, "layer_names", replaced("layer_names", "layers.0")),
         Fault("a name is an int", TypeError, "layer_names", replaced("layer_names", [0])),
-        Fault("a name is unknown", KeyError, NOWHERE, replaced("layer_names", [NOWHERE])),
+        Fault(
+            "a name is unknown",
+            KeyError,
+            "layer_names",
+            replaced("layer_names", [NOWHERE]),
+            also=NOWHERE,
+        ),
     ]
 
 
@@ -112,7 +118,7 @@ GET_KV_CACHE_SPEC_FAULTS = [
         )
     ),
     *(
-        Fault(f"{name} is {bad!r}", error, name, _with_layer(**{name: bad}))
+        Fault(f"{name} is {bad!r}", error, name, _with_layer(**{name: bad}), also=BAD)
         for name in ("num_kv_heads", "head_size", "sliding_window")
         for error, bad in ((ValueError, 0), (TypeError, True), (TypeError, 4.0))
     ),
@@ -223,8 +229,9 @@ INIT_ATTN_BACKEND_FAULTS = [
     Fault(
         "a layer is unknown",
         KeyError,
-        NOWHERE,
+        "kv_cache_groups",
         _group(lambda p: ([*p.names, NOWHERE], p.spec, {})),
+        also=NOWHERE,
     ),
     Fault("backends are unlike", ValueError, "kv_cache_groups", _group(_unlike(is_alike=False))),
     Fault("backends are equal, but not one", ValueError, BAD, _group(_unlike(is_alike=True))),

@@ -39,12 +39,22 @@ def _scheduled(count: object) -> Breaks:
 
 
 def _computed(change: Callable[[Any, int], Any]) -> Breaks:
+    return _of_batch("num_computed_tokens_cpu", change)
+
+
+def _prompts(change: Callable[[Any, int], Any]) -> Breaks:
+    return _of_batch("num_prompt_tokens", change, regions=4)
+
+
+def _of_batch(attribute: str, change: Callable[[Any, int], Any], **arguments: Any) -> Breaks:
+    """Return a fault that changes an attribute of the batch, which has so many requests."""
+
     def breaks(call: Call, _: Draw) -> Call | None:
         batch = copy.deepcopy(call.arguments["input_batch"])
         if not batch.req_ids:
             return None
-        batch.num_computed_tokens_cpu = change(batch.num_computed_tokens_cpu, len(batch.req_ids))
-        return call.replacing(input_batch=batch)
+        setattr(batch, attribute, change(getattr(batch, attribute), len(batch.req_ids)))
+        return call.replacing(input_batch=batch, **arguments)
 
     return breaks
 
@@ -54,12 +64,12 @@ def _negative(array: Any, count: int) -> Any:
     return array
 
 
-def _negative_prompt(call: Call, _: Draw) -> Call | None:
-    batch = copy.deepcopy(call.arguments["input_batch"])
-    if not batch.req_ids:
-        return None
-    batch.num_prompt_tokens[0] = -1
-    return call.replacing(input_batch=batch, regions=4)
+def _too_short(array: Any, count: int) -> Any:
+    return array[: count - 1]
+
+
+def _floats(array: Any, _: int) -> Any:
+    return array * 1.0
 
 
 REORDER_FAULTS = [
@@ -67,27 +77,39 @@ REORDER_FAULTS = [
         "prompt tokens are negative",
         ValueError,
         "num_prompt_tokens",
-        _negative_prompt,
+        _prompts(_negative),
         is_value=True,
     ),
+    Fault("fewer prompts than requests", ValueError, "num_prompt_tokens", _prompts(_too_short)),
+    Fault("prompt tokens are floats", TypeError, "num_prompt_tokens", _prompts(_floats)),
+    Fault(
+        "the requests are a tuple",
+        TypeError,
+        "req_ids",
+        _of_batch("req_ids", lambda req_ids, _: tuple(req_ids)),
+    ),
     *int_faults("decode_threshold"),
-    Fault("regions is 5", ValueError, "regions", replaced("regions", 5)),
+    *(
+        Fault(f"regions is {number}", ValueError, "regions", replaced("regions", number))
+        for number in (2, 5)
+    ),
     Fault("regions is a float", TypeError, "regions", replaced("regions", 3.0)),
     Fault("a request was not scheduled", KeyError, "num_scheduled_tokens", _scheduled(None)),
     Fault("a scheduled count is negative", ValueError, "num_scheduled_tokens", _scheduled(-1)),
+    Fault("a scheduled count is 2**63", ValueError, "num_scheduled_tokens", _scheduled(2**63)),
     Fault("a scheduled count is a float", TypeError, "num_scheduled_tokens", _scheduled(1.5)),
     Fault("a scheduled count is a bool", TypeError, "num_scheduled_tokens", _scheduled(True)),
     Fault(
         "fewer computed counts than requests",
         ValueError,
         "num_computed_tokens_cpu",
-        _computed(lambda array, count: array[: count - 1]),
+        _computed(_too_short),
     ),
     Fault(
         "computed tokens are floats",
         TypeError,
         "num_computed_tokens_cpu",
-        _computed(lambda array, _: array * 1.0),
+        _computed(_floats),
     ),
     Fault(
         "computed tokens are negative",

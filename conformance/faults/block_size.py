@@ -115,6 +115,11 @@ def _with_spec(spec: Any) -> Breaks:
     return breaks
 
 
+def _foreign_mamba(block_size: object) -> object:
+    """Return an engine's own `MambaSpec`, which checks nothing."""
+    return type("MambaSpec", (), {"block_size": block_size})()
+
+
 def _first_list(change: Callable[[list[Any]], object]) -> Breaks:
     """Return a fault in the list of the first group that needs one."""
 
@@ -140,13 +145,36 @@ def _too_few_lists(call: Call, _: Draw) -> Call | None:
 
 PREPARE_FAULTS = [
     Fault("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
-    Fault("fewer lists than groups need", ValueError, "attn_groups", _too_few_lists),
-    Fault("the list of a group is None", TypeError, "attn_groups", _first_list(lambda _: None)),
     Fault(
-        "the list of a group is one group",
+        "KV cache groups are a tuple",
         TypeError,
-        "attn_groups",
-        _first_list(lambda _: _listing([1])),
+        "kv_cache_groups",
+        changed(
+            "kv_cache_config",
+            lambda config: dataclasses.replace(
+                config, kv_cache_groups=tuple(config.kv_cache_groups)
+            ),
+        ),
+    ),
+    Fault("fewer lists than groups need", ValueError, "attn_groups", _too_few_lists),
+    *(
+        Fault(
+            f"the list of a group is {what}",
+            TypeError,
+            "attn_groups",
+            _first_list(lambda _, bad=bad: bad),  # type: ignore[misc]  # which of them
+            also=r"attn_groups\[\d+",
+        )
+        for what, bad in (("None", None), ("one group", _listing([1])))
+    ),
+    *(
+        Fault(
+            f"a foreign Mamba group's block size is {size!r}",
+            error,
+            "block_size",
+            _with_spec(_foreign_mamba(size)),
+        )
+        for error, size in ((ValueError, 0), (TypeError, 16.0))
     ),
     Fault(
         "a backend of a group supports nothing",

@@ -27,10 +27,13 @@ def _other(starts: Any) -> Any:
 
 
 def _none_for_many(call: Call, _: Draw) -> Call | None:
-    """Return the call with no tokens on the CPU, and more programs than there is room for then."""
+    """Return the call with no tokens on the CPU, and more programs than there is room for then.
+
+    The first sequence takes half of the room: what is left for the second depends on that.
+    """
     if HINT not in call.hints:
         return None
-    many, none = np.array([0, 2**14 + 1], np.int32), np.zeros(2, np.int32)
+    many, none = np.array([0, 2**13, 2**14 + 1], np.int32), np.zeros(3, np.int32)
     return call.replacing(query_start_loc_p=many).hinting(query_start_loc_p_cpu=none)
 
 

@@ -171,6 +171,14 @@ KERNEL_BLOCKS_FAULTS = [
     *int_faults("blocks_per_kv_block"),
     Fault("a block id is negative", ValueError, "block_ids", _negative_id, is_value=True),
     Fault(
+        "the dtype cannot hold the kernel blocks of any block",
+        ValueError,
+        "blocks_per_kv_block",
+        lambda call, _: call.replacing(
+            block_ids=np.zeros((2, 1), np.uint8), blocks_per_kv_block=257
+        ),
+    ),
+    Fault(
         "the dtype cannot hold a kernel block",
         ValueError,
         "block_ids",

@@ -19,6 +19,9 @@ from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
 if TYPE_CHECKING:
     from conformance.conversion import Carrier
 
+UNLIKE = 977
+"""A size that no drawn spec has: a refusal must show it."""
+
 NUMBERS = itertools.count()
 """Numbers of the faults, which tell them apart."""
 
@@ -74,8 +77,8 @@ def _another_dtype(spec: Any) -> Any:
     return dataclasses.replace(spec, dtype=other)
 
 
-def _larger(field: str) -> Callable[[Any], Any]:
-    return lambda spec: dataclasses.replace(spec, **{field: getattr(spec, field) + 1})
+def _other(field: str) -> Callable[[Any], Any]:
+    return lambda spec: dataclasses.replace(spec, **{field: UNLIKE})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +110,16 @@ MERGE_FAULTS = [
         "another block size",
         ValueError,
         "(specs|block_size)",
-        changed("specs", lambda s: [*s, s[0].copy_with_new_block_size(s[0].block_size + 1)]),
+        changed("specs", lambda specs: [*specs, specs[0].copy_with_new_block_size(UNLIKE)]),
+        also=str(UNLIKE),
     ),
     *(
         Fault(
             f"another {field}",
             ValueError,
             f"(specs|{field})",
-            _with_other(_larger(field), *ATTENTION),
+            _with_other(_other(field), *ATTENTION),
+            also=str(UNLIKE),
         )
         for field in ("num_kv_heads", "head_size")
     ),
@@ -177,7 +182,8 @@ MERGE_FAULTS = [
         "one with another window",
         ValueError,
         "(specs|sliding_window)",
-        _with_other(_larger("sliding_window"), "SlidingWindowSpec"),
+        _with_other(_other("sliding_window"), "SlidingWindowSpec"),
+        also=str(UNLIKE),
     ),
     Fault(
         "one of another kind and the same fields",

@@ -89,10 +89,11 @@ def lines_of_dict(name: str, texts: dict[str, str]) -> list[str]:
 
 def refusal_of(fault: Fault) -> str:
     """Return in words how a fault is refused."""
-    return f"{fault.error.__name__} naming {fault.argument} ({fault.name})"
+    return f"{fault.error.__name__} naming {fault.naming} ({fault.name})"
 
 
 def is_refused(fault: Fault) -> str:
     """Return the condition, on an `error`, that a fault is refused as it should be."""
-    pattern = f"\\b{fault.argument}\\b"
-    return f"type(error) is {fault.error.__name__} and re.search({pattern!r}, str(error))"
+    patterns = [f"\\b{name}\\b" for name in (fault.argument, fault.also) if name]
+    is_named = " and ".join(f"re.search({pattern!r}, str(error))" for pattern in patterns)
+    return f"type(error) is {fault.error.__name__} and {is_named}"

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from conformance.contracts import Arguments, Call, Draw
 from conformance.strategies.batches import batches
+from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
+
+MOST_TOKENS = 2**63 - 1
+"""The most tokens that a scheduler may give a request: what an int64 holds."""
 
 
 @st.composite
@@ -104,6 +108,8 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
         np.array([prompt for _, _, prompt in kinds] + spare, dtype),
     )
     scheduled = {name: kinds[i][0] for i, name in enumerate(ids)} | {"elsewhere": 1}
+    if ids and draw(RARELY):
+        scheduled[draw(st.sampled_from(ids))] = draw(st.sampled_from((2**31, MOST_TOKENS)))
     arguments: Arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput(scheduled)}
     if threshold > 1 or draw(st.booleans()):
         arguments["decode_threshold"] = threshold

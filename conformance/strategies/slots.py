@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from conformance.contracts import Arguments, Call, Draw
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)
@@ -78,11 +79,15 @@ def compute_slot_mapping_calls(
 def map_to_kernel_blocks_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `map_to_kernel_blocks`: ids up to the last that the dtype can hold."""
     dtype = draw(st.sampled_from(INDEX_DTYPES))
-    count = draw(st.sampled_from((1, 2, 3, 4, 16)))
+    few = st.sampled_from((1, 2, 3, 4, 16))
+    # As many as the numbers of the smallest dtype, of which block 0 takes all; and one more.
+    count = draw(st.sampled_from((128, 129)) if dtype is np.int8 and draw(RARELY) else few)
     shape = tuple(
         draw(st.lists(st.integers(0, 3 if preset.name == "minimal" else 9), min_size=1, max_size=3))
     )
     last = (int(np.iinfo(dtype).max) + 1) // count - 1
+    if last < 0:
+        last, shape = 0, (*shape[:-1], 0)  # not even block 0 fits, so that there can be none
     ids = draw(
         st.lists(st.one_of(st.integers(0, min(9, last)), st.just(last)), min_size=1, max_size=6)
     )

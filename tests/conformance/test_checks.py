@@ -180,6 +180,16 @@ def _told(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int, *, longest: Any 
     return honest(seq_lens, dcp_size, dcp_rank)
 
 
+def test_a_refusal_shows_what_else_it_must() -> None:
+    """A message that names the argument, but not the value beside it, is told by both."""
+    [fault] = LOCAL_LENGTHS.faults
+    shown = dataclasses.replace(LOCAL_LENGTHS, faults=[dataclasses.replace(fault, also="2")])
+    same_refusal(shown).bind(target_of(honest), PROFILES["dev"], "minimal")()
+    silent = dataclasses.replace(LOCAL_LENGTHS, faults=[dataclasses.replace(fault, also="977")])
+    lines = failure(same_refusal(silent), target_of(honest))
+    assert "ValueError naming dcp_rank and 977 (the rank is outside)" in lines[1]
+
+
 def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
     """Return the contract of calls with a hint, and of a bad one."""
     fault = Fault(

@@ -35,7 +35,8 @@ def _make_scatter(bug: str | None) -> Callable[..., Any]:
         is_vector = isinstance(is_embed, torch.Tensor) and is_embed.dim() == 1
         if bug == "any mask of numbers will do" and is_vector:
             is_embed = is_embed.bool()
-        if is_vector and isinstance(embeds, torch.Tensor) and embeds.dim() == 2:
+        is_here = is_vector and is_embed.is_cpu  # what is not is refused below
+        if is_here and isinstance(embeds, torch.Tensor) and embeds.dim() == 2:
             number = int(is_embed.count_nonzero())
             if bug == "one row for all" and len(embeds) == 1:
                 embeds = embeds.expand(number, -1)

@@ -1,0 +1,74 @@
+"""Tensors on unlike devices: a target that does not look is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import fast
+from conformance.contracts import Call, Contract
+from conformance.devices import refuses_elsewhere
+from conformance.profiles import PROFILES
+from conformance.report import Mismatch
+from conformance.situations import LEDGER
+from conformance.strategies.arrays import guarded
+from conformance.targets import Target
+
+FUNCTION = "compute_causal_conv1d_metadata"
+
+
+def _calls(*, is_hinted: bool) -> Contract:
+    starts = {"query_start_loc_p": guarded([0, 3], np.int32)}
+    hints = {"query_start_loc_p_cpu": guarded([0, 3], np.int32)} if is_hinted else {}
+    call = Call(FUNCTION, dict(starts), None, dict(hints))
+    return Contract(FUNCTION, lambda _: st.just(call), {})
+
+
+def _run(function: Callable[..., Any], path: str, *, is_hinted: bool = True) -> None:
+    module = ModuleType("toy")
+    setattr(module, FUNCTION, function)
+    check = refuses_elsewhere(_calls(is_hinted=is_hinted), path)
+    check.bind(Target("toy", module), PROFILES["dev"], "minimal", shrink=False)()
+
+
+def _careless(
+    query_start_loc_p: torch.Tensor, *, query_start_loc_p_cpu: torch.Tensor | None = None
+) -> object:
+    """Read the starts, and look at their copy only whether it is there."""
+    del query_start_loc_p_cpu
+    return fast.compute_causal_conv1d_metadata(query_start_loc_p)
+
+
+def test_who_looks_passes() -> None:
+    """A target that refuses by name passes, and what was elsewhere is counted."""
+    before = LEDGER.met[FUNCTION, "on another device: query_start_loc_p_cpu"]
+    _run(fast.compute_causal_conv1d_metadata, "query_start_loc_p_cpu")
+    assert before < LEDGER.met[FUNCTION, "on another device: query_start_loc_p_cpu"]
+
+
+def test_who_does_not_look_fails() -> None:
+    """An answer is no refusal, and the report says which tensor was where."""
+    with pytest.raises(Mismatch) as caught:
+        _run(_careless, "query_start_loc_p_cpu")
+    assert str(caught.value).splitlines()[1] == (
+        "    the call = a result, but should be ValueError naming query_start_loc_p_cpu"
+        " (query_start_loc_p_cpu is on the device 'meta')"
+    )
+
+
+def test_another_error_is_no_refusal() -> None:
+    """What torch says of a tensor without memory names nothing."""
+    with pytest.raises(Mismatch, match="the call = raised TypeError"):
+        _run(lambda query_start_loc_p: query_start_loc_p.numpy(), "query_start_loc_p")
+
+
+@pytest.mark.parametrize("is_hinted", [True, False])
+def test_nobody_is_asked_for_what_is_not_there(*, is_hinted: bool) -> None:
+    """A target without the keyword, and a call without the hint, are left alone."""
+    _run(lambda query_start_loc_p: query_start_loc_p, "query_start_loc_p_cpu", is_hinted=is_hinted)
