@@ -8,7 +8,7 @@ tensor of a call ever is on it; what reads one that is gets another error, or no
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.checks import Check, law
@@ -85,9 +85,26 @@ def _check_refused(target: Target, call: Call, path: str, *, checked: bool) -> N
         setattr(_follow(held, owners), name, tensor)
     else:
         held[name] = tensor
+    check_refused_elsewhere(target, call, path, side.run, checked=checked)
+
+
+def check_refused_elsewhere(
+    target: Target, call: Call, path: str, ask: Callable[[], object], *, checked: bool
+) -> None:
+    """Raise `Mismatch` unless a call is refused for a tensor that is not where the others are.
+
+    Args:
+        target: Who is called.
+        call: With what, but for where the tensor is.
+        path: The tensor.
+        ask: Makes the call.
+        checked: Whether in checked mode.
+    """
+    __tracebackhide__ = True
+    name = path.rpartition(".")[2]
     try:
         with target.running(checked=checked):
-            side.run()
+            ask()
         got = "a result"
     except Exception as error:  # noqa: BLE001  # whatever it raises is judged
         if is_named(ValueError, name, error):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.comparison import Difference, Verdict, first_difference
+from conformance.comparison import Difference, Verdict, first_difference, shared_memory
 from conformance.contracts import Call, Contract, Fault
 from conformance.report import Mismatch
 from conformance.sides import Manner, Side
@@ -22,46 +22,57 @@ from conformance.targets import REFERENCE, Target
 from conformance.views import first_view_difference
 
 
-def check_answer(
-    contract: Contract, target: Target, call: Call, manner: Manner, *, checked: bool, seed: int
-) -> Any:
+def check_answers(
+    contract: Contract, target: Target, call: Call, manner: Manner, *, seed: int
+) -> None:
     """Raise `Mismatch` where a target answers a valid call otherwise than `reference` does.
+
+    The target is asked twice, in checked mode first: there a loop that goes astray raises, and does
+    not crash. Its two answers may share no memory.
 
     Args:
         contract: What is stated about the function.
         target: Who is called.
         call: With what.
         manner: What the caller is free to choose.
-        checked: Whether in checked mode.
         seed: The order of threads.
-
-    Returns:
-        The target's answer.
     """
     __tracebackhide__ = True
-    is_twice = manner.follows_idle_step and not (checked or target.is_simulated)
     once = dataclasses.replace(manner, follows_idle_step=False)
     expected = Side(REFERENCE, call, once)
-    actual = Side(target, call, manner if is_twice else once)
     wanted = expected.run()
-    with target.running(checked=checked, seed=seed):
-        try:
-            got = actual.run()
-        except Exception as error:
-            difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
-            raise Mismatch(call, target.name, difference) from error
-    device = target.device or "cpu"
-    shows = contract.shows or (lambda result: result)
-    found = (
-        first_difference(shows(wanted), shows(got), "result", device)
-        or _aliasing(contract, (expected, wanted), (actual, got))
-        or _changes(contract, expected, actual)
-    )
-    if found is not None:
-        raise Mismatch(call, target.name, found)
     expected.check_unchanged(contract.changes)
-    actual.check_unchanged(contract.changes)
-    return got
+    answers = []
+    for checked in (True, False):
+        is_twice = manner.follows_idle_step and not (checked or target.is_simulated)
+        actual = Side(target, call, manner if is_twice else once)
+        with target.running(checked=checked, seed=seed):
+            try:
+                got = actual.run()
+            except Exception as error:
+                difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
+                raise Mismatch(call, target.name, difference) from error
+        found = _first_difference(contract, (expected, wanted), (actual, got))
+        if found is not None:
+            raise Mismatch(call, target.name, found)
+        actual.check_unchanged(contract.changes)
+        answers.append(got)
+    shared = shared_memory(*answers)
+    if shared is not None:
+        raise Mismatch(call, target.name, shared)
+
+
+def _first_difference(
+    contract: Contract, expected: tuple[Side, object], actual: tuple[Side, object]
+) -> Difference | None:
+    """Return the first difference in what was answered, in what memory, and in what was changed."""
+    device = actual[0].target.device or "cpu"
+    shows = contract.shows or (lambda result: result)
+    return (
+        first_difference(shows(expected[1]), shows(actual[1]), "result", device)
+        or _aliasing(contract, expected, actual)
+        or _changes(contract, expected[0], actual[0])
+    )
 
 
 def _aliasing(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 import reference
 from conformance.checks import law, same_refusal
-from conformance.comparison import first_difference
-from conformance.contracts import Contract
+from conformance.comparison import first_difference, parts
+from conformance.contracts import Call, Contract
+from conformance.devices import ELSEWHERE, check_refused_elsewhere
 from conformance.faults.block_table import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
 from conformance.laws import obeys
 from conformance.meanings.block_table import GATHERED_GROUPS, gathering
@@ -131,3 +134,40 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
             int(row[p // size]) * size + p % size if 0 <= p < end else reference.PAD_SLOT_ID
             for p in positions
         ]
+
+
+BATCH: dict[str, dict[str, Any]] = {
+    "gather_block_tables": {"idx_mapping": np.array([-1], np.int32)},
+    "compute_slot_mappings": {
+        "query_start_loc": np.array([0, 0], np.int32),
+        "positions": np.array([], np.int64),
+    },
+}
+"""What is asked of the tables for a batch of one request without tokens."""
+
+
+@law("BlockTables", block_tables_sessions, has_kernel=True)
+def test_what_is_elsewhere_is_refused(target: Target, session: Session) -> None:
+    """A tensor that is not where the tables are is refused, by its name."""
+    __tracebackhide__ = True
+    tables = construct(target, session)
+    for method, arrays in BATCH.items():
+        here = {
+            name: torch.from_numpy(array).to(target.device or "cpu")
+            for name, array in arrays.items()
+        }
+        for name in arrays:
+            given = here | {name: here[name].to(ELSEWHERE)}
+            call = Call(f"BlockTables.{method}", dict(arrays))
+            ask = functools.partial(getattr(tables, method), **given)
+            for checked in (True, False):
+                check_refused_elsewhere(target, call, name, ask, checked=checked)
+
+
+@law("BlockTables", block_tables_sessions)
+def test_tables_outlive_an_inference_mode(target: Target, session: Session) -> None:
+    """What tables made in inference mode hand out can be written to outside of it."""
+    with torch.inference_mode():
+        tables = construct(target, session)
+    for path, tensor in parts(_everything(tables, session), "everything"):
+        assert not tensor.is_inference(), f"{path} is an inference tensor"

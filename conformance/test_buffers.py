@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from conformance.checks import law
 from conformance.comparison import first_difference, torch_dtype
 from conformance.contracts import Call, Draw
+from conformance.judging import is_named
 from conformance.report import Mismatch
 from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
 
 DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
+MOST = 2**63 - 1
+"""The longest axis that there is."""
 NO_NUMPY = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
 
@@ -97,7 +100,7 @@ def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
     """`.np` shows what `.cpu` holds, and is refused for what NumPy lacks."""
     buffer = _make(target, example)
     if example.dtype in NO_NUMPY:
-        assert _refusal(lambda: buffer.np) is TypeError
+        assert type(_refusal(lambda: buffer.np)) is TypeError
         return
     buffer.np[...] = 1
     assert isinstance(buffer.np, np.ndarray)
@@ -107,27 +110,37 @@ def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
 
 @law("CpuGpuBuffer", copies)
 def test_buffers_refuse(target: Target, example: Copies) -> None:
-    """A size or count that cannot be, and a dtype that is none, are refused as by reference."""
+    """A size or count that cannot be, and a dtype that is none, are refused by name."""
     too_many = example.size[0] + 1
-    cases: list[tuple[type[Exception], Any]] = [
-        (ValueError, lambda t: _make(t, example).copy_to_gpu(too_many)),
-        (ValueError, lambda t: _make(t, example).copy_to_cpu(too_many)),
-        (ValueError, lambda t: _make(t, example).copy_to_gpu(-1)),
-        (TypeError, lambda t: _make(t, example).copy_to_gpu(1.0)),
-        (ValueError, lambda t: _make(t, example, size=())),
-        (ValueError, lambda t: _make(t, example, size=(-1,))),
-        (TypeError, lambda t: _make(t, example, size=(2.0,))),
-        (TypeError, lambda t: _make(t, example, dtype="nonsense")),
-        (TypeError, lambda t: _make(t, example, pin_memory=1)),
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "n", lambda t: _make(t, example).copy_to_gpu(too_many)),
+        (ValueError, "n", lambda t: _make(t, example).copy_to_cpu(too_many)),
+        (ValueError, "n", lambda t: _make(t, example).copy_to_gpu(-1)),
+        (TypeError, "n", lambda t: _make(t, example).copy_to_gpu(1.0)),
+        (ValueError, "size", lambda t: _make(t, example, size=())),
+        (ValueError, "size", lambda t: _make(t, example, size=(-1,))),
+        (ValueError, "size", lambda t: _make(t, example, size=(0, MOST + 1))),
+        (TypeError, "size", lambda t: _make(t, example, size=(2.0,))),
+        (TypeError, "dtype", lambda t: _make(t, example, dtype="nonsense")),
+        (TypeError, "pin_memory", lambda t: _make(t, example, pin_memory=1)),
     ]
-    for error, make in cases:
+    for error, name, make in cases:
         for side in (REFERENCE, target):
-            assert _refusal(lambda side=side, make=make: make(side)) is error
+            refusal = _refusal(lambda side=side, make=make: make(side))
+            assert is_named(error, name, refusal), f"{side.name}: {refusal!r}"
 
 
-def _refusal(act: Any) -> type[Exception] | None:
+@law("CpuGpuBuffer", copies)
+def test_an_axis_is_as_long_as_an_int64_counts(target: Target, example: Copies) -> None:
+    """A buffer without elements may have an axis of any length that there is."""
+    for side in (REFERENCE, target):
+        dtype = np.uint8 if side.device is None else torch_dtype(np.dtype(np.uint8))
+        assert (0, MOST) == tuple(_make(side, example, size=(0, MOST), dtype=dtype).cpu.shape)
+
+
+def _refusal(act: Any) -> Exception | None:
     try:
         act()
-    except Exception as error:  # noqa: BLE001  # its class is the answer
-        return type(error)
+    except Exception as error:  # noqa: BLE001  # is the answer
+        return error
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import types
 from typing import Any
 
@@ -77,6 +78,7 @@ def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> No
     assert builder.reorder_batch_threshold is None
     assert "NEVER" == builder.get_cudagraph_support(None, None).name
     assert TypeError is refusal_of(lambda: base(*given))
+    assert inspect.signature(base.build).parameters["fast_build"].default is False
 
 
 @law(
@@ -233,6 +235,10 @@ def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     assert side.arguments.get("num_metadata_builders", 1) == len({id(b) for b in builders})
     assert {backend.get_builder_cls()} == {type(builder) for builder in builders}
     assert all(builder is group.get_metadata_builder(i) for i, builder in enumerate(builders))
+    with target.running():  # a group makes others as the class does
+        other = group.create_with_metadata_builders(**side.arguments)
+    assert backend is other.backend
+    assert len(builders) == len(other.metadata_builders)
 
 
 @law("AttentionGroup", create_group_calls)

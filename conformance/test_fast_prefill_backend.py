@@ -89,8 +89,9 @@ class _Built:
         classes = self.backend, type(self.builder), type(self.given)
         attributes = {name: getattr(self.given, name, "absent") for name in ATTRIBUTES}
         logits = {name: getattr(self.given, name) for name in FIELD_NAMES}
+        defaults = {f"{name}'s default": getattr(classes[-1], name, "none") for name in FIELD_NAMES}
         names = [cls.__name__ for cls in classes]
-        return {"asked": self.asked, "names": names, **attributes, **logits}
+        return {"asked": self.asked, "names": names, **attributes, **logits, **defaults}
 
 
 @law(
@@ -135,9 +136,16 @@ def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
             assert getattr(given, name) is getattr(metadata, name)
         number = getattr(underlying, "num_logits_indices", None)
         assert (-5 if _kind(call) == "with the fields already" else None) == number
+        assert _defaults(underlying).items() <= _defaults(given).items()
         is_dataclass = dataclasses.is_dataclass(underlying)
         assert is_dataclass == ("num_logits_indices" in _own_fields(given))
         built.side.check_unchanged(frozenset())
+
+
+def _defaults(built: Any) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields; nothing of what is no dataclass."""
+    is_one = dataclasses.is_dataclass(built)
+    return {field.name: field.default for field in dataclasses.fields(built)} if is_one else {}
 
 
 def _own_fields(built: Any) -> list[str]:

@@ -24,7 +24,7 @@ class CpuGpuBuffer:
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: no dimension, or a negative one.
+        ValueError: no dimension, a negative one, or one past `2**63 - 1`.
 
     Example:
         >>> import torch

@@ -24,7 +24,7 @@ MAX_INT32 = 2**31 - 1
 """The greatest size, and the greatest block id."""
 
 MAX_INT64 = 2**63 - 1
-"""The greatest number of bytes, and of a request's scheduled tokens."""
+"""The greatest number of bytes, of a request's scheduled tokens, and the longest axis."""
 
 COUNT_DTYPES = (np.int32, np.int64)
 """The dtypes of the token counts that a caller's own batch holds."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import NO_NUMPY_VIEW, Array, check_bool, check_dtype, check_int
+from reference._checks import MAX_INT64, NO_NUMPY_VIEW, Array, check_bool, check_dtype, check_int
 
 
 class CpuGpuBuffer:
@@ -27,7 +27,7 @@ class CpuGpuBuffer:
 
     Raises:
         TypeError: An argument of another type, a dtype that torch does not have.
-        ValueError: No dimensions, a negative one.
+        ValueError: No dimensions, a negative one or one past `2**63 - 1`.
 
     Example:
         >>> import numpy as np
@@ -48,7 +48,9 @@ class CpuGpuBuffer:
     ) -> None:
         if not size:
             raise ValueError("size has 0 dimensions, but must have at least 1")
-        shape = tuple(check_int(f"size[{i}]", length, 0) for i, length in enumerate(size))
+        shape = tuple(
+            check_int(f"size[{i}]", length, 0, MAX_INT64) for i, length in enumerate(size)
+        )
         check_bool("pin_memory", pin_memory)
         self.cpu: Array = np.zeros(shape, check_dtype("dtype", dtype))
         self.gpu: Array = self.cpu

@@ -106,6 +106,14 @@ def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
     return np.array(values, dtype)
 
 
+def _slots(starts: Any = None, positions: Any = None) -> Arguments:
+    """Return the arguments of slots for no tokens, some of them given."""
+    return {
+        "query_start_loc": _vector(0) if starts is None else starts,
+        "positions": _vector(dtype=np.int64) if positions is None else positions,
+    }
+
+
 BAD_OPERATIONS = (
     _bad_append(
         "slot outside", IndexError, "req_indices", lambda m, _: {"req_indices": [m.max_num_reqs]}
@@ -212,6 +220,13 @@ BAD_OPERATIONS = (
         lambda _: {"idx_mapping": _vector(0, dtype=np.int64)},
     ),
     _bad_call(
+        "gather_block_tables",
+        "two axes",
+        ValueError,
+        "idx_mapping",
+        lambda _: {"idx_mapping": _vector(-1)[None]},
+    ),
+    _bad_call(
         "compute_slot_mappings",
         "too many requests",
         ValueError,
@@ -230,6 +245,15 @@ BAD_OPERATIONS = (
             "query_start_loc": _vector(0),
             "positions": _vector(*[0] * (m.max_num_tokens + 1), dtype=np.int64),
         },
+    ),
+    *(
+        _bad_call("compute_slot_mappings", name, error, argument, lambda _, bad=bad: bad)  # type: ignore[misc]  # which of them
+        for name, error, argument, bad in (
+            ("int64 starts", TypeError, "query_start_loc", _slots(np.zeros(2, np.int64))),
+            ("int32 positions", TypeError, "positions", _slots(positions=np.zeros(1, np.int32))),
+            ("starts of two axes", ValueError, "query_start_loc", _slots(_vector(0, 0)[None])),
+            ("no starts", ValueError, "query_start_loc", _slots(_vector())),
+        )
     ),
     _bad_starts("starts do not start at 0", 1, 1),
     _bad_starts("starts decrease", 0, -1),
@@ -258,6 +282,19 @@ BAD_OPERATIONS = (
         ValueError,
         "num_reqs",
         lambda m: {"num_reqs": m.max_num_reqs + 1},
+    ),
+    *(
+        _bad_call(
+            "get_dummy_block_tables",
+            name,
+            error,
+            "num_reqs",
+            lambda _, bad=bad: {"num_reqs": bad},  # type: ignore[misc]  # which of them
+        )
+        for name, error, bad in (("negative", ValueError, -1), ("a float", TypeError, 1.0))
+    ),
+    _bad_call(
+        "get_dummy_slot_mappings", "a bool", TypeError, "num_tokens", lambda _: {"num_tokens": True}
     ),
     _bad_call(
         "get_dummy_slot_mappings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -182,6 +183,7 @@ class Batch:
         )
 
 
+@functools.cache
 def lengths(preset: Preset, most: int, layout: Layout) -> st.SearchStrategy[int]:
     """Draw token counts up to `most`: often at, just below or just above a multiple that matters.
 

@@ -87,6 +87,15 @@ def test_made_once() -> None:
     )
 
 
+def test_classes_lie_where_the_others_do(batch: fast.CommonAttentionMetadata) -> None:
+    """What is made says that it is of the module of what it extends."""
+    backend = fast.create_fast_prefill_custom_backend("Fast", Paged)
+    own = type("Own", (), {"__module__": "an.engine"})()
+    made = [backend, backend.get_builder_cls()]
+    made += [type(make_builder(result).build(0, batch)) for result in (Lengths(3), own)]
+    assert [__name__, __name__, __name__, "an.engine"] == [cls.__module__ for cls in made]
+
+
 def test_classes_are_let_go() -> None:
     """Nothing keeps the classes of a backend that nobody uses any more."""
 

@@ -28,7 +28,8 @@ class Known:
 
     Attributes:
         check: Which.
-        home: The module of the package that has its function; None: it is about no one function.
+        home: The module of the package that has its function, "" for a constant, which belongs to
+            none; None: it is about no one function.
     """
 
     check: CheckId
@@ -82,7 +83,7 @@ def _known(bench: Bench, targets: Sequence[str]) -> Iterator[Known]:
     for (module, name, law), check in load_checks(bench.project).items():
         named: Any = getattr(package, check.function.split(".")[0], None)
         inside, _, short = str(getattr(named, "__module__", "") or "").partition(".")
-        home = short if inside == bench.project.package else None
+        home = short if inside == bench.project.package else None if named is None else ""
         for target in filter(check.runs_on, map(all_targets.TARGETS.get, targets)):
             for size in check.sizes(target):
                 yield Known(CheckId(module, name, target.name, size, law), home)
