@@ -136,6 +136,23 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
         ]
 
 
+@law("BlockTables", block_tables_sessions, has_kernel=True)
+def test_more_tokens_than_positions_stay_inside(target: Target, session: Session) -> None:
+    """Without checked mode, starts past the positions are refused or give no slot."""
+    num_tokens = session.constructor.arguments["max_num_batched_tokens"]
+    tables = construct(target, session)
+    slots = tables.get_dummy_slot_mappings(num_tokens)
+    arguments = {
+        "query_start_loc": np.array([0, num_tokens + 1], np.int32),
+        "positions": np.zeros(num_tokens - 1, np.int64),
+    }
+    with target.running(checked=False):
+        perform(target, tables, gathering([0]))
+        outcome = perform(target, tables, Operation("compute_slot_mappings", arguments))
+    assert type(outcome) is ValueError or not isinstance(outcome, Exception)
+    assert bool((slots[:, num_tokens - 1 :] == reference.PAD_SLOT_ID).all())
+
+
 BATCH: dict[str, dict[str, Any]] = {
     "gather_block_tables": {"idx_mapping": np.array([-1], np.int32)},
     "compute_slot_mappings": {

@@ -122,6 +122,18 @@ SLOT_MAPPING_FAULTS = [
     ),
     Fault("there are fewer rows than requests", ValueError, "block_table", _too_few_rows),
     Fault(
+        "there is a token, but no request",
+        ValueError,
+        "query_start_loc",
+        lambda call, _: call.replacing(
+            block_table=np.zeros((0, 1), np.int32),
+            query_start_loc=np.ones(1, np.int32),
+            positions=np.zeros(1, np.int64),
+            out=None,
+        ),
+        is_value=True,
+    ),
+    Fault(
         "there are fewer positions than tokens",
         ValueError,
         "positions",

@@ -40,14 +40,19 @@ def guarded(values: Sequence[int], dtype: type[np.generic], stride: int = 1) -> 
     return view
 
 
-def guarded_table(rows: Sequence[Sequence[int]], num_rows: int, width: int, filler: int) -> Array:
+def guarded_table(
+    rows: Sequence[Sequence[int]], num_rows: int, width: int, filler: int, stride: int = 1
+) -> Array:
     """Return a block table inside a larger one, the filler past each row's end.
 
-    >>> guarded_table([[5, 9], [7]], 3, 3, 0).tolist()
-    [[5, 9, 0], [7, 0, 0], [0, 0, 0]]
+    A row's entries are `stride` elements apart in memory.
+
+    >>> table = guarded_table([[5, 9], [7]], 3, 3, 0, stride=2)
+    >>> table.tolist(), table.strides, table.base.shape
+    ([[5, 9, 0], [7, 0, 0], [0, 0, 0]], (40, 8), (5, 10))
     """
-    memory = poisoned((num_rows + 2, width + 2 * GUARD), np.int32)
-    table = memory[1 : 1 + num_rows, GUARD : GUARD + width]
+    memory = poisoned((num_rows + 2, width * stride + 2 * GUARD), np.int32)
+    table = memory[1 : 1 + num_rows, GUARD : GUARD + width * stride : stride]
     table[:] = filler
     for i, row in enumerate(rows):
         table[i, : len(row)] = row

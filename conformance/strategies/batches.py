@@ -143,7 +143,8 @@ class Batch:
     def block_table(self) -> Array:
         """Return the block table, the filler past each row's end."""
         width = max(map(len, self.rows), default=0) + self.extra_columns
-        return guarded_table(self.rows, self.num_reqs + self.extra_rows, width, self.filler)
+        num_rows = self.num_reqs + self.extra_rows
+        return guarded_table(self.rows, num_rows, width, self.filler, self.stride)
 
     def slot_mapping(self) -> Array:
         """Return every token's slot in the cache, -1 for padding's, and 7 for what is no token."""

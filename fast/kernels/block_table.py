@@ -154,12 +154,10 @@ def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int
 def find_column(
     position: int, block_size: int, kernel_block_size: int, world: int, rank: int, interleave: int
 ) -> tuple[np.int64, np.int64]:
-    """Return the column of a position in its row and its offset in that block; (-1, 0) elsewhere.
+    """Return the column of a position in its row and its offset in that block.
 
-    Elsewhere is what another rank holds, and a negative position.
+    Of what another rank holds, and of a negative position, the column is negative.
     """
-    if position < 0:
-        return np.int64(-1), np.int64(0)
     in_virtual_block = position % (block_size * world)
     if (in_virtual_block // interleave) % world != rank:
         return np.int64(-1), np.int64(0)
