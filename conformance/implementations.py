@@ -120,7 +120,17 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
     """
     module = _imported(text, "--impl")
     name = module.__name__.rpartition(".")[2]
-    found = Implementation(name, module, _adapter_class(module, adapter)(module))
+    cls = _adapter_class(module, adapter)
+    try:
+        found = Implementation(name, module, cls(module))
+    except Exception as error:
+        raise ValueError(f"the adapter {cls.__name__} cannot be made: {error}") from error
+    for ours in (*found.adapter.names, *found.adapter.parameters):
+        if ours.partition(".")[0] not in reference.__all__:
+            raise ValueError(f"the adapter of {name} names {ours!r}, which is no name of ours")
+    for ours, theirs in found.adapter.names.items():
+        if not found.offers(ours):
+            raise ValueError(f"the adapter of {name} has {theirs!r} for {ours}, but there is none")
     if not found.offered():
         raise ValueError(
             f"--impl {text!r} offers none of the names that there are: {NAMES[-1]:.18}..."
@@ -198,6 +208,8 @@ def _from_file(text: str) -> ModuleType:
     path = Path(text).resolve()
     if not path.is_file():
         raise ValueError("is no file")
+    if not path.stem.isidentifier():
+        raise ValueError(f"cannot be imported by a script: {path.stem!r} is no name; rename the file")
     known = sys.modules.get(path.stem)
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path:

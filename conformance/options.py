@@ -105,6 +105,9 @@ def run_of_options(config: pytest.Config) -> Run:
         config.option.hypothesis_seed = str(secrets.randbits(64))
     if profile.is_random:
         profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
+    failures = config.getoption("--failures")
+    if failures is not None and failures.exists() and not failures.is_dir():
+        raise pytest.UsageError(f"--failures {failures} is no folder")
     use_trace(trace)
     run = Run(targets, profile, functions)
     run.kept, run.is_replay = kept, vectors is not None

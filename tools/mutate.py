@@ -129,7 +129,7 @@ class Run:
             left = [left[at] for at in sorted(chosen)]
         if not left:
             return
-        folder = options.db.parent.resolve()
+        folder = options.db.resolve().with_name(f"{options.db.name}.kept")
         copy = project.copied_to(folder / "source")
         bench = Bench(copy, options.profile, folder, copy.independent())
         court = Court(

@@ -11,6 +11,7 @@ from hypothesis import seed
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from conformance.absent import Absent
 from conformance.checks import Check
 from conformance.life.machine import NAME, LifeMachine
 from conformance.life.situations import SITUATIONS
@@ -53,7 +54,14 @@ class LifeCheck(Check):
             __tracebackhide__ = True
             machine = cast("type[LifeMachine]", factory)  # whatever makes one will do
             with counting_launches(lambda: LEDGER.launches.update([self.function])):
-                run_state_machine_as_test(machine, settings=options)
+                try:
+                    run_state_machine_as_test(machine, settings=options)
+                except Exception as error:
+                    declared = target.under_test.deviations if target.under_test else ()
+                    known = next((one for one in declared if one.explains(error)), None)
+                    if known is None:
+                        raise
+                    raise Absent(f"{known.function} deviates (declared)") from error
 
         test.__name__ = test.__qualname__ = name
         test.__doc__ = self.description

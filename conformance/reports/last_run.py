@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ KEY = "kvtwin/last_run"
 """What the cache calls it."""
 
 
-def remember(config: pytest.Config, record: Mapping[str, Any]) -> None:
+def remember(config: pytest.Config, record: Mapping[str, Any], partial: Collection[str] = ()) -> None:
     """Keep what a run met of the functions that it looked at, in place of what an earlier one met.
 
     Args:
@@ -30,7 +30,11 @@ def remember(config: pytest.Config, record: Mapping[str, Any]) -> None:
                 "states": {cell["target"]: cell["state"] for cell in ran},
                 "implementations": [one["name"] for one in record["implementations"]],
                 "examples": sum(cell["examples"] for cell in ran),
-                "situations": {one["name"]: one["count"] for one in function["situations"]},
+                "situations": {
+                    one["name"]: one["count"]
+                    for one in function["situations"]
+                    if one["count"] or function["name"] not in partial
+                },
             }
     config.cache.set(KEY, kept)
 

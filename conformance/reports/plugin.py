@@ -91,7 +91,8 @@ class Reporting:
             self.course.seconds = time.perf_counter() - self.clock
             self.course.exit_status = status_words(session.exitstatus)
             record = record_of(self.run, self.ledger, self.course)
-            remember(self.config, record)
+            if not self.run.is_replay:
+                remember(self.config, record, self.run.partial)
             if self.folder is not None:
                 try:
                     write_reports(record, self.folder)

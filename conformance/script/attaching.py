@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def forget_script(item: pytest.Item, directory: Path | None = None) -> None:
         item: The test, which is run again.
         directory: The folder of the file; None for the usual one.
     """
-    script_path(_name(item), directory).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # what cannot be taken away is no verdict on a function
+        script_path(_name(item), directory).unlink(missing_ok=True)
 
 
 def _name(item: pytest.Item) -> str:

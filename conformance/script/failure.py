@@ -174,7 +174,8 @@ def _script_of_check(
         "try:",
         f"    check_of({where!r}).body(target, example)",
         "except Exception as error:",
-        f'    sys.exit(f"{{type(error).__name__}}: {{str(error) or {statement!r}}}")',
+        f"    said = str(error) or {statement!r}",
+        '    sys.exit(f"{type(error).__name__}: {said}")',
         'print("no difference")',
     ]
     own = [
