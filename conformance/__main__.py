@@ -8,6 +8,7 @@ the options; nothing is read from the settings of the folder that one happens to
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +44,27 @@ def _is_ours(argument: str) -> bool:
     return name.startswith("test_") and (PACKAGE / name).is_file()
 
 
+def hidden_by() -> tuple[str, str] | None:
+    """Return a package of ours that another module hides, and that module's file; None for none.
+
+    Python looks in the working directory first: there may be a `fast.py` of somebody's.
+    """
+    for name in ("reference", "fast"):
+        found = importlib.util.find_spec(name)
+        file = found.origin if found is not None else None
+        if file is not None and Path(file).resolve().parents[1] != PACKAGE.resolve().parent:
+            return name, file
+    return None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests and return pytest's exit status."""
+    """Run the tests and return pytest's exit status; that of a wrong call where it cannot run."""
+    hidden = hidden_by()
+    if hidden is not None:
+        name, file = hidden
+        told = f"{file} hides the package {name}: rename it, or start from another folder"
+        print(f"python -m conformance: {told}", file=sys.stderr)  # noqa: T201  # a command line
+        return int(pytest.ExitCode.USAGE_ERROR)
     given = sys.argv[1:] if arguments is None else arguments
     return int(pytest.main(arguments_for_pytest(given)))
 

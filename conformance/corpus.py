@@ -30,10 +30,11 @@ from conformance.encoding import (
     to_text,
 )
 from conformance.encoding.elements import Json
+from conformance.folders import folder_for
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.sides import Side
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.replay import holds
 from conformance.vectors.subjects import contracts, refusing
@@ -51,7 +52,7 @@ def add_to_corpus(
     *,
     contract: str | None = None,
     names: Sequence[str] = (),
-    directory: Path = CORPUS,
+    directory: Path | None = None,
 ) -> Path:
     """Keep a call that an implementation got wrong.
 
@@ -60,7 +61,8 @@ def add_to_corpus(
         reason: What was wrong, for whoever meets it again.
         contract: The function of the contract that it is drawn by; None for the call's own.
         names: For a bad call, of which the message of its refusal must name one; nothing: any.
-        directory: The corpus.
+        directory: The corpus; None for this project's, or, where the package is installed, for a
+            `conformance-corpus` in the working directory.
 
     Returns:
         The file. One call has one file: what is kept already stays as it is.
@@ -78,7 +80,7 @@ def add_to_corpus(
 
 
 def add_example(
-    check: str, example: object, reason: str, *, function: str, directory: Path = CORPUS
+    check: str, example: object, reason: str, *, function: str, directory: Path | None = None
 ) -> Path:
     """Keep an example of a check, such as a law or a session, that an implementation failed.
 
@@ -88,7 +90,8 @@ def add_example(
         example: What its strategy drew.
         reason: What was wrong.
         function: The function that it is about.
-        directory: The corpus.
+        directory: The corpus; None for this project's, or, where the package is installed, for a
+            `conformance-corpus` in the working directory.
 
     Returns:
         The file.
@@ -105,7 +108,12 @@ def add_example(
 
 
 def add_failure(
-    check: Check, where: str, example: Any, error: Exception, *, directory: Path = CORPUS
+    check: Check,
+    where: str,
+    example: Any,
+    error: BaseException,
+    *,
+    directory: Path | None = None,
 ) -> Path:
     """Keep what failed a check, in the form in which it can be tried again.
 
@@ -118,7 +126,8 @@ def add_failure(
         where: Where it stands, `conformance.test_ubatch:test_split`.
         example: What its strategy drew.
         error: What it raised.
-        directory: The corpus.
+        directory: The corpus; None for this project's, or, where the package is installed, for a
+            `conformance-corpus` in the working directory.
 
     Returns:
         The file.
@@ -135,7 +144,8 @@ def _told(reason: str) -> dict[str, Json]:
     return {"reason": reason, "date": datetime.now(UTC).date().isoformat()}
 
 
-def _write(directory: Path, case: dict[str, Json]) -> Path:
+def _write(directory: Path | None, case: dict[str, Json]) -> Path:
+    directory = folder_for(CORPUS) if directory is None else directory
     said = {"reason", "date"}
     content = json.dumps({name: value for name, value in case.items() if name not in said})
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
@@ -176,20 +186,26 @@ def check_of(where: str) -> Check:
     raise ValueError(f"check {where!r} is not there")
 
 
-def read_corpus(directory: Path = CORPUS) -> list[tuple[Path, Json]]:
+def read_corpus(directory: Path | None = None) -> list[tuple[Path, Json]]:
     """Return the cases of a corpus with their files, in the order of their names.
+
+    Args:
+        directory: The corpus; None for this project's, and after it what `--corpus-add` keeps
+            elsewhere, where the package is installed.
 
     Raises:
         ValueError: A file that is none of this schema.
     """
-    return [(path, read_json(path)) for path in sorted(directory.glob("*.json"))]
+    folders = [CORPUS, folder_for(CORPUS)] if directory is None else [directory]
+    paths = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.json"))]
+    return [(path, read_json(path)) for path in paths]
 
 
-def corpus_checks(directory: Path = CORPUS) -> list[CaseCheck]:
+def corpus_checks(directory: Path | None = None) -> list[CaseCheck]:
     """Return the checks of a corpus, one for each case, to be run before all others.
 
     Args:
-        directory: The corpus.
+        directory: The corpus, as `read_corpus` has it.
 
     Raises:
         ValueError: A file that is none of this schema.
@@ -224,7 +240,11 @@ def try_again(case: Json, target: Target) -> None:
     __tracebackhide__ = True
     if case["kind"] == "example":
         example = Decoder(case.get("memories", ())).decode(case["example"])
-        check_of(case["check"]).body(target, example)
+        try:
+            check_of(case["check"]).body(target, example)
+        except RAISED as error:
+            if not target.excuses(case["contract"], error):
+                raise
         return
     call, contract = decode_call(case), contract_of(case["contract"])
     check = check_of_call(contract, call, case.get("names", ()))

@@ -17,7 +17,7 @@ from conformance.contracts import Call, Contract
 from conformance.judging import is_named
 from conformance.report import Mismatch
 from conformance.sides import Side
-from conformance.targets import Target
+from conformance.targets import RAISED, Target
 
 ELSEWHERE = "meta"
 """A device on which a call has nothing."""
@@ -106,7 +106,7 @@ def check_refused_elsewhere(
         with target.running(checked=checked):
             ask()
         got = "a result"
-    except Exception as error:  # noqa: BLE001  # whatever it raises is judged
+    except RAISED as error:  # whatever it raises is judged
         if is_named(ValueError, name, error):
             return
         got = f"raised {type(error).__name__}: {error}"

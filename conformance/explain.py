@@ -215,7 +215,7 @@ def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[s
         yield from ("", f"Situations ({len(others)})")
         yield from (f"  {_count(met, one)}{one}" for one in others)
     if met is not None and not names.keys() <= met.keys():
-        yield from ("", "-: the test that it belongs to was not in that run")
+        yield from ("", "-: not met, and some tests were not in that run")
 
 
 def _count(met: Mapping[str, int] | None, situation: str) -> str:

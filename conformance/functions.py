@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.checks import checks_in
+from conformance.lists import names_in, near
 
 
 def checked_functions() -> list[str]:
@@ -24,17 +25,20 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
     A class stands for its methods too.
 
     Raises:
-        ValueError: A name of which there is no check.
+        ValueError: A name of which there is no check, or no name at all.
     """
     if names is None:
         return None
     known, chosen = checked_functions(), []
-    for name in names.split(","):
+    try:
+        wanted = names_in(names)
+    except ValueError as error:
+        raise ValueError(f"--functions {error}") from error
+    for name in wanted:
         found = [other for other in known if other == name or other.startswith(f"{name}.")]
         if not found:
-            close = [other for other in known if name.lower() in other.lower()] or known[:3]
             raise ValueError(
-                f"function {name!r} is unknown; there are {len(known)}, such as {', '.join(close)}"
+                f"function {name!r} is unknown; there are {len(known)}, such as {near(name, known)}"
             )
         chosen += found
-    return chosen
+    return list(dict.fromkeys(chosen))

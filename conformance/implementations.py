@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import keyword
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ import reference
 from conformance.adapters.base import Adapter
 from conformance.adapters.deviation import Deviation
 from conformance.adapters.fast import FastAdapter
+from conformance.adapters.tables import mistyped
 
 NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 """The names that both twins have: what an implementation may offer."""
@@ -81,6 +85,11 @@ class Implementation:
             return False
         return True
 
+    @property
+    def has_checked_mode(self) -> bool:
+        """Whether it has a context manager `checks(enabled)`: else it is always asked as in one."""
+        return hasattr(self.namespace, "checks")
+
     def told(self) -> str:
         """Return what is under test in a line: module, version, file, names, adapter."""
         cls = type(self.adapter)
@@ -109,33 +118,46 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
             `conformance.adapters.NAME`, or else for none.
 
     Raises:
-        ValueError: It, or the adapter, cannot be imported; it has none of the names.
+        ValueError: It, or the adapter, cannot be imported or made; it has none of the names; the
+            adapter's tables name what is not there.
 
     >>> load_implementation("fast").name
     'fast'
     >>> load_implementation("math")
     Traceback (most recent call last):
         ...
-    ValueError: --impl 'math' offers none of the names that there are: subclass_attention...
+    ValueError: --impl 'math' offers none of the 82 names that there are, such as ...
     """
     module = _imported(text, "--impl")
     name = module.__name__.rpartition(".")[2]
     cls = _adapter_class(module, adapter)
     try:
         found = Implementation(name, module, cls(module))
-    except Exception as error:
-        raise ValueError(f"the adapter {cls.__name__} cannot be made: {error}") from error
-    for ours in (*found.adapter.names, *found.adapter.parameters):
-        if ours.partition(".")[0] not in reference.__all__:
-            raise ValueError(f"the adapter of {name} names {ours!r}, which is no name of ours")
-    for ours, theirs in found.adapter.names.items():
-        if not found.offers(ours):
-            raise ValueError(f"the adapter of {name} has {theirs!r} for {ours}, but there is none")
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"the adapter {cls.__name__} cannot be made: {_on_a_line(error)}"
+        ) from error
+    for wrong in mistyped(found.adapter):
+        raise ValueError(f"the adapter {cls.__name__} of {name} {wrong}")
     if not found.offered():
         raise ValueError(
-            f"--impl {text!r} offers none of the names that there are: {NAMES[-1]:.18}..."
+            f"--impl {text!r} offers none of the {len(NAMES)} names that there are{_near(module)}"
         )
     return found
+
+
+def _on_a_line(error: BaseException) -> str:
+    """Return what was raised, and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _near(module: ModuleType) -> str:
+    """Return which names of ours a module's are near, or what ours are."""
+    for theirs in vars(module):
+        close = difflib.get_close_matches(theirs, NAMES, 1, 0.8)
+        if close and not theirs.startswith("_"):
+            return f"; is its {theirs} meant for {close[0]}?"
+    return f", such as {', '.join(NAMES[-3:])}"
 
 
 def load_implementations(
@@ -197,38 +219,44 @@ def _imported(text: str, option: str) -> ModuleType:
         return load(text)
     except ValueError as error:
         raise ValueError(f"{option} {text!r} {error}") from error
-    except Exception as error:
-        why = (str(error).splitlines() or [""])[0]
-        raise ValueError(
-            f"{option} {text!r} cannot be imported: {type(error).__name__}: {why}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{option} {text!r} cannot be imported: {_on_a_line(error)}") from error
 
 
 def _from_file(text: str) -> ModuleType:
     path = Path(text).resolve()
     if not path.is_file():
         raise ValueError("is no file")
-    if not path.stem.isidentifier():
-        raise ValueError(f"cannot be imported by a script: {path.stem!r} is no name; rename the file")
-    known = sys.modules.get(path.stem)
+    name = _module_name(path.stem)
+    known = sys.modules.get(name)
     if known is not None:
         if Path(getattr(known, "__file__", None) or "").resolve() == path:
             return known
-        raise ValueError(f"has the name of another module, {path.stem}; give it one of its own")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+        raise ValueError(f"has the name of another module, {name}; give it one of its own")
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError("is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[path.stem]
+        del sys.modules[name]
         raise
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+def _module_name(stem: str) -> str:
+    """Return what a file's module is called, which is a name whatever the file's is.
+
+    >>> _module_name("plumbing"), _module_name("my-plumbing.v2"), _module_name("2nd")
+    ('plumbing', 'my_plumbing_v2', '_2nd')
+    """
+    name = re.sub(r"\W", "_", stem)
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"_{name}"
 
 
 FAST = load_implementation("fast")

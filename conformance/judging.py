@@ -18,7 +18,7 @@ from conformance.comparison import Difference, Verdict, first_difference, shared
 from conformance.contracts import Call, Contract, Fault
 from conformance.report import Mismatch
 from conformance.sides import Manner, Side
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 from conformance.views import first_view_difference
 
 
@@ -49,7 +49,7 @@ def check_answers(
         with target.running(checked=checked, seed=seed):
             try:
                 got = actual.run()
-            except Exception as error:
+            except RAISED as error:
                 difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
                 raise Mismatch(call, target.name, difference) from error
         found = _first_difference(contract, (expected, wanted), (actual, got))
@@ -125,7 +125,7 @@ def check_refusal(
     with side.target.running(checked=checked):
         try:
             result = side.run()
-        except Exception as error:  # whatever it raises is judged
+        except RAISED as error:  # whatever it raises is judged
             got = f"{type(error).__name__}: {error}"
             if all(is_named(fault.error, name, error) for name in (fault.argument, fault.also)):
                 side.check_unchanged(frozenset())
@@ -162,7 +162,7 @@ def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> Non
     with side.target.running(checked=False):
         try:
             side.run()
-        except Exception as error:
+        except RAISED as error:
             if str(error).startswith("kernel "):  # the simulator's; all others are refusals
                 got = f"{type(error).__name__}: {error}"
                 wanted = f"an answer or a refusal ({fault.name}, with checks off)"

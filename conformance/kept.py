@@ -97,6 +97,8 @@ def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Tar
             if is_known and is_offered and deviation.function not in functions:
                 continue  # it is not looked at in this run
             wrong = "" if is_known and is_offered else "matches no function under test"
+            if is_offered and not is_known:
+                wrong = "cannot be tried: it has no contract of calls, so that no witness shows it"
             case = _case(deviation, f"{deviation.function}-{number}", wrong)
             found += [(case, target) for target in (targets if not wrong else targets[:1])]
     return found

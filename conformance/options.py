@@ -43,7 +43,10 @@ def add_options(parser: pytest.Parser) -> None:
         "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
     )
     group.addoption(
-        "--corpus-add", action="store_true", help="keep what fails in conformance/corpus/"
+        "--corpus-add",
+        action="store_true",
+        help="keep what fails in conformance/corpus/, or, of an installed package, in "
+        "./conformance-corpus",
     )
     group.addoption(
         "--failures",
@@ -86,7 +89,9 @@ def run_of_options(config: pytest.Config) -> Run:
     name = config.getoption("--profile")
     if name not in PROFILES:
         raise pytest.UsageError(f"--profile {name!r} is unknown; there are {', '.join(PROFILES)}")
-    trace = config.getoption("trace_file")
+    trace, failures = config.getoption("trace_file"), config.getoption("--failures")
+    if failures is not None and failures.exists() and not failures.is_dir():
+        raise pytest.UsageError(f"--failures {failures} is no folder")
     try:
         for option in ("impl", "adapter"):
             found = [_absolute(text) for text in config.getoption(f"--{option}")]
@@ -96,18 +101,19 @@ def run_of_options(config: pytest.Config) -> Run:
         functions = choose_functions(config.getoption("--functions"))
         vectors = config.getoption("--vectors")
         kept = corpus_checks() if vectors is None else vector_checks(vectors.resolve())
+    except (ValueError, OSError) as error:
+        raise pytest.UsageError(str(error)) from error
+    try:
         if trace is not None:
             read_trace(trace)
     except (ValueError, KeyError, OSError) as error:
-        raise pytest.UsageError(str(error)) from error
+        said = error.args[0] if isinstance(error, KeyError) else error
+        raise pytest.UsageError(f"--trace {trace}: {said}") from error
     profile = PROFILES[name]
     if profile.is_random and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbits(64))
     if profile.is_random:
         profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
-    failures = config.getoption("--failures")
-    if failures is not None and failures.exists() and not failures.is_dir():
-        raise pytest.UsageError(f"--failures {failures} is no folder")
     use_trace(trace)
     run = Run(targets, profile, functions)
     run.kept, run.is_replay = kept, vectors is not None
@@ -130,6 +136,8 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
     ]
     for implementation in implementations:
         lines.append(f"under test: {implementation.told()}")
+        if not implementation.has_checked_mode:
+            lines.append("  has no checks(enabled): it must always refuse bad values")
         lines += [
             f"  deviates (declared): {deviation.function}: {deviation.reason}"
             for deviation in implementation.deviations

@@ -19,7 +19,7 @@ from conformance.sides import MANNERS, PLAIN, Manner
 from conformance.situations import Situations, situations_met
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 
 
 class SessionMismatch(Mismatch):
@@ -172,7 +172,7 @@ def perform(target: Target, self: Any, operation: Operation, manner: Manner = PL
     result: Any
     try:
         result = method(*arguments.values()) if manner.is_positional else method(**arguments)
-    except Exception as error:  # noqa: BLE001  # judged by the caller
+    except RAISED as error:  # judged by the caller
         result = error
     difference = carrier.changed(frozenset())
     if difference is not None:
@@ -184,7 +184,7 @@ def perform(target: Target, self: Any, operation: Operation, manner: Manner = PL
 def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | None:
     """Return what is wrong with how an operation ended, None where it ended as it should."""
     if operation.refused is None:
-        if not isinstance(outcome, Exception):
+        if not isinstance(outcome, BaseException):
             return None
         got, wanted = f"raised {type(outcome).__name__}: {outcome}", "a result"
     else:

@@ -82,7 +82,7 @@ class Purses:
         _LIMITING.append(self)
         try:
             yield
-        except Exception:
+        except (Exception, SystemExit):
             self.charge(function, time.perf_counter() - (self._failed_at or began))
             raise
         finally:

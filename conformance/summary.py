@@ -139,7 +139,13 @@ class Run:
         return bool(list(self.unmet_lines(ledger)))
 
     def unmet_lines(self, ledger: Ledger) -> Iterable[str]:
-        """Yield a line for each situation that no example met, each check that ran nothing."""
+        """Yield a line for each situation that no example met, each check that ran nothing.
+
+        A run that skipped all that it was to check has checked nothing, and says so.
+        """
+        reports = [report for each in self.outcomes.values() for report in each]
+        if reports and all(report.skipped for report in reports):
+            yield f"nothing was checked: all {len(reports)} checks were skipped"
         for name in self.judged():
             for target in self.targets:
                 ran = any(f"[{target.name}-" in node for node in self.collected[name])

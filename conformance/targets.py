@@ -28,7 +28,11 @@ from conformance.adapters.base import Namespace
 from conformance.adapters.deviation import Deviation
 from conformance.conversion import Carrier
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
+from conformance.lists import names_in
 from fast import launch
+
+RAISED = (Exception, SystemExit)
+"""What a call may raise and be judged for: whoever calls `sys.exit` ends no run with it."""
 
 LOOKED_UP: set[str] = set()
 """The functions that were looked up in a target since somebody cleared this: what a test used."""
@@ -104,6 +108,10 @@ class Target:
         declared = self.under_test.deviations if self.under_test else ()
         return [deviation for deviation in declared if deviation.function == function]
 
+    def excuses(self, function: str, error: BaseException) -> bool:
+        """Tell whether a failure of a function is one that is declared."""
+        return any(known.explains(error) for known in self.deviations(function))
+
     def carrier(self, *, has_own_objects: bool = False) -> Carrier:
         """Return a new carrier of arguments to this target, its own objects or a caller's."""
         return Carrier(self.implementation, self.device, has_own_objects=has_own_objects)
@@ -117,9 +125,9 @@ class Target:
             seed: The order of blocks and threads, where kernels are simulated.
         """
         with contextlib.ExitStack() as stack:
-            if self.under_test is not None and not self.under_test.is_fast:
+            if self.under_test is not None and self.under_test.module is not fast:
                 stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("default")  # they are no answer
+                warnings.simplefilter("ignore")  # they are no answer; those of `fast` are errors
             checks = getattr(self.implementation, "checks", None)
             if checks is not None:
                 stack.enter_context(checks(checked))
@@ -190,8 +198,8 @@ def choose_targets(
             are `implementation:target`.
 
     Raises:
-        ValueError: A name that is no target, `cuda` where there is no GPU, or `sim` for an
-            implementation without kernels of `fast`.
+        ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, or
+            `sim` for an implementation without kernels of `fast`.
 
     >>> [target.name for target in choose_targets("sim,host")]
     ['sim', 'host']
@@ -201,8 +209,12 @@ def choose_targets(
     ValueError: target 'gpu' is unknown; there are host, sim, cuda
     """
     found = []
+    try:
+        chosen = None if names is None else names_in(names)
+    except ValueError as error:
+        raise ValueError(f"--target {error}; there are {', '.join(TARGETS)}") from error
     for implementation in implementations:
-        for name in default_targets(implementation) if names is None else names.split(","):
+        for name in default_targets(implementation) if chosen is None else chosen:
             if name not in TARGETS:
                 raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
             if name == "cuda" and not torch.cuda.is_available():

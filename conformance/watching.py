@@ -15,7 +15,7 @@ from conformance.reports.failure import told_failure
 from conformance.script import attach_script, forget_script
 from conformance.shrinking import Purses, in_our_words
 from conformance.summary import CHECKED, Run
-from conformance.targets import LOOKED_UP
+from conformance.targets import LOOKED_UP, RAISED
 from conformance.vectors.kept import CaseCheck
 
 WHERE = pytest.StashKey[str]()
@@ -49,11 +49,11 @@ class Watching:
                 return (yield)
         except Absent as absent:
             pytest.skip(str(absent))
-        except Exception as error:
+        except RAISED as error:
             self._tell(item, error)
             raise
 
-    def _tell(self, item: pytest.Item, error: Exception) -> None:
+    def _tell(self, item: pytest.Item, error: BaseException) -> None:
         """Note what a failed check used and what differs; write its script; keep its example."""
         check, target = item.stash[CHECKED]
         uses = ["*"] if isinstance(check, LifeCheck) else sorted(LOOKED_UP)
@@ -81,7 +81,7 @@ class Watching:
         return report
 
 
-def _kept(where: str, failure: tuple[Check, Any, Exception]) -> str:
+def _kept(where: str, failure: tuple[Check, Any, BaseException]) -> str:
     """Put a failing example into the corpus, and return its file, or why there is none."""
     check, example, error = failure
     try:
@@ -90,6 +90,6 @@ def _kept(where: str, failure: tuple[Check, Any, Exception]) -> str:
         return f"cannot be kept: {trouble}"
 
 
-def _first_line(error: Exception, check: Check | CaseCheck) -> str:
+def _first_line(error: BaseException, check: Check | CaseCheck) -> str:
     told = str(error).strip() or check.description  # a plain `assert` may say nothing
     return f"{type(error).__name__}: {told.partition(chr(10))[0]}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import multiprocessing
 import os
@@ -33,6 +32,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
+
+from conformance.lists import names_in, near
 
 if TYPE_CHECKING:
     from known_bad import KnownBad
@@ -112,27 +113,47 @@ def main(arguments: Sequence[str] | None = None, entries: Sequence[KnownBad] | N
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
-    if not SET.is_dir():
-        parser.error(f"runs in the repository only: there is no folder {SET}")
-    if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    _check_places(parser, options)
     known = project_entries() if entries is None else entries
     chosen = list(range(len(known)))
     if options.functions is not None:
-        names = options.functions.split(",")
+        names = options.functions
         functions = dict.fromkeys(entry.function for entry in known)
         for name in names:
             if name not in functions:
-                near = difflib.get_close_matches(name, functions, 3, 0.4) or functions
-                parser.error(f"--functions: no {name!r} is known to be bad; try {', '.join(near)}")
+                parser.error(
+                    f"--functions: no {name!r} is known to be bad; try {near(name, functions)}"
+                )
         chosen = [index for index in chosen if known[index].function in names]
     if entries is None and options.workers > 1:
         outcomes = judge_in_processes(chosen, options.workers)
     else:
         outcomes = ((index, judge_one(known[index])) for index in chosen)
+    found, status, why = _collected(outcomes, len(chosen))
+    judged = [found[index] for index in sorted(found)]
+    told = tell(judged, options, is_whole=len(judged) == len(known))
+    if why:
+        print(f"{why}: {len(chosen) - len(found)} implementations were not judged")
+    return status or told
+
+
+def _check_places(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End where there is nothing to judge, or where what is found could not be written."""
+    if not SET.is_dir():
+        parser.error(f"runs in the repository only: there is no folder {SET}")
+    if options.json is not None and options.json.is_dir():
+        parser.error(f"--json {options.json}: is a folder")
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+
+
+def _collected(
+    outcomes: Iterable[tuple[int, Outcome]], total: int
+) -> tuple[dict[int, Outcome], int, str]:
+    """Return what became of which, and, where that is not all, the exit status and why."""
     found: dict[int, Outcome] = {}
     try:
-        with tqdm(total=len(chosen), unit="implementation", file=sys.stderr) as bar:
+        with tqdm(total=total, unit="implementation", file=sys.stderr) as bar:
             missed = 0
             for index, outcome in outcomes:
                 found[index] = outcome
@@ -140,13 +161,10 @@ def main(arguments: Sequence[str] | None = None, entries: Sequence[KnownBad] | N
                 bar.set_postfix(missed=missed, refresh=False)
                 bar.update()
     except BrokenProcessPool:
-        left = len(chosen) - len(found)
-        print(f"a worker crashed, and {left} implementations were not judged: try --workers 1")
-        return 1
+        return found, 1, "a worker crashed (try --workers 1)"
     except KeyboardInterrupt:
-        return 130
-    judged = [found[index] for index in sorted(found)]
-    return tell(judged, options, is_whole=len(chosen) == len(known))
+        return found, 130, "it was interrupted"
+    return found, 0, ""
 
 
 def project_entries() -> list[KnownBad]:
@@ -354,7 +372,7 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Say which test catches each known-bad implementation, and how soon.",
     )
     add = parser.add_argument
-    add("--functions", metavar="A,B", help="as their tests name them; default: all")
+    add("--functions", type=_names, metavar="A,B", help="as their tests name them; default: all")
     add("--json", type=Path, metavar="FILE", help="write all that was found there too")
     add("--slowest", type=_positive, metavar="N", help="print only the N caught latest")
     add(
@@ -365,6 +383,14 @@ def _make_parser() -> argparse.ArgumentParser:
         help="processes that judge; default: one for each core, %(default)s",
     )
     return parser
+
+
+def _names(text: str) -> list[str]:
+    """Read a list of names."""
+    try:
+        return names_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from typing import Final, NoReturn
 from rich.console import Console
 from tqdm import tqdm
 
+from conformance.lists import names_in, near
 from tools.mutation.court import Court
 from tools.mutation.equivalents import Declarations
 from tools.mutation.judge import Bench
@@ -65,16 +67,21 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
     options = parser.parse_args(arguments)
     project = project or Project(ROOT)
     files = project.modules()
-    chosen = options.modules.split(",") if options.modules else list(files)
+    chosen = list(files) if options.modules is None else options.modules
     for name in chosen:
         if name not in files:
-            parser.error(f"--modules: {project.package} has no {name!r}; it has {', '.join(files)}")
+            parser.error(
+                f"--modules: {project.package} has no {name!r}; it has {near(name, files)}"
+            )
     try:
         declarations = Declarations.read(options.equivalents)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     mutants = [mutant for name in chosen for mutant in find_mutants(name, files[name])]
-    session = Session(options.db)
+    try:
+        session = Session(options.db)
+    except (OSError, sqlite3.Error) as error:
+        parser.error(f"--db {options.db}: {error}")
     try:
         if options.fresh:
             session.forget(mutants)
@@ -129,6 +136,9 @@ class Run:
             left = [left[at] for at in sorted(chosen)]
         if not left:
             return
+        deadline = None
+        if options.budget_minutes is not None:
+            deadline = time.monotonic() + 60 * options.budget_minutes
         folder = options.db.resolve().with_name(f"{options.db.name}.kept")
         copy = project.copied_to(folder / "source")
         bench = Bench(copy, options.profile, folder, copy.independent())
@@ -141,15 +151,16 @@ class Run:
         )
         for mutant, judgement in self.judged():
             court.learn(mutant, judgement)
-        deadline = None
-        if options.budget_minutes is not None:
-            deadline = time.monotonic() + 60 * options.budget_minutes
         modules = list(dict.fromkeys(mutant.module for mutant in left))
         with tqdm(
             total=court.num_missing(modules), desc="checks run", unit="check", leave=False
         ) as bar:
-            for _ in court.measure(modules):
+            for _ in court.measure(modules, deadline):
                 bar.update()
+        if court.num_missing(modules):
+            left_over = court.num_missing(modules)
+            print(f"nothing was judged: the budget ended before {left_over} checks were run once")
+            return
         survived = 0
         with tqdm(total=len(left), unit="mutant", smoothing=0.05) as bar:
             for mutant, judgement in court.judge(left, deadline):
@@ -185,7 +196,12 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Make mutants of fast, and let its conformance checks judge them.",
     )
     add = parser.add_argument
-    add("--modules", metavar="A,B", help="such as slots,kernels.moves; default: all of fast")
+    add(
+        "--modules",
+        type=_names,
+        metavar="A,B",
+        help="such as slots,kernels.moves; default: all of fast",
+    )
     add(
         "--workers",
         type=_positive,
@@ -193,7 +209,12 @@ def _make_parser() -> argparse.ArgumentParser:
         default=os.cpu_count() or 1,
         help="judges at a time; default: one for each core, %(default)s",
     )
-    add("--budget-minutes", type=_positive, metavar="N", help="begin no other mutant after these")
+    add(
+        "--budget-minutes",
+        type=_positive,
+        metavar="N",
+        help="begin nothing else after these: first no check that is run once, then no mutant",
+    )
     add("--sample", type=_positive, metavar="N", help="judge so many of those that are left")
     add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
     add(
@@ -201,7 +222,8 @@ def _make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         default=FOLDER / "session.sqlite",
-        help="keeps what is judged; default: build/mutants/session.sqlite",
+        help="keeps what is judged, with a folder FILE.kept beside it; default:"
+        " build/mutants/session.sqlite",
     )
     add(
         "--equivalents",
@@ -232,6 +254,14 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--survivors-again", action="store_true", help="judge those that survived once more")
     add("--list-survivors", action="store_true", help="judge nothing, print what is known")
     return parser
+
+
+def _names(text: str) -> list[str]:
+    """Read a list of names."""
+    try:
+        return names_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

@@ -28,6 +28,7 @@ from conformance.contracts import Contract
 from conformance.encoding import SCHEMA_VERSION, Encoder, to_text
 from conformance.encoding.classes import find_class
 from conformance.encoding.elements import Json
+from conformance.lists import names_in, near
 from conformance.targets import REFERENCE
 from conformance.vectors import SCHEMA
 from conformance.vectors.cases import OBSERVED
@@ -58,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
     known = functions()
-    names = known if options.functions is None else options.functions.split(",")
+    names = known if options.functions is None else options.functions
     for name in names:
         if name not in known:
-            parser.error(f"no vectors of {name!r}; there are some of {', '.join(known)}")
+            parser.error(f"no vectors of {name!r}; there are some of {near(name, known)}")
     out: Path = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         parser.error(f"--out {out} is there already, and not an empty folder")
@@ -92,8 +93,18 @@ def _make_parser() -> argparse.ArgumentParser:
         default=20,
         help="valid calls of each function; default: %(default)s; bad ones: one for each fault",
     )
-    parser.add_argument("--functions", metavar="A,B", help="default: all that have vectors")
+    parser.add_argument(
+        "--functions", type=_names, metavar="A,B", help="default: all that have vectors"
+    )
     return parser
+
+
+def _names(text: str) -> list[str]:
+    """Read a list of names."""
+    try:
+        return names_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

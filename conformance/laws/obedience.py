@@ -18,7 +18,7 @@ from conformance.profiles import Kind
 from conformance.report import render
 from conformance.situations import situations_met
 from conformance.strategies.presets import Preset
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 
 
 class Broken(AssertionError):  # noqa: N818  # it is a verdict about a target, not a program's error
@@ -89,7 +89,7 @@ def _check(contract: Contract, meaning: Meaning, law: Law) -> Check:
             law.body(tried)
         except AssertionError as error:
             raise Broken(tried, law, str(error)) from error
-        except Exception as error:  # the target's own, mostly: to a valid call
+        except RAISED as error:  # the target's own, mostly: to a valid call
             raise Broken(tried, law, f"raised {type(error).__name__}: {error}") from error
 
     body.__name__ = law.name

@@ -18,7 +18,7 @@ from conformance.life.situations import SITUATIONS
 from conformance.life.strategies import SCALES
 from conformance.profiles import Kind, Profile
 from conformance.situations import LEDGER
-from conformance.targets import Target, counting_launches
+from conformance.targets import RAISED, Target, counting_launches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LifeCheck(Check):
             shrink: Whether a failing life is made short.
 
         Returns:
-            The test, which raises where a life goes wrong.
+            The test, which raises where a life goes wrong: `Absent` where it does as declared.
         """
         name = f"{self.kind.name}_{size}"
         options = profile.life_settings(
@@ -56,11 +56,12 @@ class LifeCheck(Check):
             with counting_launches(lambda: LEDGER.launches.update([self.function])):
                 try:
                     run_state_machine_as_test(machine, settings=options)
-                except Exception as error:
+                except RAISED as error:
                     declared = target.under_test.deviations if target.under_test else ()
                     known = next((one for one in declared if one.explains(error)), None)
                     if known is None:
                         raise
+                    # No step after it says anything: what it answered is what came of it.
                     raise Absent(f"{known.function} deviates (declared)") from error
 
         test.__name__ = test.__qualname__ = name

@@ -15,7 +15,9 @@ MOST_SIGNS = 20_000
 """How much of a message is kept."""
 
 
-def told_failure(failed: tuple[Check, Any, Exception] | None, error: Exception) -> dict[str, Any]:
+def told_failure(
+    failed: tuple[Check, Any, BaseException] | None, error: BaseException
+) -> dict[str, Any]:
     """Return what a report says of a failed test, as plain values that travel between processes.
 
     Args:
@@ -53,7 +55,7 @@ def told_failure(failed: tuple[Check, Any, Exception] | None, error: Exception) 
     return found
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     r"""Return an exception as one line.
 
     >>> first_line(ValueError("one\ntwo"))

@@ -11,12 +11,15 @@ KEY = "kvtwin/last_run"
 """What the cache calls it."""
 
 
-def remember(config: pytest.Config, record: Mapping[str, Any], partial: Collection[str] = ()) -> None:
+def remember(
+    config: pytest.Config, record: Mapping[str, Any], partial: Collection[str] = ()
+) -> None:
     """Keep what a run met of the functions that it looked at, in place of what an earlier one met.
 
     Args:
         config: Pytest's; without its cache (`-p no:cacheprovider`) nothing is kept.
         record: The run's, as `record.record_of` gives it.
+        partial: Functions some of whose tests did not run: what these did not meet, others may.
     """
     if getattr(config, "cache", None) is None:
         return

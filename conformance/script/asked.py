@@ -26,6 +26,7 @@ class Asked:
         fault: What is wrong with the call, None for a valid one.
         pointed: A condition on the result, which differences of values do not tell, and what to say
             where it is false.
+        raises: Whether the target raises, where an answer is due.
     """
 
     call: Call
@@ -35,6 +36,7 @@ class Asked:
     seed: int = 0
     fault: Fault | None = None
     pointed: tuple[str, str] | None = None
+    raises: bool = False
 
     @property
     def stands_alone(self) -> bool:
@@ -65,6 +67,17 @@ def expected_of(call: Call) -> list[Any]:
         return [Side(REFERENCE, call).run()]
     except Exception:  # noqa: BLE001  # whatever it is, it is no answer
         return []
+
+
+def told_if_raised(lines: list[str]) -> list[str]:
+    """Return lines that call a target, and end the script in one line where it raises."""
+    said = 'f"the call = raised {type(error).__name__}: {error}".partition("\\n")[0]'
+    return [
+        "try:",
+        *(f"    {line}" for line in lines),
+        "except (Exception, SystemExit) as error:",
+        f'    sys.exit({said} + ", but should be a result")',
+    ]
 
 
 def poisons_of(writer: Writer) -> list[str]:

@@ -17,7 +17,7 @@ from conformance.targets import Target
 def attach_script(
     item: pytest.Item,
     target: Target,
-    failure: tuple[Check, Any, Exception],
+    failure: tuple[Check, Any, BaseException],
     where: str = "",
     directory: Path | None = None,
 ) -> None:

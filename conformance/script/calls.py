@@ -15,6 +15,7 @@ from conformance.script.asked import (
     lines_of_dict,
     poisons_of,
     refusal_of,
+    told_if_raised,
     written,
 )
 from conformance.script.fitting import Block, TooLongError, fitted
@@ -101,7 +102,11 @@ def _call_of(asked: Asked) -> str:
 
 def _asking(asked: Asked) -> list[str]:
     """Return the lines that call both sides and compare their answers."""
-    lines = ["compare(answer(reference, np.array), answer(impl, tensor))"]
+    if asked.raises:
+        lines = told_if_raised(["got = answer(impl, tensor)"])
+        lines += ["compare(answer(reference, np.array), got)"]
+    else:
+        lines = ["compare(answer(reference, np.array), answer(impl, tensor))"]
     if asked.pointed is not None:
         condition, line = asked.pointed
         lines += ["got = answer(impl, tensor)", "globals().update(got, arguments=got)"]
@@ -125,7 +130,7 @@ def _refusing(asked: Asked) -> list[str]:
         "        (arguments, hints), (fresh, _) = make(m, array), make(m, array)",
         "        try:",
         f'            got = f"returned {{{_call_of(asked)}}}"',
-        "        except Exception as error:",
+        "        except (Exception, SystemExit) as error:",
         '            got = f"{type(error).__name__}: {error}"',
         f"            if {is_refused(fault)}:",
         "                compare(fresh, arguments)",

@@ -24,11 +24,11 @@ from conformance.script.pointing import pointed_at
 from conformance.script.sessions import script_of_session
 from conformance.sides import PLAIN, Side
 from conformance.strategies.block_table import Session
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 
 
 def script_of(
-    check: Check, target: Target, example: Any, error: Exception, where: str = ""
+    check: Check, target: Target, example: Any, error: BaseException, where: str = ""
 ) -> str | None:
     """Return a standalone script of a failure, of at most 40 lines.
 
@@ -60,7 +60,7 @@ def script_of(
     return _script_of_check(check, target, example, about, where)
 
 
-def _about(check: Check, target: Target, error: Exception) -> str:
+def _about(check: Check, target: Target, error: BaseException) -> str:
     """Return what is wrong, for a docstring."""
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, Mismatch):
@@ -80,7 +80,7 @@ def _session_of(example: Any) -> Session | None:
     return found if isinstance(found, Session) else None
 
 
-def _num_steps(session: Session, error: Exception) -> int:
+def _num_steps(session: Session, error: BaseException) -> int:
     """Return how many operations were done up to the one that failed."""
     failed = error.call.arguments if isinstance(error, Mismatch) else None
     steps = [i for i, op in enumerate(session.operations) if op.arguments is failed]
@@ -88,7 +88,7 @@ def _num_steps(session: Session, error: Exception) -> int:
 
 
 def _asked(
-    check: Check, target: Target, example: Any, error: Exception, about: str
+    check: Check, target: Target, example: Any, error: BaseException, about: str
 ) -> Asked | None:
     """Return the call that shows a failure, None where no call alone does."""
     if check.kind is Kind.LAW or not isinstance(error, Mismatch):
@@ -111,7 +111,8 @@ def _asked(
     pointed = pointed_at(error.difference)
     if error.difference.verdict in {Verdict.IDENTITY, Verdict.DEVICE} and pointed is None:
         return None
-    return Asked(call, target, about, manner, seed, fault, pointed)
+    raises = error.difference.verdict is Verdict.OUTCOME
+    return Asked(call, target, about, manner, seed, fault, pointed, raises)
 
 
 def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked | None:
@@ -124,7 +125,7 @@ def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked
             made.append(side.call)
         return real(side)
 
-    with mock.patch.object(Side, "run", run), contextlib.suppress(Exception):  # it fails, as known
+    with mock.patch.object(Side, "run", run), contextlib.suppress(*RAISED):  # it fails, as known
         check.body(target, example)
     made += list(_calls_in(example, 0))
     return next(
@@ -137,7 +138,7 @@ def _is_answered_otherwise(call: Call, target: Target) -> bool:
     try:
         with target.running(checked=True):
             wanted, got = (side.run() for side in sides)
-    except Exception:  # noqa: BLE001  # a law that refuses is another's
+    except RAISED:  # a law that refuses is another's
         return False
     return first_difference(wanted, got, "result", target.device or "cpu") is not None
 
@@ -173,7 +174,7 @@ def _script_of_check(
         f"target = choose_targets({name!r}, [load_implementation({loaded_by(target)})])[0]",
         "try:",
         f"    check_of({where!r}).body(target, example)",
-        "except Exception as error:",
+        "except (Exception, SystemExit) as error:",
         f"    said = str(error) or {statement!r}",
         '    sys.exit(f"{type(error).__name__}: {said}")',
         'print("no difference")',

@@ -57,13 +57,13 @@ def fitted(about: str, target: Target, own: list[str], blocks: list[Block]) -> s
         TooLongError: It has more than 40 lines all the same.
     """
     body = "\n".join(line for block in blocks for line in block.lines)
-    said, used = [f'"""{about}"""'], imports(body, target, own)
+    said, used = [_docstring(about)], imports(body, target, own)
     if "\n" in about:
         said = [f'"""{about}', '"""']
         said = "\n".join(said).splitlines()
     surplus = len(said) + len(used) + sum(len(block.lines) for block in blocks) - MOST_LINES
     if surplus > 0:
-        said = [f'"""{" ".join(about.split())}"""']
+        said = [_docstring(" ".join(about.split()))]
         surplus = len(said) + len(used) + sum(len(block.lines) for block in blocks) - MOST_LINES
     head = [*said, *used]
     lines = list(head)
@@ -74,3 +74,8 @@ def fitted(about: str, target: Target, own: list[str], blocks: list[Block]) -> s
     if len(lines) > MOST_LINES:
         raise TooLongError(f"the script would have {len(lines)} lines")
     return "\n".join(lines) + "\n"
+
+
+def _docstring(about: str) -> str:
+    """Return a docstring of one line, which may itself end with a quote."""
+    return f'"""{about}{" " if about.endswith(chr(34)) else ""}"""'

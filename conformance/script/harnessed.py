@@ -12,10 +12,11 @@ from conformance.script.asked import (
     lines_of_dict,
     poisons_of,
     refusal_of,
+    told_if_raised,
     written,
 )
 from conformance.script.fitting import Block, fitted
-from conformance.script.header import module_of
+from conformance.script.header import is_importable, module_of
 from conformance.script.literals import Writer
 from conformance.script.parts import STRIDED, lines_of
 from conformance.targets import Target
@@ -49,12 +50,14 @@ def with_harness(asked: Asked) -> str:
         if contract is not None and contract.shows:
             result = f"contracts()[{call.function!r}].shows({result})"
         own.insert(0, "from conformance.comparison import first_difference")
+        asking = [f"wanted, got = [{result} for side in sides]"]
+        asking = told_if_raised(asking) if asked.raises else asking
         tail = [
             "for checked in (True, False):",
             "    both = REFERENCE, target",
             f"    sides = [Side(who, call, Manner({_manner(asked)})) for who in both]",
             f"    with target.running(checked=checked, seed={asked.seed}):",
-            f"        wanted, got = [{result} for side in sides]",
+            *(f"        {line}" for line in asking),
             *_comparing_with_harness(asked),
             'print("no difference")',
         ]
@@ -101,10 +104,11 @@ def loaded_by(target: Target) -> str:
     module = module_of(target)
     if target.under_test is None:
         return repr(module.__name__)
+    name = module.__name__ if is_importable(module) else module.__file__
     adapter = sys.modules.get(type(target.under_test.adapter).__module__)
     if adapter is None or adapter is module or adapter.__name__.startswith("conformance."):
-        return repr(module.__name__)
-    return f"{module.__name__!r}, {adapter.__file__!r}"
+        return repr(name)
+    return f"{name!r}, {adapter.__file__!r}"
 
 
 def _refusing_with_harness(fault: Fault) -> list[str]:
@@ -114,7 +118,7 @@ def _refusing_with_harness(fault: Fault) -> list[str]:
         "    with who.running(checked=True):",
         "        try:",
         '            got = f"returned {side.run()}"',
-        "        except Exception as error:",
+        "        except (Exception, SystemExit) as error:",
         '            got = f"{type(error).__name__}: {error}"',
         f"            if {is_refused(fault)}:",
         "                side.check_unchanged(frozenset())",

@@ -32,6 +32,23 @@ def module_of(target: Target) -> ModuleType:
     return target.implementation if target.under_test is None else target.under_test.module
 
 
+def is_importable(module: ModuleType) -> bool:
+    """Tell whether an `import` finds a module by its name: not one of a file such as `a-b.py`."""
+    path = Path(getattr(module, "__file__", None) or f"{module.__name__}.py")
+    stem = path.parent.name if path.stem == "__init__" else path.stem
+    return module.__name__.rpartition(".")[2] == stem
+
+
+def _imported_by_file(module: ModuleType) -> list[str]:
+    """Return the lines that import a module as `impl` from its file."""
+    return [
+        "import importlib.util",
+        f"spec = importlib.util.spec_from_file_location({module.__name__!r}, {module.__file__!r})",
+        "impl = sys.modules[spec.name] = importlib.util.module_from_spec(spec)",
+        "spec.loader.exec_module(impl)",
+    ]
+
+
 def imports(body: str, target: Target, own: list[str]) -> list[str]:
     """Return the lines that import what a script uses.
 
@@ -55,7 +72,11 @@ def imports(body: str, target: Target, own: list[str]) -> list[str]:
     if folders:
         lines.append(f"sys.path[:0] = {list(folders)}")
     names = ["reference"] if re.search(r"\breference\b", body) else []
-    names += [f"{module.__name__} as impl"] if re.search(r"\bimpl\b", body) else []
+    uses_impl = re.search(r"\bimpl\b", body) is not None
+    if uses_impl and is_importable(module):
+        names.append(f"{module.__name__} as impl")
     if names:
         lines.append(f"import {', '.join(names)}")
+    if uses_impl and not is_importable(module):
+        lines += _imported_by_file(module)
     return lines + own

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
+
+from conformance.folders import folder_for
 
 FAILURES = Path(__file__).resolve().parents[1] / "failures"
 """The folder beside the harness, where that can be written."""
@@ -22,9 +23,7 @@ def script_path(name: str, directory: Path | None = None) -> Path:
     'failures/test_x-test_f-host-minimal.py'
     """
     if directory is None:
-        is_ours = os.access(FAILURES if FAILURES.exists() else FAILURES.parent, os.W_OK)
-        is_installed = "site-packages" in FAILURES.parts
-        directory = FAILURES if is_ours and not is_installed else Path("conformance-failures")
+        directory = folder_for(FAILURES)
     return directory / f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.')}.py"
 
 

@@ -11,6 +11,7 @@ import torch
 import fast
 import reference
 from conformance.comparison import Difference, Verdict, first_difference
+from conformance.targets import RAISED
 from conformance.traffic.layers import deploy_small
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
@@ -136,7 +137,7 @@ class Twins:
         return first_memory_difference(expected, actual)
 
     def _difference_of_outcomes(
-        self, expected: Exception | None, actual: Exception | None
+        self, expected: BaseException | None, actual: BaseException | None
     ) -> Difference | None:
         """Compare what was raised. A scheduler's steps are valid, so nothing should be."""
         if expected is None and actual is None:
@@ -149,10 +150,10 @@ class Twins:
         return Difference(Verdict.OUTCOME, raising.call.last, None, got, wanted)
 
 
-def _execute(runner: Runner, step: Step) -> Exception | None:
+def _execute(runner: Runner, step: Step) -> BaseException | None:
     """Run a step, and return what it raises."""
     try:
         runner.execute(step)
-    except Exception as error:  # noqa: BLE001  # whatever it raises is compared
+    except RAISED as error:  # whatever it raises is compared
         return error
     return None

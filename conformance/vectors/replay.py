@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from conformance.encoding.elements import Json
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.sides import Side
-from conformance.targets import REFERENCE, Target
+from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.cases import OBSERVED, after_call
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.sessions import Stage, is_refused, untouched
@@ -34,45 +36,77 @@ def vector_checks(directory: Path) -> list[CaseCheck]:
         directory: What `python -m tools.vectors --out` made, or another's of the same schema.
 
     Raises:
-        ValueError: A folder that has no index, or one of another version of the schema.
+        ValueError: A folder that has no index or no case, is of another version of the schema or of
+            functions that are unknown, or is damaged.
     """
-    index = read_json(directory / "index.json")
-    known, found = functions(), []
-    try:
-        for function, number in index["functions"].items():
-            if function not in known:
-                raise ValueError(f"{directory} has vectors of {function!r}, which is unknown")
-            manifest = read_json(directory / function / "manifest.json")
-            contract = contracts().get(function)
-            if len(manifest["cases"]) != number:
-                raise ValueError(
-                    f"{directory}/{function} has {len(manifest['cases'])} cases, but its index says {number}"
-                )
-            for entry in manifest["cases"]:
-                path = directory / function / entry["file"]
-                read_json(path)
-                name = f"{function}/{path.stem}"
-                found.append(_check_of(function, name, entry, path, contract))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{directory} is not as schema.json has it: {error!r}") from error
+    index = directory / "index.json"
+    with _reading(index):
+        numbers = dict(read_json(index)["functions"])
+    found = [
+        check for function, number in numbers.items() for check in _of(directory, function, number)
+    ]
+    if not found:
+        raise ValueError(f"{directory} has no cases")
     return found
 
 
-def _check_of(
-    function: str, name: str, entry: Json, path: Path, contract: Contract | None
-) -> CaseCheck:
+def _of(directory: Path, function: str, number: int) -> list[CaseCheck]:
+    """Return the checks of a function's cases, of which the index says how many there are."""
+    if function not in functions():
+        raise ValueError(f"{directory} has vectors of {function!r}, which is unknown")
+    manifest = directory / function / "manifest.json"
+    with _reading(manifest):
+        cases = [(str(case["file"]), case["about"]) for case in read_json(manifest)["cases"]]
+    if len(cases) != number:
+        raise ValueError(f"{manifest} has {len(cases)} cases, but the index says {number}")
+    for file, _ in cases:
+        if Path(file).name != file:
+            raise ValueError(f"{manifest} names {file!r}, which is no file beside it")
+    return [_check_of(function, directory / function / file, about) for file, about in cases]
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Tell of a file that is not as the schema has it by its name, in one line."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        if str(path) in said:
+            raise
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {said}") from error
+
+
+def _check_of(function: str, path: Path, about: str) -> CaseCheck:
+    contract = contracts().get(function)
+    with _reading(path):
+        case = read_json(path)
+        _read_whole(case)
     kinds = {"refusal": Kind.SAME_REFUSAL}
 
     def body(target: Target) -> None:
         __tracebackhide__ = True
         try:
-            replay(read_json(path), target, contract)
-        except Exception as error:
-            if not any(known.explains(error) for known in target.deviations(function)):
+            replay(read_json(path), target, contract)  # not kept: a folder may be large
+        except RAISED as error:
+            if not target.excuses(function, error):
                 raise
 
-    kind = kinds.get(entry["kind"], Kind.SAME_ANSWER)
-    return CaseCheck(function, name, kind, entry["about"], body)
+    kind = kinds.get(case["kind"], Kind.SAME_ANSWER)
+    return CaseCheck(function, f"{function}/{path.stem}", kind, about, body)
+
+
+def _read_whole(case: Json) -> None:
+    """Read all of a case once, so that a damaged one is told before anything runs."""
+    if case["kind"] == "session":
+        _Session(case)
+    elif case["kind"] == "refusal":
+        fault_of(case["refusal"])
+        decode_call(case)
+    elif case["kind"] == "answer":
+        _Expected(case)
+    else:
+        raise ValueError(f"kind {case['kind']!r} is none of answer, refusal, session")
 
 
 def replay(case: Json, target: Target, contract: Contract | None = None) -> None:
@@ -125,7 +159,7 @@ def _replay_answer(case: Json, target: Target, contract: Contract, *, checked: b
     with target.running(checked=checked):
         try:
             got = actual.run()
-        except Exception as error:
+        except RAISED as error:
             outcome = f"raised {type(error).__name__}: {error}"
             difference = Difference(Verdict.OUTCOME, "the call", None, outcome, "a result")
             raise Mismatch(actual.call, target.name, difference) from error
@@ -206,6 +240,24 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
+class _Session:
+    """What a case says of an object: how it is made, and the steps, each with what it answers."""
+
+    def __init__(self, case: Json) -> None:
+        decoder = Decoder(case.get("memories", ()))
+        self.constructor = None
+        if "constructor" in case:
+            made = case["constructor"]
+            self.constructor = Call(made["function"], decoder.fields(made["arguments"]))
+        self.steps: list[tuple[dict[str, Any], Any]] = []
+        for written in case["steps"]:
+            step = dict(written)
+            step["arguments"] = decoder.fields(written.get("arguments", {}))
+            step["value"] = decoder.decode(written.get("value"))
+            _ = step["do"]
+            self.steps.append((step, decoder.decode(written.get("result"))))
+
+
 def _replay_session(case: Json, target: Target) -> None:
     __tracebackhide__ = True
     for checked in (True, False):
@@ -216,24 +268,16 @@ def _replay_session(case: Json, target: Target) -> None:
 def _play(case: Json, target: Target, *, checked: bool) -> None:
     """Do the steps of a session, and raise where one ends otherwise than it says."""
     __tracebackhide__ = True
-    decoder = Decoder(case.get("memories", ()))
-    constructor = None
-    if "constructor" in case:
-        made = case["constructor"]
-        constructor = Call(made["function"], decoder.fields(made["arguments"]))
-    stage, device = Stage(target, constructor), target.device or "cpu"
-    for place, written in enumerate(case["steps"]):
-        step = dict(written)
-        step["arguments"] = decoder.fields(written.get("arguments", {}))
-        step["value"] = decoder.decode(written.get("value"))
-        expected = decoder.decode(written.get("result"))
-        refusal = written.get("refusal")
+    session = _Session(case)
+    stage, device = Stage(target, session.constructor), target.device or "cpu"
+    for place, (step, expected) in enumerate(session.steps):
+        refusal = step.get("refusal")
         if refusal is not None and refusal.get("in_checked_mode_only") and not checked:
             continue
         difference = None
         try:
             answer = stage.do(step)
-        except Exception as error:  # noqa: BLE001  # judged here
+        except RAISED as error:  # judged here
             if refusal is None or not is_refused(refusal, error):
                 wanted = "an answer" if refusal is None else _words(refusal)
                 got = f"{type(error).__name__}: {error}"
@@ -244,7 +288,7 @@ def _play(case: Json, target: Target, *, checked: bool) -> None:
                 difference = Difference(
                     Verdict.OUTCOME, f"step {place}", None, got, _words(refusal)
                 )
-            elif "result" in written:
+            elif "result" in step:
                 difference = first_difference(expected, answer, f"step {place}", device)
         if difference is not None:
             name = step.get("method") or step["do"]

@@ -76,8 +76,12 @@ class Court:
             or (known.home is None and self._is_thorough)
         ]
 
-    def measure(self, modules: Iterable[str]) -> Iterator[CheckId]:
+    def measure(self, modules: Iterable[str], deadline: float | None = None) -> Iterator[CheckId]:
         """Find out which lines the modules' checks reach, and yield each that was measured.
+
+        Args:
+            modules: The modules.
+            deadline: When to begin no other check, by `time.monotonic()`.
 
         Raises:
             RuntimeError: A check fails on the original.
@@ -87,7 +91,7 @@ class Court:
         for check in self._file.missing(chosen.values()):
             by_module[check.module].append(check)
         tasks = [
-            Task(checks, measure, (self._bench, checks))
+            Task(checks, measure, (self._bench, checks, deadline))
             for checks in sorted(by_module.values(), key=len, reverse=True)
         ]
         try:

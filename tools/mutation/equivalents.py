@@ -89,6 +89,9 @@ class Declarations:
         unknown = tables.keys() - KEYS.keys()
         if unknown:
             raise ValueError(f"{path} has [[{min(unknown)}]], but there are {', '.join(KEYS)}")
+        for kind, found in tables.items():
+            if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
+                raise ValueError(f"{path}: {kind} is no [[{kind}]], with two brackets on each side")
         return cls(
             [
                 _declared(kind, table, f"{path}: [[{kind}]] {number}")
@@ -137,6 +140,10 @@ def _declared(kind: str, table: Mapping[str, Any], where: str) -> Declared:
     if missing or unknown:
         wrong = f"lacks {min(missing)}" if missing else f"has the unknown {min(unknown)}"
         raise ValueError(f"{where} {wrong}")
+    for key, value in table.items():
+        wanted = int if key == "nth" else str
+        if type(value) is not wanted:
+            raise ValueError(f"{where} has {key} = {value!r}, which is no {wanted.__name__}")
     if not str(table["reason"]).strip():
         raise ValueError(f"{where} gives no reason")
     return Declared(kind, **table)

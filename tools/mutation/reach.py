@@ -6,6 +6,7 @@ original does the same, whatever stands there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -89,15 +90,25 @@ def _known(bench: Bench, targets: Sequence[str]) -> Iterator[Known]:
                 yield Known(CheckId(module, name, target.name, size, law), home)
 
 
-def measure(bench: Bench, checks: Sequence[CheckId], connection: Connection) -> None:
+def measure(
+    bench: Bench, checks: Sequence[CheckId], deadline: float | None, connection: Connection
+) -> None:
     """Send for each check what it reaches, as `(check, Reached)`, or what it says if it fails.
 
     Each runs in a process of its own: what is done once is done in each.
+
+    Args:
+        bench: What is measured.
+        checks: The checks.
+        deadline: When to begin no other, by `time.monotonic()`, which is one clock for all.
+        connection: Where to send it.
     """
     context = multiprocessing.get_context("fork")
     with prepared(bench, "", ""):
         known = load_checks(bench.project)
         for check in checks:
+            if deadline is not None and time.monotonic() > deadline:
+                return
             arguments = (bench, known, check, connection)
             process = context.Process(target=_measure_one, args=arguments)
             process.start()
@@ -180,7 +191,8 @@ class ReachFile:
     def __init__(self, path: Path, digest: str) -> None:
         self._path, self._digest = path, digest
         self.reached: dict[str, Reached] = {}
-        if path.exists():
+        # What was cut short, or is another's, is as none: all is measured again.
+        with contextlib.suppress(OSError, AttributeError, KeyError, TypeError, ValueError):
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["digest"] == digest:
                 self.reached = {
@@ -193,11 +205,13 @@ class ReachFile:
         return [one.check for one in known if str(one.check) not in self.reached]
 
     def save(self) -> None:
-        """Write what was measured."""
+        """Write what was measured; whoever ends this leaves the file as it was."""
         checks = {
             check: (found.seconds, {name: sorted(at) for name, at in found.lines.items()})
             for check, found in self.reached.items()
         }
         text = json.dumps({"digest": self._digest, "checks": checks})
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(text, encoding="utf-8")
+        beside = self._path.with_name(f"{self._path.name}.new")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self._path)

@@ -168,7 +168,8 @@ def _cells(one: Tally) -> list[str]:
         one.equivalent,
         one.elsewhere,
     )
-    return [mutants, *(str(count) if count else "" for count in counts), _percent(one.score)]
+    score = _percent(one.score) if one.killed + one.timeouts + one.survived else ""
+    return [mutants, *(str(count) if count else "" for count in counts), score]
 
 
 def _percent(share: float) -> str:

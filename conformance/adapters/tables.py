@@ -1,0 +1,67 @@
+"""What an adapter's tables may name: a mistyped name would translate nothing, and say nothing."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import fast
+import reference
+from conformance.adapters.base import Adapter
+
+
+def mistyped(adapter: Adapter) -> Iterator[str]:
+    """Yield what in an adapter's tables is a name of nothing.
+
+    Args:
+        adapter: The adapter.
+    """
+    for table, names in (("names", adapter.names), ("parameters", adapter.parameters)):
+        for name in names:
+            if not _is_ours(name):
+                yield f"has {name!r} in {table}, which is no name of ours"
+    for ours, theirs in adapter.names.items():
+        try:
+            adapter.find(ours)
+        except AttributeError:
+            yield f"has {theirs!r} for {ours} in names, but {adapter.module.__name__} has none"
+    for function, renamed in adapter.parameters.items():
+        known = {*_parameters(reference, function), *_parameters(fast, function)}
+        for name in renamed.keys() - known:
+            yield f"has {name!r} in parameters, which {function} does not take"
+    fields = {field for name in reference.__all__ for field in _fields(getattr(reference, name))}
+    for name in sorted(adapter.lacks - fields):
+        yield f"lacks {name!r}, which nothing of ours has"
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether a function, class or method of `reference` has this name."""
+    try:
+        operator.attrgetter(name)(reference)
+    except AttributeError:
+        return False
+    return name.partition(".")[0] in reference.__all__
+
+
+def _parameters(module: ModuleType, function: str) -> Iterable[str]:
+    """Return the parameters of a function of one of the twins; none where it has no signature."""
+    try:
+        return inspect.signature(operator.attrgetter(function)(module)).parameters
+    except (AttributeError, TypeError, ValueError):
+        return ()
+
+
+def _fields(found: Any) -> set[str]:
+    """Return what objects of a class have; of a function, what it takes."""
+    if not isinstance(found, type):
+        return set(inspect.signature(found).parameters) if inspect.isfunction(found) else set()
+    names = set(dir(found))
+    for base in found.__mro__:
+        names |= vars(base).get("__annotations__", {}).keys()
+        made: Any = vars(base).get("__init__")
+        if inspect.isfunction(made):
+            names |= {*made.__code__.co_names, *made.__code__.co_varnames}
+    return names
