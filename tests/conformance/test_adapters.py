@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import types
+from pathlib import Path
 
 import engine_adapter
 import engine_style
@@ -12,18 +15,26 @@ import torch
 
 import fast
 import reference
+from conformance.absent import Absent
 from conformance.adapters import Deviation
 from conformance.adapters.base import KINDS, Adapter
 from conformance.adapters.fast import FastAdapter
+from conformance.adapters.tables import mistyped
+from conformance.checks import checks_in
+from conformance.contracts import Call
+from conformance.corpus import add_example, corpus_checks
 from conformance.implementations import Implementation, load_implementation
 from conformance.kept import deviation_checks
+from conformance.life import check as life
 from conformance.profiles import PROFILES
+from conformance.strategies.presets import MINIMAL
 from conformance.summary import Run
 from conformance.supplied import is_supplied
 from conformance.targets import Target, choose_targets
 from conformance.test_local_attention import test_local_attention as local_attention
 from conformance.test_slots import test_compute_slot_mapping as slots
 from conformance.test_ubatch import test_split_attn_metadata as split
+from conformance.vectors.drawing import drawn
 
 FEW = dataclasses.replace(PROFILES["dev"], same_answer_examples=10, other_examples=10)
 
@@ -111,6 +122,117 @@ def test_a_declaration_of_nothing_fails() -> None:
     [message] = witnesses(target_of(Lost))
     wanted = "the declared deviation of compute_slots (a typo) matches no function under test"
     assert wanted == message
+
+
+@pytest.mark.parametrize("function", ["CpuGpuBuffer", "BlockTables.move_row"])
+def test_a_declaration_without_a_contract_says_so(function: str) -> None:
+    """What has no contract of calls is under test, but no witness can be tried of it."""
+
+    class Kept(FastAdapter):
+        deviations = (Deviation(function, "a whim", engine_adapter.ONE_SLOT, "int32"),)
+
+    [target] = choose_targets("host", [Implementation("fast", fast, Kept(fast))])
+    [message] = witnesses(target)
+    assert "cannot be tried: it has no contract of calls" in message
+
+
+WIDE = Deviation(
+    "get_dcp_local_seq_lens", "kernels want int64", Call("get_dcp_local_seq_lens", {}), "int64"
+)
+
+
+def widening() -> Target:
+    """Return `fast` with lengths in 64 bits, which is declared."""
+
+    class Widening(FastAdapter):
+        deviations = (WIDE,)
+
+    [target] = choose_targets("host", [Implementation("fast", fast, Widening(fast))])
+    return target
+
+
+def test_a_declared_deviation_excuses_a_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A life that goes wrong as declared is not checkable; one that goes wrong otherwise fails."""
+    says = ["dtype = torch.int64"]
+
+    def go_wrong(*_: object, **__: object) -> None:
+        raise AssertionError(says[0])
+
+    monkeypatch.setattr(life, "run_state_machine_as_test", go_wrong)
+    lives = life.life_check().bind(widening(), FEW, "minimal")
+    with pytest.raises(Absent, match=r"get_dcp_local_seq_lens deviates \(declared\)"):
+        lives()
+    says[0] = "a slot is written twice"
+    with pytest.raises(AssertionError, match="a slot is written twice"):
+        lives()
+
+
+def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
+    """A kept example of a law fails as declared, and is no failure; undeclared, it is one."""
+    module = "conformance.test_context_parallel"
+    where = f"{module}:test_get_dcp_local_seq_lens"
+    [(_, check)] = [
+        found
+        for found in checks_in(vars(importlib.import_module(module)))
+        if found[0] == "test_get_dcp_local_seq_lens"
+    ]
+    example = drawn(check.examples(MINIMAL), 1, "corpus")[0]
+    add_example(where, example, "too wide", function=check.function, directory=tmp_path)
+    [kept] = corpus_checks(tmp_path)
+
+    def wide(*args: object, **keywords: object) -> torch.Tensor:
+        return fast.get_dcp_local_seq_lens(*args, **keywords).long()  # type: ignore[arg-type]
+
+    target = widening()
+    module_of_wide = types.ModuleType("wide")
+    vars(module_of_wide).update({"checks": fast.checks, check.function: wide})
+    kept.bind(dataclasses.replace(target, implementation=module_of_wide))()
+    undeclared = dataclasses.replace(target, implementation=module_of_wide, under_test=None)
+    with pytest.raises(AssertionError, match="int64"):
+        kept.bind(undeclared)()
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "message"),
+    [
+        ("names", {"compute_slots": "slots_of"}, "has 'compute_slots' in names, which is no name"),
+        ("names", {"compute_slot_mapping": "slotsof"}, "has 'slotsof' for compute_slot_mapping in"),
+        ("parameters", {"compute_slots": {}}, "has 'compute_slots' in parameters, which is no"),
+        (
+            "parameters",
+            {"compute_slot_mapping": {"blocktable": "table"}},
+            "has 'blocktable' in parameters, which compute_slot_mapping does not take",
+        ),
+        ("lacks", frozenset({"seq_len_cpu"}), "lacks 'seq_len_cpu', which nothing of ours has"),
+    ],
+)
+def test_a_mistyped_table_is_told(table: str, value: object, message: str) -> None:
+    """A name of nothing in a table would translate nothing, and pass for a green run."""
+    assert [] == list(mistyped(engine_adapter.EngineAdapter(engine_style)))
+    wrong = type("Wrong", (engine_adapter.EngineAdapter,), {table: value})
+    [told] = mistyped(wrong(engine_style))
+    assert message in told
+
+
+def test_an_adapter_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose constructor raises, and one with a mistyped table, are refused by name."""
+
+    class Unmade(FastAdapter):
+        def __init__(self, module: object) -> None:
+            del module
+            raise RuntimeError("no engine here\nnor there")
+
+    class Mistyped(FastAdapter):
+        lacks = frozenset({"seq_len_cpu"})
+
+    for adapter, message in (
+        (Unmade, "the adapter Unmade cannot be made: RuntimeError: no engine here"),
+        (Mistyped, "the adapter Mistyped of engine_style lacks 'seq_len_cpu', which nothing of"),
+    ):
+        monkeypatch.setattr(engine_style, "CONFORMANCE_ADAPTER", adapter)
+        with pytest.raises(ValueError, match=message) as refused:
+            load_implementation("engine_style")
+        assert "\n" not in str(refused.value)
 
 
 def test_there_is_a_method_for_each_kind() -> None:

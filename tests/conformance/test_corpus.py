@@ -17,6 +17,7 @@ import torch
 
 import conformance
 import fast
+from conformance import corpus
 from conformance.checks import Check, checks_in
 from conformance.contracts import Call
 from conformance.corpus import (
@@ -102,6 +103,24 @@ def test_the_corpus_is_of_the_schema() -> None:
 def test_the_corpus_is_installed_with_the_package() -> None:
     """It lies beside the module."""
     assert Path(conformance.__file__).parent / "corpus" == CORPUS
+
+
+def test_an_installed_package_keeps_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where packages are installed nothing is written; what is kept elsewhere is read too."""
+    installed = tmp_path / "site-packages" / "conformance" / "corpus"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(corpus, "CORPUS", installed)
+    monkeypatch.chdir(tmp_path)
+    path = add_to_corpus(lengths(5), "an odd length")
+    assert Path("conformance-corpus") == path.parent
+    assert [] == list(installed.iterdir())
+    shutil.copy(path, installed)
+    add_to_corpus(lengths(7), "another")
+    assert ["an odd length", "an odd length", "another"] == sorted(
+        check.description for check in corpus_checks()
+    )
 
 
 def test_a_kept_call_is_tried_again(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import reference
 from conformance.__main__ import arguments_for_pytest
 from conformance.explain import entries, explained
+from conformance.reports.last_run import recall, remember
 
 pytest_plugins = ["pytester"]
 
@@ -59,6 +60,21 @@ def test_the_last_run_is_told() -> None:
     assert "   never  a request cut in two" in told
     assert "       -  int64" in told
     assert "-: not met, and some tests were not in that run" in told
+
+
+def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
+    """Of a function some of whose tests were left out, what was not met is not known."""
+    config = pytester.parseconfigure()
+    cells = [{"target": "host", "state": "conforms", "examples": 3, "tests": {"passed": 1}}]
+    situations = [{"name": "no split point", "count": 3}, {"name": "int64", "count": 0}]
+    record = {
+        "run": {"started": "2026-11-21T22:35:05+00:00", "profile": {"name": "dev"}},
+        "implementations": [{"name": "fast"}],
+        "functions": [{"name": "create_ubatch_slices", "cells": cells, "situations": situations}],
+    }
+    for partial, line in (((), "   never  int64"), (["create_ubatch_slices"], "       -  int64")):
+        remember(config, record, partial)
+        assert line in explained("create_ubatch_slices", recall(config))
 
 
 def test_a_method_is_explained() -> None:

@@ -111,7 +111,29 @@ def test_a_missing_trace_ends_the_run(runner: Runner) -> None:
     runner.pytester.makepyfile(TOY)
     result = runner.run("--trace", "nowhere.csv")
     assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: *nowhere.csv*"])
+    result.stderr.fnmatch_lines(["ERROR: --trace nowhere.csv: *No such file*"])
+
+
+def test_a_file_for_scripts_ends_the_run(runner: Runner) -> None:
+    """`--failures` that names a file is a usage error, before anything runs."""
+    runner.pytester.makepyfile(TOY)
+    (runner.pytester.path / "taken").write_text("mine")
+    result = runner.run("--failures", "taken")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["ERROR: --failures taken is no folder"])
+
+
+def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
+    """Where every check lacks something nothing was checked; where one ran, something was."""
+    head = "from conformance.absent import Absent\n"
+    lacking = TOY.replace('"Shows nothing."', "raise Absent('needs more')")
+    runner.pytester.makepyfile(test_lacking=head + lacking)
+    result = runner.run("--target", "host")
+    assert {"skipped"} == result.parseoutcomes().keys()
+    assert pytest.ExitCode.TESTS_FAILED == result.ret
+    result.stdout.fnmatch_lines(["nothing was checked: all 4 checks were skipped"])
+    runner.pytester.makepyfile(test_running=TOY.replace('"toy"', '"other"'))
+    assert pytest.ExitCode.OK == runner.run("--target", "host").ret
 
 
 def test_a_green_run_says_what_it_ran(runner: Runner) -> None:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fast
 from conformance import corpus
 from conformance.__main__ import arguments_for_pytest
-from conformance.implementations import load_implementation, load_implementations
+from conformance.functions import choose_functions
+from conformance.implementations import (
+    Implementation,
+    load_implementation,
+    load_implementations,
+)
+from conformance.profiles import PROFILES
+from conformance.report import Mismatch
 from conformance.targets import choose_targets, default_targets
+from conformance.test_context_parallel import test_get_dcp_local_seq_lens as lengths
 
 pytest_plugins = ["pytester"]
 
@@ -153,3 +164,111 @@ def test_the_corpus_is_read_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is of schema None"):
         corpus.corpus_checks(tmp_path)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Iterator[Callable[[str, str], Implementation]]:
+    """Return what loads a file with a source; its module is forgotten afterwards."""
+    before = set(sys.modules)
+
+    def load(name: str, source: str) -> Implementation:
+        (tmp_path / name).write_text(source)
+        return load_implementation(str(tmp_path / name))
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+Loader = Callable[[str, str], Implementation]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("my-plumbing.py", "my_plumbing"), ("plumbing.v2.py", "plumbing_v2"), ("2nd.py", "_2nd")],
+)
+def test_a_file_need_not_be_called_like_a_module(name: str, module: str, loaded: Loader) -> None:
+    """Its module has a name that can be one."""
+    found = loaded(name, "from fast import compute_slot_mapping\n")
+    assert (module, module) == (found.name, found.module.__name__)
+    assert found.module is load_implementation(found.file).module
+
+
+def test_a_file_that_exits_is_told_in_a_line(loaded: Loader) -> None:
+    """`sys.exit` at its import ends no run."""
+    with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
+        loaded("exits_at_once.py", "import sys\nsys.exit('not here')\n")
+
+
+LENGTHS = """
+import sys, warnings
+import fast
+from fast import checks
+
+def get_dcp_local_seq_lens(*args, **keywords):
+    {line}
+    return fast.get_dcp_local_seq_lens(*args, **keywords)
+"""
+
+
+def lengths_on(implementation: Implementation) -> None:
+    """Run the checks of answers on it."""
+    [target] = choose_targets("host", [implementation])
+    lengths.bind(target, PROFILES["dev"], "minimal", shrink=False)()
+
+
+def test_a_function_that_exits_is_judged(loaded: Loader) -> None:
+    """It is no answer, as anything that is raised."""
+    found = loaded("exits_later.py", LENGTHS.format(line="sys.exit(0)"))
+    with pytest.raises(Mismatch, match="raised SystemExit: 0"):
+        lengths_on(found)
+
+
+def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another's functions warn of is no difference; `fast` itself must not warn."""
+    lengths_on(loaded("warns.py", LENGTHS.format(line="warnings.warn('it is late')")))
+    real = fast.get_dcp_local_seq_lens
+
+    def warns(*args: Any, **keywords: Any) -> Any:  # noqa: ANN401  # as fast's
+        warnings.warn("it is late", stacklevel=1)
+        return real(*args, **keywords)
+
+    monkeypatch.setattr(fast, "get_dcp_local_seq_lens", warns)
+    with pytest.raises(Mismatch, match="raised UserWarning: it is late"):
+        lengths_on(load_implementation("fast"))
+
+
+def test_names_are_cleaned() -> None:
+    """Blanks and doubles in a list are no names; a list of nothing is refused."""
+    names = choose_functions(" get_dcp_local_seq_lens, CpuGpuBuffer,get_dcp_local_seq_lens,")
+    assert ["get_dcp_local_seq_lens", "CpuGpuBuffer"] == names
+    assert ["host"] == [target.name for target in choose_targets("host, host")]
+    with pytest.raises(ValueError, match=r"--functions ' ,' names nothing"):
+        choose_functions(" ,")
+    with pytest.raises(ValueError, match=r"--target ',' names nothing; there are host, sim, cuda"):
+        choose_targets(",")
+    with pytest.raises(ValueError, match="function 'e' is unknown") as refused:
+        choose_functions("e")
+    assert 5 == len(str(refused.value).partition("such as ")[2].split(", "))
+
+
+def test_without_checked_mode_the_header_says_so(run: pytest.Pytester) -> None:
+    """An implementation without `checks(enabled)` is asked for all refusals, always."""
+    run.makepyfile(bare="from fast import get_dcp_local_seq_lens")
+    names = ("--functions", "get_dcp_local_seq_lens", "--collect-only", "-v")
+    line = "  has no checks(enabled): it must always refuse bad values"
+    started(run, "--impl", "bare.py", *names).stdout.fnmatch_lines(["under test: bare *", line])
+    started(run, "--impl", "few.py", *names).stdout.no_fnmatch_line(line)
+
+
+def test_a_file_that_hides_a_package_is_named(pytester: pytest.Pytester) -> None:
+    """Started beside somebody's `reference.py`, the run says which file is in the way."""
+    pytester.makepyfile(reference="")
+    root = str(Path(fast.__file__).parents[1])
+    pytester.syspathinsert(root)  # behind the working directory, which `-m` puts first
+    pytester._monkeypatch.setenv("PYTHONPATH", root)
+    result = pytester.run(sys.executable, "-m", "conformance", "-q")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    [line] = result.stderr.lines
+    assert line.startswith(f"python -m conformance: {pytester.path / 'reference.py'} hides the")
