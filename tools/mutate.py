@@ -40,6 +40,7 @@ ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"
 EQUIVALENTS: Final = Path(__file__).with_name("equivalents.toml")
 TARGETS: Final = ("host", "sim")
+SECONDS_OF_A_MINUTE = 60
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,7 +139,7 @@ class Run:
             return
         deadline = None
         if options.budget_minutes is not None:
-            deadline = time.monotonic() + 60 * options.budget_minutes
+            deadline = time.monotonic() + SECONDS_OF_A_MINUTE * options.budget_minutes
         folder = options.db.resolve().with_name(f"{options.db.name}.kept")
         copy = project.copied_to(folder / "source")
         bench = Bench(copy, options.profile, folder, copy.independent())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from conformance import (
     test_batch_order,
@@ -26,7 +27,7 @@ from conformance import (
 )
 from conformance.checks import FAILURES, Check, checks_in
 from conformance.implementations import load_implementation
-from conformance.profiles import Profile
+from conformance.profiles import Kind, Profile
 from conformance.script import save_script, script_of
 from conformance.script.fitting import MOST_LINES
 from conformance.targets import TARGETS, Target
@@ -284,3 +285,44 @@ def test_a_script_shows_the_difference(planted: Planted, tmp_path: Path) -> None
     impl.write_text(RIGHT)
     mended = run(path)
     assert 0 == mended.returncode, mended.stderr + script
+
+
+RAISING = """
+def get_dcp_local_seq_lens(*args, **keywords):
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("raise KeyError('rank\\nof two lines')", "raised KeyError: "),
+        ("import sys; sys.exit(0)", "raised SystemExit: 0"),
+    ],
+    ids=["an error", "an exit"],
+)
+@pytest.mark.parametrize("name", ["impl_raising.py", "impl-raising.v2.py"])
+def test_a_call_that_raises_is_one_line(name: str, line: str, told: str, tmp_path: Path) -> None:
+    """Its script ends with status 1 and what was raised; a file of any name is found again."""
+    planted = Planted(
+        test_context_parallel, "test_get_dcp_local_seq_lens", RAISING.format(line=line), ""
+    )
+    script = failing_script(planted, tmp_path / name)
+    for module in ("impl_raising", "impl_raising_v2"):
+        sys.modules.pop(module, None)
+    assert "from conformance" not in script
+    found = run(save_script(script, "a test", tmp_path / "failures"))
+    assert 1 == found.returncode, script
+    [said] = found.stderr.splitlines()
+    assert said.startswith(f"the call = {told}")
+    assert said.endswith(", but should be a result")
+
+
+def test_a_script_is_python_whatever_it_says() -> None:
+    """Quotes and braces of a statement, or of what was raised, break no script of Python 3.11."""
+    statement = "A \"{quoted}\" 'one' \\ is {right"
+    toy = Check("toy", Kind.LAW, lambda _: st.none(), lambda *_: None, statement)
+    for said in ('it is "{so}"', '"""', "{", ""):
+        script = script_of(toy, TARGETS["host"], 3, AssertionError(said), "conformance.test_x:test")
+        assert script is not None
+        compile(script, "script", "exec")

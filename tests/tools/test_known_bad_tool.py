@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,8 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
         (["--functions", "get_cache_layout"], "; try get_kv_cache_layout"),
         (["--functions", "xyzzy"], "no 'xyzzy' is known to be bad"),
         (["--workers", "0"], "'0' is no whole number of at least 1"),
+        (["--functions", " ,"], "argument --functions: ' ,' names nothing"),
+        (["--json", "/"], "--json /: is a folder"),
         (["--json", "/no/such/folder/found.json"], "there is no folder /no/such/folder"),
     ],
 )
@@ -227,6 +230,43 @@ def test_a_wrong_call_is_told_in_one_line(
     assert ended.value.code == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert line in told
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "line"),
+    [
+        (KeyboardInterrupt(), 130, "it was interrupted: 2 implementations were not judged"),
+        (
+            BrokenProcessPool(),
+            1,
+            "a worker crashed (try --workers 1): 2 implementations were not judged",
+        ),
+    ],
+    ids=["Ctrl-C", "a crash"],
+)
+def test_what_is_found_until_then_is_told(
+    ending: BaseException,
+    status: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run that is ended prints what it has."""
+    outcomes = iter([Outcome(FUNCTION, "the first", "host", "caught", "t", "law", 1, 1)])
+
+    def judged(_: KnownBad) -> Outcome:
+        try:
+            return next(outcomes)
+        except StopIteration:
+            raise ending from None
+
+    monkeypatch.setattr(known_bad, "judge_one", judged)
+    three = [KnownBad(FUNCTION, str(number), "A toy.", ignore) for number in range(3)]
+    assert run(entries=three) == status
+    printed = capsys.readouterr().out
+    assert "the first" in printed
+    assert "caught: 1 of 1" in printed
+    assert printed.splitlines()[-1] == line
 
 
 def test_elsewhere_it_says_that_it_runs_in_the_repository(

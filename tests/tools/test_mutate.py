@@ -167,6 +167,38 @@ def test_survivors_are_told(judged: Judged) -> None:
     assert "clamping: 50.0% of the mutants are seen, at least 90.0% must be" in out
 
 
+def test_what_it_keeps_is_its_own(judged: Judged) -> None:
+    """All that lies beside the database is one folder, named after it."""
+    build = judged.toy.project.root / "build"
+    assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
+    assert {"source", "reach.json"} <= {path.name for path in (build / "toy.sqlite.kept").iterdir()}
+
+
+def test_a_budget_ends_the_measuring_too(
+    toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the budget ends before all checks were run once nothing is judged, and it says so."""
+    monkeypatch.setattr(mutate, "SECONDS_OF_A_MINUTE", 0)
+    assert toy.run("--modules", "clamping", "--budget-minutes", "1") == 0
+    out = capsys.readouterr().out
+    assert "nothing was judged: the budget ended before 4 checks were run once" in out
+    assert "0 of 4 *" in out
+    assert "%" not in out
+
+
+@pytest.mark.parametrize("text", ["", '{"digest": "x", "che', "[]", '{"digest": "x"}'])
+def test_what_was_cut_short_is_as_none(text: str, tmp_path: Path) -> None:
+    """A file of lines that was not written to its end is measured again, and replaced whole."""
+    path = tmp_path / "reach.json"
+    path.write_text(text, encoding="utf-8")
+    kept = reach.ReachFile(path, "x")
+    assert {} == kept.reached
+    kept.reached["a"] = reach.Reached(1.0, {"clamping": frozenset({3})})
+    kept.save()
+    assert kept.reached == reach.ReachFile(path, "x").reached
+    assert [path] == list(tmp_path.iterdir())
+
+
 def test_a_part_is_no_whole(judged: Judged) -> None:
     """A module that was not judged to the end is told as such, and fails nothing."""
     assert judged.statuses[0] == 0
@@ -237,12 +269,24 @@ def test_wrong_calls(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
         toy.run("--modules", "clamping,clumping")
     expected = "--modules: toy has no 'clumping'; it has clamping, counting\n"
     assert capsys.readouterr().err.endswith(expected)
+    with pytest.raises(SystemExit, match="2"):
+        toy.run("--modules", ",")
+    assert capsys.readouterr().err.endswith("argument --modules: ',' names nothing\n")
+    for db in (toy.project.root / "toy" / "clamping.py", toy.project.root):
+        before = (toy.project.root / "toy" / "clamping.py").read_bytes()
+        with pytest.raises(SystemExit, match="2"):
+            toy.run("--db", str(db))
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"--db {db}: " in line
+        assert before == (toy.project.root / "toy" / "clamping.py").read_bytes()
     for declared, message in {
         "[[same]]": "has [[same]], but there are equivalent, elsewhere",
         "[[equivalent]]": "[[equivalent]] 1 lacks after",
         BELOW + "line = 3": "[[equivalent]] 1 has the unknown line",
         BELOW.replace("It is its own bound.", " "): "[[equivalent]] 1 gives no reason",
         "[": "declared.toml: ",
+        BELOW.replace("[[equivalent]]", "[equivalent]"): "equivalent is no [[equivalent]], with",
+        BELOW + 'nth = "1"': "[[equivalent]] 1 has nth = '1', which is no int",
     }.items():
         toy.declared = declared
         with pytest.raises(SystemExit, match="2"):

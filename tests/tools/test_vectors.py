@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,10 @@ import pytest
 import torch
 
 import fast
+from conformance.adapters import Deviation
+from conformance.adapters.fast import FastAdapter
+from conformance.contracts import Call
+from conformance.implementations import Implementation
 from conformance.report import Mismatch
 from conformance.targets import TARGETS, Target
 from conformance.vectors import vector_checks
@@ -330,3 +336,65 @@ def test_the_table_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert ["MultipleOf", "4", "7", ""] == rows[0]
     assert ["CpuGpuBuffer", "", "", "2"] == rows[1]
     assert ["all", "4", "7", "2"] == rows[2]
+
+
+def rewritten(path: Path, change: Callable[[Any], object]) -> None:
+    """Change what stands in a file."""
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+LENGTHS = "get_dcp_local_seq_lens"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("index.json", lambda index: index["functions"].clear(), "has no cases"),
+        ("index.json", lambda index: index.pop("functions"), "is damaged: KeyError: 'functions'"),
+        ("index.json", lambda index: index.update(functions=[3]), "is damaged: TypeError: "),
+        (
+            "index.json",
+            lambda index: index["functions"].update(slots=1),
+            "has vectors of 'slots', which is unknown",
+        ),
+        (
+            "index.json",
+            lambda index: index["functions"].update({LENGTHS: 1}),
+            "cases, but the index says 1",
+        ),
+        (f"{LENGTHS}/manifest.json", lambda found: found.pop("cases"), "is damaged: KeyError"),
+        (
+            f"{LENGTHS}/manifest.json",
+            lambda found: found["cases"][0].update(file="../index.json"),
+            "names '../index.json', which is no file beside it",
+        ),
+        (f"{LENGTHS}/answer-000.json", lambda case: case.pop("result"), "damaged: KeyError: 'res"),
+        (f"{LENGTHS}/answer-000.json", lambda case: case.update(kind="?"), "kind '?' is none of"),
+        (f"{LENGTHS}/answer-000.json", lambda case: case.pop("schema_version"), "of schema None"),
+        (f"{LENGTHS}/refusal-000.json", lambda case: case.pop("refusal"), "damaged: KeyError"),
+        ("CpuGpuBuffer/session-000.json", lambda case: case.pop("steps"), "damaged: KeyError"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(
+    file: str, change: Callable[[Any], object], message: str, few: Path
+) -> None:
+    """What is wrong with it is told by the file's name, before anything runs."""
+    rewritten(few / file, change)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        vector_checks(few)
+    assert str(few) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_declared_deviation_excuses_vectors(few: Path) -> None:
+    """A case that fails as declared is no failure."""
+
+    class Widening(FastAdapter):
+        deviations = (Deviation(LENGTHS, "kernels want int64", Call(LENGTHS, {}), "int64"),)
+
+    implementation = Implementation("fast", fast, Widening(fast))
+    target = wrong(LENGTHS, lambda real: lambda *args, **keywords: real(*args, **keywords).long())
+    assert failures(few, target)
+    assert [] == failures(few, dataclasses.replace(target, under_test=implementation))
