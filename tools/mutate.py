@@ -6,10 +6,11 @@ makes mutants of each module, one change in each (`tools/mutation/operators.py` 
 lets the module's conformance checks judge them, in the simulator too: first those of its own test
 module, then those of all functions whose modules import it; of these, those that come by the
 changed line. A mutant that no check sees survives. What is judged is kept, and stays judged while
-the source of the module is unchanged. Mutants that mean what the original means are declared in
-`tools/equivalents.toml`. The exit status is 0; 1 where under 95% of the mutants that are not
-declared are seen in all, or under 90% in a module, or a declaration is wrong; 2 when the call was
-wrong.
+the source of the module is unchanged; before that every check is run once, to see which lines it
+comes by. `--budget-minutes` ends either: where not all checks were run once, nothing is judged.
+Mutants that mean what the original means are declared in `tools/equivalents.toml`. The exit status
+is 0; 1 where under 95% of the mutants that are not declared are seen in all, or under 90% in a
+module, or a declaration is wrong; 2 when the call was wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sqlite3
 import sys
 import time
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
     mutants = [mutant for name in chosen for mutant in find_mutants(name, files[name])]
     try:
         session = Session(options.db)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, ValueError) as error:
         parser.error(f"--db {options.db}: {error}")
     try:
         if options.fresh:

@@ -52,6 +52,9 @@ class Adapter:
     is translated at its boundary: arguments there, result back. A tensor is never copied, so that
     what is written through it is seen, and so is in whose memory a result lies.
 
+    Where the module has a context manager `checks(enabled)`, bad values in tensors need be refused
+    inside `checks(True)` alone. A module without one is always asked as in checked mode.
+
     Attributes:
         module: The implementation.
         names: Its names of functions, classes and methods, `StepMetadata` by

@@ -57,7 +57,7 @@ def script_of_session(session: Session, target: Target, about: str, num_steps: i
     doing = [
         "        if is_value and not checked: continue",
         "        try: result = getattr(it, method)(**arguments)",
-        "        except Exception as error:",
+        "        except (Exception, SystemExit) as error:",
         "            if not wanted: raise",
         "            named = (re.findall(wanted, str(error)) or ['nothing'])[0]",
         '            result = f"{type(error).__name__} naming {named}"',

@@ -16,6 +16,7 @@ from cosmic_ray.work_item import (
     WorkItem,
     WorkResult,
 )
+from sqlalchemy.exc import SQLAlchemyError
 
 from tools.mutation.mutants import Mutant
 
@@ -62,18 +63,26 @@ class Session:
 
     Args:
         path: The database, made where there is none.
+
+    Raises:
+        OSError: Its folder cannot be made.
+        ValueError: The file is no database, or none of these judgements.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = WorkDB(path, WorkDB.Mode.create)
-        results = dict(self._db.results)
-        self._kept = set(results)
-        self._judged = {
-            job: _read(result)
-            for job, result in results.items()
-            if result.worker_outcome is not WorkerOutcome.SKIPPED
-        }
+        try:
+            self._db = WorkDB(path, WorkDB.Mode.create)
+            results = dict(self._db.results)
+            self._kept = set(results)
+            self._judged = {
+                job: _read(result)
+                for job, result in results.items()
+                if result.worker_outcome is not WorkerOutcome.SKIPPED
+            }
+        except (SQLAlchemyError, KeyError, TypeError, ValueError) as error:
+            said = (str(error).splitlines() or [""])[0]
+            raise ValueError(f"is no database of judgements: {said}") from error
 
     def close(self) -> None:
         """Close the database."""
