@@ -58,14 +58,15 @@ def script_of_session(session: Session, target: Target, about: str, num_steps: i
         "        if is_value and not checked: continue",
         "        try: result = getattr(it, method)(**arguments)",
         "        except (Exception, SystemExit) as error:",
-        "            if not wanted: raise",
+        "            if not wanted: sys.exit(f'{method} raised {type(error).__name__}: {error}')",
         "            named = (re.findall(wanted, str(error)) or ['nothing'])[0]",
         '            result = f"{type(error).__name__} naming {named}"',
         '        yield method, {"result": result, "all that it holds": held}',
     ]
     has_checks = hasattr(module_of(target), "checks")
     if not any(op.refused for op in operations):
-        doing[1:-1] = ["        result = getattr(it, method)(**arguments)"]
+        doing[1:-1] = doing[1:3]
+        doing[2] += " sys.exit(f'{method} raised {type(error).__name__}: {error}')"
     if not any(op.is_value for op in operations):
         del doing[0]
     main = [

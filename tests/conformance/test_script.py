@@ -163,7 +163,7 @@ PLANTED = [
         "class CommonAttentionMetadata(fast.CommonAttentionMetadata):\n"
         "    def unpadded(self, *args, **keywords):\n"
         "        raise ValueError('no')\n",
-        "ValueError: no",
+        "the call = raised ValueError: no, but should be a result",
     ),
     Planted(
         test_kv_binding,
