@@ -128,13 +128,33 @@ class Target:
             if self.under_test is not None and self.under_test.module is not fast:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # they are no answer; those of `fast` are errors
+            if self.device == "cpu":  # a GPU lacks some operations in this mode
+                stack.enter_context(_poisoning())
             checks = getattr(self.implementation, "checks", None)
             if checks is not None:
                 stack.enter_context(checks(checked))
             if self.is_simulated:
-                threads = random.Random(seed).choice((2, 8, 32))  # noqa: S311  # no secret
-                stack.enter_context(launch.simulated_by(_Simulation(seed), threads=threads))
+                chance = random.Random(seed)  # noqa: S311  # no secret
+                threads = chance.choice((2, 8, 32))
+                # A GPU that holds few threads, so that each has several things to do.
+                at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
+                simulation = _Simulation(seed)
+                stack.enter_context(launch.simulated_by(simulation, threads, at_once))
             yield
+
+
+@contextlib.contextmanager
+def _poisoning() -> Iterator[None]:
+    """Let torch fill what it allocates, with NaN or the greatest int.
+
+    Otherwise what is never written may hold an earlier call's right answer.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ from fast._checks import (
 from fast._compiled import Int32s, Int64s, compiled
 from fast.kernels import causal_conv1d as kernels
 from fast.kernels.causal_conv1d import BLOCK_M
-from fast.launch import launch_blocks, uses_kernels
+from fast.launch import launch_blocks, threads_at_once, threads_in_block, uses_kernels
 from fast.sentinels import PAD_SLOT_ID
 from fast.slots import flat
 
@@ -79,9 +79,10 @@ def compute_causal_conv1d_metadata(
     if uses_kernels(query_start_loc_p):
         batch_ptr = query_start_loc_p.new_empty(length)
         token_chunk_offset_ptr = query_start_loc_p.new_empty(length)
+        blocks_at_once = threads_at_once() // threads_in_block(kernels.fill_programs)
         launch_blocks(
             kernels.fill_programs,
-            min(max(len(nums), 1), MAX_BLOCKS),
+            max(min(len(nums), MAX_BLOCKS, blocks_at_once), 1),
             1,
             flat(query_start_loc_p),
             query_start_loc_p.stride(0),

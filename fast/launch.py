@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -19,7 +19,19 @@ from fast.kernels.cuda import KERNELS, Kernel
 Argument: TypeAlias = torch.Tensor | int
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
 
-_SIMULATORS: Final[list[tuple[Launcher, int]]] = []
+MANY_THREADS: Final = 2**18
+"""As many threads as a large GPU holds at once."""
+
+
+class _Simulator(NamedTuple):
+    """What takes a GPU's place."""
+
+    launch: Launcher
+    threads: int
+    threads_at_once: int
+
+
+_SIMULATORS: Final[list[_Simulator]] = []
 
 
 class _Thread(threading.local):
@@ -33,7 +45,9 @@ _THREAD: Final = _Thread()
 
 
 @contextmanager
-def simulated_by(launcher: Launcher, threads: int = 32) -> Iterator[None]:
+def simulated_by(
+    launcher: Launcher, threads: int = 32, threads_at_once: int = MANY_THREADS
+) -> Iterator[None]:
     """Put a simulator in the GPU's place, until the end of the block.
 
     Args:
@@ -41,8 +55,9 @@ def simulated_by(launcher: Launcher, threads: int = 32) -> Iterator[None]:
             `Kernel`, the number of blocks along x and y, the threads in a block, and the arguments:
             contiguous tensors and ints.
         threads: threads in a block, at most as many as the kernel asks for.
+        threads_at_once: threads that it holds at once.
     """
-    _SIMULATORS.append((launcher, threads))
+    _SIMULATORS.append(_Simulator(launcher, threads, threads_at_once))
     try:
         yield
     finally:
@@ -54,6 +69,16 @@ def uses_kernels(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or bool(_SIMULATORS)
 
 
+def threads_in_block(kernel: Kernel) -> int:
+    """Return how many threads a block of a kernel has."""
+    return min(_SIMULATORS[-1].threads, kernel.threads) if _SIMULATORS else kernel.threads
+
+
+def threads_at_once() -> int:
+    """Return how many threads there are at once; where there is more to do, each does more."""
+    return _SIMULATORS[-1].threads_at_once if _SIMULATORS else MANY_THREADS
+
+
 def launch_threads(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> None:
     """Launch at least one thread for each `(x, y)`, in blocks along x; nothing for no work.
 
@@ -61,7 +86,7 @@ def launch_threads(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> N
         ValueError: an argument is a CPU tensor, and no simulator is there.
         ImportError: numba-cuda is not installed.
     """
-    threads = _threads_in_block(kernel)
+    threads = threads_in_block(kernel)
     _launch(kernel, (-(-num_x // threads), num_y), threads, args)
 
 
@@ -72,7 +97,7 @@ def launch_blocks(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> No
         ValueError: an argument is a CPU tensor, and no simulator is there.
         ImportError: numba-cuda is not installed.
     """
-    _launch(kernel, (num_x, num_y), _threads_in_block(kernel), args)
+    _launch(kernel, (num_x, num_y), threads_in_block(kernel), args)
 
 
 def upload(array: npt.NDArray[Any], device: torch.device, *, pin_memory: bool) -> torch.Tensor:
@@ -119,17 +144,13 @@ def warmup() -> None:
             return  # the host path is all there is
 
 
-def _threads_in_block(kernel: Kernel) -> int:
-    return min(_SIMULATORS[-1][1], kernel.threads) if _SIMULATORS else kernel.threads
-
-
 def _launch(
     kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[Argument, ...]
 ) -> None:
     if grid[0] < 1 or grid[1] < 1:
         return
     if _SIMULATORS:
-        _SIMULATORS[-1][0](kernel, grid, threads, args)
+        _SIMULATORS[-1].launch(kernel, grid, threads, args)
         return
     device = _common_device(kernel, args)
     if device.index == torch.cuda.current_device():

@@ -8,11 +8,8 @@ from fast._checks import MAX_SIZE
 from fast.kernels import multimodal as kernels
 from fast.kernels.cuda import Kernel
 from fast.kernels.moves import WIDEST
-from fast.launch import launch_threads
+from fast.launch import launch_threads, threads_at_once, threads_in_block
 from fast.slots import flat
-
-MANY_THREADS: Final = 2**18
-"""As many threads as a large GPU holds at once; a thread of more moves several units."""
 
 MOST_UNITS: Final = 16
 """The most units that a thread moves."""
@@ -90,8 +87,8 @@ def _launch_rows(
     addresses = source.data_ptr() | source.stride(0) | target.data_ptr() | row_bytes | WIDEST
     size = addresses & -addresses
     units = row_bytes // size
-    num_y = min(-(-units // (kernel.threads * MOST_UNITS)), MAX_GRID_Y)
-    per_thread = max(1, min(MOST_UNITS, num_placeholders * units // MANY_THREADS))
+    num_y = min(-(-units // (threads_in_block(kernel) * MOST_UNITS)), MAX_GRID_Y)
+    per_thread = max(1, min(MOST_UNITS, num_placeholders * units // threads_at_once()))
     num_x = -(-num_placeholders * -(-units // num_y) // per_thread)
     launch_threads(
         kernel,

@@ -174,7 +174,9 @@ class Run:
     def _is_open(self, mutant: Mutant, options: argparse.Namespace) -> bool:
         """Tell whether a mutant is to be judged."""
         judgement = self._session.judgement(mutant)
-        return judgement is None or (options.survivors_again and judgement.verdict.is_alive)
+        if judgement is None or not options.survivors_again:
+            return judgement is None
+        return judgement.verdict.is_alive and self._declarations.of(mutant) is None
 
     def tell(self) -> int:
         """Print the survivors, the table and what is wrong; return the exit status."""
@@ -252,7 +254,11 @@ def _make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let checks of no one function judge too, a runner's life: a minute for each survivor",
     )
-    add("--survivors-again", action="store_true", help="judge those that survived once more")
+    add(
+        "--survivors-again",
+        action="store_true",
+        help="judge those once more that survived and are not declared",
+    )
     add("--list-survivors", action="store_true", help="judge nothing, print what is known")
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,10 @@ from conformance.faults.kv_cache_spec import bad_ints, field_faults
 
 def _name(name: str, modules: int | None = 1) -> Breaks:
     return lambda call, _: call.replacing(layer_name=name, num_attn_module=modules)
+
+
+def _name_alone(name: str) -> Breaks:
+    return lambda call, _: dataclasses.replace(call, arguments={"layer_name": name})
 
 
 NAMES = (
@@ -45,6 +50,7 @@ EXTRACT_FAULTS = [
         Fault(f"the name is {name!r}", TypeError, "layer_name", replaced("layer_name", name))
         for name in (7, None, b"layers.0.attn", ["layers", "0"])
     ),
+    Fault("two integers, by default", ValueError, "layer_name", _name_alone("layers.0.attn.1")),
     *field_faults("num_attn_module", bad_ints(may_be_none=True)),
 ]
 
@@ -78,6 +84,19 @@ def _renamed(new: str) -> Breaks:
         )
 
     return breaks
+
+
+def by_default(breaks: Breaks) -> Breaks:
+    """Return a fault of calls that leave the number of attention modules to its default."""
+
+    def breaks_it(call: Call, draw: Draw) -> Call | None:
+        bad = breaks(call, draw)
+        if bad is None:
+            return None
+        arguments = {n: v for n, v in bad.arguments.items() if n != "num_attn_module"}
+        return dataclasses.replace(bad, arguments=arguments)
+
+    return breaks_it
 
 
 BIND_FAULTS = [
@@ -114,5 +133,11 @@ BIND_FAULTS = [
     Fault("the last name has no index", ValueError, "layer_name", _renamed("layers.last.attn")),
     Fault("the last name has too many", ValueError, "layer_name", _renamed("a.1.b.2.c.3")),
     Fault("the last name has '²' for an index", ValueError, "layer_name", _renamed("layers.²")),
+    Fault(
+        "the last name has two integers, by default",
+        ValueError,
+        "layer_name",
+        by_default(_renamed("layers.0.attn.1")),
+    ),
     *field_faults("num_attn_module", bad_ints(may_be_none=True)),
 ]

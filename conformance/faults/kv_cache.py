@@ -8,9 +8,11 @@ from typing import Any
 
 import reference
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.faults.kv_binding import by_default
 from conformance.faults.kv_cache_spec import bad_ints
 from conformance.faults.kv_views import (
     cached_groups,
+    groups_are_a_tuple,
     in_one_group,
     in_two_groups,
     named_twice,
@@ -85,6 +87,19 @@ ALLOCATE_FAULTS = [
         Fault(f"a size is {what}", error, "size", _first(size=value))
         for what, error, value in bad_ints(0)
     ),
+    Fault("a size is 2**63", ValueError, "size", _first(size=2**63)),
+    Fault("groups are a tuple", TypeError, "kv_cache_groups", groups_are_a_tuple),
+    Fault(
+        "a layer of a group is an int",
+        TypeError,
+        "layer_names",
+        named_twice(
+            lambda groups: [
+                dataclasses.replace(groups[0], layer_names=[*groups[0].layer_names, 7]),
+                *groups[1:],
+            ]
+        ),
+    ),
     Fault(
         "a layer of a tensor is in no group",
         ValueError,
@@ -138,9 +153,19 @@ def _last_layer_gone(call: Call, _: Draw) -> Call | None:
 
 def _nameless(call: Call, _: Draw) -> Call | None:
     """Rename the last layer everywhere, so that its name has no index."""
+    return _renamed(call, "layers.last.attn")
+
+
+def _numbered_twice(call: Call, _: Draw) -> Call | None:
+    """Rename the last layer everywhere, so that its name has two integers."""
+    return _renamed(call, "layers.0.attn.1")
+
+
+def _renamed(call: Call, new: str) -> Call | None:
+    """Return the call with another name of the last layer, everywhere."""
     if not call.facts.layers:
         return None
-    old, new = call.facts.layers[-1].name, "layers.last.attn"
+    old = call.facts.layers[-1].name
 
     def renamed(names: list[str]) -> list[str]:
         return [new if name == old else name for name in names]
@@ -190,6 +215,12 @@ INIT_FAULTS = [
     Fault("layers are a list", TypeError, "forward_context", replaced("forward_context", [])),
     Fault("a layer is not in the context", KeyError, "forward_context", _last_layer_gone),
     Fault("a name without an index", ValueError, "layer_name", _nameless),
+    Fault(
+        "a name with two integers, by default",
+        ValueError,
+        "layer_name",
+        by_default(_numbered_twice),
+    ),
     Fault("attention modules are 0", ValueError, "num_attn_module", replaced("num_attn_module", 0)),
     Fault(
         "attention modules are a bool",

@@ -122,6 +122,13 @@ def with_groups(call: Call, groups: list[Any]) -> Call:
     return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
 
 
+def groups_are_a_tuple(call: Call, _: Draw) -> Call:
+    """Return a call with a tuple of groups."""
+    config = call.arguments["kv_cache_config"]
+    groups = tuple(config.kv_cache_groups)
+    return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
+
+
 def cached_groups(call: Call) -> list[Any]:
     """Return the groups of a call's configuration."""
     return [*call.arguments["kv_cache_config"].kv_cache_groups]
@@ -194,18 +201,27 @@ def _odd_offset(spec: Any) -> Any:
     )
 
 
-def _odd_page(call: Call, _: Draw) -> Call:
-    """Return a cache of one layer whose states lie well, but in pages of 6 bytes."""
-    spec = reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)
+def _of_one_layer(spec: Any) -> Breaks:
+    """Return a cache of one layer of states, of two blocks."""
     group = reference.KVCacheGroupSpec(["layers.0.mixer"], spec)
     config = reference.KVCacheConfig(2, [], [group])
-    tensors = {"layers.0.mixer": raw_bytes(12, 0)}
-    return call.replacing(
-        kv_cache_config=config,
-        kv_cache_raw_tensors=tensors,
-        attn_backends={},
-        kernel_block_sizes=None,
-    )
+
+    def breaks(call: Call, _: Draw) -> Call:
+        return call.replacing(
+            kv_cache_config=config,
+            kv_cache_raw_tensors={"layers.0.mixer": raw_bytes(2 * spec.page_size_bytes, 0)},
+            attn_backends={},
+            kernel_block_sizes=None,
+        )
+
+    return breaks
+
+
+def _foreign_mamba(page_size_bytes: int, *dtypes: object) -> object:
+    """Return an engine's own spec of states of two elements each, which checks nothing."""
+    names = ("block_size", "shapes", "dtypes", "page_size_bytes")
+    cls = dataclasses.make_dataclass("MambaSpec", names, frozen=True)
+    return cls(2, ((2,),) * len(dtypes), dtypes, page_size_bytes)
 
 
 def named_twice(change: Callable[[list[Any]], list[Any]]) -> Breaks:
@@ -322,7 +338,20 @@ RESHAPE_FAULTS = [
         "(dtypes|state|states)",
         _another_spec(_odd_offset, _is_mamba),
     ),
-    Fault("a page ends inside an element", ValueError, "(dtypes|state|states)", _odd_page),
+    Fault(
+        "a page ends inside an element",
+        ValueError,
+        "(dtypes|state|states)",
+        _of_one_layer(reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)),
+    ),
+    Fault(
+        "a foreign spec's dtype is a text",
+        TypeError,
+        "(dtypes|state)",
+        _of_one_layer(_foreign_mamba(8, "float32")),
+    ),
+    Fault("pages of no bytes", ValueError, "page_size_bytes", _of_one_layer(_foreign_mamba(0))),
+    Fault("groups are a tuple", TypeError, "kv_cache_groups", groups_are_a_tuple),
     Fault("a layer twice in a group", ValueError, "kv_cache_groups", named_twice(in_one_group)),
     Fault("a layer in two groups", ValueError, "kv_cache_groups", named_twice(in_two_groups)),
     Fault("a layer without a spec", KeyError, "kv_cache_specs", _uniform_without),
