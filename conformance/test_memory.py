@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from conformance.checks import law, same_answer, same_refusal
@@ -89,3 +91,21 @@ def test_a_snapshot_holds_what_it_is_given(target: Target, device: str) -> None:
         snapshot.free_memory = 7
     assert (snapshot.free_memory, snapshot.total_memory, snapshot.device) == (7, "many", device)
     assert make(1, 2).device is None
+
+
+@law("MemorySnapshot", lambda _: st.sampled_from(("cpu", "meta", "cuda:99")))
+def test_what_is_measured_is_what_the_system_says(target: Target, device: str) -> None:
+    """Who can measure a device tells the CPU's memory, and refuses a device that is not there."""
+    make = target.lookup("MemorySnapshot")
+    if not hasattr(make, "measure"):
+        return  # only who knows devices can
+    if device != "cpu":
+        with pytest.raises(ValueError, match=rf"\bdevice\b.*{device}"):
+            make.measure(device)
+        return
+    snapshot = make.measure(device)
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert snapshot.total_memory == os.sysconf("SC_PHYS_PAGES") * page
+    # What can be had is what nobody uses, and what is kept until somebody wants the room.
+    assert os.sysconf("SC_AVPHYS_PAGES") * page // 2 <= snapshot.free_memory
+    assert snapshot.free_memory <= snapshot.total_memory

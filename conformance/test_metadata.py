@@ -24,7 +24,7 @@ from conformance.strategies.batch_order import (
 )
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
-from conformance.strategies.metadata import unpadded_calls, validate_calls
+from conformance.strategies.metadata import metadata_calls, unpadded_calls, validate_calls
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 from conformance.strategies.ubatch import make_metadata_with_slice_calls, split_attn_metadata_calls
 from conformance.targets import REFERENCE, Target
@@ -175,3 +175,12 @@ test_own_metadata_is_cut_up = _reads_as_reference("split_attn_metadata", split_a
 test_own_metadata_becomes_virtual = _reads_as_reference(
     "make_local_attention_virtual_batches", local_attention_calls
 )
+
+
+@law("CommonAttentionMetadata", metadata_calls)
+def test_metadata_is_compared_by_identity(target: Target, call: Call) -> None:
+    """Two metadata are equal only if they are one: their tensors could not say."""
+    one, other = (target.carrier().carry(call.arguments["metadata"], "metadata") for _ in range(2))
+    assert one == one  # noqa: PLR0124  # that is the statement
+    assert one != other
+    assert len({one, other}) == 2

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from conformance.contracts import Fault
+import dataclasses
+
+from conformance.contracts import Call, Draw, Fault
 from conformance.faults.arrays import int_faults
 from conformance.faults.metadata import metadata_faults
+
+
+def _without_block_size(call: Call, _: Draw) -> Call:
+    """Return the call without what is no block size by default."""
+    arguments = {name: value for name, value in call.arguments.items() if name != "block_size"}
+    return dataclasses.replace(call, arguments=arguments)
+
 
 LOCAL_ATTENTION_FAULTS = [
     *int_faults("attn_chunk_size"),
@@ -15,5 +24,6 @@ LOCAL_ATTENTION_FAULTS = [
         "block_size",
         lambda call, _: call.replacing(block_size=call.arguments["attn_chunk_size"] + 1),
     ),
+    Fault("there is no block size", ValueError, "block_size", _without_block_size),
     *metadata_faults(has_block_size=True),
 ]
