@@ -48,6 +48,19 @@ def _outgrown(model: TableModel, arguments: Arguments) -> Any:
     }
 
 
+def _outgrown_by_appending(model: TableModel, _: Arguments) -> Any:
+    """Append to what is there: a block more than there is room for."""
+    if not model.block_sizes:
+        return None
+    others = len(model.block_sizes) - 1
+    count = model.widths[-1] - model.lengths[-1][-1] + 1
+    return {
+        "overwrite": [False],
+        "cu_num_new_blocks": [*([0, 0] for _ in range(others)), [0, count]],
+        "new_block_ids": [*([] for _ in range(others)), [5] * count],
+    }
+
+
 def _bad_index(method: str, *names: str) -> list[OperationMaker]:
     """Return makers of row operations with an index outside, or none at all, for each argument."""
 
@@ -186,6 +199,7 @@ BAD_OPERATIONS = (
         lambda m, a: _last_group(m, a, "new_block_ids", (5,)),
     ),
     _bad_append("row outgrown", ValueError, "new_block_ids", _outgrown),
+    _bad_append("row outgrown by appending", ValueError, "new_block_ids", _outgrown_by_appending),
     *_bad_index("move_row", "src", "dst"),
     *_bad_index("swap_rows", "a", "b"),
     *_bad_index("clear_row", "r"),
