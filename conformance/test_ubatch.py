@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
@@ -205,6 +206,19 @@ def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
         assert (s.request_slice.start, s.request_slice.stop) == (owners[0], owners[-1] + 1)
         assert not s.is_empty()
         assert s.num_tokens == len(owners)
+
+
+@law("UBatchSlice", lambda _: st.tuples(*[st.integers(0, 3)] * 4))
+def test_a_micro_batch_knows_whether_it_is_empty(
+    target: Target, ends: tuple[int, int, int, int]
+) -> None:
+    """It is empty without a request or without a token, and cannot be changed."""
+    r0, r1, t0, t1 = ends
+    ubatch = target.lookup("UBatchSlice")(slice(r0, r1), slice(t0, t1))
+    assert (r1 <= r0 or t1 <= t0) is ubatch.is_empty()
+    assert t1 - t0 == ubatch.num_tokens
+    with pytest.raises(AttributeError):
+        ubatch.token_slice = slice(0, 1)
 
 
 @pytest.mark.parametrize(

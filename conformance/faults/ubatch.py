@@ -37,6 +37,12 @@ CREATE_FAULTS = [
         changed("num_scheduled_tokens", np.zeros_like),
     ),
     Fault(
+        "there are no requests",
+        ValueError,
+        "num_scheduled_tokens",
+        replaced("num_scheduled_tokens", np.zeros(0, np.int32)),
+    ),
+    Fault(
         "a count is negative",
         ValueError,
         "num_scheduled_tokens",
@@ -44,6 +50,10 @@ CREATE_FAULTS = [
         is_value=True,
     ),
     Fault("a split point is 0", ValueError, "split_points", replaced("split_points", 0)),
+    Fault(
+        "a split point of a list is 0", ValueError, "split_points", replaced("split_points", [0])
+    ),
+    Fault("the split point is the end", ValueError, "split_points", _split_points(lambda n: n)),
     Fault("a split point is the end", ValueError, "split_points", _split_points(lambda n: [n])),
     Fault(
         "split points are equal",

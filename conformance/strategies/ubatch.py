@@ -61,7 +61,8 @@ def slice_query_start_locs_calls(draw: Draw, preset: Preset) -> Call:
     batch = draw(batches(preset))
     start = draw(st.one_of(st.just(0), st.integers(0, batch.num_reqs)))
     stop = draw(st.one_of(st.just(batch.num_reqs), st.integers(start, batch.num_reqs)))
-    arguments = {"query_start_loc": batch.query_start_loc(), "request_slice": slice(start, stop)}
+    requests = slice(start, stop, draw(st.sampled_from((None, None, 1))))
+    arguments = {"query_start_loc": batch.query_start_loc(), "request_slice": requests}
     return Call("slice_query_start_locs", arguments, batch)
 
 
