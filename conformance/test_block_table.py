@@ -11,7 +11,7 @@ import torch
 
 import reference
 from conformance.checks import law, same_refusal
-from conformance.comparison import first_difference, parts
+from conformance.comparison import first_difference
 from conformance.contracts import Call, Contract
 from conformance.devices import ELSEWHERE, check_refused_elsewhere
 from conformance.faults.block_table import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
@@ -179,12 +179,3 @@ def test_what_is_elsewhere_is_refused(target: Target, session: Session) -> None:
             ask = functools.partial(getattr(tables, method), **given)
             for checked in (True, False):
                 check_refused_elsewhere(target, call, name, ask, checked=checked)
-
-
-@law("BlockTables", block_tables_sessions)
-def test_tables_outlive_an_inference_mode(target: Target, session: Session) -> None:
-    """What tables made in inference mode hand out can be written to outside of it."""
-    with torch.inference_mode():
-        tables = construct(target, session)
-    for path, tensor in parts(_everything(tables, session), "everything"):
-        assert not tensor.is_inference(), f"{path} is an inference tensor"

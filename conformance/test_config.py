@@ -27,14 +27,14 @@ def _holds_what_it_is_given(function: str) -> Check:
             "all is given": lambda given: given == set(names),
         },
     )
-    def check(target: Target, given: set[str]) -> None:
+    def holds_what_it_is_given(target: Target, given: set[str]) -> None:
         """It holds what it is given, by name alone, and what reference holds otherwise."""
         ours, theirs = (_made(side, function, names, given) for side in (REFERENCE, target))
         difference = first_difference(ours, theirs, function)
         if difference is not None:
             raise Mismatch(Call(function, dict.fromkeys(sorted(given))), target.name, difference)
 
-    return check
+    return holds_what_it_is_given
 
 
 def _made(side: Target, function: str, names: list[str], given: set[str]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from conformance.strategies.ubatch import (
     split_attn_metadata_calls,
 )
 from conformance.targets import Target
+from conformance.test_backend import refusal_of
 
 
 def _cuts_request(call: Call, times: int) -> bool:
@@ -217,8 +218,7 @@ def test_a_micro_batch_knows_whether_it_is_empty(
     ubatch = target.lookup("UBatchSlice")(slice(r0, r1), slice(t0, t1))
     assert (r1 <= r0 or t1 <= t0) is ubatch.is_empty()
     assert t1 - t0 == ubatch.num_tokens
-    with pytest.raises(AttributeError):
-        ubatch.token_slice = slice(0, 1)
+    assert refusal_of(lambda: setattr(ubatch, "token_slice", slice(0, 1))) is not None
 
 
 @pytest.mark.parametrize(

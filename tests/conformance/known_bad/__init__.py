@@ -10,6 +10,7 @@ from known_bad.block_size import BLOCK_SIZE
 from known_bad.buffers import BUFFERS
 from known_bad.builders import BUILDERS
 from known_bad.causal_conv1d import CAUSAL_CONV1D
+from known_bad.config import CONFIG
 from known_bad.context_parallel import CONTEXT_PARALLEL
 from known_bad.device import DEVICE
 from known_bad.entries import KnownBad
@@ -41,6 +42,7 @@ ENTRIES: list[KnownBad] = [
     *BATCH_ORDER,
     *UBATCH,
     *LOCAL_ATTENTION,
+    *CONFIG,
     *CONTEXT_PARALLEL,
     *BUFFERS,
     *KV_CACHE_SPEC,

@@ -17,6 +17,17 @@ Metadata = fast.CommonAttentionMetadata
 REAL_UNPADDED = Metadata.unpadded
 REAL_VALIDATE = Metadata.validate
 
+
+def _make_class(bug: str | None) -> type[Metadata]:
+    made = dataclasses.make_dataclass("CommonAttentionMetadata", [], bases=(Metadata,), eq=False)
+    if bug == "it is in no set":
+        made.__hash__ = None  # type: ignore[assignment]  # the bug
+    if bug == "it is equal to what is as large":
+        made.__eq__ = lambda one, other: one.num_reqs == other.num_reqs  # type: ignore[assignment]  # the bug
+        made.__hash__ = lambda one: one.num_reqs  # type: ignore[assignment]  # likewise
+    return made
+
+
 PER_REQUEST = (
     "seq_lens",
     "seq_lens_cpu",
@@ -127,6 +138,16 @@ VALIDATE_ANSWERS = {
 
 
 METADATA = [
+    *rewritten(
+        "CommonAttentionMetadata",
+        _make_class,
+        laws={
+            "test_metadata_is_compared_by_identity": {
+                "it is in no set": "A dataclass that compares: nobody has put one there yet.",
+                "it is equal to what is as large": "A cache of graphs by batch finds another's.",
+            }
+        },
+    ),
     *rewritten(
         "CommonAttentionMetadata.unpadded",
         _make_unpadded,

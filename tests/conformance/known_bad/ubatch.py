@@ -23,6 +23,33 @@ Metadata = fast.CommonAttentionMetadata
 Slice = fast.UBatchSlice
 
 
+def _make_slice(bug: str | None) -> type[Any]:
+    @dataclasses.dataclass(frozen=bug != "it can be changed")
+    class UBatchSlice:
+        """A micro-batch, with a bug or without."""
+
+        request_slice: slice
+        token_slice: slice
+
+        def is_empty(self) -> bool:
+            """Tell whether it has no request or no token."""
+            requests, tokens = self.request_slice, self.token_slice
+            if bug == "empty without requests alone":
+                return bool(requests.stop <= requests.start)
+            if bug == "empty without both":
+                return bool(requests.stop <= requests.start and tokens.stop <= tokens.start)
+            if bug == "not empty if it runs backwards":
+                return requests.stop == requests.start or tokens.stop == tokens.start
+            return bool(requests.stop <= requests.start or tokens.stop <= tokens.start)
+
+        @property
+        def num_tokens(self) -> int:
+            """Return its tokens."""
+            return int(self.token_slice.stop - self.token_slice.start)
+
+    return UBatchSlice
+
+
 def _make_create(bug: str | None) -> Callable[..., list[Slice]]:
     def create_ubatch_slices(num_scheduled_tokens: Any, split_points: Any) -> list[Slice]:  # noqa: ANN401
         if bug == "equal split points pass" and isinstance(split_points, list):
@@ -212,6 +239,18 @@ UBATCH = [
             "slices hold NumPy's ints": "Equal, and slicing works.",
         },
         refusals={"equal split points pass": "An empty micro-batch less, silently."},
+    ),
+    *rewritten(
+        "UBatchSlice",
+        _make_slice,
+        laws={
+            "test_a_micro_batch_knows_whether_it_is_empty": {
+                "it can be changed": "Two who hold one find it moved.",
+                "empty without requests alone": "A micro-batch of padding has requests.",
+                "empty without both": "`and` for `or`.",
+                "not empty if it runs backwards": "`==` for `<=`.",
+            }
+        },
     ),
     *rewritten(
         "slice_query_start_locs",
