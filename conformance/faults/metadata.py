@@ -272,12 +272,37 @@ UNPADDED_FAULTS = [
 ]
 
 
+def _given(name: str, value: object) -> Callable[[Any, Batch], dict[str, Any]]:
+    return lambda *_: {name: value}
+
+
 def _row_too_short_for(call: Call, draw: Draw) -> Call | None:
     bad = _fields("self", _row_too_short)(call, draw)
     return None if bad is None else bad.replacing(block_size=call.facts.layout.block_size)
 
 
 VALIDATE_FAULTS = [
+    *(
+        Fault(f"{name} is {value!r}", error, name, _fields("self", _given(name, value)))
+        for error, name, value in (
+            (ValueError, "num_logits_indices", -1),
+            (TypeError, "num_logits_indices", 1.0),
+            (TypeError, "causal", 1),
+        )
+    ),
+    *(
+        Fault(
+            f"logits_indices_padded is {what}",
+            error,
+            "logits_indices_padded",
+            _fields("self", _given("logits_indices_padded", value)),
+        )
+        for what, error, value in (
+            ("a list", TypeError, [0]),
+            ("of floats", TypeError, np.zeros(1, np.float32)),
+            ("of two axes", ValueError, np.zeros((1, 1), np.int64)),
+        )
+    ),
     Fault(
         "a row of the table is too short for its sequence",
         ValueError,
