@@ -11,6 +11,7 @@ import reference
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
 from conformance.faults.kv_cache_spec import bad_ints, field_faults
+from conformance.faults.kv_views import foreign_mamba
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import is_of_attention
 
@@ -115,11 +116,6 @@ def _with_spec(spec: Any) -> Breaks:
     return breaks
 
 
-def _foreign_mamba(block_size: object) -> object:
-    """Return an engine's own `MambaSpec`, which checks nothing."""
-    return type("MambaSpec", (), {"block_size": block_size})()
-
-
 def _first_list(change: Callable[[list[Any]], object]) -> Breaks:
     """Return a fault in the list of the first group that needs one."""
 
@@ -172,7 +168,7 @@ PREPARE_FAULTS = [
             f"a foreign Mamba group's block size is {size!r}",
             error,
             "block_size",
-            _with_spec(_foreign_mamba(size)),
+            _with_spec(foreign_mamba(block_size=size)),
         )
         for error, size in ((ValueError, 0), (TypeError, 16.0))
     ),

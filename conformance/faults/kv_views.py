@@ -217,11 +217,17 @@ def _of_one_layer(spec: Any) -> Breaks:
     return breaks
 
 
-def _foreign_mamba(page_size_bytes: int, *dtypes: object) -> object:
-    """Return an engine's own spec of states of two elements each, which checks nothing."""
-    names = ("block_size", "shapes", "dtypes", "page_size_bytes")
-    cls = dataclasses.make_dataclass("MambaSpec", names, frozen=True)
-    return cls(2, ((2,),) * len(dtypes), dtypes, page_size_bytes)
+def foreign_mamba(**members: object) -> Any:
+    """Return an engine's own `MambaSpec`, which checks nothing."""
+    return type("MambaSpec", (), members)()
+
+
+def _foreign_states(page_size_bytes: int, *dtypes: object) -> Any:
+    """Return such a spec of states of two elements each."""
+    shapes = ((2,),) * len(dtypes)
+    return foreign_mamba(
+        block_size=2, shapes=shapes, dtypes=dtypes, page_size_bytes=page_size_bytes
+    )
 
 
 def named_twice(change: Callable[[list[Any]], list[Any]]) -> Breaks:
@@ -348,9 +354,9 @@ RESHAPE_FAULTS = [
         "a foreign spec's dtype is a text",
         TypeError,
         "(dtypes|state)",
-        _of_one_layer(_foreign_mamba(8, "float32")),
+        _of_one_layer(_foreign_states(8, "float32")),
     ),
-    Fault("pages of no bytes", ValueError, "page_size_bytes", _of_one_layer(_foreign_mamba(0))),
+    Fault("pages of no bytes", ValueError, "page_size_bytes", _of_one_layer(_foreign_states(0))),
     Fault("groups are a tuple", TypeError, "kv_cache_groups", groups_are_a_tuple),
     Fault("a layer twice in a group", ValueError, "kv_cache_groups", named_twice(in_one_group)),
     Fault("a layer in two groups", ValueError, "kv_cache_groups", named_twice(in_two_groups)),
