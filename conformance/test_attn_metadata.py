@@ -10,6 +10,7 @@ import numpy as np
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Call, Contract
+from conformance.devices import refuses_elsewhere
 from conformance.faults.attn_metadata import BUILD_ATTN_METADATA_FAULTS
 from conformance.laws import as_reference, obeys
 from conformance.meanings.attn_metadata import GROUPS, given_to
@@ -91,6 +92,9 @@ test_build_attn_metadata_refuses = same_refusal(
     dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
 )
 test_build_attn_metadata_laws = obeys(BUILD)
+test_build_attn_metadata_elsewhere = refuses_elsewhere(
+    BUILD, "query_start_loc.cpu", "seq_lens.cpu", "num_computed_tokens_cpu"
+)
 
 
 @law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))

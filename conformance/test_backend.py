@@ -185,3 +185,17 @@ def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
     assert {name for name, _, _ in FIELDS if name in fields} | known == set(
         descriptions[1]["values"]
     )
+
+
+@law("subclass_attention_metadata", lambda _: st.sampled_from(("", "Padded")))
+def test_what_reads_alike_may_differ(target: Target, prefix: str) -> None:
+    """The same `dataclasses.field` makes the same class; of 1 and True each makes its own."""
+    base = dataclasses.make_dataclass("Lengths", [("longest", int)])
+    one = dataclasses.field(default=3)
+    make = target.lookup("subclass_attention_metadata")
+    made = make(prefix, base, [("count", int, one)])
+    assert made is make(prefix, base, [("count", int, one)])
+    assert made is not make(prefix, base, [("count", int, dataclasses.field(default=3))])
+    assert make(prefix, base, [("flag", object, 1)]) is not make(
+        prefix, base, [("flag", object, True)]
+    )

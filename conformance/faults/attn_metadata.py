@@ -75,6 +75,8 @@ def _buffer_faults(argument: str, more: int) -> list[Fault]:
         ("cpu", "has an entry too few", ValueError, cut),
         ("gpu", "has an entry too few", ValueError, cut),
         ("cpu", "has two axes", ValueError, lambda array, _: array[None].copy()),
+        ("gpu", "is a column", ValueError, lambda array, _: array[:, None].copy()),
+        ("gpu", "has no axis", ValueError, lambda *_: np.array(3, np.int32)),
         ("gpu", "is int64", TypeError, lambda array, _: array.astype(np.int64)),
     )
     lacking = Own(OwnClass("Buffer"), "buffer", {"cpu": np.zeros(99, np.int32)})
@@ -185,6 +187,18 @@ BUILD_ATTN_METADATA_FAULTS = [
     *_buffer_faults("query_start_loc", 1),
     *_buffer_faults("seq_lens", 0),
     Fault("computed counts are too few", ValueError, "num_computed_tokens_cpu", _computed_too_few),
+    Fault(
+        "computed counts are a column",
+        ValueError,
+        "num_computed_tokens_cpu",
+        changed("num_computed_tokens_cpu", lambda array: array[:, None].copy()),
+    ),
+    Fault(
+        "computed counts have no axis",
+        ValueError,
+        "num_computed_tokens_cpu",
+        replaced("num_computed_tokens_cpu", np.array(3, np.int32)),
+    ),
     Fault(
         "computed counts are int64",
         TypeError,

@@ -115,6 +115,18 @@ def _counts_decrease(model: TableModel, _: Arguments) -> Any:
     }
 
 
+def _counts_fall_by_one(model: TableModel, _: Arguments) -> Any:
+    """Give the second of three slots a block less than none, as many as there are at the end."""
+    if not model.block_sizes or model.max_num_reqs < 3:
+        return None
+    return {
+        "req_indices": [0, 1, 2],
+        "overwrite": [True, True, True],
+        "cu_num_new_blocks": [[0, 1, 0, 1] for _ in model.block_sizes],
+        "new_block_ids": [[5] for _ in model.block_sizes],
+    }
+
+
 def _vector(*values: int, dtype: type[np.generic] = np.int32) -> Any:
     return np.array(values, dtype)
 
@@ -136,6 +148,7 @@ BAD_OPERATIONS = (
     _bad_append(
         "slots are an array", TypeError, "req_indices", lambda *_: {"req_indices": _vector(0)}
     ),
+    _bad_append("slots are a tuple", TypeError, "req_indices", lambda *_: {"req_indices": (0,)}),
     _bad_append(
         "slot listed twice",
         ValueError,
@@ -192,6 +205,19 @@ BAD_OPERATIONS = (
         lambda m, a: _last_group(m, a, "new_block_ids", [True]),
     ),
     _bad_append("counts decrease", ValueError, "cu_num_new_blocks", _counts_decrease),
+    _bad_append("counts fall by one", ValueError, "cu_num_new_blocks", _counts_fall_by_one),
+    _bad_append(
+        "a group's counts are missing",
+        ValueError,
+        "cu_num_new_blocks",
+        lambda m, a: {"cu_num_new_blocks": a["cu_num_new_blocks"][1:]} if m.block_sizes else None,
+    ),
+    _bad_append(
+        "groups' counts are a tuple",
+        TypeError,
+        "cu_num_new_blocks",
+        lambda _, a: {"cu_num_new_blocks": tuple(a["cu_num_new_blocks"])},
+    ),
     _bad_append(
         "block ids are a tuple",
         TypeError,
@@ -341,6 +367,6 @@ CONSTRUCTOR_FAULTS = [
 REFUSALS = [
     operation.refused
     for make in BAD_OPERATIONS
-    if (operation := make(TableModel([2], 2, 2, 2))) and operation.refused
+    if (operation := make(TableModel([2], 3, 2, 2))) and operation.refused
 ]
 """What is wrong with them, by name."""
