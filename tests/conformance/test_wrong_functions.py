@@ -84,7 +84,7 @@ ALL = [
     Wrong(
         "rows_always_begun_anew",
         "BlockTables",
-        r"result\[\d\]\[\d, \d\] = \d, but should be \d",
+        r"result\[\d\]\[\d, \d\] = \d+, but should be \d+",
         ("block_table", "attention_tables", "sequence_parallel"),
         keyword="minimal and not _laws and not refuse",
     ),
