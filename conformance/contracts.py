@@ -53,6 +53,15 @@ class Call:
         """
         return dataclasses.replace(self, arguments={**self.arguments, **arguments})
 
+    def without(self, name: str) -> Call:
+        """Return the same call with an argument left to its default.
+
+        >>> Call("f", {"a": 1, "b": 2}).without("b")
+        f(a=1)
+        """
+        arguments = {key: value for key, value in self.arguments.items() if key != name}
+        return dataclasses.replace(self, arguments=arguments)
+
     def hinting(self, /, **hints: Any) -> Call:
         """Return the same call with some hints replaced.
 

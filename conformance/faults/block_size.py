@@ -11,7 +11,7 @@ import reference
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
 from conformance.faults.kv_cache_spec import bad_ints, field_faults
-from conformance.faults.kv_views import foreign_mamba
+from conformance.faults.kv_views import foreign_mamba, groups_are_a_tuple
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import is_of_attention
 
@@ -145,12 +145,7 @@ PREPARE_FAULTS = [
         "KV cache groups are a tuple",
         TypeError,
         "kv_cache_groups",
-        changed(
-            "kv_cache_config",
-            lambda config: dataclasses.replace(
-                config, kv_cache_groups=tuple(config.kv_cache_groups)
-            ),
-        ),
+        groups_are_a_tuple,
     ),
     Fault("fewer lists than groups need", ValueError, "attn_groups", _too_few_lists),
     *(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,14 @@ def _name(name: str, modules: int | None = 1) -> Breaks:
     return lambda call, _: call.replacing(layer_name=name, num_attn_module=modules)
 
 
-def _name_alone(name: str) -> Breaks:
-    return lambda call, _: dataclasses.replace(call, arguments={"layer_name": name})
+def by_default(breaks: Breaks) -> Breaks:
+    """Return a fault of calls that leave the number of attention modules to its default."""
+
+    def breaks_it(call: Call, draw: Draw) -> Call | None:
+        bad = breaks(call, draw)
+        return bad and bad.without("num_attn_module")
+
+    return breaks_it
 
 
 NAMES = (
@@ -50,7 +55,9 @@ EXTRACT_FAULTS = [
         Fault(f"the name is {name!r}", TypeError, "layer_name", replaced("layer_name", name))
         for name in (7, None, b"layers.0.attn", ["layers", "0"])
     ),
-    Fault("two integers, by default", ValueError, "layer_name", _name_alone("layers.0.attn.1")),
+    Fault(
+        "two integers, by default", ValueError, "layer_name", by_default(_name("layers.0.attn.1"))
+    ),
     *field_faults("num_attn_module", bad_ints(may_be_none=True)),
 ]
 
@@ -84,19 +91,6 @@ def _renamed(new: str) -> Breaks:
         )
 
     return breaks
-
-
-def by_default(breaks: Breaks) -> Breaks:
-    """Return a fault of calls that leave the number of attention modules to its default."""
-
-    def breaks_it(call: Call, draw: Draw) -> Call | None:
-        bad = breaks(call, draw)
-        if bad is None:
-            return None
-        arguments = {n: v for n, v in bad.arguments.items() if n != "num_attn_module"}
-        return dataclasses.replace(bad, arguments=arguments)
-
-    return breaks_it
 
 
 BIND_FAULTS = [
