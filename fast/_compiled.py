@@ -36,13 +36,14 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the compiled function."""
-        if is_checked():
-            if self._bounds_checked is None:
-                self._bounds_checked = self._compile(_renamed(self.py_func), boundscheck=True)
-            return self._bounds_checked(*args, **kwargs)
-        if self._machine_code is None:
+        if self._machine_code is not None and not is_checked():
+            return self._machine_code(*args, **kwargs)
+        if not is_checked():
             self._machine_code = self._compile(self.py_func)
-        return self._machine_code(*args, **kwargs)
+            return self._machine_code(*args, **kwargs)
+        if self._bounds_checked is None:
+            self._bounds_checked = self._compile(_renamed(self.py_func), boundscheck=True)
+        return self._bounds_checked(*args, **kwargs)
 
     def warm_up(self) -> None:
         """Compile the function now, if it is not yet."""

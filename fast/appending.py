@@ -1,14 +1,23 @@
 """What may be appended to block tables, and how it travels to them."""
 
-from typing import TypeAlias
+import struct
+from operator import countOf
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fast._checks import MAX_SIZE, check_ints, check_list
+from fast._compiled import Int32s, Int64s, compiled
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]
+
+MANY: Final = 64
+"""From so many entries on it pays to look at their sum."""
+
+NOTHING: Final = np.empty(0, dtype=np.int64)
+"""The plan of those who list no row."""
 
 
 def check_listed(
@@ -92,14 +101,127 @@ def check_lengths(lengths: Int64, rows: Int64, widths: Int64) -> None:
         )
 
 
-def pack_plan(rows: Int64, replaced: Bools, ends: Int64, ids: list[Int64]) -> Int64:
-    """Pack what is appended into one array, so that one copy takes it to a device.
+def pack_lists(
+    req_indices: list[int],
+    cu_num_new_blocks: list[list[int]],
+    new_block_ids: list[list[int]],
+    overwrite: list[bool],
+    num_groups: int,
+) -> Int64 | None:
+    """Pack lists of Python's ints and bools into a plan; their values are not looked at.
+
+    A plan is one array, so that one copy takes it to a device: the rows; for each group where its
+    ids end, for each row (from the start of the first); the ids; whether each row is overwritten.
 
     Returns:
-        The rows, whether each is overwritten, for each group where in this array its ids end, for
-        each row (from the start of the first), and the ids.
+        The plan, int64; `NOTHING` where no row is listed; None where a type or a length is another,
+        or an int is NumPy's: then the checks of this module say what is wrong, or that all is well.
     """
-    base = 2 * len(rows) + ends.size
-    sizes = [base, *(len(group_ids) for group_ids in ids[:-1])]
-    ends_in_plan = ends + np.cumsum(sizes)[:, None]
-    return np.concatenate([rows, replaced.astype(np.int64), ends_in_plan.reshape(-1), *ids])
+    joined = _join(req_indices, cu_num_new_blocks, new_block_ids, overwrite, num_groups)
+    if joined is None:
+        return None
+    head, ids = joined
+    # No entry takes a step of Python's, here and below.
+    are_ints = countOf(map(type, head), int) == len(head)
+    if not are_ints or countOf(map(type, overwrite), bool) < len(overwrite):
+        return None
+    if not (req_indices or ids or any(head)):
+        return NOTHING
+    if [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
+        return None
+    plan = np.empty(len(head) + len(ids) + len(overwrite), dtype=np.int64)
+    try:  # half of the time that NumPy takes for lists
+        struct.pack_into(f"{len(plan)}q", plan.data, 0, *head, *ids, *overwrite)
+    except (struct.error, TypeError):  # no int, or beyond int64
+        return None
+    return plan if _are_ints(ids, plan[len(head) : len(head) + len(ids)]) else None
+
+
+def _join(
+    req_indices: list[int],
+    cu_num_new_blocks: list[list[int]],
+    new_block_ids: list[list[int]],
+    overwrite: list[bool],
+    num_groups: int,
+) -> tuple[list[int], list[int]] | None:
+    """Return rows and ends in one list, and the ids in one; None where lists are not so long."""
+    if countOf(map(type, (req_indices, cu_num_new_blocks, new_block_ids, overwrite)), list) < 4:
+        return None
+    num_listed = len(req_indices)
+    lengths = (len(overwrite), len(cu_num_new_blocks), len(new_block_ids))
+    if lengths != (num_listed, num_groups, num_groups):
+        return None
+    head = [*req_indices]
+    all_ids: list[int] = []
+    for ends, ids in zip(cu_num_new_blocks, new_block_ids, strict=True):
+        if type(ends) is not list or type(ids) is not list or len(ends) != num_listed + 1:
+            return None
+        head += ends
+        all_ids += ids
+    return head, all_ids
+
+
+def _are_ints(values: list[int], packed: Int64) -> bool:
+    """Say whether all entries, which were packed, are Python's ints, and none a bool.
+
+    The sum of many is an int where all are ints or bools, and is found in a third of the time of a
+    look at each; and what is more than 1 was no bool.
+    """
+    if len(values) > MANY and type(sum(values)) is int and packed.min() > 1:
+        return True
+    return countOf(map(type, values), int) == len(values)
+
+
+def pack_plan(rows: Int64, replaced: Bools, ends: Int64, ids: list[Int64]) -> Int64:
+    """Pack what was checked into a plan, as `pack_lists` describes it."""
+    return np.concatenate([rows, ends.reshape(-1), *ids, replaced.astype(np.int64)])
+
+
+@compiled("boolean(int64[::1], int64, int64[::1], int32[:, ::1])")
+def complete_plan(  # noqa: C901  (numba keeps each loop on its own)
+    plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s
+) -> bool:
+    """Judge a plan's values, and count the ends of its ids from the plan's start.
+
+    A plan that is refused is spoilt. Reads widths, and num_blocks of each group's rows.
+    """
+    num_groups = len(widths)
+    is_listed = np.zeros(num_blocks.shape[1], np.bool_)
+    for listed in range(num_listed):
+        row = plan[listed]
+        if row < 0 or row >= num_blocks.shape[1] or is_listed[row]:
+            return False
+        is_listed[row] = True
+    first = num_listed + num_groups * (num_listed + 1)
+    for group in range(num_groups):
+        ends = num_listed + group * (num_listed + 1)
+        num_ids = plan[ends + num_listed]
+        if plan[ends] != 0:
+            return False
+        for listed in range(num_listed):
+            count = plan[ends + listed + 1] - plan[ends + listed]
+            if count < 0:
+                return False
+            if not plan[len(plan) - num_listed + listed]:
+                count += num_blocks[group, plan[listed]]
+            if count > widths[group]:
+                return False
+        for k in range(first, first + num_ids):
+            if plan[k] < 0 or plan[k] > MAX_SIZE:
+                return False
+        for listed in range(num_listed + 1):
+            plan[ends + listed] += first
+        first += num_ids
+    return True
+
+
+@compiled("void(int64[::1], int64, int32[:, ::1])")
+def count_appended(plan: Int64s, num_listed: int, num_blocks: Int32s) -> None:
+    """Write how many blocks each listed row has after a plan."""
+    for group in range(len(num_blocks)):
+        ends = num_listed + group * (num_listed + 1)
+        for listed in range(num_listed):
+            count = plan[ends + listed + 1] - plan[ends + listed]
+            if not plan[len(plan) - num_listed + listed]:
+                count += num_blocks[group, plan[listed]]
+            num_blocks[group, plan[listed]] = count

@@ -1,5 +1,8 @@
 """Splitting a batch by kind of request, and the order that this needs."""
 
+import struct
+from contextlib import suppress
+from operator import countOf, index, itemgetter
 from typing import Any
 
 import numpy as np
@@ -8,11 +11,11 @@ import numpy.typing as npt
 from fast._checks import (
     check_array,
     check_bool,
+    check_host_vector,
     check_int,
     check_ints,
     check_list,
     check_minimum,
-    host_vector,
     is_checked,
 )
 from fast._compiled import Int32s, Int64s, compiled
@@ -57,11 +60,14 @@ def split_decodes_and_prefills(
     check_bool("require_uniform", require_uniform)
     if is_checked():
         validate_metadata(common_attn_metadata)
-    num_tokens = int(common_attn_metadata.num_actual_tokens)
-    num_reqs = int(common_attn_metadata.num_reqs)
-    starts = host_vector(
-        "query_start_loc_cpu", common_attn_metadata.query_start_loc_cpu, num_reqs + 1
-    )
+    num_tokens = index(common_attn_metadata.num_actual_tokens)
+    num_reqs = index(common_attn_metadata.num_reqs)
+    starts_cpu = common_attn_metadata.query_start_loc_cpu
+    check_host_vector("query_start_loc_cpu", starts_cpu, num_reqs + 1)
+    longest = getattr(common_attn_metadata, "max_query_len", None)
+    if type(longest) is int and longest <= threshold and not require_uniform:
+        return num_reqs, 0, num_tokens, 0  # nobody need be looked at
+    starts = starts_cpu.numpy()
     boundary = find_first_prefill(starts, threshold, require_uniform)
     if boundary == num_reqs:
         return num_reqs, 0, num_tokens, 0
@@ -109,15 +115,17 @@ def split_decodes_prefills_and_extends(
     threshold = check_int("decode_threshold", decode_threshold)
     if is_checked():
         validate_metadata(common_attn_metadata)
-    num_tokens = int(common_attn_metadata.num_actual_tokens)
-    num_reqs = int(common_attn_metadata.num_reqs)
-    starts = host_vector(
-        "query_start_loc_cpu", common_attn_metadata.query_start_loc_cpu, num_reqs + 1
-    )
-    computed = host_vector(
-        "num_computed_tokens_cpu", common_attn_metadata.num_computed_tokens_cpu, num_reqs
-    )
-    first_extend, first_prefill = find_extends_and_prefills(starts, computed, threshold)
+    num_tokens = index(common_attn_metadata.num_actual_tokens)
+    num_reqs = index(common_attn_metadata.num_reqs)
+    starts_cpu = common_attn_metadata.query_start_loc_cpu
+    check_host_vector("query_start_loc_cpu", starts_cpu, num_reqs + 1)
+    computed_cpu = common_attn_metadata.num_computed_tokens_cpu
+    check_host_vector("num_computed_tokens_cpu", computed_cpu, num_reqs)
+    longest = getattr(common_attn_metadata, "max_query_len", None)
+    if type(longest) is int and longest <= threshold:
+        return num_reqs, 0, 0, num_tokens, 0, 0  # nobody need be looked at
+    starts = starts_cpu.numpy()
+    first_extend, first_prefill = find_extends_and_prefills(starts, computed_cpu.numpy(), threshold)
     counts = (first_extend, first_prefill - first_extend, num_reqs - first_prefill)
     before_extends, before_prefills = int(starts[first_extend]), int(starts[first_prefill])
     if counts[2]:
@@ -193,17 +201,22 @@ def reorder_batch_to_split_decodes_and_prefills(
         if regions == 4:
             check_minimum("num_prompt_tokens", prompts[:num_reqs], 0)
 
-    region = find_regions(
+    swaps = np.empty((num_reqs, 2), dtype=np.int64)
+    num_swaps = plan_swaps(
         tokens,
         computed[:num_reqs].astype(np.int64),
         prompts[:num_reqs].astype(np.int64),
         threshold,
         regions == 4,
+        swaps,
     )
-    swaps = plan_swaps(region)
-    for i, j in swaps.tolist():
+    if num_swaps == 0:
+        return False
+    if num_swaps < 0:
+        check_ints("num_scheduled_tokens of req_ids", tokens.tolist(), 0, 2**63 - 1)
+    for i, j in swaps[:num_swaps].tolist():
         input_batch.swap_states(i, j)
-    return len(swaps) > 0
+    return True
 
 
 @compiled("int64(int32[:], int64, boolean)")
@@ -236,13 +249,25 @@ def find_extends_and_prefills(starts: Int32s, computed: Int32s, threshold: int) 
     return first_extend, num_reqs
 
 
-@compiled("int64[::1](int64[::1], int64[::1], int64[::1], int64, boolean)")
-def find_regions(
-    tokens: Int64s, computed: Int64s, prompts: Int64s, threshold: int, four_regions: bool
-) -> Int64s:
-    """Return each request's region, int64[num_reqs]."""
-    region = np.empty(len(tokens), np.int64)
-    for i in range(len(tokens)):
+@compiled("int64(int64[:], int64[:], int64[:], int64, boolean, int64[:, ::1])")
+def plan_swaps(  # noqa: C901, PLR0912  (numba keeps each loop on its own)
+    tokens: Int64s,
+    computed: Int64s,
+    prompts: Int64s,
+    threshold: int,
+    four_regions: bool,
+    swaps: Int64s,
+) -> np.int64:
+    """Write the swaps of positions that bring a batch in order; return how many, or -1.
+
+    It is -1 where a number of tokens is negative.
+    """
+    num_reqs = len(tokens)
+    region = np.empty(num_reqs, np.int64)
+    sizes = np.zeros(4, np.int64)
+    for i in range(num_reqs):
+        if tokens[i] < 0:
+            return np.int64(-1)
         if four_regions and computed[i] == 0:
             region[i] = 3
         elif four_regions and tokens[i] > threshold:
@@ -253,15 +278,6 @@ def find_regions(
             region[i] = 0
         else:
             region[i] = 1 if computed[i] > 0 else 2
-    return region
-
-
-@compiled("int64[:, ::1](int64[::1])")
-def plan_swaps(region: Int64s) -> Int64s:
-    """Return the swaps of positions, int64[num_swaps, 2], that bring a batch in order."""
-    num_reqs = len(region)
-    sizes = np.zeros(4, np.int64)
-    for i in range(num_reqs):
         sizes[region[i]] += 1
 
     # The misplaced positions in ascending order, and their requests sorted by region.
@@ -286,8 +302,7 @@ def plan_swaps(region: Int64s) -> Int64s:
         place[region[i]] += 1
 
     # Each cycle of length n takes n - 1 swaps.
-    swaps = np.empty((misplaced, 2), np.int64)
-    num_swaps = 0
+    num_swaps = np.int64(0)
     for k in range(misplaced):
         i = free[k]
         while source[i] != free[k]:
@@ -298,11 +313,21 @@ def plan_swaps(region: Int64s) -> Int64s:
             source[i] = i
             i = j
         source[i] = i
-    return swaps[:num_swaps].copy()
+    return num_swaps
 
 
 def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
     """Return each request's scheduled tokens."""
+    num_reqs = len(req_ids)
+    if type(scheduled) is dict and num_reqs > 1:
+        # All are looked up, judged and copied at once, with no Python step for each: that takes
+        # 70 us of 140 for 1024 requests.
+        with suppress(KeyError, struct.error):  # struct.error: beyond int64
+            at_once = itemgetter(*req_ids)(scheduled)
+            if countOf(map(type, at_once), int) == num_reqs:
+                tokens = np.empty(num_reqs, dtype=np.int64)
+                struct.pack_into(f"{num_reqs}q", tokens.data, 0, *at_once)
+                return tokens
     counts = list(map(scheduled.get, req_ids))
     if None in counts:
         missing = [req_id for req_id in req_ids if req_id not in scheduled]

@@ -67,16 +67,18 @@ def compute_causal_conv1d_metadata(
     nums = np.empty(len(starts) - 1, dtype=np.int32)
     total = count_programs(starts, nums)
     # Starts that fall, unchecked, must not take memory for more than good ones can need.
-    if total > int(starts[-1]) // BLOCK_M + len(nums):
+    if total > starts.item(-1) // BLOCK_M + len(nums):
         raise ValueError(
             f"query_start_loc_p needs {total} programs, expected no more than {starts[-1]} tokens"
             f" of {len(nums)} sequences can need"
         )
     mlist = np.empty(total, dtype=np.int64)
     offsetlist = np.empty(total, dtype=np.int32)
-    list_programs(nums, mlist, offsetlist)
     length = 2 * max(MIN_PROGRAMS, total)
-    if uses_kernels(query_start_loc_p):
+    on_device = uses_kernels(query_start_loc_p)
+    padded = np.empty((2, 0 if on_device else length), dtype=np.int32)
+    list_programs(nums, mlist, offsetlist, padded)
+    if on_device:
         batch_ptr = query_start_loc_p.new_empty(length)
         token_chunk_offset_ptr = query_start_loc_p.new_empty(length)
         blocks_at_once = threads_at_once() // threads_in_block(kernels.fill_programs)
@@ -91,9 +93,8 @@ def compute_causal_conv1d_metadata(
             token_chunk_offset_ptr,
         )
     else:
-        padded = np.empty(length, dtype=np.int32), np.empty(length, dtype=np.int32)
-        pad_programs(mlist, offsetlist, *padded)
-        batch_ptr, token_chunk_offset_ptr = map(torch.from_numpy, padded)
+        batch_ptr = torch.from_numpy(padded[0])
+        token_chunk_offset_ptr = torch.from_numpy(padded[1])
     described = {
         "nums": torch.from_numpy(nums),
         "tot": total,
@@ -109,12 +110,12 @@ def compute_causal_conv1d_metadata(
 def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> IntArray:
     """Return the starts on the host, from their copy there if there is one."""
     check_tensor("query_start_loc_p", starts, torch.int32, 1)
-    if len(starts) == 0:
+    if starts.shape[0] == 0:
         raise ValueError("query_start_loc_p is empty, expected num_sequences + 1 entries")
     if copy is not None:
         check_tensor("query_start_loc_p_cpu", copy, torch.int32, 1)
         check_host("query_start_loc_p_cpu", copy)
-        if len(copy) != len(starts):
+        if copy.shape[0] != starts.shape[0]:
             raise ValueError(
                 f"query_start_loc_p_cpu has {len(copy)} entries, but query_start_loc_p has"
                 f" {len(starts)}"
@@ -151,25 +152,22 @@ def count_programs(starts: Int32s, nums: Int32s) -> int:
     return total
 
 
-@compiled("void(int32[::1], int64[::1], int32[::1])")
-def list_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s) -> None:
-    """Write the sequence of each program, and its number within the sequence."""
+@compiled("void(int32[::1], int64[::1], int32[::1], int32[:, ::1])")
+def list_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s, padded: Int32s) -> None:
+    """Write the sequence of each program, and its number within the sequence.
+
+    `padded`, unless it is empty, takes both once more, with padding behind them.
+    """
     at = 0
+    is_padded = padded.shape[1] > 0
     for i in range(len(nums)):
         for program in range(nums[i]):
             mlist[at] = i
             offsetlist[at] = program
+            if is_padded:
+                padded[0, at] = i
+                padded[1, at] = program
             at += 1
-
-
-@compiled("void(int64[::1], int32[::1], int32[::1], int32[::1])")
-def pad_programs(
-    mlist: Int64s, offsetlist: Int32s, batch_ptr: Int32s, token_chunk_offset_ptr: Int32s
-) -> None:
-    """Copy the lists of programs to longer ones, and write the padding behind them."""
-    for k in range(len(mlist)):
-        batch_ptr[k] = mlist[k]
-        token_chunk_offset_ptr[k] = offsetlist[k]
-    for k in range(len(mlist), len(batch_ptr)):
-        batch_ptr[k] = PAD_SLOT_ID
-        token_chunk_offset_ptr[k] = PAD_SLOT_ID
+    for k in range(at, padded.shape[1]):
+        padded[0, k] = PAD_SLOT_ID
+        padded[1, k] = PAD_SLOT_ID

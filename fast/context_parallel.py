@@ -55,11 +55,12 @@ def get_dcp_local_seq_lens(
 
     ranks = size if dcp_rank is None else 1
     if uses_kernels(seq_lens):
-        local = _count_on_device(seq_lens, size, rank, ranks, interleave)
-    else:
-        local = seq_lens.new_empty((len(seq_lens), ranks))
-        count_local_tokens(seq_lens.numpy(), size, rank, interleave, local.numpy())
-    return local if dcp_rank is None else local.view(-1)
+        on_device = _count_on_device(seq_lens, size, rank, ranks, interleave)
+        return on_device if dcp_rank is None else on_device.view(-1)
+    lens = seq_lens.numpy()
+    local = np.empty((len(lens), ranks), dtype=np.int32)
+    count_local_tokens(lens, size, rank, interleave, local)
+    return torch.from_numpy(local if dcp_rank is None else local.reshape(-1))
 
 
 def _count_on_device(
@@ -77,9 +78,10 @@ def count_local_tokens(
     seq_lens: Int32s, size: int, rank: int, interleave: int, local: Int32s
 ) -> None:
     """Write how many tokens of each sequence each rank holds, from the first rank on."""
+    in_round = size * interleave
     for i in range(len(seq_lens)):
-        rounds = np.int64(seq_lens[i]) // (size * interleave) * interleave
-        rest = np.int64(seq_lens[i]) % (size * interleave)
+        rounds = np.int64(seq_lens[i]) // in_round
+        rest = np.int64(seq_lens[i]) - rounds * in_round
         for k in range(local.shape[1]):
-            mine = rest - (rank + k) * interleave
-            local[i, k] = rounds + min(max(mine, np.int64(0)), np.int64(interleave))
+            mine = min(max(rest - (rank + k) * interleave, np.int64(0)), np.int64(interleave))
+            local[i, k] = rounds * interleave + mine

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_int, check_list, check_same_device, check_tensor, is_checked
+from fast._checks import check_int, check_list, check_same_device, is_checked
 from fast._compiled import Int32s, compiled
 from fast.invariants import check_fields, check_values
 from fast.runner_inputs import (
@@ -16,6 +16,7 @@ from fast.runner_inputs import (
     check_group_tensors,
     check_host_vector,
     check_one_each,
+    check_slot_mappings,
 )
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -259,12 +260,7 @@ def build_attn_metadata(
     tables = check_group_tensors(
         "block_tables", block_tables, len(groups), torch.int32, 2, num_reqs, device
     )
-    if isinstance(slot_mappings, torch.Tensor):
-        check_tensor("slot_mappings", slot_mappings, torch.int64, 2)
-        slot_mappings = slot_mappings.unbind()
-    slots = check_group_tensors(
-        "slot_mappings", slot_mappings, len(groups), torch.int64, 1, num_tokens, device
-    )
+    slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
     max_query_len, max_seq_len = find_maxima(starts_cpu.numpy(), lens_cpu.numpy(), num_reqs)
     batch_of_all_groups = (

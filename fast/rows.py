@@ -7,6 +7,7 @@ a group's first row, the width of its rows and its block size.
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fast._checks import (
@@ -19,7 +20,16 @@ from fast._checks import (
     check_list,
 )
 from fast._compiled import Int32s, Int64s, compiled
-from fast.appending import check_lengths, check_listed, check_new_blocks, pack_plan
+from fast.appending import (
+    NOTHING,
+    check_lengths,
+    check_listed,
+    check_new_blocks,
+    complete_plan,
+    count_appended,
+    pack_lists,
+    pack_plan,
+)
 from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, upload, uses_kernels
 
@@ -74,7 +84,7 @@ class RequestRows:
         if self._tables.device.type == "cpu":
             self._arrays = (self._tables.numpy(), self._num_blocks.numpy(), groups)
         # The lengths of the rows as the host knows them: all changes come from here.
-        self._num_blocks_host = np.zeros(shape, dtype=np.int64)
+        self._num_blocks_host = np.zeros(shape, dtype=np.int32)
 
     def append_block_ids(
         self,
@@ -110,27 +120,45 @@ class RequestRows:
 
         Source: the definition is kvtwin's own; the name is vLLM's.
         """
+        lists = (req_indices, cu_num_new_blocks, new_block_ids, overwrite)
+        plan = pack_lists(*lists, len(self.block_sizes))
+        if plan is NOTHING:
+            return
+        known = self._widths, self._num_blocks_host
+        if plan is None or not complete_plan(plan, len(req_indices), *known):
+            plan = self._check_appended(*lists)
+            complete_plan(plan, len(req_indices), *known)
+        num_listed = len(req_indices)
+        if num_listed == 0 or not self.block_sizes:
+            return
+        if uses_kernels(self._tables):
+            launch_blocks(
+                kernels.append_block_ids,
+                num_listed,
+                len(self.block_sizes),
+                *self._state,
+                upload(plan, self._tables.device, pin_memory=self.pin_memory),
+                num_listed,
+            )
+        else:
+            append_rows(*self._arrays, plan, num_listed)
+        count_appended(plan, num_listed, self._num_blocks_host)
+
+    def _check_appended(
+        self,
+        req_indices: list[int],
+        cu_num_new_blocks: list[list[int]],
+        new_block_ids: list[list[int]],
+        overwrite: list[bool],
+    ) -> npt.NDArray[np.int64]:
+        """Refuse what may not be appended, in words; return the plan where it may."""
         rows, replaced = check_listed(req_indices, overwrite, self.max_num_reqs)
         ends, ids = check_new_blocks(
             cu_num_new_blocks, new_block_ids, len(self.block_sizes), len(rows)
         )
         lengths = np.where(replaced, 0, self._num_blocks_host[:, rows]) + np.diff(ends, axis=1)
         check_lengths(lengths, rows, self._widths)
-        if lengths.size == 0:
-            return
-        plan = pack_plan(rows, replaced, ends, ids)
-        if uses_kernels(self._tables):
-            launch_blocks(
-                kernels.append_block_ids,
-                len(rows),
-                len(self.block_sizes),
-                *self._state,
-                upload(plan, self._tables.device, pin_memory=self.pin_memory),
-                len(rows),
-            )
-        else:
-            append_rows(*self._arrays, plan, len(rows))
-        self._num_blocks_host[:, rows] = lengths
+        return pack_plan(rows, replaced, ends, ids)
 
     def move_row(self, src: int, dst: int) -> None:
         """Move the blocks of one request slot to another; the first is empty then.
@@ -233,10 +261,11 @@ def append_rows(
         width = groups[group, 1]
         for listed in range(num_listed):
             row = plan[listed]
-            ends = 2 * num_listed + group * (num_listed + 1) + listed
+            ends = num_listed + group * (num_listed + 1) + listed
             first = plan[ends]
             count = plan[ends + 1] - first
-            used = 0 if plan[num_listed + listed] else np.int64(num_blocks[group, row])
+            is_replaced = plan[len(plan) - num_listed + listed]
+            used = 0 if is_replaced else np.int64(num_blocks[group, row])
             start = offset + row * width + used
             for k in range(count):
                 tables[start + k] = plan[first + k]

@@ -14,6 +14,7 @@ from fast._checks import (
     check_starts,
     check_tensor,
     is_checked,
+    is_tensor,
     to_host,
 )
 from fast._compiled import Int32s, Int64s, compiled
@@ -94,42 +95,43 @@ def compute_slot_mapping(
     """
     check_tensor("block_table", block_table, torch.int32, 2)
     check_batch(query_start_loc, positions, block_table.device)
-    num_reqs = len(query_start_loc) - 1
+    num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
     if num_reqs > block_table.shape[0]:
         raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {len(block_table)}")
     layout = _check_layout(
         block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size
     )
-    slots = positions.new_empty(len(positions)) if out is None else out
     if out is not None:
         _check_out(out, block_table, query_start_loc, positions)
     if is_checked():
         check_slots(to_host(block_table), to_host(query_start_loc), to_host(positions), layout)
 
-    if uses_kernels(block_table):
-        launch_threads(
-            kernels.compute_slot_mapping,
-            min(len(slots), max(len(positions), 1)),
-            1,
-            flat(block_table),
-            *block_table.stride(),
-            block_table.shape[1],
-            flat(query_start_loc),
-            query_start_loc.stride(0),
-            num_reqs,
-            flat(positions),
-            positions.stride(0),
-            len(positions),
-            flat(slots),
-            slots.stride(0),
-            len(slots),
-            *layout,
-        )
-    else:
+    if not uses_kernels(block_table):
         starts, where = query_start_loc.numpy(), positions.numpy()
         check_num_tokens(starts, where)
-        fill_slots(block_table.numpy(), starts, where, slots.numpy(), *layout)
-    return slots[: len(positions)]
+        slots = np.empty(num_positions, dtype=np.int64) if out is None else out.numpy()
+        fill_slots(block_table.numpy(), starts, where, slots, *layout)
+        return torch.from_numpy(slots) if out is None else out[:num_positions]
+    slots_there = positions.new_empty(num_positions) if out is None else out
+    launch_threads(
+        kernels.compute_slot_mapping,
+        min(len(slots_there), max(num_positions, 1)),
+        1,
+        flat(block_table),
+        *block_table.stride(),
+        block_table.shape[1],
+        flat(query_start_loc),
+        query_start_loc.stride(0),
+        num_reqs,
+        flat(positions),
+        positions.stride(0),
+        num_positions,
+        flat(slots_there),
+        slots_there.stride(0),
+        len(slots_there),
+        *layout,
+    )
+    return slots_there[:num_positions]
 
 
 def check_batch(
@@ -141,6 +143,12 @@ def check_batch(
         TypeError: one is no tensor, or of another dtype.
         ValueError: one has another number of dimensions or no entry, or is elsewhere.
     """
+    if (
+        is_tensor(query_start_loc, torch.int32, 1, device)
+        and is_tensor(positions, torch.int64, 1, device)
+        and query_start_loc.shape[0] > 0
+    ):
+        return
     check_tensor("query_start_loc", query_start_loc, torch.int32, 1)
     check_tensor("positions", positions, torch.int64, 1)
     if len(query_start_loc) == 0:
@@ -225,28 +233,45 @@ def fill_slots(
     rank: int,
     interleave: int,
 ) -> None:
-    """Write the slots of a batch, and -1 wherever there is none, to the end of `slots`."""
-    num_reqs = len(starts) - 1
-    num_tokens = min(np.int64(starts[num_reqs]), np.int64(len(positions)))
-    if num_reqs == 0:
-        num_tokens = np.int64(0)
+    """Write the slots of a batch, and -1 wherever there is none, to the end of `slots`.
+
+    On one rank the slots of a block's positions lie one behind another, so that a division finds
+    the first of them, and the rest are counted on: a fifth of the time of a division for each.
+    """
     virtual_size = block_size * world
     in_one = block_size // kernel_size
-    request = 0
-    for token in range(len(slots)):
-        slots[token] = PAD_SLOT_ID
-        if token >= num_tokens:
-            continue
-        while request < num_reqs - 1 and starts[request + 1] <= token:
-            request += 1
-        position = positions[token]
-        inner = position % virtual_size
-        if position < 0 or inner // interleave % world != rank:
-            continue
-        offset = inner // (world * interleave) * interleave + inner % interleave
-        column = position // virtual_size * in_one + offset // kernel_size
-        if column < table.shape[1] and table[request, column] >= 0:
-            slots[token] = np.int64(table[request, column]) * kernel_size + offset % kernel_size
+    token = np.int64(0)
+    for request in range(len(starts) - 1):
+        first = np.int64(0)  # the positions whose slots are counted on, none at first
+        end = np.int64(0)
+        slot_of_first = np.int64(0)
+        for at in range(token, min(np.int64(starts[request + 1]), np.int64(len(positions)))):
+            token += 1
+            position = positions[at]
+            if first <= position < end:
+                slots[at] = slot_of_first + (position - first)
+                continue
+            slots[at] = PAD_SLOT_ID
+            if position < 0:
+                continue
+            if world == 1:
+                column = position // kernel_size
+                in_block = position - column * kernel_size
+            else:
+                inner = position % virtual_size
+                if inner // interleave % world != rank:
+                    continue
+                offset = inner // (world * interleave) * interleave + inner % interleave
+                column = position // virtual_size * in_one + offset // kernel_size
+                in_block = offset % kernel_size
+            if column >= table.shape[1] or table[request, column] < 0:
+                continue
+            slots[at] = np.int64(table[request, column]) * kernel_size + in_block
+            if world == 1:
+                first, end = position, position + kernel_size - in_block
+                slot_of_first = slots[at]
+    for at in range(token, len(slots)):
+        slots[at] = PAD_SLOT_ID
 
 
 def _check_layout(

@@ -92,29 +92,24 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     starts, starts_cpu, max_query_len = _find_starts(
         metadata, indices, num_indices, logits_indices_cpu
     )
-    changes: dict[str, Any] = {
-        "query_start_loc": starts,
-        "query_start_loc_cpu": starts_cpu,
-        "num_reqs": int(metadata.num_reqs),
-        "num_actual_tokens": num_indices,
-        "max_query_len": max_query_len,
-        "max_seq_len": int(metadata.max_seq_len),
-        "causal": True,
-        "logits_indices_padded": None,
-        "num_logits_indices": None,
-        "encoder_seq_lens": None,
-        "dcp_local_seq_lens": None,
-    }
-    if isinstance(metadata, CommonAttentionMetadata):
-        return dataclasses.replace(metadata, **changes)
-    return CommonAttentionMetadata(
-        **changes,
+    cut = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts_cpu,
         seq_lens=metadata.seq_lens,
         seq_lens_cpu=metadata.seq_lens_cpu,
         num_computed_tokens_cpu=metadata.num_computed_tokens_cpu,
+        num_reqs=int(metadata.num_reqs),
+        num_actual_tokens=num_indices,
+        max_query_len=max_query_len,
+        max_seq_len=int(metadata.max_seq_len),
         block_table_tensor=metadata.block_table_tensor,
         slot_mapping=metadata.slot_mapping,
     )
+    if type(metadata) is CommonAttentionMetadata or not isinstance(
+        metadata, CommonAttentionMetadata
+    ):
+        return cut
+    return dataclasses.replace(metadata, **vars(cut))  # a subclass keeps what it has besides
 
 
 def _find_starts(
@@ -208,11 +203,11 @@ def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor
     """Refuse what is no vector of indices, or one with too few."""
     if not isinstance(indices, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
-    if indices.dtype not in {torch.int32, torch.int64}:
+    if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
     if indices.dim() != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
-    if len(indices) < num_indices:
+    if indices.shape[0] < num_indices:
         raise ValueError(
             f"{name} has {len(indices)} entries, expected at least num_logits_indices ="
             f" {num_indices}"

@@ -21,9 +21,9 @@ def append_block_ids(
     """Append block ids to rows: one block of threads for each listed request slot (x), group (y).
 
     Its threads share the new ids: each copies every `blockDim.x`-th of them from `plan` to the
-    row in `tables`; thread 0 then counts them in `num_blocks`. `plan` is the request slots, whether
-    each row is overwritten, the ends of each one's ids in `plan` for each group (from the start of
-    the first), and the ids.
+    row in `tables`; thread 0 then counts them in `num_blocks`. `plan` is the request slots, the
+    ends of each one's ids in `plan` for each group (from the start of the first), the ids, and
+    whether each row is overwritten.
 
     Reads plan, groups, num_blocks; writes the rows' new entries and num_blocks of the rows.
     A request slot is listed once, so no other block touches its row.
@@ -33,12 +33,12 @@ def append_block_ids(
     row = plan[listed]
     if row < 0 or row >= num_blocks.shape[1]:
         return
-    ends = 2 * num_listed + group * (num_listed + 1) + listed
+    ends = num_listed + group * (num_listed + 1) + listed
     first = plan[ends]
     count = plan[ends + 1] - first
     width = groups[group, 1]
     used = np.int64(0)
-    if plan[num_listed + listed] == 0:
+    if plan[plan.shape[0] - num_listed + listed] == 0:
         used = np.int64(num_blocks[group, row])
     count = max(np.int64(0), min(count, width - used))
     start = groups[group, 0] + row * width + used

@@ -81,7 +81,7 @@ def rows_of_groups() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def run_append() -> list[torch.Tensor]:
     """Append to two rows and replace one."""
     tables, num_blocks, groups = rows_of_groups()
-    plan = torch.tensor([3, 0, 1, 0, 0, 1, 0, 2, 4, 5, 0, 1, 2, 3, *range(70, 80)])
+    plan = torch.tensor([3, 0, 1, 0, 2, 4, 5, 0, 1, 2, 3, *range(70, 80), 0, 0, 1])
     launch_blocks(block_table.append_block_ids, 3, 2, tables, num_blocks, groups, plan, 3)
     return [tables, num_blocks]
 

@@ -1,0 +1,273 @@
+"""The benchmark's command line."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numba
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import fast
+from conformance.adapters.fast import FastAdapter
+from conformance.implementations import Implementation, load_implementation
+from tools.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
+from tools.bench.growth import GROWTH_SIZES, draw
+from tools.bench.jobs import JOBS, Job
+from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
+from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
+from tools.bench.record import Record, grown, read_record
+from tools.bench.sides import Side
+from tools.bench.startup import first_calls, import_seconds
+from tools.bench.step import make_step
+from tools.bench.tables import make_console, print_grown, print_record
+from tools.bench.targets import judge
+from tools.bench.timing import Spin, time_in_turn
+
+QUICK_SIZES = (1, 64, 1024)
+STEP_SIZE = 256
+NUM_OF_TRACE = 4
+"""Batches that are cut from a trace."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure as the command line says.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        The exit status: 0 where all bounds hold, otherwise 1.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        jobs = _picked(options.functions)
+        stored = None if options.check is None else read_record(options.check)
+        peer = load_implementation(options.peer, options.adapter)
+        batches = all_batches(
+            KINDS,
+            QUICK_SIZES if options.quick else SIZES,
+            options.trace,
+            1 if options.quick else NUM_OF_TRACE,
+        )
+        if options.png is not None:
+            import matplotlib  # noqa: F401, ICN001, PLC0415  # asked for before an hour's work
+    except (ImportError, KeyError, OSError, ValueError) as error:
+        message = str(error.args[0] if isinstance(error, KeyError) else error)
+        parser.error(message.replace("--impl", "--peer"))
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: there is no CUDA device")
+    torch.set_num_threads(1)
+    fast.warmup()
+    command = shlex.join(
+        ["python", "-m", "tools.bench", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    bench = Bench(command, jobs, Side(PEER, peer, "cpu"), options.device)
+    try:
+        bench.run(batches, quick=options.quick, grows=options.png is not None or not options.quick)
+    except WrongAnswerError as error:
+        print(f"WRONG: {error}")
+        return 1
+    record, console = bench.record, make_console()
+    print_record(record, console, shows_all=options.all)
+    if options.json is not None:
+        record.write(options.json)
+    if options.png is not None:
+        draw(record.growth, options.png, f"{command}, {record.date}")
+    holds = all(target.holds for target in judge(record))
+    if stored is not None:
+        lines, num_compared = grown(stored, record)
+        print_grown(lines, num_compared, console)
+        return 1 if lines or not num_compared else 0
+    return 0 if holds else 1
+
+
+def fast_side(device: str) -> Side:
+    """Return the side of `fast`."""
+    return Side("fast", Implementation("fast", fast, FastAdapter(fast)), device)
+
+
+def _picked(functions: str | None) -> list[Job]:
+    """Return the jobs of some functions.
+
+    Raises:
+        KeyError: There is no such function.
+    """
+    if functions is None:
+        return list(JOBS)
+    picked = []
+    for name in functions.split(","):
+        found = [
+            job for job in JOBS if name in {job.name, job.function, job.function.split(".")[-1]}
+        ]
+        if not found:
+            known = ", ".join(dict.fromkeys(job.function for job in JOBS))
+            raise KeyError(f"argument --functions: {name!r} is none of {known}")
+        picked += found
+    return picked
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = _Parser(
+        prog="python -m tools.bench",
+        description="Time every hot function of fast against reference and a peer.",
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer sizes and blocks: under a minute")
+    add("--functions", metavar="a,b", help="only these")
+    add(
+        "--peer",
+        metavar="MODULE",
+        default="tools.peers",
+        help="what fast is held against, a module or a file; default: %(default)s",
+    )
+    add(
+        "--adapter", metavar="MODULE", help="what translates its objects, as in the conformance run"
+    )
+    add("--trace", type=Path, metavar="FILE.csv", help="of requests; default: the project's")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="of fast; default: %(default)s")
+    add("--all", action="store_true", help="show each function on each batch")
+    add("--json", type=Path, metavar="FILE", help="write all that was measured")
+    add("--png", type=Path, metavar="FILE", help="draw how time grows with the requests")
+    add(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="fail where a ratio to the peer has grown by half",
+    )
+    return parser
+
+
+class Bench:
+    """A run of the benchmark.
+
+    Args:
+        command: The command line.
+        jobs: Which functions.
+        peer: What `fast` is held against, on the host.
+        device: Where `fast` runs.
+
+    Attributes:
+        record: What was measured.
+    """
+
+    def __init__(self, command: str, jobs: Sequence[Job], peer: Side, device: str) -> None:
+        self.jobs = jobs
+        self.peer = peer
+        self.side = fast_side(device)
+        self.spin = Spin()
+        self.record = Record(
+            command=command,
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            machine=describe_machine(device),
+            peer=peer.implementation.module.__name__,
+            device=device,
+            torch_add_us=self._yardstick(),
+        )
+
+    def run(self, batches: Sequence[Batch], *, quick: bool, grows: bool) -> None:
+        """Measure all there is.
+
+        Raises:
+            WrongAnswerError: An implementation answers something else than `reference`.
+        """
+        if self.side.device == "cuda":
+            from tools.bench.device import measure_on_device  # noqa: PLC0415  # needs a GPU
+
+            self.record.device_rows = measure_on_device(self.jobs, batches, self.side)
+            self._measure_memory(device_memory)
+            return
+        work = [(job, batch) for job in self.jobs for batch in batches]
+        self.record.rows = self._measure(
+            work, num_blocks=3 if quick else 9, with_reference=not quick
+        )
+        if grows:
+            growing = [(job, make_batch("mixed", n)) for job in self.jobs for n in GROWTH_SIZES]
+            self.record.growth = self._measure(growing, num_blocks=5, with_reference=False)
+        self._measure_memory(measure_memory)
+        if quick or len(self.jobs) < len(JOBS):
+            return
+        step = make_step(make_batch("mixed", STEP_SIZE), self.side)
+        timing = time_in_turn({"fast": step}, self.spin, num_blocks=15)
+        self.record.step_us = {name: taken.median_us for name, taken in timing.items()}
+        self.record.import_seconds = import_seconds()
+        self.record.first_calls = first_calls()
+
+    def _measure(
+        self, work: Sequence[tuple[Job, Batch]], *, num_blocks: int, with_reference: bool
+    ) -> list[Row]:
+        """Measure jobs on batches; those that a batch has no call of are left out."""
+        rows = []
+        for job, batch in tqdm(work, unit="row", disable=None, file=sys.stderr):
+            row = measure(
+                job,
+                batch,
+                [self.side, self.peer],
+                self.spin,
+                num_blocks=num_blocks,
+                with_reference=with_reference,
+            )
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def _measure_memory(self, measure_call: Callable[[Callable[[], Any]], Allocated]) -> None:
+        """Measure what each function allocates for a large mixed batch."""
+        batch = make_batch("mixed", 1024)
+        for job in self.jobs:
+            prepared = job.prepare(batch, self.side)
+            if prepared is None:
+                continue
+            allocated = measure_call(prepared.call)
+            allowed = allowed_scratch(batch.num_reqs + batch.num_tokens)
+            self.record.memory[job.name] = (
+                allocated.result_bytes,
+                allocated.scratch_bytes,
+                allowed,
+            )
+
+    def _yardstick(self) -> float:
+        """Return what adding two small tensors takes."""
+        a, b = torch.ones(256), torch.ones(256)
+        timing = time_in_turn({"add": lambda: torch.add(a, b)}, self.spin, num_blocks=15)
+        return timing["add"].median_us
+
+
+def describe_machine(device: str) -> dict[str, str]:
+    """Say what this runs on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = models[0].split(":")[1].strip() if models else cpu
+    described = {
+        "cpu": cpu,
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "NumPy": np.__version__,
+        "numba": numba.__version__,
+    }
+    if device == "cuda":
+        described["GPU"] = torch.cuda.get_device_name()
+    return described

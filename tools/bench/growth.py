@@ -1,0 +1,97 @@
+"""How time grows with the number of requests, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from tools.bench.measuring import PEER, Row
+
+GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
+"""How many requests the batches have by which growth is judged."""
+
+MOST_OVER: Final = 1.25
+"""How many times more than the number of requests a time may grow, for noise and caches."""
+
+COLUMNS: Final = 3
+
+
+def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return each job's rows, by the number of requests."""
+    jobs: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.num_reqs):
+        jobs.setdefault(row.job, []).append(row)
+    return jobs
+
+
+def steepest(rows: Sequence[Row]) -> float:
+    """Return the most by which a job's time grew faster than its requests, from size to size.
+
+    Args:
+        rows: Of one job, by the number of requests.
+
+    Returns:
+        1.0 where it grows as they do, less where it grows more slowly.
+    """
+    steps = [
+        (b.timings["fast"].median_us / a.timings["fast"].median_us) / (b.num_reqs / a.num_reqs)
+        for a, b in pairwise(rows)
+    ]
+    return max(steps, default=0.0)
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Draw a small picture for each function, both axes logarithmic.
+
+    Args:
+        rows: Each function on batches of some sizes.
+        path: Of the PNG.
+        title: Above it all.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib as mpl  # noqa: PLC0415  # only where a picture is asked for
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    jobs = by_job(rows)
+    num_rows = -(-len(jobs) // COLUMNS)
+    figure, axes = plt.subplots(
+        num_rows, COLUMNS, figsize=(4.2 * COLUMNS, 2.5 * num_rows), sharex=True, squeeze=False
+    )
+    for axis, (job, of_job) in zip(axes.flat, jobs.items(), strict=False):
+        _draw_job(axis, job, of_job)
+    for axis in list(axes.flat)[len(jobs) :]:
+        axis.set_axis_off()
+    for axis in axes[-1]:
+        axis.set_xlabel("requests")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("µs")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper right", ncols=len(labels), frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_job(axis: Any, job: str, rows: Sequence[Row]) -> None:
+    for side, style in (("fast", "o-"), (PEER, "s--")):
+        points = [
+            (row.num_reqs, row.timings[side].median_us) for row in rows if side in row.timings
+        ]
+        if points:
+            axis.loglog(*zip(*points, strict=True), style, label=side, markersize=3, linewidth=1.2)
+    first, last = rows[0].num_reqs, rows[-1].num_reqs
+    end = rows[-1].timings["fast"].median_us
+    axis.loglog(
+        [first, last], [end * first / last, end], ":", color="grey", label="linear", linewidth=1
+    )
+    axis.set_ylim(bottom=0.2)
+    axis.set_title(job.replace("make_kv_sharing_fast_prefill_common", "…fast_prefill"), fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(visible=True, which="major", linewidth=0.3)

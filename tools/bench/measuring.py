@@ -1,0 +1,107 @@
+"""A job on a batch: first every side's answer is compared with `reference`'s, then it is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from conformance.comparison import first_difference
+from tools.bench.batches import Batch
+from tools.bench.jobs import Job
+from tools.bench.sides import REFERENCE, Side
+from tools.bench.timing import Spin, Timing, time_in_turn
+
+PEER: Final = "peer"
+"""What the side is called that `fast` is held against, whichever module it is."""
+
+REFERENCE_BLOCKS: Final = 3
+"""Blocks of `reference`, of one call: it is slow, and nobody waits for it."""
+
+
+class WrongAnswerError(Exception):
+    """A side that would be timed answers something else than `reference`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one job takes on one batch.
+
+    Attributes:
+        job: The job's name.
+        kind: The batch's kind.
+        num_reqs: Its requests.
+        num_tokens: Its new tokens.
+        timings: What each side takes, by the side's name. A side that lacks the function has none.
+    """
+
+    job: str
+    kind: str
+    num_reqs: int
+    num_tokens: int
+    timings: dict[str, Timing]
+
+    def ratio(self, side: str = PEER) -> float | None:
+        """Return how many times another side's time `fast` takes, None where it has none."""
+        if side not in self.timings:
+            return None
+        return self.timings["fast"].median_us / self.timings[side].median_us
+
+    def behind_us(self) -> float | None:
+        """Return by how much `fast` is behind the peer, negative where it is ahead."""
+        if PEER not in self.timings:
+            return None
+        return self.timings["fast"].median_us - self.timings[PEER].median_us
+
+
+def measure(
+    job: Job,
+    batch: Batch,
+    sides: Sequence[Side],
+    spin: Spin,
+    *,
+    num_blocks: int = 7,
+    with_reference: bool = True,
+) -> Row | None:
+    """Compare and time a job on a batch.
+
+    Args:
+        job: Which function.
+        batch: Its input.
+        sides: Whose; those that have it are timed in turn.
+        spin: Tells how fast the machine runs.
+        num_blocks: Blocks of each that count.
+        with_reference: Whether `reference` is timed too. It is asked in any case.
+
+    Returns:
+        What it takes; None where the batch has no such call.
+
+    Raises:
+        WrongAnswerError: A side answers something else than `reference`.
+    """
+    meant = job.prepare(batch, REFERENCE)
+    if meant is None:
+        return None
+    expected = meant.observe()
+    calls = {}
+    for side in sides:
+        if not side.has(job.function):
+            continue
+        prepared = job.prepare(batch, side)
+        if prepared is None:
+            continue
+        difference = first_difference(
+            expected, prepared.observe(), device=torch.device(side.device or "cpu").type
+        )
+        if difference is not None:
+            raise WrongAnswerError(f"{side.name}: {job.name}, {batch.name}: {difference.line}")
+        calls[side.name] = prepared.call
+    timings = time_in_turn(calls, spin, num_blocks=num_blocks)
+    if with_reference:
+        alone = time_in_turn(
+            {"reference": meant.call}, spin, num_blocks=REFERENCE_BLOCKS, block_seconds=0.0
+        )
+        timings.update(alone)
+    return Row(job.name, batch.kind, batch.num_reqs, batch.num_tokens, timings)

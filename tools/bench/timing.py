@@ -1,0 +1,120 @@
+"""Timing in turn: short blocks of each call, while the machine runs at full speed.
+
+A machine with other tenants slows down by a factor of 2 for a while, at random. A fixed loop is
+timed around each block; a block beside a slow loop is thrown away. torch's benchmark utilities do
+the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from torch.utils.benchmark import Measurement, Timer
+
+SPIN_STEPS: Final = 4000
+MOST_SLOWED: Final = 1.15
+"""How much slower than its best the fixed loop may be, for a block to count."""
+
+MOST_TRIES: Final = 4
+"""Times as many blocks as wanted that are tried, before slow ones are taken."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a call takes.
+
+    Attributes:
+        median_us: The median of its blocks, in microseconds.
+        iqr_us: What lies between their quartiles.
+        num_blocks: How many blocks there were.
+        is_steady: Whether the machine ran at full speed in all of them.
+    """
+
+    median_us: float
+    iqr_us: float
+    num_blocks: int
+    is_steady: bool
+
+
+class Spin:
+    """The fixed loop, and the least time that it ever took.
+
+    Example:
+        >>> spin = Spin()
+        >>> spin.slowed() >= 1.0
+        True
+    """
+
+    def __init__(self) -> None:
+        self._best = min(self._seconds() for _ in range(200))
+
+    def slowed(self) -> float:
+        """Run the loop, and return how many times its best it took."""
+        seconds = self._seconds()
+        self._best = min(self._best, seconds)
+        return seconds / self._best
+
+    @staticmethod
+    def _seconds() -> float:
+        begin = time.perf_counter()
+        total = 0
+        for i in range(SPIN_STEPS):
+            total += i
+        return time.perf_counter() - begin
+
+
+def time_in_turn(
+    calls: Mapping[str, Callable[[], Any]],
+    spin: Spin,
+    *,
+    num_blocks: int = 7,
+    block_seconds: float = 2e-3,
+) -> dict[str, Timing]:
+    """Time calls side by side, a block of each in turn.
+
+    Args:
+        calls: By name; each is made a few times first.
+        spin: Tells how fast the machine runs.
+        num_blocks: Blocks of each that count.
+        block_seconds: About how long a block is; one call, where that takes longer.
+
+    Returns:
+        What each takes, by name.
+    """
+    timers = {name: Timer("call()", globals={"call": call}) for name, call in calls.items()}
+    numbers = {name: _calls_in_a_block(timer, block_seconds) for name, timer in timers.items()}
+    kept: dict[str, list[Measurement]] = {name: [] for name in calls}
+    slow: dict[str, list[Measurement]] = {name: [] for name in calls}
+    for _ in range(num_blocks * MOST_TRIES):
+        for name, timer in timers.items():
+            if len(kept[name]) >= num_blocks:
+                continue
+            before = spin.slowed()
+            block = timer.timeit(numbers[name])
+            is_steady = max(before, spin.slowed()) <= MOST_SLOWED
+            (kept if is_steady else slow)[name].append(block)
+        if all(len(blocks) >= num_blocks for blocks in kept.values()):
+            break
+    return {name: _merge(kept[name], slow[name], num_blocks) for name in calls}
+
+
+def _calls_in_a_block(timer: Timer, block_seconds: float) -> int:
+    """Return how many calls fill a block, after some to warm up."""
+    first = timer.timeit(1).mean
+    if first > block_seconds:
+        return 1
+    warm = min(timer.timeit(max(1, min(20, int(block_seconds / first / 4)))).mean for _ in range(2))
+    return max(1, int(block_seconds / warm))
+
+
+def _merge(steady: list[Measurement], slow: list[Measurement], num_blocks: int) -> Timing:
+    """Return the blocks as one; the fastest of the slow ones stand in for what is missing."""
+    missing = max(0, num_blocks - len(steady))
+    blocks = steady + sorted(slow, key=lambda block: float(block.mean))[:missing]
+    times_us = np.array([block.mean for block in blocks]) * 1e6
+    low, middle, high = np.percentile(times_us, [25, 50, 75])
+    return Timing(float(middle), float(high - low), len(blocks), is_steady=missing == 0)

@@ -1,0 +1,74 @@
+"""A batch's metadata, and the builders' round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass
+class CommonAttentionMetadata:
+    """A batch, as `reference.CommonAttentionMetadata` describes it."""
+
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu: torch.Tensor
+    num_computed_tokens_cpu: torch.Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool = True
+    logits_indices_padded: torch.Tensor | None = None
+    num_logits_indices: int | None = None
+    encoder_seq_lens: np.ndarray[Any, Any] | None = None
+    dcp_local_seq_lens: torch.Tensor | None = None
+
+
+def build_attn_metadata(
+    attn_metadata_builders: list[Any],
+    num_reqs: int,
+    num_tokens: int,
+    query_start_loc: Any,
+    seq_lens: Any,
+    num_computed_tokens_cpu: torch.Tensor,
+    block_tables: Any,
+    slot_mappings: Any,
+    kv_cache_config: Any,
+) -> dict[str, Any]:
+    """Have the builder of each group build its metadata; arguments are those of `reference`."""
+    starts_cpu = query_start_loc.cpu[: num_reqs + 1]
+    lens_cpu = seq_lens.cpu[:num_reqs]
+    starts, lens = query_start_loc.gpu[: num_reqs + 1], seq_lens.gpu[:num_reqs]
+    computed = num_computed_tokens_cpu[:num_reqs]
+    max_query_len = max_seq_len = 0
+    if num_reqs:
+        max_query_len = int(np.diff(starts_cpu.numpy()).max())
+        max_seq_len = int(lens_cpu.numpy().max())
+    built = {}
+    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+        metadata = CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts_cpu,
+            seq_lens=lens,
+            seq_lens_cpu=lens_cpu,
+            num_computed_tokens_cpu=computed,
+            num_reqs=num_reqs,
+            num_actual_tokens=num_tokens,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            block_table_tensor=block_tables[i],
+            slot_mapping=slot_mappings[i],
+        )
+        for_group = attn_metadata_builders[i].build(
+            common_prefix_len=0, common_attn_metadata=metadata
+        )
+        for name in group.layer_names:
+            built[name] = for_group
+    return built
