@@ -240,15 +240,15 @@ def check_host(name: str, value: torch.Tensor) -> None:
         raise ValueError(f"{name} must be on the CPU, got {value.device}")
 
 
-def host_vector(name: str, value: torch.Tensor, length: int) -> npt.NDArray[np.int32]:
-    """Return the values of a metadata's int32 vector on the CPU.
+def host_vector(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a metadata's int32 vector on the CPU, its entries one behind another.
 
     Raises:
         TypeError: it is no tensor, or of another dtype.
         ValueError: it is not one-dimensional, of another length, or not on the CPU.
     """
     check_host_vector(name, value, length)
-    return value.numpy()
+    return value.contiguous()
 
 
 def check_host_vector(name: str, value: torch.Tensor, length: int) -> None:

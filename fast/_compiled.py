@@ -1,8 +1,12 @@
 """Loops that are compiled when first called, not when `fast` is imported."""
 
+import ctypes
 import types
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+
+import numpy as np
 
 from fast._checks import is_checked
 
@@ -15,6 +19,46 @@ or Python's: no checker of types knows them."""
 
 Int64s: TypeAlias = Any
 """An int64 array in a compiled loop or a kernel."""
+
+
+def int32s_at(address: int, length: int) -> Int32s:
+    """Return the int32 array at an address, in a compiled loop; numba's own takes its place there.
+
+    A loop that is handed an address in place of an array is called 0.7 us sooner: that is what
+    torch takes to make an array of a tensor. Who calls it has judged the tensor, and holds it.
+    """
+    return np.ctypeslib.as_array((ctypes.c_int32 * length).from_address(address))
+
+
+def int64s_at(address: int, length: int) -> Int64s:
+    """Return the int64 array at an address, as `int32s_at` does."""
+    return np.ctypeslib.as_array((ctypes.c_int64 * length).from_address(address))
+
+
+@cache
+def _arrays_at() -> dict[str, Any]:
+    """Return what numba compiles for `int32s_at` and `int64s_at`."""
+    from numba import carray, types  # type: ignore[attr-defined]  # noqa: PLC0415  # carray is there
+    from numba.core import cgutils  # noqa: PLC0415
+    from numba.extending import intrinsic, register_jitable  # noqa: PLC0415
+
+    def typed(_context: Any, _address: Any) -> Any:  # noqa: ANN401  (numba is untyped)
+        def lower(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:  # noqa: ANN401
+            return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+        return types.voidptr(types.int64), lower
+
+    as_pointer: Any = intrinsic(typed)
+
+    @register_jitable
+    def int32s(address: int, length: int) -> Int32s:
+        return carray(as_pointer(address), length, np.int32)
+
+    @register_jitable
+    def int64s(address: int, length: int) -> Int64s:
+        return carray(as_pointer(address), length, np.int64)
+
+    return {"int32s_at": int32s, "int64s_at": int64s}
 
 
 class Compiled(Generic[P, R]):
@@ -39,19 +83,20 @@ class Compiled(Generic[P, R]):
         if self._machine_code is not None and not is_checked():
             return self._machine_code(*args, **kwargs)
         if not is_checked():
-            self._machine_code = self._compile(self.py_func)
+            self._machine_code = self._compile()
             return self._machine_code(*args, **kwargs)
         if self._bounds_checked is None:
-            self._bounds_checked = self._compile(_renamed(self.py_func), boundscheck=True)
+            self._bounds_checked = self._compile("_bounds_checked", boundscheck=True)
         return self._bounds_checked(*args, **kwargs)
 
     def warm_up(self) -> None:
         """Compile the function now, if it is not yet."""
         if self._machine_code is None:
-            self._machine_code = self._compile(self.py_func)
+            self._machine_code = self._compile()
 
-    def _compile(self, function: Callable[P, R], **options: bool) -> Callable[P, R]:
-        """Compile a function, or load it from numba's cache on disk."""
+    def _compile(self, suffix: str = "", **options: bool) -> Callable[P, R]:
+        """Compile the function, or load it from numba's cache on disk."""
+        function = _bind(self.py_func, suffix)
         from numba import njit  # noqa: PLC0415  (numba takes 0.3 s to import)
 
         # One explicit signature for each function: processes that share the cache agree on it.
@@ -64,10 +109,14 @@ class Compiled(Generic[P, R]):
             return njit(self.signature, **settings)(function)
 
 
-def _renamed(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a copy under another name: numba's cache knows functions by name, not by option."""
+def _bind(function: Callable[P, R], suffix: str) -> Callable[P, R]:
+    """Return a copy with numba's `int32s_at` and `int64s_at` among its globals.
+
+    The name's suffix is for numba's cache, which knows functions by name, not by option.
+    """
     whole: Any = function
-    copy = types.FunctionType(whole.__code__, whole.__globals__, f"{whole.__name__}_bounds_checked")
+    names = {**whole.__globals__, **_arrays_at()}
+    copy = types.FunctionType(whole.__code__, names, f"{whole.__name__}{suffix}")
     copy.__qualname__ = copy.__name__
     copy.__module__ = whole.__module__
     return copy
@@ -81,7 +130,8 @@ def compiled(signature: str) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Declare a loop that is compiled for one signature when it is first called.
 
     Array arguments that a caller may pass strided are declared `[:]` (any layout), scratch `[::1]`.
-    The body may call nothing but NumPy and builtins, so that it can be cached on its own.
+    The body may call nothing but NumPy, builtins, `int32s_at` and `int64s_at`, so that it can be
+    cached on its own.
 
     Args:
         signature: numba's signature, such as `"int64(int32[:], int64)"`.

@@ -18,7 +18,7 @@ from fast._checks import (
     check_minimum,
     is_checked,
 )
-from fast._compiled import Int32s, Int64s, compiled
+from fast._compiled import Int64s, compiled, int32s_at
 from fast.metadata import validate_metadata
 
 
@@ -67,11 +67,12 @@ def split_decodes_and_prefills(
     longest = getattr(common_attn_metadata, "max_query_len", None)
     if type(longest) is int and longest <= threshold and not require_uniform:
         return num_reqs, 0, num_tokens, 0  # nobody need be looked at
-    starts = starts_cpu.numpy()
-    boundary = find_first_prefill(starts, threshold, require_uniform)
+    starts = starts_cpu.contiguous()
+    boundary, decode_tokens = find_first_prefill(
+        starts.data_ptr(), num_reqs, threshold, require_uniform
+    )
     if boundary == num_reqs:
         return num_reqs, 0, num_tokens, 0
-    decode_tokens = int(starts[boundary])
     return boundary, num_reqs - boundary, decode_tokens, num_tokens - decode_tokens
 
 
@@ -124,10 +125,11 @@ def split_decodes_prefills_and_extends(
     longest = getattr(common_attn_metadata, "max_query_len", None)
     if type(longest) is int and longest <= threshold:
         return num_reqs, 0, 0, num_tokens, 0, 0  # nobody need be looked at
-    starts = starts_cpu.numpy()
-    first_extend, first_prefill = find_extends_and_prefills(starts, computed_cpu.numpy(), threshold)
+    starts, computed = starts_cpu.contiguous(), computed_cpu.contiguous()
+    first_extend, first_prefill, before_extends, before_prefills = find_extends_and_prefills(
+        starts.data_ptr(), computed.data_ptr(), num_reqs, threshold
+    )
     counts = (first_extend, first_prefill - first_extend, num_reqs - first_prefill)
-    before_extends, before_prefills = int(starts[first_extend]), int(starts[first_prefill])
     if counts[2]:
         ends = (before_extends, before_prefills)
     elif counts[1]:
@@ -201,15 +203,10 @@ def reorder_batch_to_split_decodes_and_prefills(
         if regions == 4:
             check_minimum("num_prompt_tokens", prompts[:num_reqs], 0)
 
+    wide = computed[:num_reqs].astype(np.int64)
+    wide_prompts = wide if regions == 3 else prompts[:num_reqs].astype(np.int64)
     swaps = np.empty((num_reqs, 2), dtype=np.int64)
-    num_swaps = plan_swaps(
-        tokens,
-        computed[:num_reqs].astype(np.int64),
-        prompts[:num_reqs].astype(np.int64),
-        threshold,
-        regions == 4,
-        swaps,
-    )
+    num_swaps = plan_swaps(tokens, wide, wide_prompts, threshold, regions == 4, swaps)
     if num_swaps == 0:
         return False
     if num_swaps < 0:
@@ -219,34 +216,53 @@ def reorder_batch_to_split_decodes_and_prefills(
     return True
 
 
-@compiled("int64(int32[:], int64, boolean)")
-def find_first_prefill(starts: Int32s, threshold: int, uniform: bool) -> int:
-    """Return the first request that does not go with the decodes, or their number."""
+@compiled("UniTuple(int64, 2)(int64, int64, int64, boolean)")
+def find_first_prefill(
+    starts_address: int, num_reqs: int, threshold: int, uniform: bool
+) -> tuple[Any, Any]:
+    """Return the first request that does not go with the decodes, and its first token.
+
+    Reads int32[num_reqs + 1], the starts. Where all go with them: their number, and the end.
+    """
+    starts = int32s_at(starts_address, num_reqs + 1)
     first = np.int64(0)
-    for request in range(len(starts) - 1):
+    for request in range(num_reqs):
         length = np.int64(starts[request + 1]) - starts[request]
         if length > threshold:
-            return request
+            return request, np.int64(starts[request])
         if uniform and length > 0:
             if first == 0:
                 first = length
             if length != first:
-                return request
-    return len(starts) - 1
+                return request, np.int64(starts[request])
+    return num_reqs, np.int64(starts[num_reqs])
 
 
-@compiled("UniTuple(int64, 2)(int32[:], int32[:], int64)")
-def find_extends_and_prefills(starts: Int32s, computed: Int32s, threshold: int) -> tuple[int, int]:
-    """Return the first request that is no decode, and the first that is a prefill."""
-    num_reqs = len(starts) - 1
+@compiled("UniTuple(int64, 4)(int64, int64, int64, int64)")
+def find_extends_and_prefills(
+    starts_address: int, computed_address: int, num_reqs: int, threshold: int
+) -> tuple[Any, Any, Any, Any]:
+    """Return the first request that is no decode, the first that is a prefill; their first tokens.
+
+    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], the computed tokens.
+    """
+    starts = int32s_at(starts_address, num_reqs + 1)
+    computed = int32s_at(computed_address, num_reqs)
     first_extend = num_reqs
+    first_prefill = num_reqs
     for request in range(num_reqs):
         if np.int64(starts[request + 1]) - starts[request] <= threshold:
             continue
         first_extend = min(first_extend, request)
         if computed[request] == 0:
-            return first_extend, request
-    return first_extend, num_reqs
+            first_prefill = request
+            break
+    return (
+        first_extend,
+        first_prefill,
+        np.int64(starts[first_extend]),
+        np.int64(starts[first_prefill]),
+    )
 
 
 @compiled("int64(int64[:], int64[:], int64[:], int64, boolean, int64[:, ::1])")
@@ -294,6 +310,8 @@ def plan_swaps(  # noqa: C901, PLR0912  (numba keeps each loop on its own)
             free[misplaced] = i
             misplaced += 1
             num_misplaced[region[i]] += 1
+    if misplaced == 0:
+        return np.int64(0)
     place = np.cumsum(num_misplaced) - num_misplaced
     source = np.arange(num_reqs)
     for k in range(misplaced):

@@ -227,11 +227,14 @@ class BlockTables(RequestRows):
                 self._slots,
             )
         else:
-            starts, where = query_start_loc.numpy(), positions.numpy()
-            check_num_tokens(starts, where)
+            begins, places = query_start_loc.contiguous(), positions.contiguous()
+            batch = (begins.data_ptr(), num_reqs, places.data_ptr(), num_tokens)
             end = max(num_tokens, self._num_slots_used)
+            fits = bool(self.block_sizes)
             for size, (table, slots) in zip(self.block_sizes, self._slot_arrays, strict=True):
-                fill_slots(table, starts, where, slots[:end], size, size, 1, 0, 1)
+                fits = fill_slots(table, *batch, slots[:end], size, size, 1, 0, 1)
+            if not fits:  # or there is nobody to ask
+                check_num_tokens(begins.numpy(), places.numpy())
         self._num_slots_used = num_tokens
         return self._slots[:, :num_tokens]
 

@@ -13,7 +13,7 @@ from fast._checks import (
     is_checked,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled
+from fast._compiled import Int32s, Int64s, compiled, int32s_at
 from fast.kernels import causal_conv1d as kernels
 from fast.kernels.causal_conv1d import BLOCK_M
 from fast.launch import launch_blocks, threads_at_once, threads_in_block, uses_kernels
@@ -64,10 +64,10 @@ def compute_causal_conv1d_metadata(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
-    nums = np.empty(len(starts) - 1, dtype=np.int32)
-    total = count_programs(starts, nums)
+    nums = np.empty(starts.shape[0] - 1, dtype=np.int32)
+    total, most = count_programs(starts.data_ptr(), nums)
     # Starts that fall, unchecked, must not take memory for more than good ones can need.
-    if total > starts.item(-1) // BLOCK_M + len(nums):
+    if total > most:
         raise ValueError(
             f"query_start_loc_p needs {total} programs, expected no more than {starts[-1]} tokens"
             f" of {len(nums)} sequences can need"
@@ -107,8 +107,8 @@ def compute_causal_conv1d_metadata(
     return {BLOCK_M: described}, batch_ptr, token_chunk_offset_ptr
 
 
-def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> IntArray:
-    """Return the starts on the host, from their copy there if there is one."""
+def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tensor:
+    """Return the starts on the host, one behind another, from their copy if there is one."""
     check_tensor("query_start_loc_p", starts, torch.int32, 1)
     if starts.shape[0] == 0:
         raise ValueError("query_start_loc_p is empty, expected num_sequences + 1 entries")
@@ -126,8 +126,8 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> IntArray:
         if copy is not None:
             _check_copy(values, copy.numpy())
     if copy is not None:
-        return copy.numpy()
-    return starts.numpy() if starts.is_cpu else to_host(starts)
+        return copy.contiguous()
+    return starts.contiguous() if starts.is_cpu else starts.cpu()
 
 
 def _check_copy(starts: IntArray, copy: IntArray) -> None:
@@ -141,15 +141,19 @@ def _check_copy(starts: IntArray, copy: IntArray) -> None:
         )
 
 
-@compiled("int64(int32[:], int32[::1])")
-def count_programs(starts: Int32s, nums: Int32s) -> int:
-    """Write how many programs each sequence has; return their sum."""
+@compiled("UniTuple(int64, 2)(int64, int32[::1])")
+def count_programs(starts_address: int, nums: Int32s) -> tuple[Any, Any]:
+    """Write how many programs each sequence has; return their sum, and the most that it can be.
+
+    Reads int32, the starts, one more than there are sequences.
+    """
+    starts = int32s_at(starts_address, len(nums) + 1)
     total = 0
     for i in range(len(nums)):
         num_tokens = np.int64(starts[i + 1]) - np.int64(starts[i])
         nums[i] = (max(num_tokens, np.int64(0)) + BLOCK_M - 1) // BLOCK_M
         total += nums[i]
-    return total
+    return total, np.int64(starts[len(nums)]) // BLOCK_M + len(nums)
 
 
 @compiled("void(int32[::1], int64[::1], int32[::1], int32[:, ::1])")

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fast._checks import MAX_SIZE, check_int, check_minimum, check_tensor, is_checked, to_host
-from fast._compiled import Int32s, compiled
+from fast._compiled import Int32s, compiled, int32s_at
 from fast.launch import uses_kernels
 
 
@@ -57,9 +57,9 @@ def get_dcp_local_seq_lens(
     if uses_kernels(seq_lens):
         on_device = _count_on_device(seq_lens, size, rank, ranks, interleave)
         return on_device if dcp_rank is None else on_device.view(-1)
-    lens = seq_lens.numpy()
-    local = np.empty((len(lens), ranks), dtype=np.int32)
-    count_local_tokens(lens, size, rank, interleave, local)
+    lens = seq_lens.contiguous()
+    local = np.empty((lens.shape[0], ranks), dtype=np.int32)
+    count_local_tokens(lens.data_ptr(), size, rank, interleave, local)
     return torch.from_numpy(local if dcp_rank is None else local.reshape(-1))
 
 
@@ -73,11 +73,15 @@ def _count_on_device(
     return rounds.unsqueeze(1) + (rest.unsqueeze(1) - first).clamp_(0, interleave)
 
 
-@compiled("void(int32[:], int64, int64, int64, int32[:, ::1])")
+@compiled("void(int64, int64, int64, int64, int32[:, ::1])")
 def count_local_tokens(
-    seq_lens: Int32s, size: int, rank: int, interleave: int, local: Int32s
+    seq_lens_address: int, size: int, rank: int, interleave: int, local: Int32s
 ) -> None:
-    """Write how many tokens of each sequence each rank holds, from the first rank on."""
+    """Write how many tokens of each sequence each rank holds, from the first rank on.
+
+    Reads int32, the lengths, as many as `local` has rows.
+    """
+    seq_lens = int32s_at(seq_lens_address, len(local))
     in_round = size * interleave
     for i in range(len(seq_lens)):
         rounds = np.int64(seq_lens[i]) // in_round

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fast._checks import check_int, check_tensor, host_vector, is_checked
-from fast._compiled import Int32s, compiled
+from fast._compiled import Int32s, compiled, int32s_at
 from fast.launch import upload, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
 from fast.sentinels import NULL_BLOCK_ID
@@ -80,11 +80,12 @@ def make_local_attention_virtual_batches(
     if table.shape[0] < num_reqs:
         raise ValueError(f"block_table_tensor has {len(table)} rows, expected at least {num_reqs}")
 
-    size = count_virtual_requests(starts, seq_lens, chunk_size)
+    addresses = (starts.data_ptr(), seq_lens.data_ptr())
+    size = count_virtual_requests(*addresses, num_reqs, chunk_size)
     columns = chunk_size // block_size
     vectors = np.empty(5 * size + 1, dtype=np.int32)
     max_query_len, max_seq_len = fill_virtual_requests(
-        starts, seq_lens, chunk_size, columns, size, vectors
+        *addresses, num_reqs, chunk_size, columns, size, vectors
     )
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
@@ -128,11 +129,18 @@ def _gather_on_device(
     return table[rows.unsqueeze(1), indices]
 
 
-@compiled("int64(int32[:], int32[:], int64)")
-def count_virtual_requests(starts: Int32s, seq_lens: Int32s, chunk_size: int) -> int:
-    """Count the chunks that requests touch; a request without tokens has one."""
+@compiled("int64(int64, int64, int64, int64)")
+def count_virtual_requests(
+    starts_address: int, seq_lens_address: int, num_reqs: int, chunk_size: int
+) -> int:
+    """Count the chunks that requests touch; a request without tokens has one.
+
+    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], the lengths.
+    """
+    starts = int32s_at(starts_address, num_reqs + 1)
+    seq_lens = int32s_at(seq_lens_address, num_reqs)
     size = 0
-    for request in range(len(seq_lens)):
+    for request in range(num_reqs):
         seq_len = np.int64(max(seq_lens[request], 0))
         query_len = min(np.int64(starts[request + 1]) - starts[request], seq_len)
         size += 1
@@ -141,10 +149,11 @@ def count_virtual_requests(starts: Int32s, seq_lens: Int32s, chunk_size: int) ->
     return size
 
 
-@compiled("UniTuple(int64, 2)(int32[:], int32[:], int64, int64, int64, int32[::1])")
+@compiled("UniTuple(int64, 2)(int64, int64, int64, int64, int64, int64, int32[::1])")
 def fill_virtual_requests(
-    starts: Int32s,
-    seq_lens: Int32s,
+    starts_address: int,
+    seq_lens_address: int,
+    num_reqs: int,
     chunk_size: int,
     columns: int,
     size: int,
@@ -155,12 +164,14 @@ def fill_virtual_requests(
     `vectors` takes the starts of so many, their lengths, their requests, their first columns, and
     their computed tokens.
     """
+    starts = int32s_at(starts_address, num_reqs + 1)
+    seq_lens = int32s_at(seq_lens_address, num_reqs)
     max_query_len = np.int64(0)
     max_seq_len = np.int64(0)
     vectors[0] = 0
     token = np.int64(0)
     at = 0
-    for request in range(len(seq_lens)):
+    for request in range(num_reqs):
         seq_len = np.int64(max(seq_lens[request], 0))
         query_len = min(np.int64(starts[request + 1]) - starts[request], seq_len)
         position = seq_len - max(query_len, np.int64(0))

@@ -17,7 +17,7 @@ from fast._checks import (
     is_tensor,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled
+from fast._compiled import Int32s, Int64s, compiled, int32s_at, int64s_at
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.sentinels import PAD_SLOT_ID
@@ -107,10 +107,11 @@ def compute_slot_mapping(
         check_slots(to_host(block_table), to_host(query_start_loc), to_host(positions), layout)
 
     if not uses_kernels(block_table):
-        starts, where = query_start_loc.numpy(), positions.numpy()
-        check_num_tokens(starts, where)
+        starts, where = query_start_loc.contiguous(), positions.contiguous()
         slots = np.empty(num_positions, dtype=np.int64) if out is None else out.numpy()
-        fill_slots(block_table.numpy(), starts, where, slots, *layout)
+        batch = (starts.data_ptr(), num_reqs, where.data_ptr(), num_positions)
+        if not fill_slots(block_table.numpy(), *batch, slots, *layout):
+            check_num_tokens(starts.numpy(), where.numpy())
         return torch.from_numpy(slots) if out is None else out[:num_positions]
     slots_there = positions.new_empty(num_positions) if out is None else out
     launch_threads(
@@ -221,31 +222,42 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
 
 
-@compiled("void(int32[:, :], int32[:], int64[:], int64[:], int64, int64, int64, int64, int64)")
-def fill_slots(
+@compiled(
+    "boolean(int32[:, :], int64, int64, int64, int64, int64[:], int64, int64, int64, int64, int64)"
+)
+def fill_slots(  # noqa: C901  (numba keeps each loop on its own)
     table: Int32s,
-    starts: Int32s,
-    positions: Int64s,
+    starts_address: int,
+    num_reqs: int,
+    positions_address: int,
+    num_positions: int,
     slots: Int64s,
     block_size: int,
     kernel_size: int,
     world: int,
     rank: int,
     interleave: int,
-) -> None:
+) -> bool:
     """Write the slots of a batch, and -1 wherever there is none, to the end of `slots`.
+
+    Reads int32[num_reqs + 1], the starts, and int64[num_positions]. Says whether there are as many
+    positions as tokens; otherwise nothing is written.
 
     On one rank the slots of a block's positions lie one behind another, so that a division finds
     the first of them, and the rest are counted on: a fifth of the time of a division for each.
     """
+    starts = int32s_at(starts_address, num_reqs + 1)
+    positions = int64s_at(positions_address, num_positions)
+    if starts[num_reqs] > num_positions:
+        return False
     virtual_size = block_size * world
     in_one = block_size // kernel_size
     token = np.int64(0)
-    for request in range(len(starts) - 1):
+    for request in range(num_reqs):
         first = np.int64(0)  # the positions whose slots are counted on, none at first
         end = np.int64(0)
         slot_of_first = np.int64(0)
-        for at in range(token, min(np.int64(starts[request + 1]), np.int64(len(positions)))):
+        for at in range(token, min(np.int64(starts[request + 1]), np.int64(num_positions))):
             token += 1
             position = positions[at]
             if first <= position < end:
@@ -272,6 +284,7 @@ def fill_slots(
                 slot_of_first = slots[at]
     for at in range(token, len(slots)):
         slots[at] = PAD_SLOT_ID
+    return True
 
 
 def _check_layout(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from fast._checks import (
     is_int,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled
+from fast._compiled import Int32s, Int64s, compiled, int32s_at
 from fast.launch import upload, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
 
@@ -218,11 +218,11 @@ def split_attn_metadata(
 
 
 class _Host(NamedTuple):
-    """A batch's vectors on the host, read once for all its micro-batches: 4 us for each."""
+    """A batch's vectors on the host, judged once for all its micro-batches."""
 
-    starts: IntArray
-    seq_lens: IntArray
-    computed: IntArray
+    starts: torch.Tensor
+    seq_lens: torch.Tensor
+    computed: torch.Tensor
 
 
 def _read(metadata: Any) -> _Host:  # noqa: ANN401  (an engine's own metadata serves too)
@@ -240,10 +240,18 @@ def _cut(
     metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
     host: _Host,
 ) -> CommonAttentionMetadata:
-    r0, r1, t0, t1 = _check_ubatch(name, ubatch_slice, host.starts, metadata.num_actual_tokens)
+    num_reqs = host.starts.shape[0] - 1
+    r0, r1 = _check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
+    num_tokens = metadata.num_actual_tokens
+    t0, t1 = _check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
+    if r0 == r1 or t0 == t1:
+        raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
     size = r1 - r0
     vectors = np.empty(3 * size + 1, dtype=np.int32)
-    longest = cut_requests(*host, r0, r1, t0, t1, vectors)
+    addresses = (host.starts.data_ptr(), host.seq_lens.data_ptr(), host.computed.data_ptr())
+    longest = cut_requests(*addresses, num_reqs, r0, r1, t0, t1, vectors)
+    if longest < 0:
+        _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     starts, seq_lens = starts_cpu, seq_lens_cpu
@@ -286,18 +294,33 @@ def find_requests(num_tokens: Int64s, cuts: Int64s, bounds: Int64s) -> None:
         bounds[2 * part + 1] = request + 1
 
 
-@compiled("int64(int32[:], int32[:], int32[:], int64, int64, int64, int64, int32[::1])")
+@compiled("int64(int64, int64, int64, int64, int64, int64, int64, int64, int32[::1])")
 def cut_requests(
-    starts: Int32s,
-    seq_lens: Int32s,
-    computed: Int32s,
+    starts_address: int,
+    seq_lens_address: int,
+    computed_address: int,
+    num_reqs: int,
     r0: int,
     r1: int,
     t0: int,
     t1: int,
     vectors: Int32s,
 ) -> Any:  # noqa: ANN401  (the compiler's int)
-    """Write the starts, lengths and computed tokens of a micro-batch; return its longest query."""
+    """Write the starts, lengths and computed tokens of a micro-batch; return its longest query.
+
+    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], lengths and computed tokens. It is
+    -1 where the tokens do not begin in the first request, or go on behind the last.
+    """
+    starts = int32s_at(starts_address, num_reqs + 1)
+    seq_lens = int32s_at(seq_lens_address, num_reqs)
+    computed = int32s_at(computed_address, num_reqs)
+    total = np.int64(starts[num_reqs])
+    begins = starts[r0] <= t0 < starts[r0 + 1]
+    in_padding = t0 >= total and starts[r0] == starts[r0 + 1]
+    if not (begins or in_padding) or max(np.int64(starts[r1]), np.int64(t0)) < min(
+        np.int64(t1), total
+    ):
+        return np.int64(-1)
     size = r1 - r0
     vectors[0] = min(max(starts[r0], t0), t1) - t0
     longest = np.int64(0)
@@ -324,7 +347,8 @@ def _check_split_points(split_points: int | list[int], total: int) -> list[int]:
         raise ValueError(
             f"split_points[{at}] is {points[at]}, expected more than {points[at - 1]} before it"
         )
-    return points.tolist()
+    increasing: list[int] = points.tolist()
+    return increasing
 
 
 def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
@@ -341,16 +365,9 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
     return check_int(f"{name}.start", value.start, 0, stop), stop
 
 
-def _check_ubatch(
-    name: str, ubatch_slice: UBatchSlice, starts: IntArray, num_tokens: int
-) -> tuple[int, int, int, int]:
-    """Return the bounds of a micro-batch: first request and its end, first token and its end."""
-    num_reqs = len(starts) - 1
-    r0, r1 = _check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
-    t0, t1 = _check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
-    if r0 == r1 or t0 == t1:
-        raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
-    begin, end, total = starts.item(r0), starts.item(r0 + 1), starts.item(num_reqs)
+def _refuse_tokens(name: str, starts: IntArray, r0: int, r1: int, t0: int, t1: int) -> NoReturn:
+    """Say what is wrong with a micro-batch's tokens, where `cut_requests` found that they are."""
+    begin, end, total = starts.item(r0), starts.item(r0 + 1), starts.item(-1)
     in_padding = t0 >= total and begin == end
     if not begin <= t0 < end and not in_padding:
         raise ValueError(
@@ -358,9 +375,7 @@ def _check_ubatch(
             f" tokens {begin} to {end}"
         )
     last = max(starts.item(r1), t0)
-    if last < min(t1, total):
-        raise ValueError(
-            f"{name}.request_slice stops at {r1}, but tokens {last} to {min(t1, total)}"
-            " of token_slice are of later requests"
-        )
-    return r0, r1, t0, t1
+    raise ValueError(
+        f"{name}.request_slice stops at {r1}, but tokens {last} to {min(t1, total)}"
+        " of token_slice are of later requests"
+    )

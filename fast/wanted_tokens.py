@@ -15,7 +15,7 @@ from fast._checks import (
     is_checked,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled
+from fast._compiled import Int32s, compiled, int32s_at, int64s_at
 from fast.kernels import fast_prefill as kernels
 from fast.launch import launch_threads, upload, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
@@ -127,10 +127,12 @@ def _find_starts(
         if copy is None:
             counted_cpu = counted.cpu()
             return counted, counted_cpu, int(np.diff(counted_cpu.numpy()).max(initial=0))
-    # The loop is compiled for int64.
-    wanted = (indices if copy is None else copy).numpy()[:num_indices].astype(np.int64, copy=False)
+    # The loop is compiled for int64, one behind another.
+    wanted = (indices if copy is None else copy).to(torch.int64).contiguous()
     wanted_starts = np.empty(num_reqs + 1, dtype=np.int32)
-    max_query_len = int(count_wanted_tokens(starts, wanted, wanted_starts))
+    max_query_len = count_wanted_tokens(
+        starts.data_ptr(), wanted.data_ptr(), num_indices, wanted_starts
+    )
     on_host = torch.from_numpy(wanted_starts)
     if counted is None:
         counted = on_host
@@ -164,9 +166,16 @@ def _count_on_device(
     return counted
 
 
-@compiled("int64(int32[:], int64[:], int32[::1])")
-def count_wanted_tokens(starts: Int32s, indices: Int64s, wanted_starts: Int32s) -> np.int64:
-    """Write where each request starts among the wanted tokens; return the most of a request."""
+@compiled("int64(int64, int64, int64, int32[::1])")
+def count_wanted_tokens(
+    starts_address: int, indices_address: int, num_indices: int, wanted_starts: Int32s
+) -> Any:  # noqa: ANN401  (the compiler's int)
+    """Write where each request starts among the wanted tokens; return the most of a request.
+
+    Reads int32, the starts, as many as there are to write, and int64[num_indices], the tokens.
+    """
+    starts = int32s_at(starts_address, len(wanted_starts))
+    indices = int64s_at(indices_address, num_indices)
     most = np.int64(0)
     at = np.int64(0)
     wanted_starts[0] = 0

@@ -15,8 +15,8 @@ TABLE_EDITS = {
     ),
     "append: the first group's ends for all": Edit(
         "append_block_ids",
-        "2 * num_listed + group * (num_listed + 1)",
-        "2 * num_listed",
+        "num_listed + group * (num_listed + 1)",
+        "num_listed",
         "Right with one group.",
     ),
     "append: the count is every thread's to write": Edit(

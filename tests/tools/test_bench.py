@@ -1,0 +1,274 @@
+"""The benchmark: what it times is right, what it bounds is judged, what is mistyped is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools import peers
+from tools.bench import command_line
+from tools.bench.batches import KINDS, Batch, make_batch, trace_batches
+from tools.bench.command_line import fast_side, main
+from tools.bench.growth import draw, steepest
+from tools.bench.jobs import JOBS, Job
+from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
+from tools.bench.memory import measure_memory
+from tools.bench.record import Record, grown, read_record
+from tools.bench.sides import Side
+from tools.bench.startup import import_seconds
+from tools.bench.step import make_step
+from tools.bench.targets import geometric_mean, is_behind, judge
+from tools.bench.timing import Spin, Timing, time_in_turn
+
+
+@pytest.fixture(scope="module")
+def spin() -> Spin:
+    """Return the fixed loop."""
+    return Spin()
+
+
+def peer_side() -> Side:
+    """Return the built-in peers."""
+    return Side(PEER, command_line.load_implementation("tools.peers"), "cpu")
+
+
+def row(fast_us: float, peer_us: float, num_reqs: int = 8, job: str = "f") -> Row:
+    """Return what a function took."""
+    timings = {"fast": Timing(fast_us, 0.1, 3, True), PEER: Timing(peer_us, 0.1, 3, True)}
+    return Row(job, "mixed", num_reqs, 2 * num_reqs, timings)
+
+
+def record(**fields: object) -> Record:
+    """Return a run that measured nothing but these."""
+    known = {
+        "command": "python -m tools.bench",
+        "date": "2026-11-22",
+        "machine": {"cpu": "one"},
+        "peer": "tools.peers",
+        "device": "cpu",
+        "torch_add_us": 2.0,
+    }
+    return Record(**{**known, **fields})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_fast_and_peer_answer_as_reference_does(job: Job, kind: str, spin: Spin) -> None:
+    """Every job, on a batch of every kind, is answered alike by all, and is timed."""
+    measured = measure(
+        job, make_batch(kind, 5), [fast_side("cpu"), peer_side()], spin, num_blocks=1
+    )
+    assert measured is not None
+    assert {"fast", PEER, "reference"} == set(measured.timings)
+    assert all(timing.median_us > 0 for timing in measured.timings.values())
+
+
+def test_what_has_no_call_is_left_out(spin: Spin) -> None:
+    """A batch of one token cannot be cut in two."""
+    job = next(job for job in JOBS if job.name == "split_attn_metadata")
+    assert measure(job, make_batch("decode", 1), [fast_side("cpu")], spin) is None
+
+
+def test_a_wrong_answer_is_not_timed(spin: Spin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that answers something else is named, with the place."""
+    monkeypatch.setattr(peers, "split_decodes_and_prefills", lambda *_, **__: (1, 2, 3, 4))
+    job = next(job for job in JOBS if job.name == "split_decodes_and_prefills")
+    with pytest.raises(
+        WrongAnswerError,
+        match=r"peer: split_decodes_and_prefills, decode, 5: result\[0\] = 1, but should be 5",
+    ):
+        measure(job, make_batch("decode", 5), [peer_side()], spin)
+
+
+def test_a_wrong_peer_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is 1, and the first wrong answer is told."""
+    peer = tmp_path / "slow_engine.py"
+    peer.write_text("def get_dcp_local_seq_lens(seq_lens, *_, **__):\n    return seq_lens + 1\n")
+    arguments = ["--quick", "--peer", str(peer), "--functions", "get_dcp_local_seq_lens"]
+    assert main(arguments) == 1
+    assert "WRONG: peer: get_dcp_local_seq_lens, decode, 1: result[0] = " in capsys.readouterr().out
+
+
+def test_another_peer_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module with some of the names serves as the peer; its times and ratios are printed."""
+    peer = tmp_path / "engine.py"
+    peer.write_text("from tools.peers import get_dcp_local_seq_lens\n")
+    stored = tmp_path / "run.json"
+    arguments = ["--quick", "--peer", str(peer), "--functions", "get_dcp_local_seq_lens"]
+    main([*arguments, "--json", str(stored), "--all"])
+    printed = capsys.readouterr().out
+    assert "peer: engine; torch.add" in printed
+    assert "each function, each scenario" in printed
+    kept = read_record(stored)
+    assert {"get_dcp_local_seq_lens"} == {row.job for row in kept.rows}
+    assert {1, 64, 1024} <= {row.num_reqs for row in kept.rows}
+    # Held against itself, a run has grown by half only where the machine was disturbed.
+    assert len(kept.rows) == grown(kept, kept)[1]
+
+
+def test_batches_are_what_their_kinds_say() -> None:
+    """Decodes have one token, speculative ones four, a mixed batch and a prefill chunks."""
+    assert make_batch("decode", 8).query_lens.tolist() == [1] * 8
+    assert make_batch("speculative", 8).query_lens.tolist() == [4] * 8
+    mixed = make_batch("mixed", 8)
+    assert mixed.query_lens[:6].tolist() == [1] * 6
+    assert (mixed.query_lens[6:] > 1).all()
+    assert mixed.num_computed_tokens[7] == 0 < mixed.num_computed_tokens[6]
+    assert not make_batch("prefill", 8).num_computed_tokens.any()
+    assert make_batch("mixed", 8).query_lens.tolist() == mixed.query_lens.tolist()
+
+
+@pytest.mark.parametrize("batch", [make_batch("mixed", 9), *trace_batches(None, 2)])
+def test_a_batch_agrees_with_itself(batch: Batch) -> None:
+    """Positions end each sequence, its blocks hold it, and are nobody else's."""
+    assert batch.num_tokens == len(batch.positions) == batch.starts[-1]
+    assert (batch.positions[batch.starts[1:] - 1] + 1).tolist() == batch.seq_lens.tolist()
+    assert len(set(batch.block_ids.tolist())) == len(batch.block_ids)
+    assert (batch.block_table > 0).sum(axis=1).tolist() == batch.num_blocks.tolist()
+    assert sorted(batch.arrival.tolist()) == list(range(batch.num_reqs))
+
+
+def test_times_are_told_apart(spin: Spin) -> None:
+    """What takes ten times as long is said to, within a factor of two."""
+    calls = {"short": lambda: sum(range(200)), "long": lambda: sum(range(2000))}
+    timings = time_in_turn(calls, spin, num_blocks=9)
+    assert 5 < timings["long"].median_us / timings["short"].median_us < 20
+
+
+def test_scratch_is_told_from_result() -> None:
+    """What NumPy and torch allocate and let go is scratch, what they hand back is result."""
+    import torch  # noqa: PLC0415  # only here
+
+    allocated = measure_memory(lambda: (torch.ones(50_000) + 1).numpy()[:10] + np.ones(10))
+    assert 200_000 <= allocated.scratch_bytes < 800_000
+    assert allocated.result_bytes < 2_000
+
+
+@pytest.mark.parametrize(
+    ("fast_us", "peer_us", "behind"),
+    [
+        (1.0, 1.0, False),
+        (11.1, 10.0, True),
+        (10.9, 10.0, False),
+        (1.2, 0.3, False),
+        (1.4, 0.3, True),
+    ],
+)
+def test_who_is_behind(fast_us: float, peer_us: float, behind: bool) -> None:
+    """A function is behind that takes more than 1.1 times as long, and 1 us more."""
+    assert behind is is_behind(row(fast_us, peer_us))
+
+
+def test_bounds_are_judged() -> None:
+    """Each bound that does not hold is said not to, and the others are."""
+    run = record(
+        rows=[row(5.0, 10.0), row(20.0, 10.0)],
+        growth=[row(1.0, 1.0, 1), row(9.0, 9.0, 4)],
+        step_us={"fast": 500.0},
+        memory={"f": (10, 20, 30), "g": (10, 31, 30)},
+        import_seconds=0.2,
+        first_calls={"f": 1.5, "g": 2.5},
+    )
+    assert [
+        ("each function, each scenario", "1 of 2", False),
+        ("geometric mean of the ratios", "1.00", False),
+        ("the same without copiers and callers", "1.00", False),
+        ("growth, 1 to 4096 requests", "2.25 times linear (f)", False),
+        ("a whole step of 256 requests", "250 (500 µs)", False),
+        ("memory besides the result", "at most 0 KiB (g); too much: g", False),
+        ("import fast, after import torch", "0.20 s", True),
+        ("first call after warmup()", "2.5 (g)", False),
+    ] == [(target.what, target.got, target.holds) for target in judge(run)]
+
+
+def test_growth_is_compared_with_the_requests() -> None:
+    """Twice the time for four times the requests is half of linear."""
+    assert 0.5 == steepest([row(1.0, 1.0, 1), row(2.0, 2.0, 4)])
+    assert np.isnan(geometric_mean([None]))
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """A record survives its file."""
+    run = record(rows=[row(1.0, 2.0)], memory={"f": (1, 2, 3)}, first_calls={"f": 1.0})
+    run.write(tmp_path / "run.json")
+    assert run == read_record(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0}', '{"schema": 1}'])
+def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
+    """A file that is no record is named."""
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json is (no record|a record of another version)"):
+        read_record(path)
+
+
+def test_a_ratio_that_has_grown_by_half_is_told() -> None:
+    """Ratios are compared by function and batch, those of one run alone are not."""
+    old = record(rows=[row(1.0, 2.0), row(1.0, 2.0, 64)])
+    new = record(rows=[row(1.6, 2.0), row(1.4, 2.0, 64), row(9.0, 1.0, 128)])
+    lines, num_compared = grown(old, new)
+    assert ["f, mixed, 8 requests: 0.80 times the peer's time, 0.50 before"] == lines
+    assert num_compared == 2
+
+
+def test_check_fails_where_a_ratio_has_grown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--check` ends with 1 where a stored ratio was far less."""
+    stored = tmp_path / "run.json"
+    arguments = ["--quick", "--functions", "get_dcp_local_seq_lens"]
+    main([*arguments, "--json", str(stored)])
+    content = json.loads(stored.read_text())
+    for kept in content["rows"]:
+        kept["timings"][PEER]["median_us"] *= 100
+    stored.write_text(json.dumps(content))
+    assert main([*arguments, "--check", str(stored)]) == 1
+    assert "GROWN: get_dcp_local_seq_lens, decode, 1 requests: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--functions", "split_hairs"], "argument --functions: 'split_hairs' is none of "),
+        (["--check", "nowhere.json"], "No such file or directory: 'nowhere.json'"),
+        (["--peer", "no.such.module"], "--peer 'no.such.module' cannot be imported"),
+        (["--trace", "nowhere.csv"], "nowhere.csv"),
+        (["--device", "tpu"], "invalid choice: 'tpu'"),
+    ],
+)
+def test_what_is_mistyped_is_told_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command line that cannot be used ends with 2 and one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_growth_is_drawn(tmp_path: Path) -> None:
+    """The picture is a PNG of some size."""
+    pytest.importorskip("matplotlib", reason="matplotlib comes with .[bench]")
+    rows = [row(n * 1.0, n * 2.0, n, job) for job in "abcd" for n in (1, 4, 16)]
+    draw(rows, tmp_path / "growth.png", "title")
+    content = (tmp_path / "growth.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
+
+
+def test_a_step_does_all() -> None:
+    """A whole step builds the metadata of every layer, and a virtual batch."""
+    built, local = make_step(make_batch("mixed", 8), fast_side("cpu"))()
+    assert {f"layers.{i}.attn" for i in range(4)} == set(built)
+    assert local.num_reqs >= 8
+
+
+def test_importing_is_timed() -> None:
+    """`import fast` takes some time, and not many seconds."""
+    assert 0 < import_seconds() < 30
