@@ -80,7 +80,6 @@ from fast.kv_layout import (
     is_valid_kv_cache_layout,
     set_kv_cache_layout,
 )
-from fast.launch import warmup
 from fast.layer_params import (
     PerLayerParameters,
     get_per_layer_parameters,
@@ -108,6 +107,7 @@ from fast.ubatch import (
     slice_query_start_locs,
     split_attn_metadata,
 )
+from fast.warming import warmup
 
 __all__ = [
     "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy.typing as npt
 import torch
 
-from fast._compiled import compile_loops
-from fast.kernels.cuda import KERNELS, Kernel
+from fast.kernels.cuda import Kernel
 
 Argument: TypeAlias = torch.Tensor | int
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
@@ -119,29 +118,6 @@ def upload(array: npt.NDArray[Any], device: torch.device, *, pin_memory: bool) -
     if pin_memory:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def warmup() -> None:
-    """Compile all that `fast` compiles, so that no request pays for it.
-
-    The loops of the host path come from numba's cache on disk, if they are there. Where there is a
-    GPU and numba-cuda, the kernels are compiled for the current device and loaded, as they must be
-    before a CUDA graph captures them.
-
-    Example:
-        >>> import fast
-        >>> fast.warmup()
-
-    Source: kvtwin's own.
-    """
-    compile_loops()
-    if not torch.cuda.is_available():
-        return
-    for kernel in KERNELS:
-        try:
-            kernel.loaded(torch.cuda.current_device())
-        except ImportError:
-            return  # the host path is all there is
 
 
 def _launch(

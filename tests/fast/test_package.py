@@ -29,14 +29,14 @@ told = {
     "seconds": seconds,
     "numba": "numba" in sys.modules,
     "compiled": [loop.py_func.__name__ for loop in COMPILED if loop._machine_code],
-    "loaded": [kernel.name for kernel in fast.launch.KERNELS if kernel._loaded],
+    "loaded": [kernel.name for kernel in fast.kernels.cuda.KERNELS if kernel._loaded],
 }
 table = torch.tensor([[5, 9]], dtype=torch.int32)
 starts = torch.tensor([0, 3], dtype=torch.int32)
 told["slots"] = fast.compute_slot_mapping(table, starts, torch.arange(1, 4), 2).tolist()
 fast.warmup()
 try:
-    fast.launch.KERNELS[0].loaded(0)
+    fast.kernels.cuda.KERNELS[0].loaded(0)
 except ImportError as error:
     told["error"] = str(error)
 print(json.dumps(told))

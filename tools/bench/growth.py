@@ -72,9 +72,9 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     for axis in axes[:, 0]:
         axis.set_ylabel("µs")
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper right", ncols=len(labels), frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.tight_layout()
+    figure.legend(handles, labels, loc="lower right", ncols=len(labels), frameon=False)
+    figure.tight_layout(rect=(0, 0.02, 1, 0.99))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

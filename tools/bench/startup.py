@@ -47,8 +47,10 @@ def _run(*arguments: str) -> str:
 def _time_first_calls() -> dict[str, float]:
     """Warm up, then call every hot function for a mixed batch, and compare the first with the rest.
 
-    The calls are made ready before, all of them; of `append_block_ids`, which fills the tables of
-    two others, it is not the first call that is timed.
+    The functions are called in turn, as in a step: in a row of calls of one function alone the
+    first differs from the rest by what the processor's caches hold, whatever was warmed up. The
+    calls are made ready before, all of them; of `append_block_ids`, which fills the tables of two
+    others, it is not the first call that is timed.
     """
     import torch  # noqa: PLC0415  # only in the process that measures
 
@@ -61,15 +63,13 @@ def _time_first_calls() -> dict[str, float]:
     fast.warmup()
     batch, side = make_batch("mixed", 64), fast_side("cpu")
     ready: dict[str, Any] = {job.name: job.prepare(batch, side) for job in JOBS}
-    ratios = {}
-    for name, prepared in ready.items():
-        seconds = []
-        for _ in range(NUM_CALLS):
+    seconds: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(NUM_CALLS):
+        for name, prepared in ready.items():
             begin = time.perf_counter()
             prepared.call()
-            seconds.append(time.perf_counter() - begin)
-        ratios[name] = seconds[0] / statistics.median(seconds[1:])
-    return ratios
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: took[0] / statistics.median(took[1:]) for name, took in seconds.items()}
 
 
 if __name__ == "__main__":
