@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything only a GPU can show, in one call of a few minutes: the conformance run on target cuda,
 # no synchronisation, side streams, graph capture and replay, the host cost of a launch, the share of
-# a copy's bandwidth that rows reach, real models whose tokens are compared with generate's, and
-# compute-sanitizer over the kernel tests where it is installed. It closes with a short table; keep
-# what it printed under tools/results/.
+# a copy's bandwidth that rows reach, real models whose tokens are compared with generate's, what every
+# hot function costs host and device, and compute-sanitizer over the kernel tests where it is
+# installed. It closes with a short table; keep what it printed under tools/results/.
 #
 #   bash tools/gpu_check.sh [workers]
 set -uo pipefail
@@ -28,6 +28,7 @@ check conformance "${pytest[@]}" conformance --target host,cuda -n "$workers"
 check device-path "${pytest[@]}" tests/gpu -rA -s
 check kernels "${pytest[@]}" tests/fast
 check real-models python3 -m tools.runner --device cuda
+check bench python3 -m tools.bench --quick --device cuda
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
 if [ -n "$sanitizer" ]; then
     for tool in memcheck racecheck; do

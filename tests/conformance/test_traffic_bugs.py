@@ -225,6 +225,7 @@ def test_a_bug_is_found(
         owner = getattr(owner, part)
     attribute = name.rpartition(".")[2]
     monkeypatch.setattr(owner, attribute, make_bug(getattr(owner, attribute)))
+    monkeypatch.setattr(fast, "warmup", lambda: None)  # it would meet the bug first
     assert replay.main(["--steps", "150"]) == 1
     printed = capsys.readouterr().out
     line = printed.splitlines()[-1]

@@ -341,6 +341,17 @@ def test_what_cannot_matter_is_left_out(tmp_path: Path) -> None:
     ]
 
 
+def test_a_dotted_exception_among_several_is_passed_over(tmp_path: Path) -> None:
+    """A name with a dot, which cosmic-ray cannot replace there, ends nothing."""
+    path = tmp_path / "dotted.py"
+    path.write_text(
+        "def f(x):\n    try:\n        return x + 1\n"
+        "    except (struct.error, TypeError):\n        return None\n"
+    )
+    changes = {m.after for m in find_mutants("dotted", path)}
+    assert {"return x - 1", "except (struct.error, CosmicRayTestingException):"} <= changes
+
+
 def test_places() -> None:
     """Each line is known by its function and its statement; heads of functions run at import."""
     source = Source(COUNTING)

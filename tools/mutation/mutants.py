@@ -108,7 +108,11 @@ def _mutations(text: str, source: Source) -> Iterator[tuple[str, int, Position, 
                 occurrence += 1
                 if source.is_left_out(start, end) or _is_said_by_another(name, node):
                     continue
-                yield name, occurrence, start, end, _text_with(tree, node, operator, index)
+                try:
+                    mutated = _text_with(tree, node, operator, index)
+                except AttributeError:  # cosmic-ray replaces no dotted name among several
+                    continue
+                yield name, occurrence, start, end, mutated
 
 
 def _is_said_by_another(operator: str, node: Node) -> bool:
