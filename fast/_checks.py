@@ -183,12 +183,14 @@ def check_ints(
     return np.array(values, dtype=np.int64)
 
 
-def check_tensor(name: str, value: object, dtype: torch.dtype, ndim: int) -> None:
-    """Refuse what is not a torch tensor of this dtype and number of dimensions.
+def check_tensor(
+    name: str, value: object, dtype: torch.dtype, ndim: int, device: torch.device | None = None
+) -> None:
+    """Refuse what is no torch tensor of this dtype and number of dimensions, or not on `device`.
 
     Raises:
         TypeError: it is not a tensor, or of another dtype.
-        ValueError: it has another number of dimensions.
+        ValueError: it has another number of dimensions, or is on another device.
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
@@ -196,6 +198,8 @@ def check_tensor(name: str, value: object, dtype: torch.dtype, ndim: int) -> Non
         raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
     if value.dim() != ndim:
         raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(value.shape)}")
+    if device is not None and value.device != device:
+        check_same_device([(name, value)], device)
 
 
 def check_array(name: str, value: object, min_length: int = 0) -> None:
@@ -270,20 +274,6 @@ def check_host_vector(name: str, value: torch.Tensor, length: int) -> None:
     check_tensor(name, value, torch.int32, 1)
     check_host(name, value)
     raise ValueError(f"{name} has {len(value)} entries, expected {length}")
-
-
-def is_tensor(value: object, dtype: torch.dtype, ndim: int, device: torch.device) -> bool:
-    """Say whether a value is a tensor of this dtype and number of dimensions on this device.
-
-    For what is checked in every step; who is told that it is not asks `check_tensor` and
-    `check_same_device` what is wrong, which take four times as long.
-    """
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is dtype
-        and value.ndim == ndim
-        and value.device == device
-    )
 
 
 def check_same_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:

@@ -1,6 +1,5 @@
 """Loops that are compiled when first called, not when `fast` is imported."""
 
-import ctypes
 import types
 from collections.abc import Callable
 from functools import cache
@@ -22,17 +21,24 @@ Int64s: TypeAlias = Any
 
 
 def int32s_at(address: int, length: int) -> Int32s:
-    """Return the int32 array at an address, in a compiled loop; numba's own takes its place there.
+    """Return the int32 array at an address: a name for compiled loops, in which numba's own stands.
 
     A loop that is handed an address in place of an array is called 0.7 us sooner: that is what
     torch takes to make an array of a tensor. Who calls it has judged the tensor, and holds it.
+
+    Raises:
+        TypeError: whoever calls it is not compiled.
     """
-    return np.ctypeslib.as_array((ctypes.c_int32 * length).from_address(address))
+    raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
 def int64s_at(address: int, length: int) -> Int64s:
-    """Return the int64 array at an address, as `int32s_at` does."""
-    return np.ctypeslib.as_array((ctypes.c_int64 * length).from_address(address))
+    """Return the int64 array at an address, as `int32s_at` does.
+
+    Raises:
+        TypeError: whoever calls it is not compiled.
+    """
+    raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
 @cache
@@ -80,14 +86,13 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the compiled function."""
-        if self._machine_code is not None and not is_checked():
-            return self._machine_code(*args, **kwargs)
-        if not is_checked():
+        if is_checked():
+            if self._bounds_checked is None:
+                self._bounds_checked = self._compile("_bounds_checked", boundscheck=True)
+            return self._bounds_checked(*args, **kwargs)
+        if self._machine_code is None:
             self._machine_code = self._compile()
-            return self._machine_code(*args, **kwargs)
-        if self._bounds_checked is None:
-            self._bounds_checked = self._compile("_bounds_checked", boundscheck=True)
-        return self._bounds_checked(*args, **kwargs)
+        return self._machine_code(*args, **kwargs)
 
     def warm_up(self) -> None:
         """Compile the function now, if it is not yet."""

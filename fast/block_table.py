@@ -8,11 +8,9 @@ import torch
 from fast._checks import (
     check_int,
     check_ints,
-    check_same_device,
     check_starts,
     check_tensor,
     is_checked,
-    is_tensor,
     to_host,
 )
 from fast._compiled import Int32s, Int64s, compiled
@@ -137,9 +135,7 @@ class BlockTables(RequestRows):
 
         Source: the definition is kvtwin's own; the name is vLLM's.
         """
-        if not is_tensor(idx_mapping, torch.int32, 1, self._tables.device):
-            check_tensor("idx_mapping", idx_mapping, torch.int32, 1)
-            check_same_device([("idx_mapping", idx_mapping)], self._tables.device)
+        check_tensor("idx_mapping", idx_mapping, torch.int32, 1, self._tables.device)
         num_reqs = idx_mapping.shape[0]
         if num_reqs > self.max_num_reqs:
             raise ValueError(

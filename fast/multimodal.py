@@ -32,9 +32,6 @@ NANS: Final = {
 """The bits of what stands where no embedding does: a NaN, positive, quiet, no other bit set."""
 
 
-NO_ROWS: Final = np.empty((0, 0), dtype=np.uint8)
-
-
 def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None) -> torch.Tensor:
     """Put the embeddings of an item where its placeholders stand for them.
 
@@ -72,8 +69,7 @@ def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None)
     _check_rows("embeds", embeds)
     if embeds.dtype not in NANS:
         raise TypeError(f"embeds must be of a dtype that has NaN, got {embeds.dtype}")
-    if not _are_rows_and_mask(embeds, is_embed):
-        _check_mask(is_embed, embeds)
+    _check_mask(is_embed, embeds)
     num_placeholders = is_embed.shape[0]
     num_embeds, embed_dim = embeds.shape
     if num_embeds > num_placeholders:
@@ -88,10 +84,9 @@ def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None)
     _check_num_embeds("embeds has", num_embeds, mask)
     if num_placeholders == 0 or embed_dim == 0:
         return embeds.new_empty((num_placeholders, embed_dim))
-    nan = _nan_row(embeds.dtype, embed_dim)
-    source = as_bytes(embeds).numpy() if num_embeds else NO_ROWS  # saves 2.3 us
-    target = np.empty((num_placeholders, len(nan)), dtype=np.uint8)
-    put_rows(source, mask, target, nan)
+    source = as_bytes(embeds).numpy()
+    target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
+    put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
     return torch.from_numpy(target).view(embeds.dtype)
 
 
@@ -130,9 +125,8 @@ def gather_mm_placeholders(
     """
     if is_embed is None:
         return placeholders
-    if not _are_rows_and_mask(placeholders, is_embed):
-        _check_rows("placeholders", placeholders)
-        _check_mask(is_embed, placeholders)
+    _check_rows("placeholders", placeholders)
+    _check_mask(is_embed, placeholders)
     num_placeholders = placeholders.shape[0]
     if is_embed.shape[0] != num_placeholders:
         raise ValueError(
@@ -196,19 +190,6 @@ the model's embedding method
 def _check_item(name: str, shape: tuple[int, ...], cause: str) -> None:
     if len(shape) != 2:
         raise ValueError(f"{name} has shape {tuple(shape)}, expected 2 dimensions; {cause}")
-
-
-def _are_rows_and_mask(rows: object, is_embed: object) -> bool:
-    """Say whether these are rows on the CPU and a mask: 0.4 us less than to ask what is wrong."""
-    return (
-        isinstance(rows, torch.Tensor)
-        and isinstance(is_embed, torch.Tensor)
-        and rows.ndim == 2
-        and is_embed.ndim == 1
-        and is_embed.dtype is torch.bool
-        and rows.is_cpu
-        and is_embed.is_cpu
-    )
 
 
 def _check_rows(name: str, rows: object) -> None:

@@ -14,7 +14,6 @@ from fast._checks import (
     check_starts,
     check_tensor,
     is_checked,
-    is_tensor,
     to_host,
 )
 from fast._compiled import Int32s, Int64s, compiled, int32s_at, int64s_at
@@ -144,18 +143,10 @@ def check_batch(
         TypeError: one is no tensor, or of another dtype.
         ValueError: one has another number of dimensions or no entry, or is elsewhere.
     """
-    if (
-        is_tensor(query_start_loc, torch.int32, 1, device)
-        and is_tensor(positions, torch.int64, 1, device)
-        and query_start_loc.shape[0] > 0
-    ):
-        return
-    check_tensor("query_start_loc", query_start_loc, torch.int32, 1)
-    check_tensor("positions", positions, torch.int64, 1)
-    if len(query_start_loc) == 0:
+    check_tensor("query_start_loc", query_start_loc, torch.int32, 1, device)
+    check_tensor("positions", positions, torch.int64, 1, device)
+    if query_start_loc.shape[0] == 0:
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
-    named = [("query_start_loc", query_start_loc), ("positions", positions)]
-    check_same_device(named, device)
 
 
 def check_num_tokens(starts: IntArray, positions: IntArray) -> None:

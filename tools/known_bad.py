@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
 from rich.console import Console
@@ -34,6 +34,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from conformance.lists import names_in, near
+from tools.parser import Parser
 
 if TYPE_CHECKING:
     from known_bad import KnownBad
@@ -46,14 +47,6 @@ MOST_IN_THE_MEDIAN: Final = 20
 
 SCHEMA_VERSION: Final = 1
 """Of what `--json` writes."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,7 +360,7 @@ def make_summary(caught: Sequence[Outcome]) -> Table:
 
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.known_bad",
         description="Say which test catches each known-bad implementation, and how soon.",
     )

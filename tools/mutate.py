@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from rich.console import Console
 from tqdm import tqdm
@@ -35,20 +35,13 @@ from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.session import Judgement, Session
 from tools.mutation.summary import make_table, shortfalls, survivor_lines, tally
+from tools.parser import Parser
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"
 EQUIVALENTS: Final = Path(__file__).with_name("equivalents.toml")
 TARGETS: Final = ("host", "sim")
 SECONDS_OF_A_MINUTE = 60
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None, project: Project | None = None) -> int:
@@ -194,7 +187,7 @@ class Run:
 
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.mutate",
         description="Make mutants of fast, and let its conformance checks judge them.",
     )

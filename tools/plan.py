@@ -28,7 +28,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
@@ -37,6 +36,7 @@ from conformance.zoo.catalogue import BACKENDS
 from conformance.zoo.layer import ENCODER_ONLY, MAMBA
 from conformance.zoo.models import MODELS, get_model
 from conformance.zoo.serving import DTYPES, Serving
+from tools.parser import Parser
 from tools.sizing import GIB, GroupPlan, Plan, make_plan
 
 MOST_GIB = 2**33 - 1
@@ -152,17 +152,9 @@ def _kib(size_bytes: int) -> str:
     return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.plan",
         description="Say what a model's KV cache takes, and how many requests fit into a memory.",
     )

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from rich.console import Console
@@ -31,16 +30,9 @@ from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
 from conformance.zoo.models import MODELS, get_model
+from tools.parser import Parser
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     defaults = Settings()
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.replay",
         description="Replay a trace of real requests in both twins and compare every result.",
     )

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -34,14 +33,7 @@ from conformance.vectors import SCHEMA
 from conformance.vectors.cases import OBSERVED
 from conformance.vectors.drawing import contract_cases, session_cases
 from conformance.vectors.subjects import SESSIONS, WITHOUT_VECTORS, contracts, functions
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
+from tools.parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.vectors",
         description="Write test vectors of the functions as plain JSON.",
     )

@@ -12,9 +12,10 @@ from typing import TypeAlias
 
 import pytest
 import torch
-from on_gpu import SLEEP_CYCLES, captured, device_seconds, host_cost_us, no_waiting
+from on_gpu import captured, no_waiting
 
 import fast
+from tools.bench.device import SLEEP_CYCLES, device_seconds, host_cost_us
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

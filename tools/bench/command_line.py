@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numba
 import numpy as np
@@ -31,19 +31,12 @@ from tools.bench.step import make_step
 from tools.bench.tables import make_console, print_grown, print_record
 from tools.bench.targets import judge
 from tools.bench.timing import Spin, time_in_turn
+from tools.parser import Parser
 
 QUICK_SIZES = (1, 64, 1024)
 STEP_SIZE = 256
 NUM_OF_TRACE = 4
 """Batches that are cut from a trace."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,7 +122,7 @@ def _picked(functions: str | None) -> list[Job]:
 
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tools.bench",
         description="Time every hot function of fast against reference and a peer.",
     )

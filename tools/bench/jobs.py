@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+import reference
 from tools.bench.batches import BLOCK_SIZE, NUM_GROUPS, TOKEN_BUDGET, Batch
 from tools.bench.sides import Side
 
@@ -171,23 +172,12 @@ def _create_slices(batch: Batch, side: Side) -> Prepared | None:
     )
 
 
-def halves(batch: Batch) -> list[tuple[slice, slice]]:
-    """Return the requests and the tokens of both halves of a batch, cut at the middle token."""
-    middle = batch.num_tokens // 2
-    first = int(np.searchsorted(batch.starts[1:], middle, side="right"))
-    last = int(np.searchsorted(batch.starts[1:], middle, side="left"))
-    return [
-        (slice(0, last + 1), slice(0, middle)),
-        (slice(first, batch.num_reqs), slice(middle, batch.num_tokens)),
-    ]
-
-
 def _split_metadata(batch: Batch, side: Side) -> Prepared | None:
     if batch.num_tokens < 2:
         return None
     slices = [
-        side.make("UBatchSlice", request_slice=requests, token_slice=tokens)
-        for requests, tokens in halves(batch)
+        side.make("UBatchSlice", **vars(half))
+        for half in reference.create_ubatch_slices(batch.query_lens, batch.num_tokens // 2)
     ]
     return _prepared(
         side,

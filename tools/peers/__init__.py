@@ -3,9 +3,10 @@
 What `fast` is timed against. Each is what an engineer who knows the job writes for the host, with
 the tricks that cost nothing (views, early returns, preallocated buffers), and without `fast`'s
 checks: bad input is the caller's affair here. `python -m tools.bench` compares their answers with
-`reference`'s before it times them.
+`reference`'s before it times them. What holds a batch or a micro-batch is `fast`'s own class.
 """
 
+from fast import CommonAttentionMetadata, UBatchSlice
 from tools.peers.batch_order import (
     reorder_batch_to_split_decodes_and_prefills,
     split_decodes_and_prefills,
@@ -16,10 +17,10 @@ from tools.peers.causal_conv1d import compute_causal_conv1d_metadata
 from tools.peers.context_parallel import get_dcp_local_seq_lens
 from tools.peers.fast_prefill import make_kv_sharing_fast_prefill_common_attn_metadata
 from tools.peers.local_attention import make_local_attention_virtual_batches
-from tools.peers.metadata import CommonAttentionMetadata, build_attn_metadata
+from tools.peers.metadata import build_attn_metadata
 from tools.peers.multimodal import gather_mm_placeholders, scatter_mm_placeholders
 from tools.peers.slots import compute_slot_mapping
-from tools.peers.ubatch import UBatchSlice, create_ubatch_slices, split_attn_metadata
+from tools.peers.ubatch import create_ubatch_slices, split_attn_metadata
 
 __all__ = [
     "BlockTables",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tools.peers.metadata import CommonAttentionMetadata
+from fast import CommonAttentionMetadata
 
 
 def make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata: Any) -> Any:

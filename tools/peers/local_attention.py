@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tools.peers.metadata import CommonAttentionMetadata
+from fast import CommonAttentionMetadata
 
 
 def make_local_attention_virtual_batches(

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-
-@dataclass
-class CommonAttentionMetadata:
-    """A batch, as `reference.CommonAttentionMetadata` describes it."""
-
-    query_start_loc: torch.Tensor
-    query_start_loc_cpu: torch.Tensor
-    seq_lens: torch.Tensor
-    seq_lens_cpu: torch.Tensor
-    num_computed_tokens_cpu: torch.Tensor
-    num_reqs: int
-    num_actual_tokens: int
-    max_query_len: int
-    max_seq_len: int
-    block_table_tensor: torch.Tensor
-    slot_mapping: torch.Tensor
-    causal: bool = True
-    logits_indices_padded: torch.Tensor | None = None
-    num_logits_indices: int | None = None
-    encoder_seq_lens: np.ndarray[Any, Any] | None = None
-    dcp_local_seq_lens: torch.Tensor | None = None
+from fast import CommonAttentionMetadata
 
 
 def build_attn_metadata(

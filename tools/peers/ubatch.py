@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tools.peers.metadata import CommonAttentionMetadata
-
-
-@dataclass(frozen=True)
-class UBatchSlice:
-    """A micro-batch: its requests and its tokens."""
-
-    request_slice: slice
-    token_slice: slice
+from fast import CommonAttentionMetadata, UBatchSlice
 
 
 def create_ubatch_slices(

@@ -1,0 +1,14 @@
+"""The parser of every command line here."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: {message}\n")
