@@ -13,7 +13,7 @@ from fast._compiled import Int32s, Int64s, compiled
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
-MANY: Final = 64
+MANY: Final = 128
 """From so many entries on it pays to look at their sum."""
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
@@ -118,23 +118,18 @@ def pack_lists(
         or an int is NumPy's: then the checks of this module say what is wrong, or that all is well.
     """
     joined = _join(req_indices, cu_num_new_blocks, new_block_ids, overwrite, num_groups)
-    if joined is None:
+    if joined is None or countOf(map(type, overwrite), bool) < len(overwrite):
         return None
-    head, ids = joined
-    # No entry takes a step of Python's, here and below.
-    are_ints = countOf(map(type, head), int) == len(head)
-    if not are_ints or countOf(map(type, overwrite), bool) < len(overwrite):
-        return None
-    if not (req_indices or ids or any(head)):
-        return NOTHING
+    if not (req_indices or any(joined) or any(new_block_ids)):
+        return NOTHING if are_ints(joined) else None
     if [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
         return None
-    plan = np.empty(len(head) + len(ids) + len(overwrite), dtype=np.int64)
+    plan = np.empty(len(joined) + len(overwrite), dtype=np.int64)
     try:  # half of the time that NumPy takes for lists
-        struct.pack_into(f"{len(plan)}q", plan.data, 0, *head, *ids, *overwrite)
+        struct.pack_into(f"{len(plan)}q", plan.data, 0, *joined, *overwrite)
     except (struct.error, TypeError):  # no int, or beyond int64
         return None
-    return plan if _are_ints(ids, plan[len(head) : len(head) + len(ids)]) else None
+    return plan if are_ints(joined, plan) else None
 
 
 def _join(
@@ -143,32 +138,37 @@ def _join(
     new_block_ids: list[list[int]],
     overwrite: list[bool],
     num_groups: int,
-) -> tuple[list[int], list[int]] | None:
-    """Return rows and ends in one list, and the ids in one; None where lists are not so long."""
+) -> list[int] | None:
+    """Return rows, ends and ids in one list; None where what is given are no lists so long."""
+    # No entry takes a step of Python's, here and below.
     if countOf(map(type, (req_indices, cu_num_new_blocks, new_block_ids, overwrite)), list) < 4:
         return None
     num_listed = len(req_indices)
     lengths = (len(overwrite), len(cu_num_new_blocks), len(new_block_ids))
     if lengths != (num_listed, num_groups, num_groups):
         return None
-    head = [*req_indices]
-    all_ids: list[int] = []
-    for ends, ids in zip(cu_num_new_blocks, new_block_ids, strict=True):
-        if type(ends) is not list or type(ids) is not list or len(ends) != num_listed + 1:
-            return None
-        head += ends
-        all_ids += ids
-    return head, all_ids
+    lists = cu_num_new_blocks + new_block_ids
+    if countOf(map(type, lists), list) < len(lists):
+        return None
+    if countOf(map(len, cu_num_new_blocks), num_listed + 1) < num_groups:
+        return None
+    joined = [*req_indices]
+    for values in lists:
+        joined += values
+    return joined
 
 
-def _are_ints(values: list[int], packed: Int64) -> bool:
-    """Say whether all entries, which were packed, are Python's ints, and none a bool.
+def are_ints(values: list[int], packed: Int64 | None = None) -> bool:
+    """Say whether all entries are Python's ints, and none a bool.
 
-    The sum of many is an int where all are ints or bools, and is found in a third of the time of a
-    look at each; and what is more than 1 was no bool.
+    Of many entries, packed into int64, the sum is looked at, and those below 2: the sum is an int
+    where all are ints or bools, and what is more than 1 was no bool. That takes a third of the time
+    of a look at each.
     """
-    if len(values) > MANY and type(sum(values)) is int and packed.min() > 1:
-        return True
+    if packed is not None and len(values) > MANY and type(sum(values)) is int:
+        small = np.flatnonzero(packed[: len(values)] < 2)
+        if len(small) < len(values) // 4:
+            values = [values[at] for at in small.tolist()]
     return countOf(map(type, values), int) == len(values)
 
 

@@ -25,7 +25,7 @@ from fast.slots import (
     check_num_tokens,
     check_slots,
     compute_slot_mapping,
-    fill_slots,
+    fill_slots_of_groups,
     flat,
 )
 
@@ -43,6 +43,7 @@ class BlockTables(RequestRows):
 
     Rows are request slots, which outlive the batch order. What is handed out are views of
     persistent buffers, which keep their addresses, so that a CUDA graph can be captured over them.
+    They are for reading: on the CPU a row that holds what it should is not written again.
     On a GPU no call waits for the device, but in checked mode. The host counts the blocks of rows
     for itself: a replay that moves, swaps or clears rows is not counted, only the captured call.
 
@@ -99,14 +100,12 @@ class BlockTables(RequestRows):
         # How much of the buffers the last step may have written, so that no more is cleared.
         self._num_rows_used = 0
         self._num_slots_used = 0
-        self._gathered_arrays: tuple[Any, Any] = (None, None)
-        self._slot_arrays: list[tuple[Any, Any]] = []
+        self._gathered_arrays: tuple[Any, ...] = ()
+        self._slots_arrays: tuple[Any, ...] = ()
         if self._tables.device.type == "cpu":  # views made once: 0.8 us each
-            self._gathered_arrays = (self._gathered.numpy(), self._num_gathered.numpy())
-            self._slot_arrays = [
-                (view.numpy(), slots)
-                for view, slots in zip(self._gathered_views, self._slots.numpy(), strict=True)
-            ]
+            sources = np.full(self.max_num_reqs, -1, dtype=np.int32)
+            self._gathered_arrays = (self._gathered.numpy(), self._num_gathered.numpy(), sources)
+            self._slots_arrays = (self._slots.numpy().reshape(-1), self.max_num_batched_tokens)
 
     def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gather the rows of a batch's requests, in batch order.
@@ -225,11 +224,9 @@ class BlockTables(RequestRows):
         else:
             begins, places = query_start_loc.contiguous(), positions.contiguous()
             batch = (begins.data_ptr(), num_reqs, places.data_ptr(), num_tokens)
-            end = max(num_tokens, self._num_slots_used)
-            fits = bool(self.block_sizes)
-            for size, (table, slots) in zip(self.block_sizes, self._slot_arrays, strict=True):
-                fits = fill_slots(table, *batch, slots[:end], size, size, 1, 0, 1)
-            if not fits:  # or there is nobody to ask
+            tables = (self._gathered_arrays[0], self._arrays[2])
+            last = max(num_tokens, self._num_slots_used)
+            if not fill_slots_of_groups(*tables, *batch, *self._slots_arrays, last):
                 check_num_tokens(begins.numpy(), places.numpy())
         self._num_slots_used = num_tokens
         return self._slots[:, :num_tokens]
@@ -287,31 +284,41 @@ class BlockTables(RequestRows):
 
 
 @compiled(
-    "void(int32[::1], int32[:, ::1], int64[:, ::1], int32[::1], int32[:, ::1], int32[:], int64)"
+    "void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int32[::1], int32[:, ::1],"
+    " int32[::1], int32[:], int64)"
 )
 def gather_rows(
     tables: Int32s,
     num_blocks: Int32s,
     groups: Int64s,
+    is_changed: Any,  # noqa: ANN401  (an array)
     gathered: Int32s,
     num_gathered: Int32s,
+    sources: Int32s,
     idx_mapping: Int32s,
     num_rows: int,
 ) -> None:
-    """Gather rows in batch order, and clear what an earlier step left in the first `num_rows`."""
-    for group in range(len(groups)):
-        offset = groups[group, 0]
-        width = groups[group, 1]
-        for row in range(num_rows):
-            source = np.int64(idx_mapping[row]) if row < len(idx_mapping) else np.int64(-1)
-            count = np.int64(0)
-            if source >= 0 and source < num_blocks.shape[1]:
-                count = np.int64(num_blocks[group, source])
-            # Through views: an index that is a sum is tested for being negative, half of the time.
-            there = tables[offset + max(source, np.int64(0)) * width :]
-            here = gathered[offset + row * width :]
-            for k in range(count):
-                here[k] = there[k]
-            for k in range(count, num_gathered[group, row]):
-                here[k] = NULL_BLOCK_ID
+    """Gather rows in batch order, and clear what an earlier step left in the first `num_rows`.
+
+    A row that holds the blocks of the same request slot as after the last call keeps those, and
+    takes the ones behind them. Reads and writes whose they are, `sources`, and which slots'
+    blocks have changed since then, but for new ones behind them, `is_changed`.
+    """
+    for row in range(num_rows):
+        source = np.int64(idx_mapping[row]) if row < len(idx_mapping) else np.int64(-1)
+        if source < 0 or source >= num_blocks.shape[1]:
+            source = np.int64(-1)
+        is_kept = source >= 0 and source == sources[row] and not is_changed[source]
+        sources[row] = source
+        for group in range(len(groups)):
+            # Unsigned: other indices are tested for being negative, half of the time.
+            here = np.uint64(groups[group, 0] + row * groups[group, 1])
+            there = np.uint64(groups[group, 0] + max(source, np.int64(0)) * groups[group, 1])
+            left = np.uint64(num_gathered[group, row])
+            count = np.uint64(num_blocks[group, source]) if source >= 0 else np.uint64(0)
+            for k in range(left if is_kept else np.uint64(0), count):
+                gathered[here + k] = tables[there + k]
+            for k in range(count, left):
+                gathered[here + k] = NULL_BLOCK_ID
             num_gathered[group, row] = count
+    is_changed[:] = False

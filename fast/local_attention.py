@@ -96,11 +96,13 @@ def make_local_attention_virtual_batches(
         virtual_table = _gather_on_device(table, rows, first, columns)
     else:
         local_starts, local_lens = starts_cpu, seq_lens_cpu
-        gathered = np.empty((size, columns), dtype=np.int32)
+        gathered = np.empty(size * columns, dtype=np.int32)
         # Rows in one piece are copied in a quarter of the time.
-        table_on_host = np.ascontiguousarray(table.numpy())
-        gather_columns(table_on_host, vectors[2 * size + 1 :], gathered)
-        virtual_table = torch.from_numpy(gathered)
+        whole = table.contiguous()
+        gather_columns(
+            whole.data_ptr(), *whole.shape, vectors[2 * size + 1 :], gathered, columns
+        )
+        virtual_table = torch.from_numpy(gathered.reshape(size, columns))
     # By position, which saves 0.3 us.
     return CommonAttentionMetadata(
         local_starts,
@@ -196,21 +198,29 @@ def fill_virtual_requests(
     return max_query_len, max_seq_len
 
 
-@compiled("void(int32[:, ::1], int32[::1], int32[:, ::1])")
-def gather_columns(table: Int32s, rows_and_first: Int32s, gathered: Int32s) -> None:
-    """Copy columns of some rows, each from its own first; past the table's last, the last again."""
-    size = len(gathered)
-    columns = gathered.shape[1]
-    width = table.shape[1]
+@compiled("void(int64, int64, int64, int32[::1], int32[::1], int64)")
+def gather_columns(
+    table_address: int,
+    num_rows: int,
+    width: int,
+    rows_and_first: Int32s,
+    gathered: Int32s,
+    columns: int,
+) -> None:
+    """Copy columns of some rows, each from its own first; past the table's last, the last again.
+
+    Reads int32[num_rows, width], the table.
+    """
+    table = int32s_at(table_address, num_rows * width)
+    size = len(gathered) // columns
     for i in range(size):
-        row = rows_and_first[i]
-        first = min(rows_and_first[size + i], width)
-        inside = min(columns, width - first)
-        # Through views, as an index that is a sum is tested for being negative: half of the time.
-        source = table[row, first:]
-        target = gathered[i]
-        for k in range(inside):
-            target[k] = source[k]
-        last = table[row, width - 1] if width else NULL_BLOCK_ID
-        for k in range(inside, columns):
-            target[k] = last
+        # Unsigned: other indices are tested for being negative, half of the time.
+        row = np.uint64(rows_and_first[i] * width)
+        first = np.uint64(min(np.int64(rows_and_first[size + i]), width))
+        here = np.uint64(i * columns)
+        inside = min(np.uint64(columns), np.uint64(width) - first)
+        for k in range(np.uint64(0), inside):
+            gathered[here + k] = table[row + first + k]
+        last = table[row + np.uint64(width - 1)] if width else NULL_BLOCK_ID
+        for k in range(inside, np.uint64(columns)):
+            gathered[here + k] = last

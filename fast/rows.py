@@ -80,9 +80,13 @@ class RequestRows:
         self._num_blocks = torch.zeros(shape, dtype=torch.int32, device=device)
         # What every kernel begins with, and the same for the host's loops.
         self._state = (self._tables, self._num_blocks, self._groups)
-        self._arrays: tuple[Any, Any, Any] = (None, None, None)
+        # On the host also which rows have changed, but for new blocks behind the old ones, since
+        # rows were gathered.
+        self._is_changed = np.zeros(self.max_num_reqs, dtype=np.bool_)
+        self._arrays: tuple[Any, ...] = ()
         if self._tables.device.type == "cpu":
-            self._arrays = (self._tables.numpy(), self._num_blocks.numpy(), groups)
+            arrays = (self._tables.numpy(), self._num_blocks.numpy(), groups)
+            self._arrays = (*arrays, self._is_changed)
         # The lengths of the rows as the host knows them: all changes come from here.
         self._num_blocks_host = np.zeros(shape, dtype=np.int32)
 
@@ -248,14 +252,23 @@ class RequestRows:
         """
         r = check_index("r", r, self.max_num_reqs)
         self._num_blocks[:, r].zero_()
+        self._is_changed[r] = True
         self._num_blocks_host[:, r] = 0
 
 
-@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64[::1], int64)")
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64[::1], int64)")
 def append_rows(
-    tables: Int32s, num_blocks: Int32s, groups: Int64s, plan: Int64s, num_listed: int
+    tables: Int32s,
+    num_blocks: Int32s,
+    groups: Int64s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+    plan: Int64s,
+    num_listed: int,
 ) -> None:
     """Append block ids to rows, as a plan says."""
+    for listed in range(num_listed):
+        if plan[len(plan) - num_listed + listed]:
+            is_changed[plan[listed]] = True
     for group in range(len(groups)):
         offset = groups[group, 0]
         width = groups[group, 1]
@@ -272,9 +285,18 @@ def append_rows(
             num_blocks[group, row] = used + count
 
 
-@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
-def move_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, dst: int) -> None:
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int64)")
+def move_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    groups: Int64s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+    src: int,
+    dst: int,
+) -> None:
     """Move a row to another."""
+    is_changed[src] = True
+    is_changed[dst] = True
     for group in range(len(groups)):
         offset = groups[group, 0]
         width = groups[group, 1]
@@ -284,9 +306,18 @@ def move_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, d
         num_blocks[group, src] = 0
 
 
-@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
-def swap_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, a: int, b: int) -> None:
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int64)")
+def swap_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    groups: Int64s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+    a: int,
+    b: int,
+) -> None:
     """Swap two rows."""
+    is_changed[a] = True
+    is_changed[b] = True
     for group in range(len(groups)):
         row_a = groups[group, 0] + a * groups[group, 1]
         row_b = groups[group, 0] + b * groups[group, 1]
