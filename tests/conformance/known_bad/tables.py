@@ -116,7 +116,7 @@ class Tables:
 
     def _gather(self, mapping: list[int]) -> None:
         is_smaller = len(mapping) < len(self.last_mapping)
-        self.last_mapping = mapping
+        before, self.last_mapping = self.last_mapping, mapping
         for group, table in enumerate(self.gathered):
             for i in range(self.slots_of):
                 if i >= len(mapping) and self.bug == "rows past the batch stay":
@@ -126,7 +126,11 @@ class Tables:
                 if source == -1 and i < len(mapping) and self.bug == "-1 is the last slot":
                     row = self.rows[group][source]
                 row = row[: table.shape[1]]
-                table[i, : len(row)] = torch.tensor(row, dtype=torch.int32)
+                left = self.left[group][i] if before[i : i + 1] == [source] else 0
+                if self.bug == "a row of as many blocks is kept" and len(row) == left:
+                    continue
+                kept = left if self.bug == "a gathered row is only added to" else 0
+                table[i, kept : len(row)] = torch.tensor(row[kept:], dtype=torch.int32)
                 if self.bug == "the end of a shorter row stays":
                     stop = self.left[group][i] if i >= len(mapping) else len(row)
                 elif self.bug == "cleared only when the batch shrinks" and not is_smaller:
@@ -204,6 +208,8 @@ TABLES = rewritten(
         "-1 is the last slot": "A padded request is given the last slot's blocks.",
         "the end of a shorter row stays": "Read by speculative positions alone.",
         "cleared only when the batch shrinks": "Right for steady batches.",
+        "a gathered row is only added to": "Right until a slot in the same place is overwritten.",
+        "a row of as many blocks is kept": "Right until two rows of one length are swapped.",
         "slots by the request slots": "Right until the batch order is not the slots'.",
         "group 0's block size for all": "Right with one block size.",
         "slots past the batch stay": "Padded tokens of a larger graph overwrite live keys.",
