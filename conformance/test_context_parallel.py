@@ -7,7 +7,8 @@ import pytest
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.devices import refuses_elsewhere
 from conformance.faults.context_parallel import DCP_FAULTS
 from conformance.laws import obeys
 from conformance.meanings.context_parallel import HELD_KEYS
@@ -42,9 +43,19 @@ LOCAL_LENGTHS = Contract(
         "a round of 2**31 - 1 positions": lambda call: _round(call) == 2**31 - 1,
         "a length near 2**31": lambda call: any(s > 2**30 for s in call.arguments["seq_lens"]),
         "strided arrays": lambda call: call.arguments["seq_lens"].strides[0] > 4,
+        "out is given": lambda call: "out" in call.arguments,
+        "out is longer than the lengths": lambda call: (
+            len(call.arguments.get("out", ())) > len(call.arguments["seq_lens"])
+        ),
     },
-    pairs=(("every rank's length", "a length near 2**31"),),
+    pairs=(
+        ("every rank's length", "a length near 2**31"),
+        ("every rank's length", "out is longer than the lengths"),
+        ("the last rank", "out is longer than the lengths"),
+    ),
     faults=DCP_FAULTS,
+    changes=frozenset({"out"}),
+    aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
     has_device_path=True,
     laws=(
         "ranks_partition",
@@ -57,13 +68,14 @@ LOCAL_LENGTHS = Contract(
 test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_refuses = same_refusal(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_laws = obeys(LOCAL_LENGTHS)
+test_get_dcp_local_seq_lens_elsewhere = refuses_elsewhere(LOCAL_LENGTHS, "out")
 
 
 @law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)
 def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
     """The ranks' local lengths add up, and no rank has more than one interleave over another."""
     with target.running(checked=True):
-        lengths = Side(target, call.replacing(dcp_rank=None)).run().tolist()
+        lengths = Side(target, call.replacing(dcp_rank=None, out=None)).run().tolist()
     interleave = call.arguments.get("cp_kv_cache_interleave_size", 1)
     for seq_len, local in zip(call.arguments["seq_lens"].tolist(), lengths, strict=True):
         assert sum(local) == seq_len

@@ -62,17 +62,26 @@ ROW_SITUATIONS: dict[str, Any] = {
     "a strided mask": lambda call: (
         call.facts is not None and call.arguments["is_embed"].strides[0] > 1
     ),
+    "out is given": lambda call: "out" in call.arguments,
+    "out is given, and no mask": lambda call: call.facts is None and "out" in call.arguments,
+    "out begins at no multiple of 16 bytes": lambda call: bool(
+        "out" in call.arguments and call.arguments["out"].ctypes.data % 16
+    ),
 }
 
 PAIRS = (
     ("rows that lie one element on", "rows of whole 16 bytes"),
     ("rows that lie wide rows", "rows of whole 16 bytes"),
     ("runs with separators", "more placeholders than a tile"),
+    ("out begins at no multiple of 16 bytes", "rows of whole 16 bytes"),
 )
 
 
 def _has_no_mask(call: Call) -> bool:
-    return call.facts is None
+    return call.facts is None and "out" not in call.arguments
+
+
+OUT = Alias("", Relation.SAME, "out", lambda call: "out" in call.arguments)
 
 
 SCATTER = Contract(
@@ -81,13 +90,14 @@ SCATTER = Contract(
     ROW_SITUATIONS,
     pairs=PAIRS,
     faults=SCATTER_FAULTS,
-    aliases=(Alias("", Relation.SAME, "embeds", _has_no_mask),),
+    changes=frozenset({"out"}),
+    aliases=(Alias("", Relation.SAME, "embeds", _has_no_mask), OUT),
     has_kernel=True,
 )
 
 test_scatter_mm_placeholders = same_answer(SCATTER)
 test_scatter_mm_placeholders_refuses = same_refusal(SCATTER)
-test_scatter_mm_placeholders_elsewhere = refuses_elsewhere(SCATTER, "is_embed")
+test_scatter_mm_placeholders_elsewhere = refuses_elsewhere(SCATTER, "is_embed", "out")
 
 GATHER = Contract(
     "gather_mm_placeholders",
@@ -96,17 +106,20 @@ GATHER = Contract(
         **ROW_SITUATIONS,
         "rows that hold no NaN": _rows(lambda rows: rows.dtype not in NAN_BITS),
         "the number of embeddings is told": lambda call: bool(call.hints),
-        "it must be counted": lambda call: call.facts is not None and not call.hints,
+        "it must be counted": lambda call: (
+            call.facts is not None and not call.hints and "out" not in call.arguments
+        ),
     },
     pairs=PAIRS,
     faults=GATHER_FAULTS,
-    aliases=(Alias("", Relation.SAME, "placeholders", _has_no_mask),),
+    changes=frozenset({"out"}),
+    aliases=(Alias("", Relation.SAME, "placeholders", _has_no_mask), OUT),
     has_kernel=True,
 )
 
 test_gather_mm_placeholders = same_answer(GATHER)
 test_gather_mm_placeholders_refuses = same_refusal(GATHER)
-test_gather_mm_placeholders_elsewhere = refuses_elsewhere(GATHER, "is_embed")
+test_gather_mm_placeholders_elsewhere = refuses_elsewhere(GATHER, "is_embed", "out")
 
 SANITY = Contract(
     "sanity_check_mm_encoder_outputs",

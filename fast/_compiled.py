@@ -20,6 +20,10 @@ Int64s: TypeAlias = Any
 """An int64 array in a compiled loop or a kernel."""
 
 
+Int: TypeAlias = Any
+"""An integer in a compiled loop, where its arithmetic gives the compiler's ints."""
+
+
 def int32s_at(address: int, length: int) -> Int32s:
     """Return the int32 array at an address: a name for compiled loops, in which numba's own stands.
 

@@ -3,9 +3,18 @@
 import numpy as np
 import torch
 
-from fast._checks import MAX_SIZE, check_int, check_minimum, check_tensor, is_checked, to_host
+from fast._checks import (
+    INT32,
+    MAX_SIZE,
+    check_int,
+    check_minimum,
+    check_tensor,
+    is_checked,
+    to_host,
+)
 from fast._compiled import Int32s, compiled, int32s_at
 from fast.launch import uses_kernels
+from fast.outputs import check_rows_out
 
 
 def get_dcp_local_seq_lens(
@@ -13,25 +22,31 @@ def get_dcp_local_seq_lens(
     dcp_size: int = 1,
     dcp_rank: int | None = None,
     cp_kv_cache_interleave_size: int = 1,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Count the tokens of each sequence that a context-parallel rank holds.
 
     A rank holds the positions `p` with `(p // interleave) % dcp_size == rank`. On a GPU nothing
-    waits for the device (checked mode does).
+    waits for the device (checked mode does), and the call can be captured into a CUDA graph.
 
     Args:
         seq_lens: int32[num_reqs], tokens of each sequence.
         dcp_size: context-parallel ranks.
         dcp_rank: the rank; None: all of them.
         cp_kv_cache_interleave_size: consecutive positions that a rank holds.
+        out: int32 of the result's shape or with more rows, in one piece; written to its end, 0 in
+            the rows behind `num_reqs`.
 
     Returns:
-        int32[num_reqs], or without a rank int32[num_reqs, dcp_size], a column for each.
+        int32[num_reqs], or without a rank int32[num_reqs, dcp_size], a column for each:
+        `out[:num_reqs]`, or a new tensor.
 
     Raises:
         TypeError: an argument of another type or dtype.
-        ValueError: a rank out of range, a size or an interleave below 1; in checked mode a
-            negative length.
+        ValueError: a rank out of range, a size or an interleave below 1, an `out` of another shape,
+            elsewhere or in pieces; in checked mode a negative length, or an `out` that shares
+            memory with the input.
 
     Example:
         >>> import torch
@@ -53,14 +68,21 @@ def get_dcp_local_seq_lens(
     if is_checked():
         check_minimum("seq_lens", to_host(seq_lens), 0)
 
-    ranks = size if dcp_rank is None else 1
+    num_reqs, ranks = seq_lens.shape[0], size if dcp_rank is None else 1
+    shape = (num_reqs, size) if dcp_rank is None else (num_reqs,)
+    if out is not None:
+        check_rows_out(out, INT32, shape, (seq_lens,), seq_lens.device, may_be_longer=True)
     if uses_kernels(seq_lens):
-        on_device = _count_on_device(seq_lens, size, rank, ranks, interleave)
-        return on_device if dcp_rank is None else on_device.view(-1)
+        on_device = _count_on_device(seq_lens, size, rank, ranks, interleave).view(shape)
+        if out is None:
+            return on_device
+        out[num_reqs:].zero_()
+        return out[:num_reqs].copy_(on_device)
     lens = seq_lens.contiguous()
-    local = np.empty((lens.shape[0], ranks), dtype=np.int32)
-    count_local_tokens(lens.data_ptr(), size, rank, interleave, local)
-    return torch.from_numpy(local if dcp_rank is None else local.reshape(-1))
+    local = np.empty(shape, dtype=np.int32) if out is None else out.numpy()
+    by_rank = local.reshape(len(local), ranks)
+    count_local_tokens(lens.data_ptr(), num_reqs, size, rank, interleave, by_rank)
+    return torch.from_numpy(local) if out is None else out[:num_reqs]
 
 
 def _count_on_device(
@@ -73,15 +95,15 @@ def _count_on_device(
     return rounds.unsqueeze(1) + (rest.unsqueeze(1) - first).clamp_(0, interleave)
 
 
-@compiled("void(int64, int64, int64, int64, int32[:, ::1])")
+@compiled("void(int64, int64, int64, int64, int64, int32[:, ::1])")
 def count_local_tokens(
-    seq_lens_address: int, size: int, rank: int, interleave: int, local: Int32s
+    seq_lens_address: int, num_reqs: int, size: int, rank: int, interleave: int, local: Int32s
 ) -> None:
-    """Write how many tokens of each sequence each rank holds, from the first rank on.
+    """Write how many tokens of each sequence each rank holds, from the first rank on; then 0.
 
-    Reads int32, the lengths, as many as `local` has rows.
+    Reads int32[num_reqs], the lengths.
     """
-    seq_lens = int32s_at(seq_lens_address, len(local))
+    seq_lens = int32s_at(seq_lens_address, num_reqs)
     in_round = size * interleave
     for i in range(len(seq_lens)):
         rounds = np.int64(seq_lens[i]) // in_round
@@ -89,3 +111,5 @@ def count_local_tokens(
         for k in range(local.shape[1]):
             mine = min(max(rest - (rank + k) * interleave, np.int64(0)), np.int64(interleave))
             local[i, k] = rounds * interleave + mine
+    for i in range(num_reqs, len(local)):
+        local[i, :] = 0

@@ -99,9 +99,8 @@ def make_local_attention_virtual_batches(
         gathered = np.empty(size * columns, dtype=np.int32)
         # Rows in one piece are copied in a quarter of the time.
         whole = table.contiguous()
-        gather_columns(
-            whole.data_ptr(), *whole.shape, vectors[2 * size + 1 :], gathered, columns
-        )
+        shape = (whole.shape[0], whole.shape[1])
+        gather_columns(whole.data_ptr(), *shape, vectors[2 * size + 1 :], gathered, columns)
         virtual_table = torch.from_numpy(gathered.reshape(size, columns))
     # By position, which saves 0.3 us.
     return CommonAttentionMetadata(
@@ -216,7 +215,7 @@ def gather_columns(
     for i in range(size):
         # Unsigned: other indices are tested for being negative, half of the time.
         row = np.uint64(rows_and_first[i] * width)
-        first = np.uint64(min(np.int64(rows_and_first[size + i]), width))
+        first = np.uint64(min(rows_and_first[size + i], width))
         here = np.uint64(i * columns)
         inside = min(np.uint64(columns), np.uint64(width) - first)
         for k in range(np.uint64(0), inside):

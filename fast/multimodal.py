@@ -11,6 +11,7 @@ from fast._checks import check_int, check_same_device, check_type, is_checked, t
 from fast._compiled import compiled
 from fast.launch import uses_kernels
 from fast.mm_budget import MultiModalBudget, compute_mm_encoder_budget
+from fast.outputs import check_rows_out
 from fast.row_moves import as_bytes, gather_on_device, scatter_on_device
 
 __all__ = [
@@ -32,7 +33,9 @@ NANS: Final = {
 """The bits of what stands where no embedding does: a NaN, positive, quiet, no other bit set."""
 
 
-def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None) -> torch.Tensor:
+def scatter_mm_placeholders(
+    embeds: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Put the embeddings of an item where its placeholders stand for them.
 
     On a GPU nothing waits for the device (checked mode does), and the call can be captured into a
@@ -41,18 +44,21 @@ def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None)
     Args:
         embeds: float[num_embeds, embed_dim], of a dtype that has NaN.
         is_embed: bool[num_placeholders], whether an embedding replaces the placeholder; None: all.
+        out: of the result's shape and dtype, in one piece: it is written, and nothing is allocated
+            for the result.
 
     Returns:
-        float[num_placeholders, embed_dim], a new tensor of the same dtype: the embeddings in order
-        where `is_embed` is True, bit for bit, and NaN elsewhere; `embeds` itself, unchecked, where
-        there is no `is_embed`.
+        float[num_placeholders, embed_dim], `out` or a new tensor of the same dtype: the embeddings
+        in order where `is_embed` is True, bit for bit, and NaN elsewhere; `embeds` itself,
+        unchecked, where there is neither `is_embed` nor `out`.
 
     Raises:
         TypeError: embeddings of another type, or of a dtype without NaN; a mask that is no bool
-            vector.
+            vector; an `out` of another dtype.
         ValueError: embeddings that are not two-dimensional, or more than placeholders; tensors on
-            unlike devices; a number of True entries that is not num_embeds (on a GPU in checked
-            mode: otherwise embeddings are left out, or are NaN).
+            unlike devices; an `out` of another shape or in pieces, in checked mode of an input's
+            memory; a number of True entries that is not num_embeds (on a GPU in checked mode:
+            otherwise embeddings are left out, or are NaN).
 
     Example:
         >>> import torch
@@ -64,11 +70,13 @@ def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None)
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if is_embed is None:
+    if is_embed is None and out is None:
         return embeds
     _check_rows("embeds", embeds)
     if embeds.dtype not in NANS:
         raise TypeError(f"embeds must be of a dtype that has NaN, got {embeds.dtype}")
+    if is_embed is None:
+        return _check_out(out, embeds, None, len(embeds)).copy_(embeds.detach())
     _check_mask(is_embed, embeds)
     num_placeholders = is_embed.shape[0]
     num_embeds, embed_dim = embeds.shape
@@ -76,44 +84,59 @@ def scatter_mm_placeholders(embeds: torch.Tensor, is_embed: torch.Tensor | None)
         raise ValueError(
             f"embeds has {num_embeds} rows, but is_embed has {num_placeholders} entries"
         )
+    if out is not None:
+        _check_out(out, embeds, is_embed, num_placeholders)
     if uses_kernels(embeds):
         if is_checked():
             _check_num_embeds("embeds has", num_embeds, to_host(is_embed))
-        return scatter_on_device(embeds, is_embed, NANS[embeds.dtype])
+        placeholders = embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
+        scatter_on_device(embeds, is_embed, NANS[embeds.dtype], placeholders)
+        return placeholders
     mask = is_embed.numpy()
     _check_num_embeds("embeds has", num_embeds, mask)
     if num_placeholders == 0 or embed_dim == 0:
-        return embeds.new_empty((num_placeholders, embed_dim))
+        return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
     source = as_bytes(embeds).numpy()
+    if out is not None:
+        put_rows(source, mask, as_bytes(out).numpy(), _nan_row(embeds.dtype, embed_dim))
+        return out
     target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
     put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
     return torch.from_numpy(target).view(embeds.dtype)
 
 
 def gather_mm_placeholders(
-    placeholders: torch.Tensor, is_embed: torch.Tensor | None, *, num_embeds: int | None = None
+    placeholders: torch.Tensor,
+    is_embed: torch.Tensor | None,
+    *,
+    num_embeds: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Take the embeddings of an item from where its placeholders stand for them.
 
     It undoes `scatter_mm_placeholders`. On a GPU this waits for the device, unless the number of
-    embeddings is given; then it can be captured into a CUDA graph.
+    embeddings or `out` is given; then it can be captured into a CUDA graph.
 
     Args:
         placeholders: any dtype[num_placeholders, embed_dim].
         is_embed: bool[num_placeholders], whether an embedding replaces the placeholder; None: all.
         num_embeds: how many entries of `is_embed` are True; with it nothing waits. `reference` has
             no such argument.
+        out: of the result's shape and dtype, in one piece: it is written, and nothing is allocated
+            for the result. It tells the number of embeddings too.
 
     Returns:
-        [num_embeds, embed_dim], a new tensor of the same dtype: the rows where `is_embed` is True,
-        in order, bit for bit; `placeholders` itself, unchecked, where there is no `is_embed`.
+        [num_embeds, embed_dim], `out` or a new tensor of the same dtype: the rows where `is_embed`
+        is True, in order, bit for bit; `placeholders` itself, unchecked, where there is neither
+        `is_embed` nor `out`.
 
     Raises:
-        TypeError: an argument of another type, a mask that is no bool vector.
+        TypeError: an argument of another type, a mask that is no bool vector, an `out` of another
+            dtype.
         ValueError: placeholders that are not two-dimensional, a mask of another length, tensors on
-            unlike devices, a number of embeddings outside 0 to num_placeholders, or that is not
-            that of the True entries (on a GPU in checked mode: otherwise rows are left out, or are
-            zero).
+            unlike devices; an `out` of another shape or in pieces, in checked mode of an input's
+            memory; a number of embeddings outside 0 to num_placeholders, or that is not that of
+            the True entries (on a GPU in checked mode: otherwise rows are left out, or are zero).
 
     Example:
         >>> import torch
@@ -123,28 +146,34 @@ def gather_mm_placeholders(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if is_embed is None:
+    if is_embed is None and out is None:
         return placeholders
     _check_rows("placeholders", placeholders)
-    _check_mask(is_embed, placeholders)
     num_placeholders = placeholders.shape[0]
+    if is_embed is None:
+        return _check_out(out, placeholders, None, num_placeholders).copy_(placeholders.detach())
+    _check_mask(is_embed, placeholders)
     if is_embed.shape[0] != num_placeholders:
         raise ValueError(
             f"is_embed has {len(is_embed)} entries, but placeholders has {num_placeholders} rows"
         )
-    if num_embeds is not None:
-        num_embeds = check_int("num_embeds", num_embeds, 0, num_placeholders)
+    said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
     if uses_kernels(placeholders):
         if num_embeds is None:
             num_embeds = int(is_embed.count_nonzero())
         elif is_checked():
-            _check_num_embeds("num_embeds is", num_embeds, to_host(is_embed))
-        return gather_on_device(placeholders, is_embed, num_embeds)
+            _check_num_embeds(said, num_embeds, to_host(is_embed))
+        embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out
+        gather_on_device(placeholders, is_embed, embeds)
+        return embeds
     mask = is_embed.numpy()
     if num_embeds is not None:
-        _check_num_embeds("num_embeds is", num_embeds, mask)
+        _check_num_embeds(said, num_embeds, mask)
     # A half of the time of torch's own indexing by a mask.
-    return placeholders.detach().index_select(0, torch.from_numpy(mask.nonzero()[0]))
+    chosen = torch.from_numpy(mask.nonzero()[0])
+    if out is None:
+        return placeholders.detach().index_select(0, chosen)
+    return torch.index_select(placeholders.detach(), 0, chosen, out=out)
 
 
 def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: int) -> None:
@@ -211,6 +240,31 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
         )
     if is_embed.device != rows.device:
         check_same_device([("is_embed", is_embed)], rows.device)
+
+
+def _check_out(
+    out: object, rows: torch.Tensor, is_embed: torch.Tensor | None, num_rows: int
+) -> torch.Tensor:
+    """Return a matrix of so many rows that can be written to."""
+    inputs = (rows,) if is_embed is None else (rows, is_embed)
+    return check_rows_out(out, rows.dtype, (num_rows, rows.shape[1]), inputs, rows.device)
+
+
+def _told_num_embeds(
+    num_embeds: int | None, out: object, placeholders: torch.Tensor, is_embed: torch.Tensor
+) -> tuple[str, int | None]:
+    """Return who tells the number of embeddings, and what it is: None where nobody does."""
+    most = placeholders.shape[0]
+    if num_embeds is not None:
+        num_embeds = check_int("num_embeds", num_embeds, 0, most)
+    if out is None:
+        return "num_embeds is", num_embeds
+    has_rows = isinstance(out, torch.Tensor) and out.dim() > 0
+    room = min(out.shape[0], most) if has_rows else most  # type: ignore[attr-defined]  # just asked
+    _check_out(out, placeholders, is_embed, room)
+    if num_embeds is not None and num_embeds != room:
+        raise ValueError(f"num_embeds is {num_embeds}, but out has {room} rows")
+    return "out has room for", room
 
 
 def _check_num_embeds(said: str, num_embeds: int, mask: npt.NDArray[np.bool_]) -> None:

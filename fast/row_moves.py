@@ -18,28 +18,25 @@ MAX_GRID_Y: Final = 65535
 """The most blocks along y that a GPU takes."""
 
 
-def scatter_on_device(embeds: torch.Tensor, is_embed: torch.Tensor, nan: int) -> torch.Tensor:
+def scatter_on_device(
+    embeds: torch.Tensor, is_embed: torch.Tensor, nan: int, placeholders: torch.Tensor
+) -> None:
     """Put rows where a mask is True, and elements of these bits elsewhere; nothing waits."""
-    num_embeds, embed_dim = embeds.shape
-    placeholders = embeds.new_empty((len(is_embed), embed_dim))
     if placeholders.numel() == 0:
-        return placeholders
+        return
     source, ranks = as_bytes(embeds), _rank_embeds(is_embed)
     pattern = _repeat(nan, embeds.element_size())
-    _launch_rows(kernels.scatter_rows, source, num_embeds, ranks, placeholders, pattern)
-    return placeholders
+    _launch_rows(kernels.scatter_rows, source, len(embeds), ranks, placeholders, pattern)
 
 
 def gather_on_device(
-    placeholders: torch.Tensor, is_embed: torch.Tensor, num_embeds: int
-) -> torch.Tensor:
-    """Take so many rows where a mask is True; nothing waits."""
-    embeds = placeholders.new_empty((num_embeds, placeholders.shape[1]))
+    placeholders: torch.Tensor, is_embed: torch.Tensor, embeds: torch.Tensor
+) -> None:
+    """Take as many rows as there is room for where a mask is True; nothing waits."""
     if embeds.numel() == 0:
-        return embeds
+        return
     source, ranks = as_bytes(placeholders), _rank_embeds(is_embed)
-    _launch_rows(kernels.gather_rows, source, num_embeds, ranks, embeds)
-    return embeds
+    _launch_rows(kernels.gather_rows, source, len(embeds), ranks, embeds)
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:

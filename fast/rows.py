@@ -83,10 +83,10 @@ class RequestRows:
         # On the host also which rows have changed, but for new blocks behind the old ones, since
         # rows were gathered.
         self._is_changed = np.zeros(self.max_num_reqs, dtype=np.bool_)
-        self._arrays: tuple[Any, ...] = ()
+        self._arrays: tuple[Any, Any, Any, Any] = (None, None, None, None)
         if self._tables.device.type == "cpu":
-            arrays = (self._tables.numpy(), self._num_blocks.numpy(), groups)
-            self._arrays = (*arrays, self._is_changed)
+            tables, num_blocks = self._tables.numpy(), self._num_blocks.numpy()
+            self._arrays = (tables, num_blocks, groups, self._is_changed)
         # The lengths of the rows as the host knows them: all changes come from here.
         self._num_blocks_host = np.zeros(shape, dtype=np.int32)
 

@@ -1,6 +1,6 @@
 """Where tokens stand in the physical cache; the names are imported from `fast.block_table`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from fast._checks import (
     is_checked,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled, inlined, int32s_at, int64s_at
+from fast._compiled import Int, Int32s, Int64s, compiled, inlined, int32s_at, int64s_at
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
+from fast.outputs import check_own_memory
 from fast.sentinels import PAD_SLOT_ID
 
 
@@ -108,7 +109,8 @@ def compute_slot_mapping(
     if not uses_kernels(block_table):
         starts, where = query_start_loc.contiguous(), positions.contiguous()
         slots = np.empty(num_positions, dtype=np.int64) if out is None else out.numpy()
-        table = (block_table.data_ptr(), *block_table.stride(), block_table.shape[1])
+        rows, columns = block_table.stride()
+        table = (block_table.data_ptr(), rows, columns, block_table.shape[1])
         batch = (starts.data_ptr(), num_reqs, where.data_ptr(), num_positions)
         if not fill_slots(*table, *batch, slots, *layout):
             check_num_tokens(starts.numpy(), where.numpy())
@@ -215,7 +217,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @inlined
-def are_consecutive(positions: Int64s, begin: int, end: int) -> bool:
+def are_consecutive(positions: Int64s, begin: Int, end: Int) -> Any:  # noqa: ANN401  (the compiler's bool)
     """Say whether the positions of some tokens follow one another, from 0 at least."""
     first = positions[begin]
     differences = np.int64(0)
@@ -227,14 +229,14 @@ def are_consecutive(positions: Int64s, begin: int, end: int) -> bool:
 @inlined
 def fill_consecutive(
     blocks: Int32s,
-    start: int,
-    step: int,
-    num_blocks: int,
-    block_size: int,
-    first: int,
+    start: Int,
+    step: Int,
+    num_blocks: Int,
+    block_size: Int,
+    first: Int,
     slots: Int64s,
-    begin: int,
-    end: int,
+    begin: Int,
+    end: Int,
 ) -> None:
     """Write the slots of consecutive positions from `first` on, -1 where there is none.
 
@@ -243,8 +245,8 @@ def fill_consecutive(
     division for each.
     """
     column = first // block_size
-    in_block = first - column * block_size
-    at = begin
+    in_block: Int = first - column * block_size
+    at: Int = begin
     while at < end:
         stop = min(at + block_size - in_block, end)
         block_id = np.int64(-1)
@@ -266,7 +268,7 @@ def fill_consecutive(
     "boolean(int64, int64, int64, int64, int64, int64, int64, int64, int64[:], int64, int64, int64,"
     " int64, int64)"
 )
-def fill_slots(  # noqa: C901  (numba keeps each loop on its own)
+def fill_slots(
     table_address: int,
     row_stride: int,
     column_stride: int,
@@ -410,25 +412,5 @@ def _check_out(out: torch.Tensor, *inputs: torch.Tensor) -> None:
         raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
     if len(out) > 1 and out.stride(0) == 0:
         raise ValueError("out is one element repeated, expected one for each token")
-    if is_checked() and any(_share_memory(out, tensor) for tensor in inputs):
-        raise ValueError("out shares memory with an input, expected memory of its own")
-
-
-class _Addresses:
-    """A tensor's addresses as NumPy takes them; nothing is read there, so a GPU's serve too."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tuple(tensor.shape),
-            "strides": tuple(size * stride for stride in tensor.stride()),
-            "typestr": f"<i{size}",
-            "data": (tensor.data_ptr(), False),
-        }
-
-
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.numel() == 0 or b.numel() == 0:
-        return False
-    return np.shares_memory(np.asarray(_Addresses(a)), np.asarray(_Addresses(b)))
+    if is_checked():
+        check_own_memory(out, inputs)

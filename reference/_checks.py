@@ -268,3 +268,31 @@ def check_out(value: object, length: int, inputs: Mapping[str, Array]) -> Array:
         if np.shares_memory(out, array):
             raise ValueError(f"out shares memory with {name}, but must not")
     return out
+
+
+def check_rows_out(
+    value: object,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    inputs: Mapping[str, Array],
+    *,
+    may_be_longer: bool = False,
+) -> Array:
+    """Return an array whose rows can be written to: in one piece, and no part of it an input."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"out is a {type(value).__name__}, but must be a NumPy array")
+    if value.dtype != dtype:
+        raise TypeError(f"out has dtype {value.dtype}, but must have {dtype}")
+    is_longer = may_be_longer and value.ndim == len(shape) and len(value) >= shape[0]
+    wanted = (len(value), *shape[1:]) if is_longer else shape
+    if value.shape != wanted:
+        at_least = ", or more rows" if may_be_longer else ""
+        raise ValueError(f"out has shape {value.shape}, but must have {shape}{at_least}")
+    if not value.flags.c_contiguous:
+        raise ValueError(f"out has strides {value.strides} bytes, but must lie in one piece")
+    if not value.flags.writeable:
+        raise ValueError("out is read-only, but is to be written")
+    for name, array in inputs.items():
+        if np.shares_memory(value, array):
+            raise ValueError(f"out shares memory with {name}, but must not")
+    return value

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference._checks import MAX_INT32, Int32Array, check_array, check_int, check_size
+from reference._checks import (
+    MAX_INT32,
+    Int32Array,
+    check_array,
+    check_int,
+    check_rows_out,
+    check_size,
+)
 
 
 def get_dcp_local_seq_lens(
@@ -12,6 +19,8 @@ def get_dcp_local_seq_lens(
     dcp_size: int = 1,
     dcp_rank: int | None = None,
     cp_kv_cache_interleave_size: int = 1,
+    *,
+    out: Int32Array | None = None,
 ) -> Int32Array:
     """Count the positions of each sequence that a context-parallel rank holds, or each rank.
 
@@ -24,13 +33,18 @@ def get_dcp_local_seq_lens(
         dcp_rank: The rank, or None for all.
         cp_kv_cache_interleave_size: Consecutive positions that stay on one rank; times `dcp_size`
             at most 2**31 - 1.
+        out: int32 of the result's shape or with more rows, written in place of a new array, all of
+            it: 0 in the rows past `num_reqs`. It lies in one piece and shares no memory with
+            `seq_lens`.
 
     Returns:
-        A new int32[num_reqs] for a rank; int32[num_reqs, dcp_size] for all, a column for each.
+        A new int32[num_reqs] for a rank; int32[num_reqs, dcp_size] for all, a column for each. With
+        `out`, its first `num_reqs` rows.
 
     Raises:
         TypeError: An argument of another type or dtype.
-        ValueError: A size below 1, a rank that there is not, a negative length.
+        ValueError: A size below 1, a rank that there is not, a negative length; an `out` of another
+            shape, in pieces, read-only, or of the input's memory. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -52,16 +66,23 @@ def get_dcp_local_seq_lens(
             f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is "
             f"{size * interleave}, but must be at most {MAX_INT32}"
         )
+    ranks = range(size)
+    shape: tuple[int, ...] = (len(lengths), size)
     if dcp_rank is not None:
         rank = check_int("dcp_rank", dcp_rank, 0, size - 1)
-        local_lengths = [_local_length(length, rank, size, interleave) for length in lengths]
-        return np.array(local_lengths, dtype=np.int32)
+        ranks, shape = range(rank, rank + 1), (len(lengths),)
+    if out is not None:
+        check_rows_out(out, np.dtype(np.int32), shape, {"seq_lens": seq_lens}, may_be_longer=True)
 
-    rows = [
-        [_local_length(length, rank, size, interleave) for rank in range(size)]
-        for length in lengths
+    counted = [
+        _local_length(length, rank, size, interleave) for length in lengths for rank in ranks
     ]
-    return np.array(rows, dtype=np.int32).reshape(len(lengths), size)
+    local_lengths = np.array(counted, dtype=np.int32).reshape(shape)
+    if out is None:
+        return local_lengths
+    out[:] = 0
+    out[: len(lengths)] = local_lengths
+    return out[: len(lengths)]
 
 
 def _local_length(length: int, rank: int, size: int, interleave: int) -> int:

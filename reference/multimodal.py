@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference._checks import Array, check_int
+from reference._checks import Array, check_int, check_rows_out
 from reference.mm_budget import MultiModalBudget, compute_mm_encoder_budget
 
 __all__ = [
@@ -28,7 +28,9 @@ NAN_BITS = {
 such a one). Other dtypes hold no embeddings."""
 
 
-def scatter_mm_placeholders(embeds: Array, is_embed: NDArray[np.bool_] | None) -> Array:
+def scatter_mm_placeholders(
+    embeds: Array, is_embed: NDArray[np.bool_] | None, *, out: Array | None = None
+) -> Array:
     """Put a multimodal item's embeddings into the run of placeholder tokens that stands for it.
 
     Args:
@@ -36,16 +38,20 @@ def scatter_mm_placeholders(embeds: Array, is_embed: NDArray[np.bool_] | None) -
             float8_e5m2, of any strides.
         is_embed: bool[num_placeholders], the placeholders that an embedding replaces, as many as
             there are embeddings (a single row is never broadcast); None: all.
+        out: Of the result's shape and dtype, written in place of a new array. It lies in one piece
+            and shares no memory with the inputs.
 
     Returns:
-        A new, contiguous [num_placeholders, embed_dim] of the same dtype. Where `is_embed` is True
-        it has the rows of `embeds` in order, bit for bit; elsewhere NaN, of the bits in `NAN_BITS`.
-        With None `embeds` itself, unchecked.
+        A new, contiguous [num_placeholders, embed_dim] of the same dtype, or `out`. Where
+        `is_embed` is True it has the rows of `embeds` in order, bit for bit; elsewhere NaN, of the
+        bits in `NAN_BITS`. With neither mask nor `out`, `embeds` itself, unchecked.
 
     Raises:
         TypeError: A mask that is not a bool vector (no array, another dtype, other than one
-            dimension), embeddings that are no array or cannot hold such a NaN.
-        ValueError: Embeddings of other than two dimensions, or not as many as are True.
+            dimension), embeddings that are no array or cannot hold such a NaN, an `out` of another
+            dtype.
+        ValueError: Embeddings of other than two dimensions, or not as many as are True; an `out`
+            of another shape, in pieces, read-only, or of an input's memory. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -55,10 +61,10 @@ def scatter_mm_placeholders(embeds: Array, is_embed: NDArray[np.bool_] | None) -
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if is_embed is None:
+    if is_embed is None and out is None:
         return embeds
-    mask = _check_mask(is_embed)
     _check_matrix("embeds", embeds)
+    mask = [True] * len(embeds) if is_embed is None else _check_mask(is_embed)
     if embeds.dtype.name not in NAN_BITS or not embeds.dtype.isnative:
         raise TypeError(f"embeds has dtype {embeds.dtype}, but must have {' or '.join(NAN_BITS)}")
     num_embeds, embed_dim = embeds.shape
@@ -69,7 +75,7 @@ def scatter_mm_placeholders(embeds: Array, is_embed: NDArray[np.bool_] | None) -
 
     bits = NAN_BITS[embeds.dtype.name]
     nan = np.array(bits, dtype=f"u{embeds.itemsize}").view(embeds.dtype)
-    placeholders = np.empty((len(mask), embed_dim), embeds.dtype)
+    placeholders = _output(out, (len(mask), embed_dim), {"embeds": embeds, "is_embed": is_embed})
     next_embed = 0
     for i, has_embed in enumerate(mask):
         if has_embed:
@@ -80,7 +86,9 @@ def scatter_mm_placeholders(embeds: Array, is_embed: NDArray[np.bool_] | None) -
     return placeholders
 
 
-def gather_mm_placeholders(placeholders: Array, is_embed: NDArray[np.bool_] | None) -> Array:
+def gather_mm_placeholders(
+    placeholders: Array, is_embed: NDArray[np.bool_] | None, *, out: Array | None = None
+) -> Array:
     """Take a multimodal item's embeddings out of the run of placeholder tokens that it stands in.
 
     It undoes `scatter_mm_placeholders` with the same mask.
@@ -88,16 +96,20 @@ def gather_mm_placeholders(placeholders: Array, is_embed: NDArray[np.bool_] | No
     Args:
         placeholders: [num_placeholders, embed_dim], of any dtype and strides.
         is_embed: bool[num_placeholders], the placeholders that are embeddings; None: all.
+        out: Of the result's shape and dtype, written in place of a new array. It lies in one piece
+            and shares no memory with the inputs.
 
     Returns:
-        A new, contiguous [number of True entries, embed_dim] of the same dtype: the rows where
-        `is_embed` is True, in order, bit for bit. With None `placeholders` itself, unchecked.
+        A new, contiguous [number of True entries, embed_dim] of the same dtype, or `out`: the rows
+        where `is_embed` is True, in order, bit for bit. With neither mask nor `out`,
+        `placeholders` itself, unchecked.
 
     Raises:
         TypeError: A mask that is not a bool vector (no array, another dtype, other than one
-            dimension), placeholders that are no array.
+            dimension), placeholders that are no array, an `out` of another dtype.
         ValueError: Placeholders of other than two dimensions, or not as many as the mask has
-            entries.
+            entries; an `out` of another shape, in pieces, read-only, or of an input's memory.
+            Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -107,22 +119,34 @@ def gather_mm_placeholders(placeholders: Array, is_embed: NDArray[np.bool_] | No
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if is_embed is None:
+    if is_embed is None and out is None:
         return placeholders
-    mask = _check_mask(is_embed)
     _check_matrix("placeholders", placeholders)
+    mask = [True] * len(placeholders) if is_embed is None else _check_mask(is_embed)
     if len(mask) != len(placeholders):
         raise ValueError(
             f"is_embed has {len(mask)} entries, but placeholders has {len(placeholders)} rows"
         )
 
-    embeds = np.empty((mask.count(True), placeholders.shape[1]), placeholders.dtype)
+    shape = (mask.count(True), placeholders.shape[1])
+    embeds = _output(out, shape, {"placeholders": placeholders, "is_embed": is_embed})
     next_embed = 0
     for i, has_embed in enumerate(mask):
         if has_embed:
             embeds[next_embed] = placeholders[i]
             next_embed += 1
     return embeds
+
+
+def _output(
+    out: Array | None, shape: tuple[int, int], inputs: dict[str, Array | NDArray[np.bool_] | None]
+) -> Array:
+    """Return rows to write to, of the dtype of the first input: `out`, or new ones."""
+    given = {name: array for name, array in inputs.items() if array is not None}
+    dtype = next(iter(given.values())).dtype
+    if out is None:
+        return np.empty(shape, dtype)
+    return check_rows_out(out, dtype, shape, given)
 
 
 def _check_mask(is_embed: object) -> list[bool]:

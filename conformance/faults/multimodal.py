@@ -11,6 +11,7 @@ import numpy as np
 
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
+from conformance.strategies.arrays import Array
 
 
 def _of_masked(faults: Iterable[Fault]) -> list[Fault]:
@@ -49,6 +50,56 @@ def _rows_faults(argument: str) -> list[Fault]:
     ]
 
 
+def _out_faults(argument: str, num_rows: Callable[[Array], int]) -> list[Fault]:
+    """Return the faults of `out`, of a function that writes so many rows for a mask."""
+
+    def out(change: Callable[[Array], Any]) -> Breaks:
+        def breaks(call: Call, _: Draw) -> Call | None:
+            rows = call.arguments[argument]
+            shape = (num_rows(call.arguments[MASK]), rows.shape[1])
+            bad = change(np.zeros(shape, rows.dtype))
+            return None if bad is None else call.replacing(out=bad)
+
+        return breaks
+
+    def in_pieces(rows: Array) -> Array | None:
+        return np.repeat(rows, 2, axis=1)[:, ::2] if rows.size > 1 else None
+
+    def is_input(call: Call, _: Draw) -> Call | None:
+        rows = call.arguments[argument].copy()
+        is_all = len(rows) == num_rows(call.arguments[MASK]) and rows.size
+        return call.replacing(**{argument: rows, "out": rows}) if is_all else None
+
+    return [
+        *(
+            Fault(f"out {what}", error, "out", out(change))
+            for what, error, change in (
+                ("is a list", TypeError, np.ndarray.tolist),
+                ("has another dtype", TypeError, lambda a: np.zeros(a.shape, np.uint16)),
+                ("has one axis too many", ValueError, lambda a: a[None].copy()),
+                ("has wider rows", ValueError, lambda a: np.repeat(a, 2, 1) if a.size else None),
+                ("lies in pieces", ValueError, in_pieces),
+            )
+        ),
+        Fault("out is an input", ValueError, "out", is_input, is_value=True),
+    ]
+
+
+def _out_rows(step: int) -> Breaks:
+    """Return a fault of the number of rows of `out`: those for a mask, and so many more."""
+
+    def breaks(call: Call, _: Draw) -> Call | None:
+        mask = call.arguments[MASK]
+        rows = call.arguments.get("embeds")
+        num_rows = len(mask) if rows is not None else int(mask.sum())
+        rows = call.arguments["placeholders"] if rows is None else rows
+        if num_rows + step < 0:
+            return None
+        return call.replacing(out=np.zeros((num_rows + step, rows.shape[1]), rows.dtype))
+
+    return breaks
+
+
 NO_EMBEDDINGS: tuple[Any, ...] = (
     *(np.int32, np.bool_, np.complex64),
     *(ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz, ml_dtypes.float8_e8m0fnu),
@@ -77,6 +128,9 @@ SCATTER_FAULTS = _of_masked(
     [
         *MASK_FAULTS,
         *_rows_faults("embeds"),
+        *_out_faults("embeds", len),
+        Fault("out has a row too few", ValueError, "out", _out_rows(-1)),
+        Fault("out has a row too many", ValueError, "out", _out_rows(1)),
         *(
             Fault(f"embeds are {np.dtype(bad).name}", TypeError, "embeds", _of_dtype(bad))
             for bad in NO_EMBEDDINGS
@@ -124,6 +178,9 @@ GATHER_FAULTS = _of_masked(
     [
         *MASK_FAULTS,
         *_rows_faults("placeholders"),
+        *_out_faults("placeholders", lambda mask: int(mask.sum())),
+        Fault("out has a row too few", ValueError, "out", _out_rows(-1), is_value=True),
+        Fault("out has a row too many", ValueError, "out", _out_rows(1), is_value=True),
         Fault("the mask is too short", ValueError, MASK, _length(lambda n: n - 1)),
         Fault("the mask is too long", ValueError, MASK, _length(lambda n: n + 1)),
         *(

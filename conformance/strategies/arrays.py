@@ -63,3 +63,16 @@ def poisoned_out(length: int, dtype: type[np.generic], stride: int = 1) -> Array
     """Return an output buffer full of poison between guard bands."""
     memory = poisoned((length * stride + 2 * GUARD,), dtype)
     return memory[GUARD : GUARD + length * stride : stride]
+
+
+def poisoned_rows_out(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
+    """Return rows to write to, in one piece, full of poison between guard bands.
+
+    Args:
+        shape: Of the rows.
+        dtype: Of an element.
+        offset: Elements that the rows begin later, so that they begin at no multiple of 16 bytes.
+    """
+    size = int(np.prod(shape))
+    first = 16 + offset
+    return poisoned((first + size + 16,), dtype)[first : first + size].reshape(shape)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.contracts import Arguments, Call, Draw
-from conformance.strategies.arrays import guarded
+from conformance.strategies.arrays import guarded, poisoned_rows_out
 from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
@@ -40,4 +40,8 @@ def dcp_local_seq_lens_calls(draw: Draw, preset: Preset) -> Call:
     ):
         if value != default or draw(st.booleans()):
             arguments[name] = value
+    room = draw(st.sampled_from((None, 0, 3)))
+    if room is not None:
+        columns = (size,) if rank is None else ()
+        arguments["out"] = poisoned_rows_out((len(lens) + room, *columns), np.int32)
     return Call("get_dcp_local_seq_lens", arguments)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.contracts import Arguments, Call, Draw
-from conformance.strategies.arrays import Array, guarded, poisoned
+from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
 from conformance.strategies.odds import MOSTLY, RARELY
 from conformance.strategies.presets import MINIMAL, Preset
 
@@ -133,6 +133,15 @@ def _rows(draw: Draw, preset: Preset, dtypes: tuple[np.dtype[Any], ...]) -> tupl
     return Rows(tuple(_mask(mask, length, seed)), dim, dtype, layout), seed
 
 
+def _give_out(
+    draw: Draw, arguments: Arguments, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    """Draw whether there is an `out`, and whether it begins at a multiple of 16 bytes."""
+    offset = draw(st.sampled_from((None, 0, 1)))
+    if offset is not None:
+        arguments["out"] = poisoned_rows_out(shape, dtype, offset)
+
+
 @st.composite
 def scatter_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `scatter_mm_placeholders`; the facts are its `Rows`, None without a mask."""
@@ -140,7 +149,9 @@ def scatter_calls(draw: Draw, preset: Preset) -> Call:
     values = random_bits((sum(rows.mask), rows.embed_dim), rows.dtype, seed)
     arguments: Arguments = {"embeds": laid_out(values, rows.layout), "is_embed": None}
     if draw(RARELY) and draw(MOSTLY):
+        _give_out(draw, arguments, values.shape, rows.dtype)
         return Call("scatter_mm_placeholders", arguments)
+    _give_out(draw, arguments, (len(rows.mask), rows.embed_dim), rows.dtype)
     arguments["is_embed"] = guarded(rows.mask, np.bool_, draw(st.sampled_from((1, 2))))
     return Call("scatter_mm_placeholders", arguments, rows)
 
@@ -152,7 +163,9 @@ def gather_calls(draw: Draw, preset: Preset) -> Call:
     values = random_bits((len(rows.mask), rows.embed_dim), rows.dtype, seed)
     arguments: Arguments = {"placeholders": laid_out(values, rows.layout), "is_embed": None}
     if draw(RARELY) and draw(MOSTLY):
+        _give_out(draw, arguments, values.shape, rows.dtype)
         return Call("gather_mm_placeholders", arguments)
+    _give_out(draw, arguments, (sum(rows.mask), rows.embed_dim), rows.dtype)
     arguments["is_embed"] = guarded(rows.mask, np.bool_, draw(st.sampled_from((1, 2))))
     hints = {"num_embeds": sum(rows.mask)} if draw(st.booleans()) else {}
     return Call("gather_mm_placeholders", arguments, rows, hints)

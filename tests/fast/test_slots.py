@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import fast
-from fast.slots import _share_memory, flat
+from fast.slots import flat
 
 STRANGER = 10**6
 
@@ -172,14 +172,6 @@ def test_out_that_is_an_input() -> None:
             fast.compute_slot_mapping(TABLE, STARTS, both[:4], 2, out=both[3:7])
         slots = fast.compute_slot_mapping(TABLE, STARTS, both[0::2], 2, out=both[1::2])
     assert slots.tolist() == [10, 10, 10, 14]
-
-
-def test_sharing_is_told_by_elements() -> None:
-    """Interleaved views share no element; tensors of another dtype may; empty ones cannot."""
-    x = torch.zeros(2, 4, dtype=torch.int64)
-    assert _share_memory(x, x.view(torch.int32)[:, 7:])
-    assert not _share_memory(x[:, ::2], x[:, 1::2])
-    assert not _share_memory(x[:0], x)
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 5), (0, 3), (2, 1)])

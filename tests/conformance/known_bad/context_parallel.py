@@ -10,6 +10,7 @@ import torch
 
 import fast
 from known_bad.entries import rewritten
+from known_bad.outputs import LENGTHS, REFUSALS, with_out
 
 REAL = fast.get_dcp_local_seq_lens
 
@@ -54,7 +55,7 @@ def _make(bug: str | None) -> Callable[..., torch.Tensor]:
             return local.T.contiguous() if bug == "a row for each rank" else local
         return local[:, min(dcp_rank or 0, size - 1)]
 
-    return get_dcp_local_seq_lens
+    return with_out(bug, REAL, get_dcp_local_seq_lens)
 
 
 CONTEXT_PARALLEL = rewritten(
@@ -71,6 +72,10 @@ CONTEXT_PARALLEL = rewritten(
         "one rank's lengths are the input": "Right until the runner writes the next step's "
         "lengths in their place.",
         "a row for each rank": "The same numbers, transposed; right for one request and one rank.",
+        **LENGTHS,
     },
-    refusals={"a rank outside holds nothing": "A job with a wrong world size runs, and forgets."},
+    refusals={
+        "a rank outside holds nothing": "A job with a wrong world size runs, and forgets.",
+        **REFUSALS,
+    },
 )

@@ -15,6 +15,7 @@ from fast.kernels import multimodal as kernels
 from fast.multimodal import NANS
 from known_bad.edits import Edit, edits_of
 from known_bad.entries import rewritten
+from known_bad.outputs import REFUSALS, ROWS, with_out
 
 REAL_SCATTER = fast.scatter_mm_placeholders
 REAL_GATHER = fast.gather_mm_placeholders
@@ -66,7 +67,7 @@ def _make_scatter(bug: str | None) -> Callable[..., Any]:
         _as_view(placeholders)[is_embed] = _as_ints(embeds)
         return placeholders
 
-    return scatter_mm_placeholders
+    return with_out(bug, REAL_SCATTER, scatter_mm_placeholders)
 
 
 def _as_view(rows: torch.Tensor) -> torch.Tensor:
@@ -100,7 +101,7 @@ def _make_gather(bug: str | None) -> Callable[..., Any]:
             return placeholders[is_embed.to(torch.int8).argmax() :][: len(found)].clone()
         return found
 
-    return gather_mm_placeholders
+    return with_out(bug, REAL_GATHER, gather_mm_placeholders)
 
 
 def _make_sanity(bug: str | None) -> Callable[..., None]:
@@ -272,11 +273,13 @@ MULTIMODAL = [
             "placeholders are 0": "What nobody may read, nobody reads.",
             "NaN is negative": "What x86 makes of 0 / 0.",
             "the first run only": "Right for items without separators.",
+            **ROWS,
         },
         refusals={
             "any mask of numbers will do": "torch's own indexing takes uint8.",
             "one row for all": "Broadcasting: an item of one embedding fills all.",
             "rows left over are left out": "The next item lacks them.",
+            **REFUSALS,
         },
     ),
     *rewritten(
@@ -288,11 +291,13 @@ MULTIMODAL = [
             "rows pass through float64": "Nothing is lost, but a signalling NaN.",
             "a result in the layout of its source": "Strided rows are rare.",
             "the rows of separators too": "Right for items without separators.",
+            **ROWS,
         },
         refusals={
             "a longer mask is cut": "A slice takes no offence.",
             "the number told is not looked at": "It is only there to save time.",
             "the number told is believed": "It is right where it is tested.",
+            **REFUSALS,
         },
     ),
     *rewritten(

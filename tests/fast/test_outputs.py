@@ -1,0 +1,131 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+from fast.outputs import _share_memory, check_rows_out
+
+LENS = torch.tensor([5, 8], dtype=torch.int32)
+EMBEDS = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+MASK = torch.tensor([True, False, True])
+
+
+def test_sharing_is_told_by_elements() -> None:
+    """Interleaved views share no element; tensors of another dtype may; empty ones cannot."""
+    x = torch.zeros(2, 4, dtype=torch.int64)
+    assert _share_memory(x, x.view(torch.int32)[:, 7:])
+    assert not _share_memory(x[:, ::2], x[:, 1::2])
+    assert not _share_memory(x[:0], x)
+    pair = torch.zeros(2, dtype=torch.complex128)
+    assert _share_memory(pair, pair[1:])
+
+
+@pytest.mark.usefixtures("path")
+def test_lengths_are_written() -> None:
+    """Lengths stand in `out`, 0 behind them, and what is returned is a view of it."""
+    out = torch.full((4,), 99, dtype=torch.int32)
+    found = fast.get_dcp_local_seq_lens(LENS, 2, 0, 2, out=out)
+    assert [3, 4, 0, 0] == out.tolist()
+    assert [3, 4] == found.tolist()
+    assert out.data_ptr() == found.data_ptr()
+    table = torch.full((3, 2), 99, dtype=torch.int32)
+    fast.get_dcp_local_seq_lens(LENS, 2, None, 2, out=table)
+    assert [[3, 2], [4, 4], [0, 0]] == table.tolist()
+
+
+@pytest.mark.usefixtures("path")
+def test_rows_are_written() -> None:
+    """Rows stand in `out`, which is returned; its room is the number of embeddings."""
+    out = torch.zeros(3, 2)
+    assert fast.scatter_mm_placeholders(EMBEDS, MASK, out=out) is out
+    assert [[1, 2], [3, 4]] == out[MASK].tolist()
+    assert out[1].isnan().all()
+    back = torch.zeros(2, 2)
+    assert fast.gather_mm_placeholders(out, MASK, out=back) is back
+    assert torch.equal(EMBEDS, back)
+    assert fast.gather_mm_placeholders(EMBEDS, None, out=back.zero_()) is back
+    assert torch.equal(EMBEDS, back)
+    assert fast.scatter_mm_placeholders(EMBEDS, None, out=back.zero_()) is back
+    assert torch.equal(EMBEDS, back)
+
+
+def test_what_needs_a_gradient_is_copied() -> None:
+    """Rows that need a gradient are written all the same, without it."""
+    out = torch.zeros(2, 2)
+    fast.scatter_mm_placeholders(EMBEDS.clone().requires_grad_(), None, out=out)
+    assert torch.equal(EMBEDS, out)
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        ([0], TypeError, "out must be a torch tensor, got list"),
+        (torch.zeros(2), TypeError, "out must be torch.int32, got torch.float32"),
+        (LENS[:1], ValueError, r"out has shape \(1,\), expected \(2,\)$"),
+        (torch.zeros(3, 2)[:, :1].int(), ValueError, r"out has shape \(3, 1\), expected \(2,\)$"),
+        (LENS.repeat(2)[::2], ValueError, r"out has strides \(2,\), expected memory in one piece"),
+        (LENS.to("meta"), ValueError, "out is on meta, expected cpu"),
+    ],
+)
+def test_messages(out: Any, error: type[Exception], message: str) -> None:  # noqa: ANN401  # whatever a caller gives
+    """What is wrong with `out` is said, with what it should be."""
+    with pytest.raises(error, match=message):
+        check_rows_out(out, torch.int32, (2,), (), LENS.device)
+
+
+def test_messages_of_longer_ones() -> None:
+    """Where `out` may have more rows the message says so, and they may not be wider."""
+    for shape in ((1, 2), (4, 3), (4,)):
+        with pytest.raises(ValueError, match=r"expected \(2, 2\) or more rows"):
+            check_rows_out(
+                torch.zeros(shape), torch.float32, (2, 2), (), LENS.device, may_be_longer=True
+            )
+
+
+def test_views_that_are_computed_are_refused() -> None:
+    """A conjugated or negated view would be written to as if it were not one; so would a leaf."""
+    pair = torch.zeros(2, 1, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="expected memory in one piece"):
+        check_rows_out(pair.conj(), torch.complex64, (2, 1), (), pair.device)
+    with pytest.raises(ValueError, match="expected memory in one piece"):
+        check_rows_out(pair.conj().imag, torch.float32, (2, 1), (), pair.device)
+    needy = torch.zeros(2, 2, requires_grad=True)
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        fast.scatter_mm_placeholders(EMBEDS, None, out=needy)
+
+
+def test_an_input_is_refused_in_checked_mode() -> None:
+    """What is read may not be written; unchecked nobody looks."""
+    rows = torch.zeros(3, 2)
+    with fast.checks(True), pytest.raises(ValueError, match="out shares memory with an input"):
+        fast.gather_mm_placeholders(rows, torch.tensor([True, True, False]), out=rows[1:])
+
+
+@pytest.mark.usefixtures("path")
+def test_numbers_that_disagree() -> None:
+    """The number that is told is that of the rows that there is room for."""
+    rows = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match="num_embeds is 2, but out has 1 rows"):
+        fast.gather_mm_placeholders(rows, MASK, num_embeds=2, out=torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"out has shape \(4, 2\), expected \(3, 2\)"):
+        fast.gather_mm_placeholders(rows, MASK, out=torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=r"out has shape \(\), expected \(3, 2\)"):
+        fast.gather_mm_placeholders(rows, MASK, out=torch.tensor(0.0))
+
+
+def test_room_is_judged_on_the_host() -> None:
+    """On the host the mask is read, so that too little room is an error, not rows left out."""
+    with pytest.raises(ValueError, match="out has room for 1 embeddings, but is_embed has 2 True"):
+        fast.gather_mm_placeholders(torch.zeros(3, 2), MASK, out=torch.zeros(1, 2))
+
+
+def test_reads_any_dtype() -> None:
+    """Rows of any dtype can be taken into `out`."""
+    rows = torch.from_numpy(np.arange(6, dtype=np.complex128).reshape(3, 2))
+    out = torch.zeros(2, 2, dtype=torch.complex128)
+    with fast.checks(True):
+        fast.gather_mm_placeholders(rows, MASK, out=out)
+    assert rows[MASK].tolist() == out.tolist()
