@@ -97,6 +97,9 @@ class BlockTables(RequestRows):
             self._gathered[offset : offset + self.max_num_reqs * width].view(-1, width)
             for offset, width in zip(self._offsets.tolist(), self._widths.tolist(), strict=True)
         ]
+        # What the last step was handed: most have as many requests as the one before.
+        self._num_handed_rows = -1
+        self._handed_tables: tuple[torch.Tensor, ...] = ()
         # How much of the buffers the last step may have written, so that no more is cleared.
         self._num_rows_used = 0
         self._num_slots_used = 0
@@ -158,7 +161,10 @@ class BlockTables(RequestRows):
             num_rows = max(num_reqs, self._num_rows_used)
             gather_rows(*self._arrays, *self._gathered_arrays, idx_mapping.numpy(), num_rows)
         self._num_rows_used = num_reqs
-        return tuple([view[:num_reqs] for view in self._gathered_views])
+        if num_reqs != self._num_handed_rows:  # views made once: 2 us each
+            self._handed_tables = tuple([view[:num_reqs] for view in self._gathered_views])
+            self._num_handed_rows = num_reqs
+        return self._handed_tables
 
     def compute_slot_mappings(
         self, query_start_loc: torch.Tensor, positions: torch.Tensor

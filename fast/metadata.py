@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fast._checks import check_int, check_list, check_same_device, is_checked
-from fast._compiled import Int32s, compiled
+from fast._compiled import compiled, int32s_at
 from fast.invariants import check_fields, check_values
 from fast.runner_inputs import (
     check_buffer,
@@ -262,7 +262,8 @@ def build_attn_metadata(
     )
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
-    max_query_len, max_seq_len = find_maxima(starts_cpu.numpy(), lens_cpu.numpy(), num_reqs)
+    all_starts, all_lens = starts_cpu.contiguous(), lens_cpu.contiguous()
+    max_query_len, max_seq_len = find_maxima(all_starts.data_ptr(), all_lens.data_ptr(), num_reqs)
     batch_of_all_groups = (
         starts[: num_reqs + 1],
         starts_cpu[: num_reqs + 1],
@@ -290,9 +291,14 @@ def build_attn_metadata(
     return built
 
 
-@compiled("UniTuple(int64, 2)(int32[:], int32[:], int64)")
-def find_maxima(starts: Int32s, seq_lens: Int32s, num_reqs: int) -> tuple[Any, Any]:
-    """Return the longest query and the longest sequence of the first requests, in tokens."""
+@compiled("UniTuple(int64, 2)(int64, int64, int64)")
+def find_maxima(starts_address: int, seq_lens_address: int, num_reqs: int) -> tuple[Any, Any]:
+    """Return the longest query and the longest sequence of some requests, in tokens.
+
+    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], the lengths.
+    """
+    starts = int32s_at(starts_address, num_reqs + 1)
+    seq_lens = int32s_at(seq_lens_address, num_reqs)
     longest_query, longest_sequence = np.int64(0), np.int64(0)
     for i in range(num_reqs):
         longest_query = max(longest_query, np.int64(starts[i + 1]) - np.int64(starts[i]))

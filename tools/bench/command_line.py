@@ -196,7 +196,8 @@ class Bench:
             work, num_blocks=3 if quick else 9, with_reference=not quick
         )
         if grows:
-            growing = [(job, make_batch("mixed", n)) for job in self.jobs for n in GROWTH_SIZES]
+            batches = [make_batch("mixed", num_reqs) for num_reqs in GROWTH_SIZES]
+            growing = [(job.in_place(), batch) for job in self.jobs for batch in batches]
             self.record.growth = self._measure(growing, num_blocks=5, with_reference=False)
         self._measure_memory(measure_memory)
         if quick or len(self.jobs) < len(JOBS):

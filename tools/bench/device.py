@@ -12,7 +12,8 @@ import torch
 
 from conformance.comparison import first_difference
 from tools.bench.batches import Batch
-from tools.bench.jobs import EMBED_DIM, Job
+from tools.bench.inputs import EMBED_DIM
+from tools.bench.jobs import Job
 from tools.bench.measuring import WrongAnswerError
 from tools.bench.sides import REFERENCE, Side
 

@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 
 from tools.bench.batches import BLOCK_SIZE, Batch
-from tools.bench.jobs import (
-    BIG_CHUNK,
+from tools.bench.inputs import (
     append_arguments,
     build_arguments,
     make_metadata,
     make_tables,
     reorder_call,
 )
+from tools.bench.jobs import BIG_CHUNK
 from tools.bench.sides import Side
 
 
 def make_step(batch: Batch, side: Side) -> Callable[[], Any]:
     """Return a call that reorders, appends, gathers, finds slots, builds, and makes chunks local.
 
-    Swaps swap nothing: what a runner swaps is its own affair.
+    Swaps swap nothing: what a runner swaps is its own affair. Requests and order are those of the
+    step before, as in most steps.
 
     Args:
         batch: The step's.
