@@ -22,6 +22,7 @@ from fast._checks import (
 from fast._compiled import Int32s, Int64s, compiled
 from fast.appending import (
     NOTHING,
+    append_on_host,
     check_lengths,
     check_listed,
     check_new_blocks,
@@ -128,25 +129,26 @@ class RequestRows:
         plan = pack_lists(*lists, len(self.block_sizes))
         if plan is NOTHING:
             return
-        known = self._widths, self._num_blocks_host
-        if plan is None or not complete_plan(plan, len(req_indices), *known):
-            plan = self._check_appended(*lists)
-            complete_plan(plan, len(req_indices), *known)
-        num_listed = len(req_indices)
-        if num_listed == 0 or not self.block_sizes:
-            return
-        if uses_kernels(self._tables):
-            launch_blocks(
-                kernels.append_block_ids,
-                num_listed,
-                len(self.block_sizes),
-                *self._state,
-                upload(plan, self._tables.device, pin_memory=self.pin_memory),
-                num_listed,
-            )
-        else:
-            append_rows(*self._arrays, plan, num_listed)
-        count_appended(plan, num_listed, self._num_blocks_host)
+        if plan is None or not self._carry_out(plan, len(req_indices)):
+            self._carry_out(self._check_appended(*lists), len(req_indices))
+
+    def _carry_out(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
+        """Append what a plan says; False where its values are refused, and nothing is written."""
+        known = self._num_blocks_host
+        if not uses_kernels(self._tables):
+            return bool(append_on_host(*self._arrays, plan, num_listed, self._widths, known))
+        if not complete_plan(plan, num_listed, self._widths, known):
+            return False
+        launch_blocks(
+            kernels.append_block_ids,
+            num_listed,
+            len(self.block_sizes),
+            *self._state,
+            upload(plan, self._tables.device, pin_memory=self.pin_memory),
+            num_listed,
+        )
+        count_appended(plan, num_listed, known)
+        return True
 
     def _check_appended(
         self,
@@ -254,35 +256,6 @@ class RequestRows:
         self._num_blocks[:, r].zero_()
         self._is_changed[r] = True
         self._num_blocks_host[:, r] = 0
-
-
-@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64[::1], int64)")
-def append_rows(
-    tables: Int32s,
-    num_blocks: Int32s,
-    groups: Int64s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-    plan: Int64s,
-    num_listed: int,
-) -> None:
-    """Append block ids to rows, as a plan says."""
-    for listed in range(num_listed):
-        if plan[len(plan) - num_listed + listed]:
-            is_changed[plan[listed]] = True
-    for group in range(len(groups)):
-        offset = groups[group, 0]
-        width = groups[group, 1]
-        for listed in range(num_listed):
-            row = plan[listed]
-            ends = num_listed + group * (num_listed + 1) + listed
-            first = plan[ends]
-            count = plan[ends + 1] - first
-            is_replaced = plan[len(plan) - num_listed + listed]
-            used = 0 if is_replaced else np.int64(num_blocks[group, row])
-            start = offset + row * width + used
-            for k in range(count):
-                tables[start + k] = plan[first + k]
-            num_blocks[group, row] = used + count
 
 
 @compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int64)")
