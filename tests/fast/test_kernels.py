@@ -179,7 +179,7 @@ def run_scatter() -> list[torch.Tensor]:
     placeholders = torch.zeros(24 * 150, dtype=torch.uint8)
     launch_threads(
         multimodal.scatter_rows, 16, 2, embeds, 32, NUM_EMBEDS, rank()[1], 150, placeholders,
-        24, 8, 0x7FF8000000000000,
+        3, 2, 8, 0x7FF8000000000000,
     )  # fmt: skip
     return [placeholders]
 
@@ -190,7 +190,7 @@ def run_gather_rows() -> list[torch.Tensor]:
     embeds = torch.full((6 * (NUM_EMBEDS + 3),), 9, dtype=torch.uint8)
     launch_threads(
         multimodal.gather_rows, 16, 2, placeholders, 6, NUM_EMBEDS + 3, rank()[1], 150, embeds,
-        6, 2,
+        3, 2, 2,
     )  # fmt: skip
     return [embeds]
 
