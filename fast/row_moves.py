@@ -97,7 +97,8 @@ def _launch_rows(
         ranks,
         num_placeholders,
         flat(target.view(torch.uint8)),
-        row_bytes,
+        units,
+        -(-units // num_y),
         size,
         *pattern,
     )

@@ -118,7 +118,7 @@ def compute_slot_mapping(
     slots_there = positions.new_empty(num_positions) if out is None else out
     launch_threads(
         kernels.compute_slot_mapping,
-        min(len(slots_there), max(num_positions, 1)),
+        len(slots_there),
         1,
         flat(block_table),
         *block_table.stride(),

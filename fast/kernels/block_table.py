@@ -5,12 +5,17 @@ All KV cache groups lie in one array, group after group; a group's tables are ro
 
 Indices that come from the caller's data are compared with the bounds before they are used: numba
 wraps a negative index, and nothing stops one that is too great.
+
+Of `BlockTables` the host keeps rows, columns and tokens below 2**31, positions in a row below
+2**32. A table of the caller's may be wider, and its slots more, but not its requests. Where a row
+begins, and a slot, takes 64 bits.
 """
 
 import numpy as np
 
 from fast._compiled import Int32s, Int64s
 from fast.kernels.cuda import cuda, device_function, kernel
+from fast.kernels.unsigned import divide
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 
@@ -28,23 +33,26 @@ def append_block_ids(
     Reads plan, groups, num_blocks; writes the rows' new entries and num_blocks of the rows.
     A request slot is listed once, so no other block touches its row.
     """
-    listed = np.int64(cuda.blockIdx.x)
-    group = np.int64(cuda.blockIdx.y)
-    row = plan[listed]
-    if row < 0 or row >= num_blocks.shape[1]:
+    listed = np.uint32(cuda.blockIdx.x)
+    group = np.uint32(cuda.blockIdx.y)
+    request_slot = plan[listed]
+    if request_slot < 0 or request_slot >= num_blocks.shape[1]:
         return
-    ends = num_listed + group * (num_listed + 1) + listed
+    row = np.uint32(request_slot)
+    ends = np.uint64(num_listed + group * (num_listed + 1) + listed)
     first = plan[ends]
-    count = plan[ends + 1] - first
+    num_new = plan[np.uint64(ends + 1)] - first
     width = groups[group, 1]
     used = np.int64(0)
-    if plan[plan.shape[0] - num_listed + listed] == 0:
+    if plan[np.uint64(plan.shape[0] - num_listed + listed)] == 0:
         used = np.int64(num_blocks[group, row])
-    count = max(np.int64(0), min(count, width - used))
-    start = groups[group, 0] + row * width + used
+    count = np.uint32(max(np.int64(0), min(num_new, width - used)))
+    start = np.uint64(groups[group, 0] + row * width + used)
     cuda.syncthreads()  # everyone has read num_blocks
-    for k in range(np.int64(cuda.threadIdx.x), count, np.int64(cuda.blockDim.x)):
-        tables[start + k] = plan[first + k]
+    k = np.uint32(cuda.threadIdx.x)
+    while k < count:
+        tables[start + k] = plan[np.uint64(first + k)]
+        k = np.uint32(k + cuda.blockDim.x)
     if cuda.threadIdx.x == 0:
         num_blocks[group, row] = used + count
 
@@ -56,16 +64,19 @@ def move_row(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, dst: 
     Each thread copies every `blockDim.x`-th block id of the row; thread 0 then hands over the
     count. Reads groups, row src; writes row dst, num_blocks of both. src and dst differ.
     """
-    group = np.int64(cuda.blockIdx.x)
-    offset = groups[group, 0]
-    width = groups[group, 1]
-    count = np.int64(num_blocks[group, src])
+    group = np.uint32(cuda.blockIdx.x)
+    row_src, row_dst = np.uint32(src), np.uint32(dst)
+    first_src = np.uint64(groups[group, 0] + src * groups[group, 1])
+    first_dst = np.uint64(groups[group, 0] + dst * groups[group, 1])
+    count = np.uint32(num_blocks[group, row_src])
     cuda.syncthreads()  # everyone has read num_blocks
-    for k in range(np.int64(cuda.threadIdx.x), count, np.int64(cuda.blockDim.x)):
-        tables[offset + dst * width + k] = tables[offset + src * width + k]
+    k = np.uint32(cuda.threadIdx.x)
+    while k < count:
+        tables[first_dst + k] = tables[first_src + k]
+        k = np.uint32(k + cuda.blockDim.x)
     if cuda.threadIdx.x == 0:
-        num_blocks[group, dst] = count
-        num_blocks[group, src] = 0
+        num_blocks[group, row_dst] = count
+        num_blocks[group, row_src] = 0
 
 
 @kernel("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
@@ -76,20 +87,23 @@ def swap_rows(tables: Int32s, num_blocks: Int32s, groups: Int64s, a: int, b: int
     then swaps the counts. Reads groups; reads and writes rows a and b, num_blocks of both. a and b
     differ.
     """
-    group = np.int64(cuda.blockIdx.x)
-    row_a = groups[group, 0] + a * groups[group, 1]
-    row_b = groups[group, 0] + b * groups[group, 1]
-    count_a = np.int64(num_blocks[group, a])
-    count_b = np.int64(num_blocks[group, b])
+    group = np.uint32(cuda.blockIdx.x)
+    row_a, row_b = np.uint32(a), np.uint32(b)
+    first_a = np.uint64(groups[group, 0] + a * groups[group, 1])
+    first_b = np.uint64(groups[group, 0] + b * groups[group, 1])
+    count_a = np.uint32(num_blocks[group, row_a])
+    count_b = np.uint32(num_blocks[group, row_b])
     cuda.syncthreads()  # everyone has read num_blocks
     longer = max(count_a, count_b)
-    for k in range(np.int64(cuda.threadIdx.x), longer, np.int64(cuda.blockDim.x)):
-        block_id = tables[row_a + k]
-        tables[row_a + k] = tables[row_b + k]
-        tables[row_b + k] = block_id
+    k = np.uint32(cuda.threadIdx.x)
+    while k < longer:
+        block_id = tables[first_a + k]
+        tables[first_a + k] = tables[first_b + k]
+        tables[first_b + k] = block_id
+        k = np.uint32(k + cuda.blockDim.x)
     if cuda.threadIdx.x == 0:
-        num_blocks[group, a] = count_b
-        num_blocks[group, b] = count_a
+        num_blocks[group, row_a] = count_b
+        num_blocks[group, row_b] = count_a
 
 
 @kernel(
@@ -115,35 +129,43 @@ def gather_block_tables(
     Reads tables, num_blocks, groups, idx_mapping (every `idx_stride`-th); writes its own row of
     gathered and num_gathered, which no other block touches.
     """
-    row = np.int64(cuda.blockIdx.x)
-    group = np.int64(cuda.blockIdx.y)
+    row = np.uint32(cuda.blockIdx.x)
+    group = np.uint32(cuda.blockIdx.y)
     offset = groups[group, 0]
     width = groups[group, 1]
     source = np.int64(-1)
     if row < num_reqs:
-        source = np.int64(idx_mapping[row * idx_stride])
-    count = np.int64(0)
+        source = np.int64(idx_mapping[np.uint64(row * idx_stride)])
+    count = np.uint32(0)
+    there = np.uint64(0)
     if source >= 0 and source < num_blocks.shape[1]:
-        count = np.int64(num_blocks[group, source])
-    left = np.int64(num_gathered[group, row])
+        count = np.uint32(num_blocks[group, np.uint32(source)])
+        there = np.uint64(offset + source * width)
+    here = np.uint64(offset + row * width)
+    left = np.uint32(num_gathered[group, row])
     cuda.syncthreads()  # everyone has read num_gathered
-    for k in range(np.int64(cuda.threadIdx.x), max(count, left), np.int64(cuda.blockDim.x)):
+    k = np.uint32(cuda.threadIdx.x)
+    while k < max(count, left):
         block_id = np.int32(NULL_BLOCK_ID)
         if k < count:
-            block_id = tables[offset + source * width + k]
-        gathered[offset + row * width + k] = block_id
+            block_id = tables[there + k]
+        gathered[here + k] = block_id
+        k = np.uint32(k + cuda.blockDim.x)
     if cuda.threadIdx.x == 0:
         num_gathered[group, row] = count
 
 
 @device_function
-def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int) -> np.int64:
-    """Return the last request that starts at or before a token; `num_reqs` is at least 1."""
-    low = np.int64(0)
-    high = np.int64(num_reqs)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if query_start_loc[middle * stride] <= token:
+def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int) -> np.uint32:
+    """Return the last request that starts at or before a token.
+
+    There is one, and fewer than 2**31.
+    """
+    low = np.uint32(0)
+    high = np.uint32(num_reqs)
+    while np.uint32(low + 1) < high:
+        middle = np.uint32((low + high) // 2)
+        if query_start_loc[np.uint64(middle * stride)] <= token:
             low = middle
         else:
             high = middle
@@ -153,18 +175,23 @@ def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int
 @device_function
 def find_column(
     position: int, block_size: int, kernel_block_size: int, world: int, rank: int, interleave: int
-) -> tuple[np.int64, np.int64]:
+) -> tuple[np.int64, np.uint32]:
     """Return the column of a position in its row and its offset in that block.
 
-    Of what another rank holds, and of a negative position, the column is negative.
+    Of what another rank holds, and of a negative position, the column is negative. A table may be
+    so wide that positions need 64 bits; what a position is in its virtual block is below 2**31.
     """
-    in_virtual_block = position % (block_size * world)
-    if (in_virtual_block // interleave) % world != rank:
-        return np.int64(-1), np.int64(0)
-    column = position // (block_size * world)
-    offset = in_virtual_block // (world * interleave) * interleave + in_virtual_block % interleave
-    column = column * (block_size // kernel_block_size) + offset // kernel_block_size
-    return np.int64(column), np.int64(offset % kernel_block_size)
+    if position < 0:
+        return np.int64(-1), np.uint32(0)
+    virtual_size = block_size * world
+    virtual_block = np.int64(np.uint64(position) // np.uint64(virtual_size))
+    stripe, in_stripe = divide(position - virtual_block * virtual_size, interleave)
+    turn, owner = divide(stripe, world)
+    if owner != rank:
+        return np.int64(-1), np.uint32(0)
+    column, in_block = divide(turn * interleave + in_stripe, kernel_block_size)
+    columns, _ = divide(block_size, kernel_block_size)
+    return virtual_block * columns + column, in_block
 
 
 @kernel(
@@ -191,7 +218,7 @@ def compute_slot_mapping(
     rank: int,
     interleave: int,
 ) -> None:
-    """Compute the slots of a batch: one thread for every `gridsize`-th entry of `slots`.
+    """Compute the slots of a batch: one thread for each entry of `slots`.
 
     Reads table, query_start_loc, positions; writes its own entries of slots: -1 for padding, for
     what another rank holds, and for what is not in the table. The arrays are flat, and are stepped
@@ -199,24 +226,27 @@ def compute_slot_mapping(
     """
     num_tokens = np.int64(0)
     if num_reqs > 0:
-        num_tokens = np.int64(min(query_start_loc[num_reqs * starts_stride], num_positions))
-    for token in range(cuda.grid(1), num_slots, cuda.gridsize(1)):
-        slot = np.int64(PAD_SLOT_ID)
-        if token < num_tokens:
-            request = find_request(query_start_loc, starts_stride, num_reqs, token)
-            column, offset = find_column(
-                positions[token * positions_stride],
-                block_size,
-                kernel_block_size,
-                world,
-                rank,
-                interleave,
-            )
-            if column >= 0 and column < num_columns:
-                block_id = np.int64(table[request * row_stride + column * column_stride])
-                if block_id >= 0:
-                    slot = block_id * kernel_block_size + offset
-        slots[token * slots_stride] = slot
+        end = query_start_loc[np.uint64(num_reqs * starts_stride)]
+        num_tokens = np.int64(min(end, num_positions))
+    token = np.int64(cuda.grid(1))
+    if token >= num_slots:
+        return
+    slot = np.int64(PAD_SLOT_ID)
+    if token < num_tokens:
+        request = find_request(query_start_loc, starts_stride, num_reqs, token)
+        column, in_block = find_column(
+            positions[np.uint64(token * positions_stride)],
+            block_size,
+            kernel_block_size,
+            world,
+            rank,
+            interleave,
+        )
+        if column >= 0 and column < num_columns:
+            block_id = np.int64(table[np.uint64(request * row_stride + column * column_stride)])
+            if block_id >= 0:
+                slot = block_id * kernel_block_size + in_block
+    slots[np.uint64(token * slots_stride)] = slot
 
 
 @kernel(
@@ -239,21 +269,24 @@ def compute_slot_mappings(
     Reads tables, groups, query_start_loc, positions; writes its own entries of slots, to the end of
     the group's row: -1 for padding, and for what is not in the table.
     """
-    group = np.int64(cuda.blockIdx.y)
+    group = np.uint32(cuda.blockIdx.y)
     offset = groups[group, 0]
     width = groups[group, 1]
     block_size = groups[group, 2]
     num_tokens = np.int64(0)
     if num_reqs > 0:
-        num_tokens = np.int64(min(query_start_loc[num_reqs * starts_stride], num_positions))
-    for token in range(cuda.grid(1), slots.shape[1], cuda.gridsize(1)):
+        end = query_start_loc[np.uint64(num_reqs * starts_stride)]
+        num_tokens = np.int64(min(end, num_positions))
+    token = np.uint32(cuda.grid(1))
+    while token < slots.shape[1]:
         slot = np.int64(PAD_SLOT_ID)
         if token < num_tokens:
             request = find_request(query_start_loc, starts_stride, num_reqs, token)
-            position = positions[token * positions_stride]
-            column = position // block_size
-            if position >= 0 and column < width:
-                block_id = np.int64(tables[offset + request * width + column])
+            position = positions[np.uint64(token * positions_stride)]
+            if position >= 0 and position < width * block_size:
+                column, in_block = divide(position, block_size)
+                block_id = np.int64(tables[np.uint64(offset + request * width + column)])
                 if block_id >= 0:
-                    slot = block_id * block_size + position % block_size
+                    slot = block_id * block_size + in_block
         slots[group, token] = slot
+        token = np.uint32(token + cuda.gridsize(1))

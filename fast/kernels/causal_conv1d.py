@@ -6,6 +6,7 @@ import numpy as np
 
 from fast._compiled import Int32s
 from fast.kernels.cuda import cuda, device_function, kernel
+from fast.kernels.unsigned import divide_up
 from fast.sentinels import PAD_SLOT_ID
 
 BLOCK_M: Final = 8
@@ -13,11 +14,11 @@ BLOCK_M: Final = 8
 
 
 @device_function
-def count_programs(query_start_loc: Int32s, stride: int, sequence: int) -> np.int64:
+def count_programs(query_start_loc: Int32s, stride: int, sequence: int) -> np.uint32:
     """Return how many programs a sequence has."""
-    start = np.int64(query_start_loc[sequence * stride])
-    end = np.int64(query_start_loc[(sequence + 1) * stride])
-    return (max(end - start, np.int64(0)) + BLOCK_M - 1) // BLOCK_M
+    start = np.int64(query_start_loc[np.uint64(sequence * stride)])
+    end = np.int64(query_start_loc[np.uint64((sequence + 1) * stride)])
+    return np.uint32((max(end - start, np.int64(0)) + BLOCK_M - 1) // BLOCK_M)
 
 
 @kernel("void(int32[::1], int64, int64, int32[::1], int32[::1])")
@@ -34,34 +35,44 @@ def fill_programs(
     they share each sequence's programs, and all blocks share the padding behind the last.
 
     Reads query_start_loc (every `stride`-th entry); writes its own sequences' entries of batch_ptr
-    and token_chunk_offset_ptr, as long as each other, and every `gridsize`-th of the padding.
+    and token_chunk_offset_ptr, as long as each other, and every `gridsize`-th of the padding. There
+    are fewer than 2**30 sequences, and so, with 2**31 tokens at most, lists below 2**32.
     """
     sums = cuda.shared.array(2, np.int64)
-    thread, threads = np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
+    thread = np.uint32(cuda.threadIdx.x)
     length = np.int64(batch_ptr.shape[0])
-    share = (num_sequences + cuda.gridDim.x - 1) // cuda.gridDim.x
-    own = np.int64(cuda.blockIdx.x) * share
+    share = divide_up(num_sequences, cuda.gridDim.x)
+    own = np.uint32(cuda.blockIdx.x * share)
     if thread == 0:
         sums[0] = 0
         sums[1] = 0
     before, total = np.int64(0), np.int64(0)
-    for sequence in range(thread, num_sequences, threads):
+    sequence = thread
+    while sequence < num_sequences:
         count = count_programs(query_start_loc, stride, sequence)
         total += count
         if sequence < own:
             before += count
+        sequence = np.uint32(sequence + cuda.blockDim.x)
     cuda.syncthreads()
     cuda.atomic.add(sums, 0, before)
     cuda.atomic.add(sums, 1, total)
     cuda.syncthreads()
 
     first = sums[0]
-    for sequence in range(own, min(own + share, num_sequences)):
+    sequence = own
+    while sequence < min(np.int64(own + share), np.int64(num_sequences)):
         count = count_programs(query_start_loc, stride, sequence)
-        for program in range(thread, min(count, length - first), threads):
-            batch_ptr[first + program] = sequence
-            token_chunk_offset_ptr[first + program] = program
+        program = thread
+        while program < min(count, length - first):
+            batch_ptr[np.uint64(first + program)] = sequence
+            token_chunk_offset_ptr[np.uint64(first + program)] = program
+            program = np.uint32(program + cuda.blockDim.x)
         first += count
-    for entry in range(sums[1] + cuda.grid(1), length, cuda.gridsize(1)):
-        batch_ptr[entry] = PAD_SLOT_ID
-        token_chunk_offset_ptr[entry] = PAD_SLOT_ID
+        sequence = np.uint32(sequence + 1)
+    end = sums[1]
+    padding = np.uint32(cuda.grid(1))
+    while padding < length - end:
+        batch_ptr[np.uint64(end + padding)] = PAD_SLOT_ID
+        token_chunk_offset_ptr[np.uint64(end + padding)] = PAD_SLOT_ID
+        padding = np.uint32(padding + cuda.gridsize(1))

@@ -23,17 +23,20 @@ def count_logits_indices(
 
     Reads query_start_loc, the first `num_indices` of indices (arrays are stepped through by their
     strides); writes its own entries of logits_start_loc, `num_reqs + 1` of them, the first one 0.
+    The host keeps `num_reqs` and `num_indices` below 2**31.
     """
-    for request in range(cuda.grid(1), num_reqs + 1, cuda.gridsize(1)):
-        low = np.int64(0)
-        high = np.int64(num_indices)
+    request = np.uint32(cuda.grid(1))
+    while request <= num_reqs:
+        low = np.uint32(0)
+        high = np.uint32(num_indices)
         if request == 0:
-            high = np.int64(0)
-        start = query_start_loc[request * starts_stride]
+            high = np.uint32(0)
+        start = query_start_loc[np.uint64(request * starts_stride)]
         while low < high:
-            middle = (low + high) // 2
-            if indices[middle * indices_stride] < start:
-                low = middle + 1
+            middle = np.uint32((low + high) // 2)
+            if indices[np.uint64(middle * indices_stride)] < start:
+                low = np.uint32(middle + 1)
             else:
                 high = middle
         logits_start_loc[request] = low
+        request = np.uint32(request + cuda.gridsize(1))

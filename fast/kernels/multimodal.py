@@ -12,6 +12,7 @@ import numpy as np
 from fast._compiled import Int32s
 from fast.kernels.cuda import cuda, device_function, kernel
 from fast.kernels.moves import Bytes, copy_bytes, fill_bytes
+from fast.kernels.unsigned import divide, divide_up
 
 PER_THREAD: Final = 8
 """Entries of the mask for each thread of a block; with the block's threads they make a tile."""
@@ -35,7 +36,7 @@ def count_embeds(mask: Bytes, mask_stride: int, num_placeholders: int, counts: I
     for place in range(PER_THREAD):
         entry = first + place * cuda.blockDim.x + cuda.threadIdx.x
         is_embed = np.int32(0)
-        if entry < num_placeholders and mask[entry * mask_stride] != 0:
+        if entry < num_placeholders and mask[np.uint64(entry * mask_stride)] != 0:
             is_embed = np.int32(1)
         count += cuda.syncthreads_count(is_embed)
     if cuda.threadIdx.x == 0:
@@ -59,7 +60,7 @@ def rank_embeds(
     before = cuda.shared.array(1, np.int32)
     scan = cuda.shared.array(MAX_THREADS, np.int32)
     tile = np.int64(cuda.blockIdx.x)
-    thread = np.int64(cuda.threadIdx.x)
+    thread = np.uint32(cuda.threadIdx.x)
     first = (tile * cuda.blockDim.x + thread) * PER_THREAD
     end = min(first + PER_THREAD, np.int64(num_placeholders))
 
@@ -67,53 +68,47 @@ def rank_embeds(
         before[0] = 0
     count = np.int64(0)
     for entry in range(first, end):
-        if mask[entry * mask_stride] != 0:
+        if mask[np.uint64(entry * mask_stride)] != 0:
             count += 1
     scan[thread] = count
     earlier = np.int64(0)
-    for k in range(thread, tile, np.int64(cuda.blockDim.x)):
+    k = thread
+    while k < tile:
         earlier += counts[k]
+        k = np.uint32(k + cuda.blockDim.x)
     cuda.syncthreads()
     cuda.atomic.add(before, 0, np.int32(earlier))
 
-    distance = np.int64(1)
+    distance = np.uint32(1)
     while distance < cuda.blockDim.x:
         left = np.int64(0)
         if thread >= distance:
-            left = np.int64(scan[thread - distance])
+            left = np.int64(scan[np.uint32(thread - distance)])
         cuda.syncthreads()
         scan[thread] = scan[thread] + left
         cuda.syncthreads()
-        distance *= 2
+        distance = np.uint32(2 * distance)
     cuda.syncthreads()  # a block of one thread has met no barrier since it added
 
     rank = np.int64(before[0]) + scan[thread] - count
     for entry in range(first, end):
-        if mask[entry * mask_stride] != 0:
-            ranks[entry] = rank
+        if mask[np.uint64(entry * mask_stride)] != 0:
+            ranks[np.uint64(entry)] = rank
             rank += 1
         else:
-            ranks[entry] = NO_RANK
+            ranks[np.uint64(entry)] = NO_RANK
     if tile == cuda.gridDim.x - 1 and thread == 0:
         ranks[num_placeholders] = before[0] + counts[tile]
 
 
 @device_function
-def find_share(num_things: int, block: int, num_blocks: int) -> tuple[np.int64, np.int64]:
-    """Return the first of a block's things and how many it has; none, or fewer, for some."""
-    share = (np.int64(num_things) + num_blocks - 1) // num_blocks
-    first = block * share
-    return first, min(share, num_things - first)
+def find_share(num_things: int, share: int, block: int) -> tuple[np.int64, np.int64]:
+    """Return the first of a block's things and how many it has; none, or fewer, for the last."""
+    first = np.int64(block) * share
+    return first, min(np.int64(share), num_things - first)
 
 
-@device_function
-def divide(threads: int, columns: int) -> tuple[np.int64, np.int64]:
-    """Return the whole rows and the columns that so many threads are; 32 bits divide faster."""
-    dividend, divisor = np.uint32(threads), np.uint32(columns)
-    return np.int64(dividend // divisor), np.int64(dividend % divisor)
-
-
-@kernel("void(uint8[::1], int64, int64, int32[::1], int64, uint8[::1], int64, int64, int64)")
+@kernel("void(uint8[::1], int64, int64, int32[::1], int64, uint8[::1], int64, int64, int64, int64)")
 def scatter_rows(
     embeds: Bytes,
     embeds_stride: int,
@@ -121,42 +116,45 @@ def scatter_rows(
     ranks: Int32s,
     num_placeholders: int,
     placeholders: Bytes,
-    row_bytes: int,
+    num_units: int,
+    unit_share: int,
     size: int,
     nan: int,
 ) -> None:
     """Put rows where the mask is True, NaN elsewhere: blocks of threads for some rows (x) each.
 
-    The blocks along x share the placeholders, those along y the bytes of a row. The threads of a
-    block take units of `size` bytes in turn, row after row. A row that the embeddings do not have
-    is NaN too.
+    The blocks along x share the placeholders, those along y the `num_units` units of `size` bytes
+    of a row: `unit_share` each, fewer than 2**31. The threads of a block take units in turn, row
+    after row. A row that the embeddings do not have is NaN too.
 
     Reads embeds, whose rows begin every `embeds_stride` bytes, ranks; writes its own bytes of
     placeholders, whose rows lie one behind another. `nan` is 8 bytes of the dtype's NaNs.
     """
-    first_row, rows = find_share(num_placeholders, cuda.blockIdx.x, cuda.gridDim.x)
-    first_column, columns = find_share(row_bytes // size, cuda.blockIdx.y, cuda.gridDim.y)
+    row_share = divide_up(num_placeholders, cuda.gridDim.x)
+    first_row, rows = find_share(num_placeholders, row_share, cuda.blockIdx.x)
+    first_column, columns = find_share(num_units, unit_share, cuda.blockIdx.y)
     if rows <= 0 or columns <= 0:
         return
+    row_bytes = num_units * size
     # Divided once; from then on rows and columns are stepped through.
     row, column = divide(cuda.threadIdx.x, columns)
     row_step, column_step = divide(cuda.blockDim.x, columns)
     while row < rows:
-        rank = np.int64(ranks[first_row + row])
+        rank = np.int64(ranks[np.uint64(first_row + row)])
         byte = (first_column + column) * size
         at = (first_row + row) * row_bytes + byte
         if rank >= 0 and rank < num_embeds:
             copy_bytes(placeholders, at, embeds, rank * embeds_stride + byte, size)
         else:
-            fill_bytes(placeholders, at, nan >> 8 * (byte % 8), size)
-        row += row_step
-        column += column_step
+            fill_bytes(placeholders, at, nan >> 8 * (byte & 7), size)
+        row = np.uint32(row + row_step)
+        column = np.uint32(column + column_step)
         if column >= columns:
-            column -= columns
-            row += 1
+            column = np.uint32(column - columns)
+            row = np.uint32(row + 1)
 
 
-@kernel("void(uint8[::1], int64, int64, int32[::1], int64, uint8[::1], int64, int64)")
+@kernel("void(uint8[::1], int64, int64, int32[::1], int64, uint8[::1], int64, int64, int64)")
 def gather_rows(
     placeholders: Bytes,
     placeholders_stride: int,
@@ -164,38 +162,41 @@ def gather_rows(
     ranks: Int32s,
     num_placeholders: int,
     embeds: Bytes,
-    row_bytes: int,
+    num_units: int,
+    unit_share: int,
     size: int,
 ) -> None:
     """Take the rows where the mask is True: blocks of threads for some rows (x) each.
 
-    The blocks along x share the placeholders, those along y the bytes of a row. The threads of a
-    block take units of `size` bytes in turn, row after row. True entries past `num_embeds` are
-    left out; where there are fewer, the rest of `embeds` becomes 0: row `i` of it is the business
-    of those who look at placeholder `i`.
+    The blocks along x share the placeholders, those along y the `num_units` units of `size` bytes
+    of a row: `unit_share` each, fewer than 2**31. The threads of a block take units in turn, row
+    after row. True entries past `num_embeds` are left out; where there are fewer, the rest of
+    `embeds` becomes 0: row `i` of it is the business of those who look at placeholder `i`.
 
     Reads placeholders, whose rows begin every `placeholders_stride` bytes, ranks; writes the rows
     of embeds, which lie one behind another, that belong to its own placeholders.
     """
-    total = np.int64(ranks[num_placeholders])
-    first_row, rows = find_share(num_placeholders, cuda.blockIdx.x, cuda.gridDim.x)
-    first_column, columns = find_share(row_bytes // size, cuda.blockIdx.y, cuda.gridDim.y)
+    total = np.int64(ranks[np.uint64(num_placeholders)])
+    row_share = divide_up(num_placeholders, cuda.gridDim.x)
+    first_row, rows = find_share(num_placeholders, row_share, cuda.blockIdx.x)
+    first_column, columns = find_share(num_units, unit_share, cuda.blockIdx.y)
     if rows <= 0 or columns <= 0:
         return
+    row_bytes = num_units * size
     # Divided once; from then on rows and columns are stepped through.
     row, column = divide(cuda.threadIdx.x, columns)
     row_step, column_step = divide(cuda.blockDim.x, columns)
     while row < rows:
         placeholder = first_row + row
-        rank = np.int64(ranks[placeholder])
+        rank = np.int64(ranks[np.uint64(placeholder)])
         byte = (first_column + column) * size
         if rank >= 0 and rank < num_embeds:
             start = placeholder * placeholders_stride + byte
             copy_bytes(embeds, rank * row_bytes + byte, placeholders, start, size)
         if placeholder >= total and placeholder < num_embeds:
             fill_bytes(embeds, placeholder * row_bytes + byte, np.int64(0), size)
-        row += row_step
-        column += column_step
+        row = np.uint32(row + row_step)
+        column = np.uint32(column + column_step)
         if column >= columns:
-            column -= columns
-            row += 1
+            column = np.uint32(column - columns)
+            row = np.uint32(row + 1)

@@ -167,8 +167,9 @@ def test_bad_positions_unchecked() -> None:
     tables = filled()
     tables.gather_block_tables(int32([2]))
     with fast.checks(enabled=False):
-        slots = tables.compute_slot_mappings(int32([0, 4]), torch.tensor([-1, 8, 2**62, 1]))
-    assert slots.tolist() == [[-1, -1, -1, 15], [-1, -1, -1, 21]]
+        positions = torch.tensor([-1, 8, 2**62, 1, 2**32 + 1])
+        slots = tables.compute_slot_mappings(int32([0, 5]), positions)
+    assert slots.tolist() == [[-1, -1, -1, 15, -1], [-1, -1, -1, 21, -1]]
 
 
 @pytest.mark.usefixtures("path")

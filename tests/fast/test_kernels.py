@@ -1,4 +1,5 @@
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -7,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fast.kernels import block_table, causal_conv1d, cuda, fast_prefill, moves, multimodal
+from fast.kernels import (
+    block_table,
+    causal_conv1d,
+    cuda,
+    fast_prefill,
+    moves,
+    multimodal,
+    unsigned,
+)
 from fast.kernels.cuda import KERNELS, DeviceFunction, Kernel
 from fast.launch import flatten, launch_blocks, launch_threads, simulated_by
 from tools.kernels import pretended_gpu
@@ -179,7 +188,7 @@ def run_scatter() -> list[torch.Tensor]:
     placeholders = torch.zeros(24 * 150, dtype=torch.uint8)
     launch_threads(
         multimodal.scatter_rows, 16, 2, embeds, 32, NUM_EMBEDS, rank()[1], 150, placeholders,
-        24, 8, 0x7FF8000000000000,
+        3, 2, 8, 0x7FF8000000000000,
     )  # fmt: skip
     return [placeholders]
 
@@ -190,7 +199,7 @@ def run_gather_rows() -> list[torch.Tensor]:
     embeds = torch.full((6 * (NUM_EMBEDS + 3),), 9, dtype=torch.uint8)
     launch_threads(
         multimodal.gather_rows, 16, 2, placeholders, 6, NUM_EMBEDS + 3, rank()[1], 150, embeds,
-        6, 2,
+        3, 2, 2,
     )  # fmt: skip
     return [embeds]
 
@@ -262,6 +271,50 @@ def test_rows_move_16_bytes_at_once(kernel: Kernel) -> None:
     for word in ("v2.u64", "u64", "u32", "u16", "u8"):
         assert f"ld.global.{word}" in ptx
         assert f"st.global.{word}" in ptx
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_kernels_compute_with_integers(kernel: Kernel) -> None:
+    """Numba compares 64 bits without a sign and 64 with one as floats: no kernel asks it to."""
+    pytest.importorskip("numba_cuda")
+    with pretended_gpu((9, 0)):
+        ptx, _ = kernel.compile_ptx((9, 0))
+    assert [] == re.findall(r"\.f(?:16|32|64)\b", ptx)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_kernels_divide_unsigned_32_bits(kernel: Kernel) -> None:
+    """Only the slots of one table, which may be wider than 2**32 positions, divide 64 bits."""
+    pytest.importorskip("numba_cuda")
+    with pretended_gpu((9, 0)):
+        ptx, _ = kernel.compile_ptx((9, 0))
+    kinds = {"u32", "u64"} if kernel is block_table.compute_slot_mapping else {"u32"}
+    assert set(re.findall(r"\b(?:div|rem)\.(\w+)", ptx)) <= kinds
+
+
+@pytest.mark.parametrize(
+    ("dividend", "divisor", "expected"),
+    [
+        (7, 3, [2, 1, 3]),
+        (6, 3, [2, 0, 2]),
+        (0, 5, [0, 0, 0]),
+        (2**31 - 1, 2**31 - 1, [1, 0, 1]),
+        (2**31 - 1, 2, [2**30 - 1, 1, 2**30]),
+    ],
+)
+def test_division(
+    dividend: int, divisor: int, expected: list[int], simulate: Callable[..., None]
+) -> None:
+    """The quotient and the remainder, and the quotient rounded up, at the ends of their range."""
+    results = torch.zeros(3, dtype=torch.int64)
+    names = {"divide": unsigned.divide, "divide_up": unsigned.divide_up}
+
+    def run(results: torch.Tensor, dividend: int, divisor: int) -> None:
+        results[0], results[1] = divide(dividend, divisor)  # type: ignore[name-defined]  # noqa: F821  # given below
+        results[2] = divide_up(dividend, divisor)  # type: ignore[name-defined]  # noqa: F821  # likewise
+
+    simulate(FunctionType(run.__code__, names), 1, 1, (results, dividend, divisor))
+    assert expected == results.tolist()
 
 
 def test_binding_leaves_the_kernel_alone() -> None:

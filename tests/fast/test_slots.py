@@ -83,6 +83,19 @@ def test_slots_past_int32() -> None:
 
 
 @pytest.mark.usefixtures("path")
+def test_positions_past_32_bits() -> None:
+    """A position may need more than 32 bits, on one rank or on two."""
+    table, starts, size = torch.arange(10).int()[None], int32([0, 1]), 2**29 + 2
+    slots = fast.compute_slot_mapping(table, starts, torch.tensor([9 * size + 2**28 + 3]), size)
+    assert [9 * size + 2**28 + 3] == slots.tolist()
+    position, ranks = torch.tensor([9 * 2 * size + 2**28 + 3]), {"cp_world_size": 2, "cp_rank": 1}
+    slots = fast.compute_slot_mapping(
+        table, starts, position, size, **ranks, cp_kv_cache_interleave_size=2
+    )
+    assert [9 * size + 2**27 + 1] == slots.tolist()
+
+
+@pytest.mark.usefixtures("path")
 def test_nothing_to_do() -> None:
     """Empty batches, and empty tables, are no trouble."""
     nothing = torch.zeros(0, dtype=torch.int64)

@@ -101,8 +101,8 @@ EDITS = {
     ),
     "kernel: dense starts": Edit(
         "count_programs",
-        "query_start_loc[sequence * stride]",
-        "query_start_loc[sequence]",
+        "np.uint64(sequence * stride)",
+        "np.uint64(sequence)",
         "Right for every contiguous vector.",
     ),
     "kernel: as many programs as the starts say": Edit(
@@ -114,26 +114,26 @@ EDITS = {
     ),
     "kernel: each block pads behind its own": Edit(
         "fill_programs",
-        "range(sums[1] + cuda.grid(1),",
-        "range(first + cuda.grid(1),",
+        "end = sums[1]",
+        "end = first",
         "Right for the last block.",
     ),
     "kernel: one block pads": Edit(
         "fill_programs",
-        "length, cuda.gridsize(1))",
-        "min(length, sums[1] + cuda.gridsize(1)), cuda.gridsize(1))",
+        "while padding < length - end:",
+        "while padding < min(length - end, cuda.gridsize(1)):",
         "Right for lists as long as there are threads.",
     ),
     "kernel: numbers of programs for sequences": Edit(
         "fill_programs",
-        "batch_ptr[first + program] = sequence",
-        "batch_ptr[first + program] = own + program * 0 + min(sequence, 1)",
+        "] = sequence",
+        "] = own + program * 0 + min(sequence, 1)",
         "Right for two sequences.",
     ),
     "kernel: offsets run on": Edit(
         "fill_programs",
-        "token_chunk_offset_ptr[first + program] = program",
-        "token_chunk_offset_ptr[first + program] = first + program",
+        "] = program",
+        "] = first + program",
         "Right for one sequence.",
     ),
 }

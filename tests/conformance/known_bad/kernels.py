@@ -27,13 +27,13 @@ TABLE_EDITS = {
     ),
     "append: a row as long as the block at most": Edit(
         "append_block_ids",
-        "count, np.int64(cuda.blockDim.x))",
-        "min(count, np.int64(cuda.blockDim.x)), np.int64(cuda.blockDim.x))",
+        "while k < count:",
+        "while k < min(count, cuda.blockDim.x):",
         "One element for each thread: right for fewer new blocks than threads.",
     ),
     "move: the count stays": Edit(
         "move_row",
-        "\n        num_blocks[group, src] = 0",
+        "\n        num_blocks[group, row_src] = 0",
         "",
         "The next request in that slot is appended to somebody's blocks.",
     ),
@@ -45,8 +45,8 @@ TABLE_EDITS = {
     ),
     "move: one block too many": Edit(
         "move_row",
-        "np.int64(cuda.threadIdx.x), count,",
-        "np.int64(cuda.threadIdx.x), count + 1,",
+        "while k < count:",
+        "while k <= count:",
         "`<=` for `<`: it copies what stands past the row, which is seldom read.",
     ),
     "swap: as many as the first row has": Edit(
@@ -77,8 +77,8 @@ TABLE_EDITS = {
     ),
     "gather: what was left is left": Edit(
         "gather_block_tables",
-        "max(count, left)",
-        "count",
+        "while k < max(count, left):",
+        "while k < count:",
         "Read by padded and speculative positions alone.",
     ),
     "gather: what was gathered is not recorded": Edit(
@@ -102,8 +102,8 @@ TABLE_EDITS = {
     ),
     "slots: a column past the row is the next row's": Edit(
         "compute_slot_mappings",
-        "if position >= 0 and column < width:",
-        "if position >= 0 and offset + request * width + column < tables.size:",
+        "position < width * block_size:",
+        "offset + request * width + position // block_size < tables.size:",
         "It never leaves the table; it leaves the request.",
         "test_bad_entries_are_skipped",
     ),
@@ -115,32 +115,32 @@ TABLE_EDITS = {
     ),
     "gather: a dense mapping": Edit(
         "gather_block_tables",
-        "idx_mapping[row * idx_stride]",
-        "idx_mapping[row]",
+        "row * idx_stride",
+        "row",
         "Right for every contiguous mapping.",
     ),
     "slots: a request begins one token late": Edit(
         "find_request",
-        "[middle * stride] <= token",
-        "[middle * stride] < token",
+        "(middle * stride)] <= token",
+        "(middle * stride)] < token",
         "One token of each request is stored in its neighbour's block.",
     ),
     "slots: the last request is never found": Edit(
         "find_request",
-        "high = np.int64(num_reqs)",
-        "high = np.int64(max(num_reqs - 1, 1))",
+        "high = np.uint32(num_reqs)",
+        "high = np.uint32(max(num_reqs - 1, 1))",
         "Right for one request.",
     ),
     "slots: to the end of the block of threads": Edit(
         "compute_slot_mappings",
-        "range(cuda.grid(1), slots.shape[1], cuda.gridsize(1))",
-        "range(cuda.grid(1), num_positions, cuda.gridsize(1))",
+        "while token < slots.shape[1]:",
+        "while token < num_positions:",
         "What is behind the batch stays from a longer step.",
     ),
     "slots: every block of threads does the first one's": Edit(
         "compute_slot_mappings",
-        "range(cuda.grid(1), slots.shape[1], cuda.gridsize(1))",
-        "range(cuda.threadIdx.x, slots.shape[1], cuda.blockDim.x)",
+        "np.uint32(token + cuda.gridsize(1))",
+        "np.uint32(token + cuda.blockDim.x)",
         "The right values, each written many times.",
     ),
     "slots: blocks in ascending order": Edit(
@@ -153,8 +153,8 @@ TABLE_EDITS = {
     ),
     "slots: positions of another stride": Edit(
         "compute_slot_mappings",
-        "positions[token * positions_stride]",
-        "positions[token]",
+        "token * positions_stride",
+        "token",
         "Right for every contiguous vector.",
     ),
     "slots: starts of another stride": Edit(
@@ -175,15 +175,15 @@ TABLE_EDITS = {
 SLOT_EDITS = {
     "kernel: one thread past the end": Edit(
         "compute_slot_mapping",
-        "range(cuda.grid(1), num_slots, cuda.gridsize(1))",
-        "range(cuda.grid(1), num_slots + 1, cuda.gridsize(1))",
+        "if token >= num_slots:",
+        "if token > num_slots:",
         "It writes one slot behind the buffer, which is usually padding of the allocator.",
     ),
-    "kernel: one thread for each slot and no more": Edit(
+    "kernel: every block of threads does the first one's": Edit(
         "compute_slot_mapping",
-        "range(cuda.grid(1), num_slots, cuda.gridsize(1))",
-        "range(cuda.grid(1), min(num_slots, cuda.gridsize(1)), cuda.gridsize(1))",
-        "Right while the grid is as large as `out`.",
+        "token = np.int64(cuda.grid(1))",
+        "token = np.int64(cuda.threadIdx.x)",
+        "Right for no more slots than a block has threads.",
     ),
     "kernel: one column too many": Edit(
         "compute_slot_mapping",
@@ -200,33 +200,33 @@ SLOT_EDITS = {
     ),
     "kernel: slots in int32": Edit(
         "compute_slot_mapping",
-        "slot = block_id * kernel_block_size + offset",
-        "slot = np.int64(np.int32(block_id * kernel_block_size + offset))",
+        "slot = block_id * kernel_block_size + in_block",
+        "slot = np.int64(np.int32(block_id * kernel_block_size + in_block))",
         "Right until the cache has 2**31 slots.",
     ),
     "kernel: the rank ignores the interleave": Edit(
         "find_column",
-        "(in_virtual_block // interleave) % world != rank",
-        "in_virtual_block % world != rank",
+        "owner != rank",
+        "position % world != rank",
         "Right at the default interleave of 1.",
     ),
     "kernel: the interleave's offset is dropped": Edit(
         "find_column",
-        " * interleave + in_virtual_block % interleave",
-        " * interleave",
+        "turn * interleave + in_stripe",
+        "turn * interleave",
         "Right at the default interleave of 1.",
     ),
     "kernel: as many tokens as the starts say": Edit(
         "compute_slot_mapping",
-        "np.int64(min(query_start_loc[num_reqs * starts_stride], num_positions))",
-        "np.int64(query_start_loc[num_reqs * starts_stride])",
+        "np.int64(min(end, num_positions))",
+        "np.int64(end)",
         "Starts of another batch, unchecked, read behind the positions.",
         Kind.SAME_REFUSAL,
     ),
     "kernel: padding has slots": Edit(
         "compute_slot_mapping",
-        "        if token < num_tokens:",
-        "        if token < num_positions:",
+        "if token < num_tokens:",
+        "if token < num_positions:",
         "Padded tokens overwrite a live request's keys, in graph replays only.",
     ),
 }
