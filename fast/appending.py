@@ -1,6 +1,7 @@
 """What may be appended to block tables, and how it travels to them."""
 
 import struct
+from itertools import chain
 from operator import countOf
 from typing import Any, Final, TypeAlias
 
@@ -117,11 +118,14 @@ def pack_lists(
         The plan, int64; `NOTHING` where no row is listed; None where a type or a length is another,
         or an int is NumPy's: then the checks of this module say what is wrong, or that all is well.
     """
-    joined = _join(req_indices, cu_num_new_blocks, new_block_ids, overwrite, num_groups)
+    lists = (req_indices, cu_num_new_blocks, new_block_ids, overwrite)
+    if countOf(map(type, lists), list) < 4:
+        return None
+    if not req_indices and _are_empty(cu_num_new_blocks, new_block_ids, overwrite, num_groups):
+        return NOTHING
+    joined = _join(*lists, num_groups)
     if joined is None or countOf(map(type, overwrite), bool) < len(overwrite):
         return None
-    if not (req_indices or any(joined) or any(new_block_ids)):
-        return NOTHING if are_ints(joined) else None
     if [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
         return None
     plan = np.empty(len(joined) + len(overwrite), dtype=np.int64)
@@ -130,6 +134,21 @@ def pack_lists(
     except (struct.error, TypeError):  # no int, or beyond int64
         return None
     return plan if are_ints(joined, plan) else None
+
+
+def _are_empty(
+    cu_num_new_blocks: list[list[int]],
+    new_block_ids: list[list[int]],
+    overwrite: list[bool],
+    num_groups: int,
+) -> bool:
+    """Say whether lists without a row are as they should be, as in most steps that decode."""
+    return (
+        not overwrite
+        and new_block_ids == [[]] * num_groups
+        and cu_num_new_blocks == [[0]] * num_groups
+        and countOf(map(type, chain.from_iterable(cu_num_new_blocks)), int) == num_groups
+    )
 
 
 def _join(
@@ -141,8 +160,6 @@ def _join(
 ) -> list[int] | None:
     """Return rows, ends and ids in one list; None where what is given are no lists so long."""
     # No entry takes a step of Python's, here and below.
-    if countOf(map(type, (req_indices, cu_num_new_blocks, new_block_ids, overwrite)), list) < 4:
-        return None
     num_listed = len(req_indices)
     lengths = (len(overwrite), len(cu_num_new_blocks), len(new_block_ids))
     if lengths != (num_listed, num_groups, num_groups):

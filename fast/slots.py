@@ -108,13 +108,17 @@ def compute_slot_mapping(
 
     if not uses_kernels(block_table):
         starts, where = query_start_loc.contiguous(), positions.contiguous()
-        slots = np.empty(num_positions, dtype=np.int64) if out is None else out.numpy()
+        # Entries in one piece are written in half of the time.
+        whole = None if out is None else out.contiguous()
+        slots = np.empty(num_positions, dtype=np.int64) if whole is None else whole.numpy()
         rows, columns = block_table.stride()
         table = (block_table.data_ptr(), rows, columns, block_table.shape[1])
         batch = (starts.data_ptr(), num_reqs, where.data_ptr(), num_positions)
         if not fill_slots(*table, *batch, slots, *layout):
             check_num_tokens(starts.numpy(), where.numpy())
-        return torch.from_numpy(slots) if out is None else out[:num_positions]
+        if out is None or whole is None:
+            return torch.from_numpy(slots)
+        return (out if whole is out else out.copy_(whole))[:num_positions]
     slots_there = positions.new_empty(num_positions) if out is None else out
     launch_threads(
         kernels.compute_slot_mapping,
@@ -265,8 +269,8 @@ def fill_consecutive(
 
 
 @compiled(
-    "boolean(int64, int64, int64, int64, int64, int64, int64, int64, int64[:], int64, int64, int64,"
-    " int64, int64)"
+    "boolean(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int64, int64,"
+    " int64, int64, int64)"
 )
 def fill_slots(
     table_address: int,
