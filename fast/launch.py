@@ -17,6 +17,9 @@ from fast.launchers import launch_on_gpu
 
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
 
+CPU: Final = -1
+"""What a tensor on the CPU says its device is."""
+
 MANY_THREADS: Final = 2**18
 """As many threads as a large GPU holds at once."""
 
@@ -106,9 +109,16 @@ def _launch(
 
 def _common_device(kernel: Kernel, args: tuple[Argument, ...]) -> int:
     """Return the GPU on which all tensors are: a CPU tensor's host pointer would be launched."""
-    found = {arg.get_device() for arg in args if isinstance(arg, torch.Tensor)}
-    index = found.pop() if len(found) == 1 else -1
-    if index < 0:
+    index = None
+    for arg in args:  # a set takes 0.9 µs longer
+        if isinstance(arg, torch.Tensor):
+            there = arg.get_device()
+            if there != index:
+                if index is not None:
+                    index = CPU
+                    break
+                index = there
+    if index is None or index == CPU:
         devices = sorted({str(arg.device) for arg in args if isinstance(arg, torch.Tensor)})
         raise ValueError(f"{kernel.name} needs tensors on one CUDA device, got {devices}")
     return index

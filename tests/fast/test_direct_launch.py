@@ -136,7 +136,7 @@ def test_numba_says_what_is_pinned() -> None:
         ("numba-cuda", "0.31.0", "numba-cuda is 0.31.0"),
         ("numba-cuda", "1.0", "numba-cuda is 1.0"),
         ("numba-cuda", "", "numba-cuda is not installed"),
-        ("cuda-core", "0.7.0", "cuda-core is 0.7.0, tested is 1.0 to below 2.0"),
+        ("cuda-core", "0.6.2", "cuda-core is 0.6.2, tested is 0.7 to below 2.0"),
         ("cuda-core", "2.0.0rc1", "cuda-core is 2.0.0rc1"),
     ],
 )
