@@ -23,9 +23,9 @@ Argument: TypeAlias = torch.Tensor | int
 Flatten: TypeAlias = Callable[..., tuple[int, ...]]
 
 TESTED: Final = {"numba-cuda": ("0.30", "0.31"), "cuda-core": ("0.7", "2.0")}
-"""Of each package, the first version that is trusted and the first that is not. It ran, with a driver
-that does nothing, with numba-cuda 0.30.4, whose arrays are private, and with cuda-core 0.7.0, 1.0.0
-and 1.2.2, whose names here are public."""
+"""Of each package, the first version that is trusted, and the first that is not. With a driver that
+does nothing it ran with numba-cuda 0.30.4, whose arrays are private, and with cuda-core 0.7.0,
+1.0.0 and 1.2.2, whose names are public."""
 
 NAMES: Final = (
     "Device",
