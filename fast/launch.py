@@ -17,9 +17,6 @@ from fast.launchers import launch_on_gpu
 
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
 
-CPU: Final = -1
-"""What a tensor on the CPU says its device is."""
-
 MANY_THREADS: Final = 2**18
 """As many threads as a large GPU holds at once."""
 
@@ -115,10 +112,10 @@ def _common_device(kernel: Kernel, args: tuple[Argument, ...]) -> int:
             there = arg.get_device()
             if there != index:
                 if index is not None:
-                    index = CPU
+                    index = None
                     break
                 index = there
-    if index is None or index == CPU:
+    if index is None or index < 0:  # as the CPU's is
         devices = sorted({str(arg.device) for arg in args if isinstance(arg, torch.Tensor)})
         raise ValueError(f"{kernel.name} needs tensors on one CUDA device, got {devices}")
     return index

@@ -19,7 +19,7 @@ VARIABLE: Final = "FAST_LAUNCHER"
 
 
 class SlowLaunchWarning(UserWarning):
-    """Kernels are launched by numba, which takes the host 100 µs or so each time."""
+    """Kernels are launched by numba, which takes the host forty times as long."""
 
 
 class Launcher(Protocol):
@@ -115,7 +115,7 @@ def _fall_back(why: UnfitError) -> Launcher:
     """Let numba launch from now on, and say so."""
     _CHOSEN[:] = [numba_launch]
     warnings.warn(
-        f"kernels are launched by numba, which takes the host ten times as long: {why}",
+        f"kernels are launched by numba, which takes the host far longer: {why}",
         SlowLaunchWarning,
         stacklevel=2,
     )

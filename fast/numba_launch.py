@@ -1,4 +1,4 @@
-"""Launching by numba's own dispatcher: the ordinary way, ten times as dear, with nothing private.
+"""Launching by numba's own dispatcher: the ordinary way, forty times as dear, with nothing private.
 
 It takes over where `fast.direct_launch` does not know what is installed.
 """
