@@ -7,8 +7,9 @@ import torch
 
 from fast._checks import check_int, check_tensor, host_vector, is_checked
 from fast._compiled import Int32s, compiled, int32s_at
-from fast.launch import upload, uses_kernels
+from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.pinned import upload
 from fast.sentinels import NULL_BLOCK_ID
 
 

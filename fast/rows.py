@@ -32,7 +32,8 @@ from fast.appending import (
     pack_plan,
 )
 from fast.kernels import block_table as kernels
-from fast.launch import launch_blocks, upload, uses_kernels
+from fast.launch import launch_blocks, uses_kernels
+from fast.pinned import upload
 
 ALIGNMENT: Final = 32
 """Each group's tables begin at a multiple of so many int32, 128 bytes: a cache line of a GPU."""

@@ -22,8 +22,9 @@ from fast._checks import (
     to_host,
 )
 from fast._compiled import Int32s, Int64s, compiled, int32s_at
-from fast.launch import upload, uses_kernels
+from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.pinned import upload
 
 
 @dataclass(frozen=True)

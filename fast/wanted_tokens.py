@@ -17,8 +17,9 @@ from fast._checks import (
 )
 from fast._compiled import Int32s, compiled, int32s_at, int64s_at
 from fast.kernels import fast_prefill as kernels
-from fast.launch import launch_threads, upload, uses_kernels
+from fast.launch import launch_threads, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
+from fast.pinned import upload
 from fast.slots import flat
 
 

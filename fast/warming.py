@@ -17,6 +17,7 @@ from fast.buffers import CpuGpuBuffer
 from fast.causal_conv1d import compute_causal_conv1d_metadata
 from fast.context_parallel import get_dcp_local_seq_lens
 from fast.kernels.cuda import KERNELS
+from fast.launchers import load
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.metadata import CommonAttentionMetadata, build_attn_metadata
 from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
@@ -54,7 +55,7 @@ def warmup() -> None:
 def _load_kernels() -> None:
     for kernel in KERNELS:
         try:
-            kernel.loaded(torch.cuda.current_device())
+            load(kernel, torch.cuda.current_device())
         except ImportError:
             return  # the host path is all there is
 

@@ -2,14 +2,25 @@
 
 It does so only when a kernel is launched on a GPU (or compiled by hand): until then the names in
 kernels stand for nothing, so that `fast` imports in no time, and without numba-cuda.
+
+A successor of numba-cuda with the same kernel language, such as numba-cuda-mlir, is swapped in
+here: in `import_cuda`, whose `jit`, `compile_ptx`, `gpus`, `external_stream` and `as_cuda_array`
+are wanted beside what kernels say; in `import_intrinsic`, for what moves 16 bytes; and in
+`array_members`, which says how its kernels take an array. Where that is not numba-cuda's way, or
+until its name is among `fast.direct_launch.TESTED`, its own dispatcher launches the kernels
+(`fast.numba_launch`).
 """
 
-import types
+import importlib
+import re
 from collections.abc import Callable
-from functools import cache
-from typing import Any, Final, NoReturn
+from functools import cache, cached_property
+from types import FunctionType
+from typing import Any, Final, NamedTuple, NoReturn
 
 INSTALL: Final = "kernels need numba-cuda: pip install kvtwin[cuda]"
+PARAMETER: Final = re.compile(r"u?int(8|16|32|64)(\[(?::, )?::1\])|int64")
+"""A parameter in a signature; of an array, the bits of an item and the dimensions."""
 
 
 class _Undefined:
@@ -74,10 +85,19 @@ class Instruction(DeviceFunction):
         Raises:
             ImportError: numba-cuda is not installed.
         """
-        import_cuda()
-        from numba.cuda.extending import intrinsic  # noqa: PLC0415  (numba takes 0.3 s to import)
+        return self._make(import_intrinsic())
 
-        return self._make(intrinsic)
+
+class Array(NamedTuple):
+    """What a signature says of a parameter that is an array, which is contiguous.
+
+    Attributes:
+        num_dims: its dimensions.
+        item_bytes: bytes of an item.
+    """
+
+    num_dims: int
+    item_bytes: int
 
 
 class Kernel:
@@ -88,6 +108,7 @@ class Kernel:
         signature: numba's signature, as text.
         threads: threads in a block, when nothing else is asked for.
         name: its name.
+        loaded: for GPUs by their index, what is launched on them past numba.
     """
 
     def __init__(self, function: Callable[..., None], signature: str, threads: int) -> None:
@@ -95,7 +116,23 @@ class Kernel:
         self.signature = signature
         self.threads = threads
         self.name: str = self.py_func.__name__
-        self._loaded: dict[int, Any] = {}
+        self.loaded: dict[int, Any] = {}
+
+    @cached_property
+    def parameters(self) -> tuple[Array | None, ...]:
+        """What the signature says of each parameter: an array, or None for an int64.
+
+        Raises:
+            ValueError: the signature has neither, or an array of more than two dimensions.
+        """
+        found = list(PARAMETER.finditer(self.signature))
+        if self.signature != f"void({', '.join(one[0] for one in found)})":
+            raise ValueError(
+                f"{self.name} takes int64 and arrays of 1 or 2 dimensions, not {self.signature}"
+            )
+        return tuple(
+            Array(one[2].count(":") - 1, int(one[1]) // 8) if one[2] else None for one in found
+        )
 
     def for_numba(self) -> Any:  # noqa: ANN401  (what numba takes is a function)
         """Return the kernel as numba compiles it: with numba's `cuda` where it says `cuda`.
@@ -117,31 +154,6 @@ class Kernel:
         ptx, _ = import_cuda().compile_ptx(self.for_numba(), self.signature, cc=compute_capability)
         entry = next(line for line in ptx.splitlines() if ".entry" in line)
         return ptx, entry.split()[-1].rstrip("(")
-
-    def loaded(self, device_index: int) -> Any:  # noqa: ANN401  (cuda.core is untyped)
-        """Return the kernel for a GPU, compiled and loaded when first asked for.
-
-        Raises:
-            ImportError: numba-cuda is not installed.
-        """
-        if device_index not in self._loaded:
-            import_cuda()  # a clear error, before cuda.core's
-            from cuda.core import (  # noqa: PLC0415  (there only with numba-cuda)
-                Device,
-                Linker,
-                LinkerOptions,
-                ObjectCode,
-            )
-
-            device = Device(device_index)
-            device.set_current()
-            capability = device.compute_capability
-            ptx, entry = self.compile_ptx((capability.major, capability.minor))
-            # Linked by the toolkit: a driver may be too old to assemble the compiler's PTX.
-            options = LinkerOptions(arch=f"sm_{capability.major}{capability.minor}")
-            cubin = Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin")
-            self._loaded[device_index] = cubin.get_kernel(entry)
-        return self._loaded[device_index]
 
 
 KERNELS: Final[list[Kernel]] = []
@@ -187,6 +199,33 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
     return real
 
 
+def import_intrinsic() -> Any:  # noqa: ANN401  (numba is untyped)
+    """Import numba-cuda's `intrinsic`, which makes functions of its compiler's own words.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    import_cuda()
+    from numba.cuda.extending import intrinsic  # noqa: PLC0415  (numba takes 0.3 s to import)
+
+    return intrinsic
+
+
+def array_members(array: Array) -> tuple[str, ...]:
+    """Return what a compiled kernel takes for an array, member by member in order.
+
+    Raises:
+        ImportError: it is not installed, or says so elsewhere.
+        AttributeError: it says so in other words.
+    """
+    import_cuda()
+    types: Any = importlib.import_module("numba.cuda.types")
+    target: Any = importlib.import_module("numba.cuda.descriptor").cuda_target
+    item = getattr(types, f"int{8 * array.item_bytes}")
+    model = target.target_context.data_model_manager[types.Array(item, array.num_dims, "C")]
+    return tuple(model._fields)  # numba says so nowhere else
+
+
 def _bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from its parts)
     """Copy a function, with numba's `cuda` and compiled device functions among its globals."""
     real = import_cuda()
@@ -197,6 +236,6 @@ def _bind(function: Any) -> Any:  # noqa: ANN401  (a function is rebuilt from it
             names[name] = real
         elif isinstance(value, DeviceFunction):
             names[name] = value.for_numba()
-    return types.FunctionType(
+    return FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )

@@ -1,20 +1,16 @@
-import threading
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fast import launch
 from fast.kernels.cuda import Kernel
 from fast.launch import (
-    flatten,
     launch_blocks,
     launch_threads,
     simulated_by,
-    upload,
     uses_kernels,
 )
 
@@ -102,78 +98,39 @@ def test_a_gpu_gets_no_cpu_tensor() -> None:
         launch_blocks(KERNEL, 1, 1, torch.zeros(1, dtype=torch.int32), 3)
 
 
-def test_words_of_arguments() -> None:
-    """Arrays are flattened as numba's kernels take them."""
-    x = torch.zeros(2, 3, dtype=torch.int32)
-    assert [0, 0, 6, 4, x.data_ptr(), 2, 3, 12, 4, 9] == flatten((x, 9))
-
-
-def test_flattened_ints_are_pythons() -> None:
-    """A NumPy int becomes Python's: the launcher would pass it in its own width."""
-    assert [int, int] == [type(word) for word in flatten((np.int32(3), 4))]
-
-
-class Gpu:
-    """Stands for the GPUs: who enters which one's context, and what is launched."""
-
-    def __init__(self) -> None:
-        self.entered: list[tuple[int, str]] = []
-        self.launched: list[tuple[Any, ...]] = []
-
-    def device(self, index: int) -> SimpleNamespace:
-        """Stand for `cuda.core.Device`."""
-        name = threading.current_thread().name
-        return SimpleNamespace(set_current=lambda: self.entered.append((index, name)))
-
-    def launch(self, *args: object) -> None:
-        """Stand for `cuda.core.launch`."""
-        self.launched.append(args)
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Put a stand-in in the place of cuda.core's devices and launches."""
-    core = pytest.importorskip("cuda.core")
-    gpu, stream = Gpu(), SimpleNamespace(cuda_stream=77)
-    monkeypatch.setattr(core, "Device", gpu.device)
-    monkeypatch.setattr(core, "launch", gpu.launch)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-    monkeypatch.setattr(launch, "_stream", lambda index, handle: (index, handle))
-    monkeypatch.setattr(launch, "_THREAD", type(launch._THREAD)())
-    return gpu
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Put stand-ins in the place of two GPUs, the second current; return what is launched there."""
+    launched: list[tuple[Any, ...]] = []
+    current = [1]
+
+    @contextmanager
+    def entered(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    def launch_on_gpu(*args: object) -> None:
+        launched.append((current[-1], *args))
+
+    monkeypatch.setattr(launch, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(launch, "launch_on_gpu", launch_on_gpu)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: tensor.item())
+    return launched
 
 
-def launch_double(index: int, *args: torch.Tensor | int) -> None:
-    """Launch a kernel that is compiled already."""
-    kernel = Kernel(double, "void(int32[::1])", threads=64)
-    kernel._loaded[index] = "machine code"
-    launch._launch_on_gpu(kernel, index, (5, 2), 64, args)
+def test_the_tensors_gpu_is_current(gpus: list[tuple[Any, ...]]) -> None:
+    """A launch makes the GPU of its tensors the current one, and takes the ints as they are."""
+    for index in (1, 0, 1):
+        launch_blocks(KERNEL, 2, 3, torch.tensor(index), 7, torch.tensor(index))
+    assert [(1, 1), (0, 0), (1, 1)] == [launched[:1] + launched[2:3] for launched in gpus]
+    assert [(KERNEL, (2, 3), 64)] * 3 == [(one[1], *one[3:5]) for one in gpus]
 
 
-def test_a_launch_on_a_gpu(gpu: Gpu) -> None:
-    """A real launch goes to torch's current stream with the kernel of that GPU, once compiled."""
-    x = torch.zeros(2, dtype=torch.int32)
-    launch_double(1, x, 3)
-    [(on, shape, code, *words)] = gpu.launched
-    assert (on, code, words) == ((1, 77), "machine code", flatten((x, 3)))
-    assert shape.grid == (5, 2, 1)
-    assert shape.block == (64, 1, 1)
-
-
-def test_each_thread_enters_the_context(gpu: Gpu) -> None:
-    """A thread's first launch on a GPU enters its context: a new thread of Python's has none."""
-    for index in (1, 1, 0, 1):
-        launch_double(index, 3)
-    other = threading.Thread(target=launch_double, args=(1, 3), name="other")
-    other.start()
-    other.join()
-    this = threading.current_thread().name
-    assert gpu.entered == [(1, this), (0, this), (1, "other")]
-    assert len(gpu.launched) == 5
-
-
-def test_upload_to_the_cpu_copies_nothing() -> None:
-    """Where host and device are one, the array travels nowhere."""
-    array = torch.arange(3).numpy()
-    tensor = upload(array, torch.device("cpu"), pin_memory=True)
-    assert tensor.data_ptr() == array.ctypes.data
+def test_tensors_of_two_gpus_are_refused(gpus: list[tuple[Any, ...]]) -> None:
+    """Tensors on two GPUs, or on none, are no arguments of one launch."""
+    for tensors in ((torch.tensor(0), torch.tensor(1)), (torch.tensor(1), torch.tensor(-1)), ()):
+        with pytest.raises(ValueError, match="double needs tensors on one CUDA device"):
+            launch_blocks(KERNEL, 1, 1, *tensors)
+    assert [] == gpus

@@ -1,8 +1,11 @@
 """How the package is imported, in a process of its own where numba-cuda cannot be."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,14 +32,14 @@ told = {
     "seconds": seconds,
     "numba": "numba" in sys.modules,
     "compiled": [loop.py_func.__name__ for loop in COMPILED if loop._machine_code],
-    "loaded": [kernel.name for kernel in fast.kernels.cuda.KERNELS if kernel._loaded],
+    "loaded": [kernel.name for kernel in fast.kernels.cuda.KERNELS if kernel.loaded],
 }
 table = torch.tensor([[5, 9]], dtype=torch.int32)
 starts = torch.tensor([0, 3], dtype=torch.int32)
 told["slots"] = fast.compute_slot_mapping(table, starts, torch.arange(1, 4), 2).tolist()
 fast.warmup()
 try:
-    fast.kernels.cuda.KERNELS[0].loaded(0)
+    fast.launchers.load(fast.kernels.cuda.KERNELS[0], 0)
 except ImportError as error:
     told["error"] = str(error)
 print(json.dumps(told))
@@ -73,6 +76,32 @@ def test_host_path_without_numba_cuda(told: dict[str, Any]) -> None:
 def test_device_path_without_numba_cuda(told: dict[str, Any]) -> None:
     """A kernel then says what to install."""
     assert told["error"] == "kernels need numba-cuda: pip install kvtwin[cuda]"
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules that a module imports or names in calls, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)  # for importlib
+    return found
+
+
+def test_one_module_imports_numbas_cuda() -> None:
+    """What takes numba-cuda's place is swapped in in one module, `fast.kernels.cuda`."""
+    root = Path(fast.__file__).parent
+    importing = [
+        path.relative_to(root).as_posix()
+        for path in sorted(root.rglob("*.py"))
+        if any(
+            re.fullmatch(r"numba\.cuda(\..*)?|numba_cuda(\..*)?", name) for name in imports_of(path)
+        )
+    ]
+    assert ["kernels/cuda.py"] == importing
 
 
 def test_all_names_are_there() -> None:

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from on_gpu import captured, no_waiting
@@ -42,6 +45,30 @@ class Step:
             ids.append(list(range(1, ends[-1][-1] + 1)))
         self.tables.append_block_ids(list(range(NUM_REQS)), ends, ids, [True] * NUM_REQS)
 
+    def build(self) -> dict[str, Any]:
+        """Build the metadata of a step, by builders that take it as it is."""
+        starts, lens = (
+            fast.CpuGpuBuffer(NUM_REQS + 1, dtype=torch.int32, device="cuda", pin_memory=True)
+            for _ in range(2)
+        )
+        starts.np[:] = range(NUM_REQS + 1)
+        lens.np[:NUM_REQS] = self.lens
+        starts.copy_to_gpu()
+        lens.copy_to_gpu()
+        builder = SimpleNamespace(build=lambda *_, **given: given["common_attn_metadata"])
+        groups = [SimpleNamespace(layer_names=[name]) for name in "ab"]
+        return fast.build_attn_metadata(
+            [builder, builder],
+            num_reqs=NUM_REQS,
+            num_tokens=NUM_REQS,
+            query_start_loc=starts,
+            seq_lens=lens,
+            num_computed_tokens_cpu=torch.tensor(self.lens, dtype=torch.int32) - 1,
+            block_tables=self.tables.gather_block_tables(self.idx_mapping),
+            slot_mappings=self.tables.compute_slot_mappings(self.starts, self.positions),
+            kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+        )
+
     def metadata(self) -> fast.CommonAttentionMetadata:
         """Return the step's metadata for the first group."""
         seq_lens = torch.tensor(self.lens, dtype=torch.int32)
@@ -65,6 +92,17 @@ def step() -> Step:
     """Make a step after everything is compiled and loaded."""
     fast.warmup()
     return Step()
+
+
+def reorder() -> bool:
+    """Reorder a batch that a host keeps: a prefill before a decode."""
+    requests = SimpleNamespace(
+        req_ids=["prefill", "decode"],
+        num_computed_tokens_cpu=np.array([0, 5], np.int32),
+        swap_states=lambda *_: None,
+    )
+    scheduled = SimpleNamespace(num_scheduled_tokens={"prefill": 7, "decode": 1})
+    return fast.reorder_batch_to_split_decodes_and_prefills(requests, scheduled)
 
 
 def calls(step: Step) -> dict[str, Callable[[], object]]:
@@ -91,7 +129,13 @@ def calls(step: Step) -> dict[str, Callable[[], object]]:
             step.tables.clear_row(5),
             step.append(),
         ),
+        "build_attn_metadata": step.build,
         "split_decodes_and_prefills": lambda: fast.split_decodes_and_prefills(batch),
+        "split_decodes_prefills_and_extends": lambda: fast.split_decodes_prefills_and_extends(
+            batch
+        ),
+        "reorder_batch_to_split_decodes_and_prefills": reorder,
+        "create_ubatch_slices": lambda: fast.create_ubatch_slices(np.ones(NUM_REQS, np.int32), 32),
         "split_attn_metadata": lambda: fast.split_attn_metadata(slices, batch),
         "make_local_attention_virtual_batches": lambda: fast.make_local_attention_virtual_batches(
             64, batch, BLOCK_SIZE
@@ -110,7 +154,11 @@ NAMES = [
     "compute_slot_mappings",
     "compute_slot_mapping",
     "move_row, swap_rows and clear_row",
+    "build_attn_metadata",
     "split_decodes_and_prefills",
+    "split_decodes_prefills_and_extends",
+    "reorder_batch_to_split_decodes_and_prefills",
+    "create_ubatch_slices",
     "split_attn_metadata",
     "make_local_attention_virtual_batches",
     "get_dcp_local_seq_lens",
@@ -119,6 +167,15 @@ NAMES = [
     "CpuGpuBuffer",
     "unpadded",
 ]
+
+ON_THE_HOST = {
+    "split_decodes_and_prefills",
+    "split_decodes_prefills_and_extends",
+    "reorder_batch_to_split_decodes_and_prefills",
+    "create_ubatch_slices",
+    "unpadded",
+}
+"""Functions of the host alone, of which a stream shows nothing."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +199,7 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
         call()
         is_queued = not stream.query()
     stream.synchronize()
-    if name not in {"split_decodes_and_prefills", "unpadded"}:
+    if name not in ON_THE_HOST:
         assert is_queued
 
 
@@ -213,6 +270,47 @@ def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
     wanted = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
     assert torch.equal(wanted, out[:NUM_REQS])
     assert out[NUM_REQS:].eq(fast.PAD_SLOT_ID).all()
+
+
+def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
+    """Captured local attention gathers the blocks that the table has at the replay.
+
+    What the host computed is that of the capture, in memory that no later upload overwrites.
+    """
+    batch = step.metadata()
+    graph, local = captured(
+        lambda: fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
+    )
+    batch.block_table_tensor.mul_(3)
+    wanted = fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
+    for _ in range(100):
+        fast.make_local_attention_virtual_batches(32, batch, BLOCK_SIZE)
+    for _ in range(2):
+        local.block_table_tensor.fill_(77)
+        local.seq_lens.fill_(77)
+        graph.replay()
+        torch.cuda.synchronize()
+        for name in ("query_start_loc", "seq_lens", "block_table_tensor"):
+            assert torch.equal(getattr(wanted, name), getattr(local, name)), name
+
+
+def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
+    """Captured micro-batches are views of the batch, and starts and lengths of the host's."""
+    batch = step.metadata()
+    halves = [
+        fast.UBatchSlice(slice(0, 32), slice(0, 32)),
+        fast.UBatchSlice(slice(32, 64), slice(32, 64)),
+    ]
+    graph, parts = captured(lambda: fast.split_attn_metadata(halves, batch))
+    wanted = fast.split_attn_metadata(halves, batch)
+    for part in parts:
+        part.query_start_loc.fill_(77)
+        part.seq_lens.fill_(77)
+    graph.replay()
+    torch.cuda.synchronize()
+    for expected, part in zip(wanted, parts, strict=True):
+        for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
+            assert torch.equal(getattr(expected, name), getattr(part, name)), name
 
 
 def test_replayed_local_lengths_read_the_new_lengths() -> None:

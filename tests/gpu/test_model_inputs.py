@@ -273,14 +273,18 @@ def test_rows_move_at_the_bandwidth_of_a_copy(
     }
     shares = {}
     for name, (num_bytes, call) in calls.items():
-        found, bandwidths = [], []
+        found, bandwidths, times = [], [], []
         for _ in range(7):  # by turns, so that both find the same GPU
             bandwidths.append(2 * size / device_seconds(lambda: copied.copy_(placeholders)))
-            found.append(num_bytes / device_seconds(call) / bandwidths[-1])
+            times.append(device_seconds(call))
+            found.append(num_bytes / times[-1] / bandwidths[-1])
         shares[name] = statistics.median(found)
         copy_gbs = statistics.median(bandwidths) / 1e9
         record_property(f"copy_share[{name}]", round(shares[name], 3))
         print(  # noqa: T201  # gpu_check.sh shows it
+            f"device time of {name}, {mebibytes} MiB: {statistics.median(times) * 1e6:.0f} us"
+        )
+        print(  # noqa: T201  # likewise
             f"share of copy bandwidth of {name}, {mebibytes} MiB: {shares[name]:.0%}"
             f" of {copy_gbs:.0f} GB/s"
         )

@@ -1,0 +1,395 @@
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fast import pinned
+from fast.pinned import Buffer, Reserve, Ring, upload
+
+GARBAGE = 0xA5
+
+
+class Mark:
+    """Stands for an event: where in the stream it was put last."""
+
+    def __init__(self, stream: "FakeStream") -> None:
+        self.stream = stream
+        self.number = 0
+
+    def query(self) -> bool:
+        """Say whether the stream has come by."""
+        return self.number <= self.stream.num_ended
+
+
+class FakeStream:
+    """Stands for a stream, which copies when it is told to: it reads what is pinned then."""
+
+    def __init__(self, *_: object) -> None:
+        self.num_pinned: list[int] = []
+        self.num_put = self.num_ended = 0
+        self.waiting: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+
+    def pin(self, num_bytes: int) -> torch.Tensor:
+        """Return memory."""
+        self.num_pinned.append(num_bytes)
+        return torch.full((num_bytes,), GARBAGE, dtype=torch.uint8)
+
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """Put a copy into the stream."""
+        assert all(not overlap(source, other) for other, _ in self.waiting)
+        there = torch.full((source.nbytes,), GARBAGE, dtype=torch.uint8).view(source.dtype)
+        self.waiting.append((source, there))
+        self.num_put += 1
+        return there
+
+    def mark(self, event: Mark | None) -> Mark:
+        """Put an event behind the last copy."""
+        event = event or Mark(self)
+        event.number = self.num_put
+        return event
+
+    def run(self, num_copies: int) -> None:
+        """End some copies."""
+        for _ in range(min(num_copies, len(self.waiting))):
+            source, there = self.waiting.popleft()
+            there.copy_(source)
+            self.num_ended += 1
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors share memory."""
+    begin, end = (max(one.data_ptr(), other.data_ptr()), min(ends(one), ends(other)))
+    return begin < end
+
+
+def ends(tensor: torch.Tensor) -> int:
+    """Return where a tensor's memory ends."""
+    return tensor.data_ptr() + tensor.nbytes
+
+
+def make(size: int, dtype: str = "int32", start: int = 0) -> np.ndarray:
+    """Make an array of different items."""
+    return np.arange(start, start + size).astype(dtype)
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Arrays are sent while copies end early or late; what arrives is what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(pinned, "LEAST_BYTES", 32)
+        self.patch.setattr(pinned, "MOST_BYTES", 512)
+        self.patch.setattr(pinned, "MOST_BUFFERS", 3)
+        self.stream = FakeStream()
+        self.ring = Ring(self.stream)
+        self.sent: list[tuple[np.ndarray, torch.Tensor]] = []
+
+    @rule(
+        size=st.integers(0, 40) | st.integers(0, 200),
+        dtype=st.sampled_from(["int32", "int64", "uint8", "float64"]),
+        columns=st.none() | st.integers(1, 3),
+    )
+    def send(self, size: int, dtype: str, columns: int | None) -> None:
+        """Send an array, and overwrite it at once, as its caller may."""
+        array = make(size, dtype, start=len(self.sent))
+        if columns is not None:
+            array = np.stack([array] * columns, axis=1)
+        wanted = array.copy()
+        there = self.ring.send(array)
+        assert wanted.shape == tuple(there.shape)
+        array[:] = 77
+        self.sent.append((wanted, there))
+
+    @rule(num_copies=st.integers(1, 5))
+    def end(self, num_copies: int) -> None:
+        """Let the stream go on."""
+        self.stream.run(num_copies)
+
+    @invariant()
+    def stays_small(self) -> None:
+        """The ring has no more buffers than it may, of sizes that are powers of two."""
+        buffers = self.ring._buffers
+        assert len(buffers) <= 3
+        assert all(buffer.num_bytes in {32, 64, 128, 256, 512} for buffer in buffers)
+
+    def teardown(self) -> None:
+        """Let all copies end, and compare."""
+        self.patch.undo()
+        self.stream.run(len(self.stream.waiting))
+        for wanted, there in self.sent:
+            assert torch.equal(torch.from_numpy(wanted), there)
+
+
+TestRing = RingMachine.TestCase
+TestRing.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_buffer_whose_copy_has_ended_is_used_again() -> None:
+    """Copies that end before the next begins need one buffer, whatever their dtypes."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    for dtype in ("int32", "int64", "int32"):
+        ring.send(make(9, dtype))
+        stream.run(1)
+    assert [pinned.LEAST_BYTES] == stream.num_pinned
+
+
+def test_a_buffer_on_its_way_is_left_alone() -> None:
+    """While copies are on their way new buffers are made; afterwards they serve in turn."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    for _ in range(3):
+        ring.send(make(9))
+    assert 3 == len(stream.num_pinned)
+    for _ in range(5):
+        stream.run(1)
+        ring.send(make(9))
+    assert 3 == len(stream.num_pinned)
+
+
+def test_a_larger_array_gets_a_larger_buffer() -> None:
+    """A buffer that is too small makes room for one of the next power of two."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    for num_bytes in (1, 5000, 4097, 8192):
+        ring.send(make(num_bytes, "uint8"))
+        stream.run(1)
+    assert [4096, 8192] == stream.num_pinned
+    assert 1 == len(ring._buffers)
+
+
+def test_a_huge_array_stays_out_of_the_ring() -> None:
+    """What is larger than a ring's buffers has memory of its own, of its own size, each time."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    ring.send(make(1))
+    stream.run(1)
+    for _ in range(2):
+        ring.send(make(pinned.MOST_BYTES + 1, "uint8"))
+        stream.run(1)
+    assert [pinned.LEAST_BYTES, *[pinned.MOST_BYTES + 1] * 2] == stream.num_pinned
+    assert 1 == len(ring._buffers)
+
+
+def test_when_too_many_are_on_their_way_torch_allocates() -> None:
+    """A full ring keeps no more; each further copy has memory of its own."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    for _ in range(pinned.MOST_BUFFERS + 2):
+        ring.send(make(9))
+    assert pinned.MOST_BUFFERS == len(ring._buffers)
+    assert pinned.MOST_BUFFERS + 2 == len(stream.num_pinned)
+
+
+def test_a_call_that_is_broken_off_loses_its_buffer() -> None:
+    """A buffer whose copy may have begun, without a mark at its end, is not used again."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    ring.send(make(9))
+    stream.run(1)
+    mark = stream.mark
+
+    def interrupt(_: object) -> Mark:
+        raise KeyboardInterrupt
+
+    stream.mark = interrupt  # type: ignore[method-assign]  # that is the interruption
+    with pytest.raises(KeyboardInterrupt):
+        ring.send(make(9))
+    assert 0 == len(ring._buffers)
+    stream.mark = mark  # type: ignore[method-assign]  # and it is over
+    ring.send(make(9))
+    assert 2 == len(stream.num_pinned)
+
+
+def test_a_call_inside_another() -> None:
+    """A call that a signal's handler makes inside another finds another buffer."""
+    stream = FakeStream()
+    ring = Ring(stream)
+    ring.send(make(9))
+    stream.run(1)
+    copy, inner = stream.copy, []
+
+    def copy_and_call(source: torch.Tensor) -> torch.Tensor:
+        stream.copy = copy  # type: ignore[method-assign]  # once
+        inner.append(ring.send(make(9, start=50)))
+        return copy(source)
+
+    stream.copy = copy_and_call  # type: ignore[method-assign]  # the handler
+    outer = ring.send(make(9))
+    stream.run(2)
+    assert [*range(50, 59)] == inner[0].tolist()
+    assert [*range(9)] == outer.tolist()
+
+
+def test_what_graphs_read_is_kept() -> None:
+    """Memory for graphs is pinned beforehand, in pieces that never meet."""
+    stream = FakeStream()
+    reserve = Reserve(stream.pin)
+    reserve.prepare()
+    reserve.prepare()
+    held = [reserve.take(array.nbytes).hold(array) for array in map(make, (3, 0, 1000, 5))]
+    assert [pinned.RESERVE_BYTES] == stream.num_pinned
+    reserve.take(2 * pinned.RESERVE_BYTES)
+    assert [pinned.RESERVE_BYTES, 2 * pinned.RESERVE_BYTES] == stream.num_pinned
+    assert [[*range(n)] for n in (3, 0, 1000, 5)] == [one.tolist() for one in held]
+
+
+def test_a_reserve_need_not_be_prepared() -> None:
+    """A graph that is captured before anything else was uploaded has memory pinned for it."""
+    stream = FakeStream()
+    assert [*range(9)] == Reserve(stream.pin).take(36).hold(make(9)).tolist()
+    assert [pinned.RESERVE_BYTES] == stream.num_pinned
+
+
+class Gpus:
+    """Stands for two GPUs: their streams, which one is current, whether a graph is captured."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.handles = [70, 80]
+        self.is_capturing = False
+        self.copied: list[tuple[int, int, int]] = []
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        """Make another GPU the current one."""
+        before, self.current = self.current, 0 if device.index is None else device.index
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    """Put stand-ins in the place of GPUs."""
+    gpus = Gpus()
+
+    class Stream(FakeStream):
+        def __init__(self, stream: int, device: torch.device) -> None:
+            super().__init__()
+            self.place = stream, device.index
+
+        def copy(self, source: torch.Tensor) -> torch.Tensor:
+            gpus.copied.append((*self.place, source.data_ptr()))
+            there = super().copy(source)
+            self.run(1)
+            return there
+
+    monkeypatch.setattr(pinned, "current_device", lambda: gpus.current)
+    monkeypatch.setattr(pinned, "current_stream", lambda index: gpus.handles[index])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: gpus.handles[device.index])
+    monkeypatch.setattr(torch.cuda, "device", gpus.device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpus.is_capturing)
+    monkeypatch.setattr(pinned, "_GpuStream", Stream)
+    monkeypatch.setattr(pinned, "_THREAD", type(pinned._THREAD)())
+    monkeypatch.setattr(pinned, "_RESERVE", Reserve(FakeStream().pin))
+    return gpus
+
+
+def send(index: int | None, array: Any = None) -> list[Any]:  # noqa: ANN401  (an array)
+    """Upload an array to a GPU, and return what arrived."""
+    array = make(9) if array is None else array
+    there: list[Any] = upload(array, torch.device("cuda", index), pin_memory=True).tolist()
+    return there
+
+
+def test_each_stream_has_a_ring(gpus: Gpus) -> None:
+    """Uploads go to the current stream of their GPU, each from memory of its own ring."""
+    assert [*range(9)] == send(0) == send(1)
+    gpus.handles[0] = 71
+    assert [*range(9)] == send(0) == send(None)
+    places = [place[:2] for place in gpus.copied]
+    assert [(70, 0), (80, 1), (71, 0), (71, 0)] == places
+    assert [(0, 70), (1, 80), (0, 71)] == list(pinned._THREAD.rings)
+    first, second, third, fourth = (place[2] for place in gpus.copied)
+    assert third == fourth
+    assert 3 == len({first, second, third})
+    assert 0 == gpus.current
+
+
+def test_each_thread_has_its_rings(gpus: Gpus) -> None:
+    """Two threads never share a buffer."""
+    send(0)
+    other = threading.Thread(target=send, args=(0,))
+    other.start()
+    other.join()
+    first, second = (place[2] for place in gpus.copied)
+    assert first != second
+    assert 1 == len(pinned._THREAD.rings)
+
+
+def test_rings_of_streams_that_come_and_go(gpus: Gpus) -> None:
+    """A thread forgets the ring that it made first when it uses too many streams."""
+    for handle in range(pinned.MOST_RINGS + 3):
+        gpus.handles[0] = handle
+        send(0)
+    assert [(0, handle) for handle in range(3, pinned.MOST_RINGS + 3)] == list(pinned._THREAD.rings)
+
+
+def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
+    """What is uploaded while a graph is captured comes from no ring, and stays as it was."""
+    send(0)
+    gpus.is_capturing = True
+    assert [[3, 4], [5, 6]] == send(0, np.array([[3, 4], [5, 6]]))
+    assert [*range(9)] == send(0)
+    gpus.is_capturing = False
+    send(0)
+    ring, graph, other_graph, ring_again = (place[2] for place in gpus.copied)
+    assert ring == ring_again
+    assert 3 == len({ring, graph, other_graph})
+    kept = pinned._RESERVE._kept
+    assert [graph, other_graph] == [memory.data_ptr() for memory in kept]
+    assert [3, 4, 5, 6] == kept[0][:32].view(torch.int64).tolist()
+
+
+def test_arrays_in_any_order(gpus: Gpus) -> None:
+    """Arrays of more dimensions, strided ones, and none at all arrive as they are."""
+    del gpus
+    table = make(24).reshape(4, 6)
+    for array in (table, table.T, table[::2, 1::3], table[:0], np.array(5), make(0)):
+        assert array.tolist() == send(0, array)
+
+
+def test_upload_to_the_cpu_copies_nothing() -> None:
+    """Where host and device are one, the array travels nowhere."""
+    array = torch.arange(3).numpy()
+    tensor = upload(array, torch.device("cpu"), pin_memory=True)
+    assert tensor.data_ptr() == array.ctypes.data
+
+
+def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pinned memory the copy is torch's affair."""
+    asked: list[tuple[Any, ...]] = []
+
+    def note(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> str:
+        asked.append((tensor.tolist(), device, non_blocking))
+        return "there"
+
+    monkeypatch.setattr(torch.Tensor, "to", note)
+    device = torch.device("cuda", 1)
+    assert "there" == upload(make(2), device, pin_memory=False)
+    assert [([0, 1], device, True)] == asked
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_what_is_uploaded_in_a_mode(mode: Any, gpus: Gpus) -> None:  # noqa: ANN401  (one of torch's)
+    """Buffers made in inference mode serve outside of it, and the other way around."""
+    with mode():
+        assert [*range(9)] == send(0)
+    assert [*range(9)] == send(0)
+    with mode():
+        assert [*range(9)] == send(0)
+    assert 1 == len({place[2] for place in gpus.copied})
+
+
+def test_buffers_of_no_bytes() -> None:
+    """A buffer of no memory holds an array of no items."""
+    assert [] == Buffer(torch.empty(0, dtype=torch.uint8)).hold(make(0, "int64")).tolist()

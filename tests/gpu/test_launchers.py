@@ -1,0 +1,111 @@
+"""Both launchers on the GPU: the same results, streams, graphs; torch's private names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from on_gpu import captured, no_waiting
+
+import fast
+from fast import current, direct_launch
+from fast.kernels.cuda import KERNELS
+from fast.launchers import LAUNCHERS, launched_by, load
+from tools.bench.device import SLEEP_CYCLES, host_cost_us
+from tools.bench.launches import make_launch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Launch by one launcher, then by the other, all kernels loaded."""
+    with launched_by(request.param):
+        for kernel in KERNELS:
+            load(kernel, torch.cuda.current_device())
+        yield request.param
+
+
+@pytest.fixture
+def arguments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a block table, starts of two requests, and their positions."""
+    table = torch.tensor([[5, 9, 0], [7, 1, 3]], dtype=torch.int32, device="cuda")
+    starts = torch.tensor([0, 3, 5], dtype=torch.int32, device="cuda")
+    return table, starts, torch.tensor([1, 2, 3, 4, 5], device="cuda")
+
+
+Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+SLOTS = [11, 18, 19, 6, 7]
+NEW_SLOTS = [10, 11, 18, 3, 6]
+
+
+def test_slots(launcher: str, arguments: Arguments) -> None:
+    """A kernel's results are right, on the current stream and on a busy one."""
+    del launcher
+    assert SLOTS == fast.compute_slot_mapping(*arguments, 2).tolist()
+    table, starts, positions = arguments
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        positions.sub_(1)
+        slots = fast.compute_slot_mapping(table, starts, positions, 2)
+        is_queued = not stream.query()
+    stream.synchronize()
+    assert is_queued
+    assert NEW_SLOTS == slots.tolist()
+
+
+def test_no_launch_waits(launcher: str, arguments: Arguments) -> None:
+    """A warm launch never synchronises."""
+    del launcher
+    fast.compute_slot_mapping(*arguments, 2)
+    with no_waiting():
+        fast.compute_slot_mapping(*arguments, 2)
+
+
+def test_a_captured_launch(launcher: str, arguments: Arguments) -> None:
+    """A launch can be captured, and reads the new values at a replay."""
+    del launcher
+    graph, slots = captured(lambda: fast.compute_slot_mapping(*arguments, 2))
+    arguments[2].sub_(1)
+    graph.replay()
+    assert NEW_SLOTS == slots.tolist()
+
+
+def test_rows_of_bytes(launcher: str) -> None:
+    """Rows of bfloat16 are moved, by kernels that take bytes."""
+    del launcher
+    mask = torch.tensor([True, False, True], device="cuda")
+    rows = torch.rand(3, 24, device="cuda").bfloat16()
+    taken = fast.gather_mm_placeholders(rows, mask, num_embeds=2)
+    assert torch.equal(rows[mask], taken)
+    assert torch.equal(rows[mask], fast.scatter_mm_placeholders(taken, mask)[mask])
+
+
+def test_torchs_private_names() -> None:
+    """The cheap private names say what the public ones say."""
+    assert torch.cuda.current_device() == current.current_device()
+    stream = torch.cuda.Stream()
+    for one in (torch.cuda.current_stream(), stream):
+        with torch.cuda.stream(one):
+            assert one.cuda_stream == current.current_stream(torch.cuda.current_device())
+
+
+def test_who_launches_here() -> None:
+    """Whether the launcher past numba's dispatcher trusts what is installed is printed."""
+    try:
+        direct_launch.check_installed()
+    except direct_launch.UnfitError as error:
+        print(f"launcher: numba, since {error}")  # noqa: T201  # gpu_check.sh shows it
+    else:
+        print("launcher: direct")  # noqa: T201  # likewise
+
+
+def test_what_a_launch_costs_the_host(launcher: str) -> None:
+    """A launch of four tensors and an int past numba's dispatcher takes at most 15 us."""
+    cost_us = host_cost_us(make_launch("cuda"))
+    print(f"host cost of a launch, {launcher}: {cost_us:.1f} us")  # noqa: T201  # gpu_check.sh shows it
+    if launcher == "direct":
+        assert cost_us <= 15

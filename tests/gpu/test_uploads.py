@@ -1,0 +1,126 @@
+"""Uploads by way of pinned rings: nothing is overwritten on its way, nothing is waited for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from on_gpu import captured, no_waiting
+
+from fast import pinned
+from fast.pinned import MOST_BUFFERS, MOST_BYTES, upload
+from tools.bench.device import SLEEP_CYCLES, host_cost_us
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+def send(array: np.ndarray) -> torch.Tensor:
+    """Upload an array to the current GPU, and overwrite it, as its caller may."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    there = upload(array, device, pin_memory=True)
+    array.fill(-7)
+    return there
+
+
+def make(number: int, size: int = 1000) -> np.ndarray:
+    """Make an array that no other number's is."""
+    return np.arange(size, dtype=np.int64) + 10_000 * number
+
+
+@pytest.mark.parametrize("num_uploads", [3, 4 * MOST_BUFFERS])
+def test_many_uploads_behind_a_long_wait(num_uploads: int) -> None:
+    """Buffers whose copies have not begun yet are not written again, in a full ring neither."""
+    for round_number in range(3):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        numbers = range(round_number, round_number + num_uploads)
+        there = [send(make(number)) for number in numbers]
+        if num_uploads == 3 and round_number > 0:  # to pin memory may be to wait
+            assert not torch.cuda.current_stream().query()
+        for number, tensor in zip(numbers, there, strict=True):
+            assert torch.equal(torch.from_numpy(make(number)), tensor.cpu())
+
+
+def test_uploads_of_all_sizes() -> None:
+    """Arrays of any size arrive, those larger than a ring's buffers too."""
+    sizes = [0, 1, 511, 513, 100_000, MOST_BYTES // 8, MOST_BYTES // 8 + 1, 3, 0, 2000]
+    there = [send(make(number, size)) for number, size in enumerate(sizes)]
+    for number, (size, tensor) in enumerate(zip(sizes, there, strict=True)):
+        assert torch.equal(torch.from_numpy(make(number, size)), tensor.cpu())
+
+
+def test_uploads_of_streams_do_not_meet() -> None:
+    """Uploads to streams of which one is stuck bring what was sent, to each."""
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    with torch.cuda.stream(streams[0]):
+        torch.cuda._sleep(SLEEP_CYCLES)
+    there = []
+    for number in range(60):
+        with torch.cuda.stream(streams[number % 3]):
+            there.append(send(make(number)))
+    torch.cuda.synchronize()
+    for number, tensor in enumerate(there):
+        assert torch.equal(torch.from_numpy(make(number)), tensor.cpu())
+
+
+def test_uploads_of_threads_do_not_meet() -> None:
+    """Threads that upload at once bring what each has sent."""
+
+    def send_some(first: int) -> list[torch.Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            sent = [send(make(first + number)) for number in range(50)]
+            torch.cuda.current_stream().synchronize()
+        return sent
+
+    with ThreadPoolExecutor(4) as pool:
+        for first, there in enumerate(pool.map(send_some, range(0, 400, 100))):
+            for number, tensor in enumerate(there):
+                assert torch.equal(torch.from_numpy(make(100 * first + number)), tensor.cpu())
+
+
+def test_an_upload_waits_for_nothing() -> None:
+    """An upload never synchronises, and returns while the device is busy."""
+    send(make(0))
+    with no_waiting():
+        send(make(1))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    send(make(2))
+    assert not torch.cuda.current_stream().query()
+
+
+def test_a_replay_brings_what_was_captured() -> None:
+    """A captured upload brings at each replay what the array held, whatever was sent since."""
+    graph, there = captured(lambda: send(make(5)))
+    for number in range(3 * MOST_BUFFERS):
+        send(make(number + 100))
+    for _ in range(2):
+        there.fill_(77)
+        graph.replay()
+        assert torch.equal(torch.from_numpy(make(5)), there.cpu())
+
+
+def test_buffers_outlive_inference_mode() -> None:
+    """A ring that is made in inference mode serves outside of it."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.inference_mode():
+            send(make(0))
+        torch.cuda.current_stream().synchronize()
+        there = send(make(1))
+        torch.cuda.current_stream().synchronize()
+    assert not there.is_inference()
+    assert torch.equal(torch.from_numpy(make(1)), there.cpu())
+
+
+def test_what_an_upload_costs_the_host() -> None:
+    """The cost of an upload, and of pinning by torch each time, are printed; none is bounded."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    array = make(0, 300)
+    by_ring = host_cost_us(lambda: upload(array, device, pin_memory=True), num_calls=20)
+    by_torch = host_cost_us(
+        lambda: torch.from_numpy(array).pin_memory().to(device, non_blocking=True), num_calls=20
+    )
+    print(f"host cost of upload: {by_ring:.1f} us")  # noqa: T201  # gpu_check.sh shows it
+    print(f"host cost of upload, pinned by torch: {by_torch:.1f} us")  # noqa: T201  # likewise
+    assert pinned._THREAD.rings

@@ -1,0 +1,80 @@
+"""The two launchers, as a driver sees them that does nothing; in processes that have no other."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+needs_no_driver = pytest.mark.skipif(
+    torch.cuda.is_available()
+    or shutil.which("cc") is None
+    or importlib.util.find_spec("numba_cuda") is None,
+    reason="it takes a C compiler and numba-cuda, and no GPU",
+)
+
+SCRIPT = """
+import json
+import torch
+from fast.launch import launch_blocks
+from fast.launchers import LAUNCHERS, launched_by
+from tools.bench.no_driver import NoDriver
+from tools.kernels import find_kernels
+
+DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
+driver = NoDriver()
+told = {}
+for kernel in find_kernels():
+    args, wanted = [], []
+    for number, array in enumerate(kernel.parameters):
+        if array is None:
+            args.append(-number)
+            wanted.append(-number)
+            continue
+        shape = (3 + number, 5 + number)[: array.num_dims]
+        tensor = torch.zeros(shape, dtype=DTYPES[array.item_bytes])
+        args.append(tensor)
+        strides = [array.item_bytes * stride for stride in tensor.stride()]
+        wanted += [0, 0, tensor.numel(), array.item_bytes, tensor.data_ptr(), *shape, *strides]
+    launched = {}
+    for name in LAUNCHERS:
+        driver.note(len(wanted))
+        with launched_by(name):
+            launch_blocks(kernel, 3, 2, *args)
+        launched[name] = driver.last(len(wanted))
+    told[kernel.name] = {"threads": kernel.threads, "wanted": wanted, "launched": launched}
+print(json.dumps(told))
+"""
+
+
+def run(*arguments: str) -> str:
+    """Run Python in a process of its own, and return what it prints."""
+    command = [sys.executable, "-W", "error", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_no_driver
+def test_both_launchers_tell_the_driver_the_same() -> None:
+    """Of every kernel of `fast`, past numba's dispatcher or by it, the driver is told one thing."""
+    told: dict[str, Any] = json.loads(run("-c", SCRIPT))
+    assert len(told) >= 12
+    for kernel, launch in told.items():
+        wanted = [[3, 2, 1], [launch["threads"], 1, 1], 0x6000, launch["wanted"]]
+        assert {"direct": wanted, "numba": wanted} == launch["launched"], kernel
+
+
+@needs_no_driver
+def test_costs_are_printed() -> None:
+    """Each launcher has a line with its cost, which says that a driver's part is not in it."""
+    printed = run("-m", "tools.bench.launches")
+    line = r"host cost of a launch, %s: \d+\.\d us, a driver's part left out\n"
+    assert re.fullmatch(line % "direct" + line % "numba", printed)

@@ -1,0 +1,103 @@
+"""A CUDA driver that does nothing, for machines without one: what the host does of a launch.
+
+It is a few lines of C, compiled when it is asked for, and is this process's driver from then on.
+Tensors on the CPU stand for those of a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+import fast.launch
+from fast import direct_launch, numba_launch
+
+SOURCE: Final = Path(__file__).with_suffix(".c")
+MOST_WORDS: Final = 64
+STREAM: Final = 0x6000
+"""The stream that torch is said to be on."""
+
+TYPES: Final = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8"}
+
+
+class Launched(NamedTuple):
+    """The last launch, as the driver was told of it.
+
+    Attributes:
+        grid: Blocks along x, y and z.
+        block: Threads along x, y and z.
+        stream: The stream's handle.
+        words: What the kernel takes.
+    """
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    stream: int
+    words: tuple[int, ...]
+
+
+class NoDriver:
+    """The driver of this process, which must not have another one.
+
+    Raises:
+        RuntimeError: There is a GPU, or no C compiler.
+    """
+
+    def __init__(self) -> None:
+        compiler = shutil.which("cc")
+        if torch.cuda.is_available():
+            raise RuntimeError("there is a GPU here, which has its own driver")
+        if compiler is None:
+            raise RuntimeError("a driver that does nothing must be compiled, but there is no cc")
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder, "libcuda.so.1")
+            name = f"-Wl,-soname,{library.name}"
+            flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", name]
+            subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)  # noqa: S603  # our own
+            # Who asks for a library of this name is given the one that is loaded.
+            self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        _pretend()
+
+    def last(self, num_words: int) -> Launched:
+        """Return the last launch, of which so many words were noted."""
+        return Launched(
+            tuple((ctypes.c_uint * 3).in_dll(self._library, "launched_grid")),
+            tuple((ctypes.c_uint * 3).in_dll(self._library, "launched_block")),
+            ctypes.c_int64.in_dll(self._library, "launched_stream").value,
+            tuple((ctypes.c_int64 * MOST_WORDS).in_dll(self._library, "words"))[:num_words],
+        )
+
+    def note(self, num_words: int) -> None:
+        """Note so many words of each launch from now on, and forget the last one's."""
+        ctypes.c_int.in_dll(self._library, "num_words").value = num_words
+        noted = (ctypes.c_int64 * MOST_WORDS).in_dll(self._library, "words")
+        noted[:] = [0] * MOST_WORDS
+
+    def num_launches(self) -> int:
+        """Return how many launches there were."""
+        return ctypes.c_long.in_dll(self._library, "num_launches").value
+
+
+def _pretend() -> None:
+    """Let torch say that its tensors are on a GPU, in Python, which takes as long as in C."""
+
+    def describe(tensor: torch.Tensor) -> dict[str, Any]:
+        return {
+            "shape": tuple(tensor.shape),
+            "typestr": TYPES[tensor.dtype],
+            "strides": None,
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+    torch.Tensor.get_device = lambda _: 0  # type: ignore[method-assign, assignment]
+    torch.Tensor.__cuda_array_interface__ = property(describe)  # type: ignore[assignment]
+    fast.launch.current_device = lambda: 0  # type: ignore[misc]
+    direct_launch.current_stream = lambda _: STREAM  # type: ignore[misc]
+    numba_launch.current_stream = lambda _: STREAM  # type: ignore[misc]
