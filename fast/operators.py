@@ -20,30 +20,25 @@ import torch
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
 
-LIBRARY: Final[Any] = torch.library.Library("kvtwin", "DEF")  # type: ignore[no-untyped-call]
-"""The operators; they go when it goes."""
+_LIBRARY: Final[Any] = torch.library.Library("kvtwin", "FRAGMENT")  # type: ignore[no-untyped-call]
+"""What this module defines of the operators: all, or nothing where another copy of it has."""
 
-WRITERS: Final[set[str]] = set()
-"""The functions with a second operator, `kvtwin::<name>_out`, which writes into a given tensor.
-
-It takes that tensor first, not by the keyword `out`, with which Dynamo refuses a strided one.
-"""
+_BODILESS: Final[set[str]] = set()
+"""The operators that are defined here, and that no function was given to."""
 
 
 def operator(function: F) -> F:
     """Let a function be what its operator runs, on CPU and CUDA tensors; it stays as it is.
 
     Args:
-        function: takes what the operator takes, with an `out` if it is one of `WRITERS`.
+        function: takes what the operator takes, and `out` if there is one that writes.
     """
-    name = function.__name__
-    _implement(name, function)
-    if name in WRITERS:
+    _implement(function.__name__, function)
 
-        def write(out: torch.Tensor, *args: object, **options: object) -> None:
-            function(*args, **options, out=out)
+    def write(out: torch.Tensor, *args: object, **options: object) -> None:
+        function(*args, **options, out=out)
 
-        _implement(f"{name}_out", write)
+    _implement(f"{function.__name__}_out", write)
     return function
 
 
@@ -69,6 +64,9 @@ def in_graph(
 
 
 def _implement(name: str, function: Callable[..., object]) -> None:
+    if name not in _BODILESS:
+        return
+    _BODILESS.remove(name)
     untraced: Any = None
 
     def run(*args: object, **options: object) -> object:
@@ -78,28 +76,34 @@ def _implement(name: str, function: Callable[..., object]) -> None:
         return untraced(*args, **options)
 
     for device in ("CPU", "CUDA"):
-        LIBRARY.impl(name, run, device)
+        _LIBRARY.impl(name, run, device)
     # No derivative, and no gradient asked for, as of the function itself: results are detached.
-    LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def _define(name: str, parameters: str, *, takes_out: bool = False) -> Callable[[F], F]:
-    """Declare a function's operator; what is decorated returns an empty tensor like its result.
+    """Define a function's operator; what is decorated returns an empty tensor like its result.
 
-    Sizes are `SymInt`: a graph is not made anew for each of them.
+    Sizes are `SymInt`: a graph is not made anew for each of them. With `takes_out` there is a
+    second operator, which writes into its first argument: not into one that a call names `out`,
+    since Dynamo refuses a strided one there.
     """
 
-    def declare(shape_like: F) -> F:
-        tested = torch.Tag.pt2_compliant_tag  # by opcheck, in tests/fast
-        LIBRARY.define(f"{name}({parameters}) -> Tensor", tags=tested)
-        torch.library.register_fake(f"kvtwin::{name}", shape_like, lib=LIBRARY)
+    def define(shape_like: F) -> F:
+        _define_one(name, f"({parameters}) -> Tensor", shape_like)
         if takes_out:
-            LIBRARY.define(f"{name}_out(Tensor(a!) out, {parameters}) -> ()", tags=tested)
-            torch.library.register_fake(f"kvtwin::{name}_out", _make_nothing, lib=LIBRARY)
-            WRITERS.add(name)
+            _define_one(f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", _make_nothing)
         return shape_like
 
-    return declare
+    return define
+
+
+def _define_one(name: str, schema: str, fake: Callable[..., object]) -> None:
+    if hasattr(torch.ops.kvtwin, name):
+        return
+    _LIBRARY.define(name + schema, tags=torch.Tag.pt2_compliant_tag)  # opcheck, in tests/fast
+    torch.library.register_fake(f"kvtwin::{name}", fake, lib=_LIBRARY)
+    _BODILESS.add(name)
 
 
 def _make_nothing(*_args: object, **_options: object) -> None:

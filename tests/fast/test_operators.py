@@ -1,6 +1,7 @@
 """Needs no GPU; what inductor makes needs a C++ compiler."""
 
 import functools
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -381,3 +382,13 @@ def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
     with Seen() as seen:
         getattr(OPERATORS, name)(*INPUTS[name][0][0])
     assert f"kvtwin::{name}" in seen.names
+
+
+@pytest.mark.parametrize("name", ["fast.operators", "fast.slots"])
+def test_a_second_copy_of_a_module(name: str) -> None:
+    """Another copy of the package in a process leaves the operators to the first one."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert [11, 18, 19, 14] == OPERATORS.compute_slot_mapping(*SLOTS_IN, 2).tolist()
