@@ -102,12 +102,10 @@ def scatter_mm_placeholders(
     if num_placeholders == 0 or embed_dim == 0:
         return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
     source = as_bytes(embeds).numpy()
-    if out is not None:
-        put_rows(source, mask, as_bytes(out).numpy(), _nan_row(embeds.dtype, embed_dim))
-        return out
-    target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
+    shape = num_placeholders, source.shape[1]
+    target = np.empty(shape, dtype=np.uint8) if out is None else as_bytes(out).numpy()
     put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
-    return torch.from_numpy(target).view(embeds.dtype)
+    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
 
 
 @operator
@@ -166,10 +164,10 @@ def gather_mm_placeholders(
             f"is_embed has {len(is_embed)} entries, but placeholders has {num_placeholders} rows"
         )
     if is_dynamo_compiling():
-        if num_embeds is not None:
-            num_embeds = check_int("num_embeds", num_embeds, 0, num_placeholders)
-        there = {"num_embeds": num_embeds, "out": out}
-        return in_graph("gather_mm_placeholders", placeholders, is_embed, **there)
+        most = num_placeholders
+        given = None if num_embeds is None else check_int("num_embeds", num_embeds, 0, most)
+        rows = placeholders, is_embed
+        return in_graph("gather_mm_placeholders", *rows, num_embeds=given, out=out)
     said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
     if uses_kernels(placeholders):
         if num_embeds is None:
