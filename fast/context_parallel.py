@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
     INT32,
@@ -14,9 +15,11 @@ from fast._checks import (
 )
 from fast._compiled import Int32s, compiled, int32s_at
 from fast.launch import uses_kernels
+from fast.operators import in_graph, operator
 from fast.outputs import check_rows_out
 
 
+@operator
 def get_dcp_local_seq_lens(
     seq_lens: torch.Tensor,
     dcp_size: int = 1,
@@ -29,6 +32,7 @@ def get_dcp_local_seq_lens(
 
     A rank holds the positions `p` with `(p // interleave) % dcp_size == rank`. On a GPU nothing
     waits for the device (checked mode does), and the call can be captured into a CUDA graph.
+    `torch.compile` takes it as one operator (`fast.operators`).
 
     Args:
         seq_lens: int32[num_reqs], tokens of each sequence.
@@ -65,6 +69,10 @@ def get_dcp_local_seq_lens(
             f" {MAX_SIZE}"
         )
     rank = 0 if dcp_rank is None else check_int("dcp_rank", dcp_rank, 0, size - 1)
+    if is_dynamo_compiling():
+        wanted = None if dcp_rank is None else rank
+        traced = in_graph("get_dcp_local_seq_lens", seq_lens, size, wanted, interleave, out=out)
+        return traced if out is None else traced[: len(seq_lens)]
     if is_checked():
         check_minimum("seq_lens", to_host(seq_lens), 0)
 

@@ -6,11 +6,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fast._checks import check_int, check_same_device, check_type, is_checked, to_host
 from fast._compiled import compiled
 from fast.launch import uses_kernels
 from fast.mm_budget import MultiModalBudget, compute_mm_encoder_budget
+from fast.operators import in_graph, operator
 from fast.outputs import check_rows_out
 from fast.row_moves import as_bytes, gather_on_device, scatter_on_device
 
@@ -33,13 +35,14 @@ NANS: Final = {
 """The bits of what stands where no embedding does: a NaN, positive, quiet, no other bit set."""
 
 
+@operator
 def scatter_mm_placeholders(
     embeds: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Put the embeddings of an item where its placeholders stand for them.
 
     On a GPU nothing waits for the device (checked mode does), and the call can be captured into a
-    CUDA graph.
+    CUDA graph. `torch.compile` takes it as one operator (`fast.operators`).
 
     Args:
         embeds: float[num_embeds, embed_dim], of a dtype that has NaN.
@@ -78,6 +81,8 @@ def scatter_mm_placeholders(
     if is_embed is None:
         return _check_out(out, embeds, None, len(embeds)).copy_(embeds.detach())
     _check_mask(is_embed, embeds)
+    if is_dynamo_compiling():
+        return in_graph("scatter_mm_placeholders", embeds, is_embed, out=out)
     num_placeholders = is_embed.shape[0]
     num_embeds, embed_dim = embeds.shape
     if num_embeds > num_placeholders:
@@ -97,14 +102,13 @@ def scatter_mm_placeholders(
     if num_placeholders == 0 or embed_dim == 0:
         return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
     source = as_bytes(embeds).numpy()
-    if out is not None:
-        put_rows(source, mask, as_bytes(out).numpy(), _nan_row(embeds.dtype, embed_dim))
-        return out
-    target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
+    shape = num_placeholders, source.shape[1]
+    target = np.empty(shape, dtype=np.uint8) if out is None else as_bytes(out).numpy()
     put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
-    return torch.from_numpy(target).view(embeds.dtype)
+    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
 
 
+@operator
 def gather_mm_placeholders(
     placeholders: torch.Tensor,
     is_embed: torch.Tensor | None,
@@ -115,7 +119,9 @@ def gather_mm_placeholders(
     """Take the embeddings of an item from where its placeholders stand for them.
 
     It undoes `scatter_mm_placeholders`. On a GPU this waits for the device, unless the number of
-    embeddings or `out` is given; then it can be captured into a CUDA graph.
+    embeddings or `out` is given; then it can be captured into a CUDA graph. `torch.compile` takes
+    it as one operator (`fast.operators`); with neither given the graph is broken there, but with
+    `fullgraph` or `torch._dynamo.config.capture_dynamic_output_shape_ops`.
 
     Args:
         placeholders: any dtype[num_placeholders, embed_dim].
@@ -157,6 +163,11 @@ def gather_mm_placeholders(
         raise ValueError(
             f"is_embed has {len(is_embed)} entries, but placeholders has {num_placeholders} rows"
         )
+    if is_dynamo_compiling():
+        most = num_placeholders
+        given = None if num_embeds is None else check_int("num_embeds", num_embeds, 0, most)
+        rows = placeholders, is_embed
+        return in_graph("gather_mm_placeholders", *rows, num_embeds=given, out=out)
     said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
     if uses_kernels(placeholders):
         if num_embeds is None:

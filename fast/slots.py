@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
     MAX_SIZE,
@@ -19,6 +20,7 @@ from fast._checks import (
 from fast._compiled import Int, Int32s, Int64s, compiled, inlined, int32s_at, int64s_at
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
+from fast.operators import in_graph, operator
 from fast.outputs import check_own_memory
 from fast.sentinels import PAD_SLOT_ID
 
@@ -41,6 +43,7 @@ class Layout(NamedTuple):
     interleave: int = 1
 
 
+@operator
 def compute_slot_mapping(
     block_table: torch.Tensor,
     query_start_loc: torch.Tensor,
@@ -58,7 +61,8 @@ def compute_slot_mapping(
     A token at position `p` of request `i` has the slot `block_table[i, p // block_size] *
     block_size + p % block_size`. Of several context-parallel ranks one holds the token; elsewhere
     its slot is -1. Tokens from `query_start_loc[-1]` on are padding: -1. On a GPU nothing waits for
-    the device (checked mode does), and the call can be captured into a CUDA graph.
+    the device (checked mode does), and the call can be captured into a CUDA graph. `torch.compile`
+    takes it as one operator (`fast.operators`).
 
     Args:
         block_table: int32[num_rows, max_blocks], physical blocks of each request, at least
@@ -101,6 +105,20 @@ def compute_slot_mapping(
     layout = _check_layout(
         block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size
     )
+    if is_dynamo_compiling():
+        traced = in_graph(
+            "compute_slot_mapping",
+            block_table,
+            query_start_loc,
+            positions,
+            layout.block_size,
+            kernel_block_size=layout.kernel_block_size,
+            cp_world_size=layout.world_size,
+            cp_rank=layout.rank,
+            cp_kv_cache_interleave_size=layout.interleave,
+            out=out,
+        )
+        return traced if out is None else traced[:num_positions]
     if out is not None:
         _check_out(out, block_table, query_start_loc, positions)
     if is_checked():

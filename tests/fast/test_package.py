@@ -31,6 +31,7 @@ from fast._compiled import COMPILED
 told = {
     "seconds": seconds,
     "numba": "numba" in sys.modules,
+    "dynamo": "torch._dynamo" in sys.modules,
     "compiled": [loop.py_func.__name__ for loop in COMPILED if loop._machine_code],
     "loaded": [kernel.name for kernel in fast.kernels.cuda.KERNELS if kernel.loaded],
 }
@@ -57,9 +58,10 @@ def told() -> Any:  # noqa: ANN401  (what JSON holds)
 
 
 def test_imports_in_no_time(told: dict[str, Any]) -> None:
-    """`import fast` takes at most 0.3 s of a processor on top of torch, and imports no numba."""
+    """`import fast` takes at most 0.3 s on top of torch, and imports neither numba nor Dynamo."""
     assert told["seconds"] < 0.3
     assert not told["numba"]
+    assert not told["dynamo"]
 
 
 def test_imports_compile_nothing(told: dict[str, Any]) -> None:

@@ -341,6 +341,28 @@ def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list
     assert torch.equal(wanted, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
 
 
+def test_a_compiled_step_gives_the_same(step: Step) -> None:
+    """A whole graph of torch.compile gives what calls outside it give, and waits for nothing."""
+    table = step.tables.gather_block_tables(step.idx_mapping)[0]
+    mask = step.positions % 3 > 0
+    num_embeds = int(mask.sum())
+
+    def compute(positions: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
+        slots = fast.compute_slot_mapping(table, step.starts, positions, BLOCK_SIZE)
+        local = fast.get_dcp_local_seq_lens((positions + 1).int(), 2, 0, 2)
+        taken = fast.gather_mm_placeholders(rows, mask, num_embeds=num_embeds)
+        put = fast.scatter_mm_placeholders(2 * taken, mask)
+        return [slots, local, taken, put.nan_to_num(7)]
+
+    graph = torch.compile(compute, fullgraph=True, backend="aot_eager")
+    rows = torch.arange(NUM_REQS * 24, device="cuda").view(NUM_REQS, 24).bfloat16()
+    graph(step.positions, rows)
+    with no_waiting():
+        found = graph(step.positions // 2, rows + 1)
+    for expected, actual in zip(compute(step.positions // 2, rows + 1), found, strict=True):
+        assert torch.equal(expected, actual)
+
+
 def test_a_cpu_tensor_is_refused(step: Step) -> None:
     """A tensor on the CPU is refused, not launched as a host pointer."""
     with pytest.raises(ValueError, match="idx_mapping"):

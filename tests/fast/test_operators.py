@@ -1,0 +1,427 @@
+"""Needs no GPU; what inductor makes needs a C++ compiler."""
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.exc import Unsupported
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fast
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit:DeprecationWarning"  # inductor's own imports
+)
+
+OPERATORS = torch.ops.kvtwin
+
+
+def int32(values: list[int] | list[list[int]]) -> torch.Tensor:
+    """Return an int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def strided(values: torch.Tensor) -> torch.Tensor:
+    """Return these values as a view of something wider."""
+    for dim in range(values.dim()):
+        values = values.repeat_interleave(2, dim)
+    return values[(slice(None, None, 2),) * values.dim()]
+
+
+TABLE = int32([[5, 9], [7, 3]])
+STARTS = int32([0, 3, 4])
+POSITIONS = torch.tensor([1, 2, 3, 0])
+LENS = int32([5, 8, 0])
+MASK = torch.tensor([True, False, True, True, False])
+SLOTS_IN = TABLE, STARTS, POSITIONS
+
+INPUTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "compute_slot_mapping": [
+        ((*SLOTS_IN, 2), {}),
+        ((*SLOTS_IN, 4), {"kernel_block_size": 2, "cp_world_size": 2, "cp_rank": 1}),
+        ((*SLOTS_IN, 4), {"cp_world_size": 2, "cp_kv_cache_interleave_size": 2}),
+        ((*map(strided, SLOTS_IN), 2), {}),
+        ((TABLE[:0], int32([0]), POSITIONS[:0], 2), {}),
+        ((TABLE[:, :0], STARTS, torch.arange(6), 2), {}),
+    ],
+    "compute_slot_mapping_out": [
+        ((torch.zeros(4, dtype=torch.int64), *SLOTS_IN, 2), {}),
+        ((torch.zeros(12, dtype=torch.int64)[::2], *SLOTS_IN, 4), {"kernel_block_size": 2}),
+        ((torch.zeros(3, dtype=torch.int64), TABLE[:0], int32([0]), POSITIONS[:0], 2), {}),
+    ],
+    "get_dcp_local_seq_lens": [
+        ((LENS,), {}),
+        ((LENS, 2, None, 2), {}),
+        ((LENS, 3, 1, 2), {}),
+        ((strided(LENS), 3), {}),
+        ((LENS[:0], 3), {}),
+        ((LENS[:0], 3, 1), {}),
+    ],
+    "get_dcp_local_seq_lens_out": [
+        ((torch.zeros(3, 2).int(), LENS, 2, None, 2), {}),
+        ((torch.zeros(5).int(), strided(LENS), 3, 1, 2), {}),
+        ((torch.zeros(0, 3).int(), LENS[:0], 3), {}),
+    ],
+    "scatter_mm_placeholders_out": [
+        ((torch.zeros(5, 4), torch.ones(3, 4, requires_grad=True), MASK), {}),
+        ((torch.zeros(5, 4).bfloat16(), strided(torch.ones(3, 4).bfloat16()), strided(MASK)), {}),
+        ((torch.zeros(0, 3), torch.ones(0, 3), MASK[:0]), {}),
+    ],
+    "gather_mm_placeholders_out": [
+        ((torch.zeros(3, 4), torch.ones(5, 4, requires_grad=True), MASK), {}),
+        ((torch.zeros(3, 4), strided(torch.ones(5, 4)), strided(MASK)), {"num_embeds": 3}),
+        ((torch.zeros(0, 3), torch.ones(0, 3), MASK[:0]), {}),
+    ],
+    "scatter_mm_placeholders": [
+        *(
+            ((torch.arange(12).view(3, 4).to(dtype), MASK), {})
+            for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        ),
+        ((torch.ones(3, 2, requires_grad=True), MASK), {}),
+        ((strided(torch.arange(12.0).view(3, 4)), strided(MASK)), {}),
+        ((torch.ones(3, 0), MASK), {}),
+        ((torch.ones(0, 3), MASK[:0]), {}),
+        ((torch.ones(0, 3), ~MASK & MASK), {}),
+    ],
+    "gather_mm_placeholders": [
+        *(
+            ((torch.arange(20).view(5, 4).to(dtype), MASK), {"num_embeds": 3})
+            for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
+        ),
+        ((torch.arange(20).view(5, 4), MASK), {}),
+        ((torch.ones(5, 2, requires_grad=True), MASK), {"num_embeds": 3}),
+        ((strided(torch.arange(20).view(5, 4)), strided(MASK)), {"num_embeds": 3}),
+        ((torch.ones(5, 0), MASK), {"num_embeds": 3}),
+        ((torch.ones(0, 3), MASK[:0]), {"num_embeds": 0}),
+        ((torch.ones(5, 3), ~MASK & MASK), {"num_embeds": 0}),
+    ],
+}
+CASES = [(name, args, options) for name in INPUTS for args, options in INPUTS[name]]
+CALLS = [case for case in CASES if not case[0].endswith("_out")]
+
+
+@pytest.fixture(autouse=True)
+def without_old_graphs() -> Iterator[None]:
+    """Start every test without a graph, in memory or on disk."""
+    torch.compiler.reset()
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+@pytest.fixture(params=["eager", "aot_eager", "inductor"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Return the name of a backend of torch.compile that works here."""
+    compiler = os.environ.get("CXX", "g++")
+    if request.param == "inductor" and not shutil.which(compiler):
+        pytest.skip(f"there is no C++ compiler {compiler} here")
+    return str(request.param)
+
+
+def check_same(expected: torch.Tensor, actual: torch.Tensor) -> None:
+    """Refuse a tensor that is unlike what was expected; a NaN is like a NaN."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert expected.requires_grad == actual.requires_grad
+    assert actual.is_contiguous()
+
+
+def compiled(function: Callable[..., torch.Tensor], **options: object) -> Any:  # noqa: ANN401  # torch's
+    """Return a function compiled whole, and for tensors and ints of any size."""
+    return torch.compile(function, fullgraph=True, dynamic=True, **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("name", "args", "options"), CASES)
+def test_opcheck(
+    name: str, args: tuple[Any, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schema, autograd, fake version and graph of each operator are what torch asks for."""
+    equal = functools.partial(torch.testing.assert_close, equal_nan=True)  # NaN is scattered
+    monkeypatch.setattr(torch.testing, "assert_close", equal)
+    told = torch.library.opcheck(getattr(OPERATORS, name), args, options)
+    assert {"SUCCESS"} == set(told.values())
+    assert 4 == len(told)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(("name", "args", "options"), CALLS)
+def test_an_operator_runs_its_function(
+    name: str, args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """On both paths an operator gives what its function gives."""
+    expected = getattr(fast, name)(*args, **options)
+    check_same(expected, getattr(OPERATORS, name)(*args, **options))
+
+
+def on_cuda(value: object) -> object:
+    """Return a tensor like one, on a GPU that need not be there; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+
+
+@pytest.mark.parametrize(("name", "args", "options"), CALLS)
+def test_fake_versions_on_cuda(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Without a GPU, tensors that only claim to be on one give one of the right kind there."""
+    expected = getattr(fast, name)(*args, **options)
+    if name == "gather_mm_placeholders":
+        options = {"num_embeds": len(expected)}
+    with FakeTensorMode():
+        made = getattr(OPERATORS, name)(*map(on_cuda, args), **options)
+    assert torch.device("cuda", 0) == made.device
+    assert (expected.shape, expected.dtype) == (made.shape, made.dtype)
+    assert made.is_contiguous()
+
+
+def test_a_fake_gather_of_any_number() -> None:
+    """Without their number, rows that are gathered on a GPU are as many as a new symbol says."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        rows, mask = on_cuda(torch.ones(5, 4)), on_cuda(MASK)
+        made = OPERATORS.gather_mm_placeholders(rows, mask)
+        again = OPERATORS.gather_mm_placeholders(is_embed=mask, placeholders=rows)
+    assert (torch.device("cuda", 0), 4) == (made.device, made.shape[1])
+    assert ["u0", "u1"] == [str(made.shape[0]), str(again.shape[0])]
+
+
+@pytest.mark.parametrize("name", [name for name in INPUTS if not name.endswith("_out")])
+def test_a_graph_gives_the_same(name: str, backend: str) -> None:
+    """A function in a whole graph gives what it gives outside, and torch goes on with it."""
+    function = getattr(fast, name)
+
+    def compute(inputs: list[Any]) -> list[torch.Tensor]:
+        made = [function(*args, **options) for args, options in inputs]
+        return [*made, *(tensor + tensor for tensor in made)]
+
+    found = compiled(compute, backend=backend)(INPUTS[name])
+    for expected, actual in zip(compute(INPUTS[name]), found, strict=True):
+        check_same(expected, actual)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_graph_on_the_device_path() -> None:
+    """In a graph the kernels are launched as they are outside, here in the simulator."""
+
+    def compute(embeds: torch.Tensor) -> torch.Tensor:
+        slots = fast.compute_slot_mapping(*SLOTS_IN, 2)
+        return fast.scatter_mm_placeholders(embeds, MASK)[:4] * slots[:, None]
+
+    embeds = torch.arange(6.0).view(3, 2)
+    check_same(compute(embeds), compiled(compute, backend="aot_eager")(embeds))
+
+
+@pytest.mark.parametrize("name", [name for name in INPUTS if name.endswith("_out")])
+def test_a_graph_writes_its_out(name: str, backend: str) -> None:
+    """A graph writes a caller's memory and returns what a call outside writes and returns."""
+    function = getattr(fast, name.removesuffix("_out"))
+
+    def compute(inputs: list[Any]) -> list[torch.Tensor]:
+        made = [function(*args, **options, out=out) for (out, *args), options in inputs]
+        return [*made, *(tensor + tensor for tensor in made)]
+
+    ones, others = (
+        [((out.clone(), *args), options) for (out, *args), options in INPUTS[name]] for _ in "ab"
+    )
+    found = compiled(compute, backend=backend)(others)
+    for expected, actual in zip(compute(ones), found, strict=True):
+        check_same(expected, actual)
+    for (expected, *_), _ in ones:
+        check_same(expected, others.pop(0)[0][0])
+
+
+def test_a_graph_writes_a_strided_out(backend: str) -> None:
+    """A graph writes the elements of a view to its end, none between them, and returns a view."""
+
+    def compute(out: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        slots = fast.compute_slot_mapping(TABLE, STARTS, base - 1, 2, out=out)
+        return slots, slots * 2
+
+    around = torch.full((12,), -3)
+    out = around[::2]
+    slots, doubled = compiled(compute, backend=backend)(out, POSITIONS + 1)
+    assert [11, 18, 19, 14, -1, -1] == out.tolist()
+    assert [11, 18, 19, 14] == slots.tolist()
+    assert [22, 36, 38, 28] == doubled.tolist()
+    assert out.data_ptr() == slots.data_ptr()
+    assert around[1::2].eq(-3).all()
+
+
+def test_gather_and_scatter_in_one_graph(backend: str) -> None:
+    """Rows can be taken, changed and put back, though nobody knows how many they are."""
+
+    def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return fast.scatter_mm_placeholders(fast.gather_mm_placeholders(rows, mask) + 1, mask)
+
+    rows = torch.arange(10.0).view(5, 2)
+    graph = compiled(compute, backend=backend)
+    for mask in (MASK, ~MASK, MASK | True):
+        check_same(compute(rows, mask), graph(rows, mask))
+
+
+def test_where_the_graph_is_broken() -> None:
+    """Without `fullgraph` rows may be gathered between two graphs, by the operator itself."""
+
+    def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return fast.gather_mm_placeholders(rows + 1, mask) * 2
+
+    rows = torch.arange(10.0).view(5, 2)
+    check_same(compute(rows, MASK), torch.compile(compute, backend="aot_eager")(rows, MASK))
+
+
+def test_without_a_mask() -> None:
+    """Where every placeholder is an embedding, a graph gives back what came in."""
+    rows = torch.zeros(3)
+    assert rows is compiled(lambda rows: fast.scatter_mm_placeholders(rows, None))(rows)
+    assert rows is compiled(lambda rows: fast.gather_mm_placeholders(rows, None))(rows)
+
+
+class Graphs:
+    """A backend that counts the graphs it is given, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(
+        self, graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]
+    ) -> Callable[..., Any]:
+        """Return what runs the graph."""
+        self.count += 1
+        return graph.forward
+
+
+def test_one_graph_for_all_sizes() -> None:
+    """Neither other tensors' sizes nor other ints make another graph."""
+    graphs = Graphs()
+
+    def compute(num: int, size: int, lens: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
+        starts = torch.nn.functional.pad(lens.cumsum(0, dtype=torch.int32), (1, 0))
+        slots = fast.compute_slot_mapping(
+            rows.int(), starts, rows[0], 2 * size, kernel_block_size=2, cp_world_size=size
+        )
+        local = fast.get_dcp_local_seq_lens(lens, size)
+        taken = fast.gather_mm_placeholders(rows, lens > 1, num_embeds=num)
+        return [slots, local, taken, fast.scatter_mm_placeholders(taken.float(), lens > 1)]
+
+    graph = compiled(compute, backend=graphs)
+    for num, size in [(3, 2), (6, 3), (5, 7)]:
+        lens = int32([1, 2] * num)
+        rows = torch.arange(2 * num * (5 * num + 7)).view(2 * num, 5 * num + 7)
+        args = num, size, lens, rows
+        for expected, actual in zip(compute(*args), graph(*args), strict=True):
+            check_same(expected, actual)
+    assert 1 == graphs.count
+
+
+REFUSED = [
+    (lambda x: fast.compute_slot_mapping(x.float(), STARTS, POSITIONS, 2), TypeError),
+    (lambda x: fast.compute_slot_mapping(x[0], STARTS, POSITIONS, 2), ValueError),
+    (lambda x: fast.compute_slot_mapping(x[:1], STARTS, POSITIONS, 2), ValueError),
+    (lambda x: fast.compute_slot_mapping(x, STARTS, POSITIONS, True), TypeError),
+    (lambda x: fast.compute_slot_mapping(x, STARTS, POSITIONS, 3, kernel_block_size=2), ValueError),
+    (lambda x: fast.compute_slot_mapping(x, [0, 3, 4], POSITIONS, 2), TypeError),  # type: ignore[arg-type]  # that is the test
+    (lambda x: fast.get_dcp_local_seq_lens(x, 2), ValueError),
+    (lambda x: fast.get_dcp_local_seq_lens(x[0], 0), ValueError),
+    (lambda x: fast.get_dcp_local_seq_lens(x[0], 2.0), TypeError),  # type: ignore[arg-type]  # that is the test
+    (lambda x: fast.get_dcp_local_seq_lens(x[0], 2, 2), ValueError),
+    (lambda x: fast.scatter_mm_placeholders(x, x[0] > 0), TypeError),
+    (lambda x: fast.scatter_mm_placeholders(x.float(), x[0]), TypeError),
+    (lambda x: fast.gather_mm_placeholders(x[0], x[0] > 0), ValueError),
+    (lambda x: fast.gather_mm_placeholders(x, MASK), ValueError),
+    (lambda x: fast.gather_mm_placeholders(x, x[0] > 0, num_embeds=3), ValueError),
+    (lambda x: fast.gather_mm_placeholders(x, x[0] > 0, num_embeds=-1), ValueError),
+]
+
+
+@pytest.mark.parametrize(("call", "error"), REFUSED)
+def test_refused_when_the_graph_is_made(
+    call: Callable[[torch.Tensor], torch.Tensor], error: type[Exception]
+) -> None:
+    """Types, dtypes, dimensions and ints are refused as ever, in a whole graph by Dynamo."""
+    with pytest.raises(error) as outside:
+        call(TABLE)
+    with pytest.raises(Unsupported, match=error.__name__):
+        compiled(call, backend="aot_eager")(TABLE)
+    torch.compiler.reset()
+    with pytest.raises(error) as inside:
+        torch.compile(call, backend="aot_eager")(TABLE)
+    assert str(outside.value) == str(inside.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: fast.compute_slot_mapping(TABLE, STARTS, x[:3], 2), "positions has 3 entries"),
+        (lambda x: fast.compute_slot_mapping(*SLOTS_IN, 2, out=x[:3]), "out has 3 entries"),
+        (lambda x: fast.scatter_mm_placeholders(x[:, None].float(), MASK), "has 3 True entries"),
+        (lambda x: fast.gather_mm_placeholders(x[:, None], MASK[:4], num_embeds=1), "has 3 True"),
+    ],
+)
+def test_refused_when_the_graph_runs(
+    call: Callable[[torch.Tensor], torch.Tensor], message: str, backend: str
+) -> None:
+    """What only a run shows is refused as ever, in a whole graph too."""
+    with pytest.raises(ValueError, match=message):
+        compiled(call, backend=backend)(POSITIONS.clone())
+
+
+def test_checked_mode_in_a_graph() -> None:
+    """Checked mode is asked for when a graph runs, whatever it was when the graph was made."""
+    graphs = Graphs()
+    graph = compiled(lambda x: fast.compute_slot_mapping(TABLE, STARTS, x, 2), backend=graphs)
+    positions = torch.tensor([1, 2, 3, 30])
+    assert [11, 18, 19, -1] == graph(positions).tolist()
+    with fast.checks(enabled=True), pytest.raises(ValueError, match=r"positions\[3\] is 30 and"):
+        graph(positions)
+    assert 1 == graphs.count
+
+
+class Seen(TorchDispatchMode):
+    """Keeps the names of the operators that pass torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Run an operator."""
+        del types
+        self.names.append(func.name())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_calls_outside_a_graph_meet_no_operator(name: str) -> None:
+    """A function that is called plainly never pays for its operator."""
+    for args, options in INPUTS[name]:
+        with Seen() as seen:
+            if name.endswith("_out"):
+                getattr(fast, name.removesuffix("_out"))(*args[1:], **options, out=args[0])
+            else:
+                getattr(fast, name)(*args, **options)
+        assert not [met for met in seen.names if met.startswith("kvtwin::")]
+    with Seen() as seen:
+        getattr(OPERATORS, name)(*INPUTS[name][0][0])
+    assert f"kvtwin::{name}" in seen.names
+
+
+@pytest.mark.parametrize("name", ["fast.operators", "fast.slots"])
+def test_a_second_copy_of_a_module(name: str) -> None:
+    """Another copy of the package in a process leaves the operators to the first one."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert [11, 18, 19, 14] == OPERATORS.compute_slot_mapping(*SLOTS_IN, 2).tolist()
