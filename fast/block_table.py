@@ -19,13 +19,13 @@ from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
 from fast.rows import RequestRows
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
+from fast.slot_loops import fill_slots_of_groups
 from fast.slots import (
     Layout,
     check_batch,
     check_num_tokens,
     check_slots,
     compute_slot_mapping,
-    fill_slots_of_groups,
     flat,
 )
 

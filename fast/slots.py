@@ -1,6 +1,6 @@
 """Where tokens stand in the physical cache; the names are imported from `fast.block_table`."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,11 @@ from fast._checks import (
     is_checked,
     to_host,
 )
-from fast._compiled import Int, Int32s, Int64s, compiled, inlined, int32s_at, int64s_at
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.operators import in_graph, operator
 from fast.outputs import check_own_memory
-from fast.sentinels import PAD_SLOT_ID
+from fast.slot_loops import fill_slots
 
 
 class Layout(NamedTuple):
@@ -236,168 +235,6 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty(0)
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.as_strided((1 + sum((n - 1) * step for n, step in steps),), (1,))
-
-
-@inlined
-def are_consecutive(positions: Int64s, begin: Int, end: Int) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Say whether the positions of some tokens follow one another, from 0 at least."""
-    first = positions[begin]
-    differences = np.int64(0)
-    for at in range(np.uint64(begin), np.uint64(end)):
-        differences |= positions[at] - first - (np.int64(at) - begin)
-    return first >= 0 and differences == 0
-
-
-@inlined
-def fill_consecutive(
-    blocks: Int32s,
-    start: Int,
-    step: Int,
-    num_blocks: Int,
-    block_size: Int,
-    first: Int,
-    slots: Int64s,
-    begin: Int,
-    end: Int,
-) -> None:
-    """Write the slots of consecutive positions from `first` on, -1 where there is none.
-
-    A row of a block table is every `step`-th entry of `blocks` from `start` on, `num_blocks` of
-    them. In a block slots lie one behind another: counted on, they take a fifth of the time of a
-    division for each.
-    """
-    column = first // block_size
-    in_block: Int = first - column * block_size
-    at: Int = begin
-    while at < end:
-        stop = min(at + block_size - in_block, end)
-        block_id = np.int64(-1)
-        if column < num_blocks:
-            block_id = np.int64(blocks[start + column * step])
-        slot = block_id * block_size + in_block - at
-        if block_id >= 0:
-            for k in range(np.uint64(at), np.uint64(stop)):
-                slots[k] = slot + np.int64(k)
-        else:
-            for k in range(np.uint64(at), np.uint64(stop)):
-                slots[k] = PAD_SLOT_ID
-        at = stop
-        column += 1
-        in_block = np.int64(0)
-
-
-@compiled(
-    "boolean(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int64, int64,"
-    " int64, int64, int64)"
-)
-def fill_slots(
-    table_address: int,
-    row_stride: int,
-    column_stride: int,
-    num_columns: int,
-    starts_address: int,
-    num_reqs: int,
-    positions_address: int,
-    num_positions: int,
-    slots: Int64s,
-    block_size: int,
-    kernel_size: int,
-    world: int,
-    rank: int,
-    interleave: int,
-) -> bool:
-    """Write the slots of a batch, and -1 wherever there is none, to the end of `slots`.
-
-    Reads an int32 table of at least so many rows, stepped through by its strides; int32[num_reqs +
-    1], the starts; and int64[num_positions]. Says whether there are as many positions as tokens;
-    otherwise nothing is written.
-    """
-    starts = int32s_at(starts_address, num_reqs + 1)
-    positions = int64s_at(positions_address, num_positions)
-    if starts[num_reqs] > num_positions:
-        return False
-    last_block = (num_reqs - 1) * row_stride + (num_columns - 1) * column_stride
-    blocks = int32s_at(table_address, last_block + 1 if num_reqs * num_columns else 0)
-    virtual_size = block_size * world
-    in_one = block_size // kernel_size
-    token = np.int64(0)
-    for request in range(num_reqs):
-        end = min(np.int64(starts[request + 1]), np.int64(num_positions))
-        if token >= end:
-            continue
-        start = request * row_stride
-        if world == 1 and are_consecutive(positions, token, end):
-            row = (start, column_stride, num_columns)
-            fill_consecutive(blocks, *row, kernel_size, positions[token], slots, token, end)
-            token = end
-            continue
-        for at in range(token, end):
-            position = positions[at]
-            slots[at] = PAD_SLOT_ID
-            inner = position % virtual_size
-            if position < 0 or inner // interleave % world != rank:
-                continue
-            offset = inner // (world * interleave) * interleave + inner % interleave
-            column = position // virtual_size * in_one + offset // kernel_size
-            if column < num_columns and blocks[start + column * column_stride] >= 0:
-                block_id = np.int64(blocks[start + column * column_stride])
-                slots[at] = block_id * kernel_size + offset % kernel_size
-        token = end
-    for at in range(np.uint64(token), np.uint64(len(slots))):
-        slots[at] = PAD_SLOT_ID
-    return True
-
-
-@compiled(
-    "boolean(int32[::1], int64[:, ::1], int64, int64, int64, int64, int64[::1], int64, int64)"
-)
-def fill_slots_of_groups(
-    tables: Int32s,
-    groups: Int64s,
-    starts_address: int,
-    num_reqs: int,
-    positions_address: int,
-    num_positions: int,
-    slots: Int64s,
-    slots_of_group: int,
-    last: int,
-) -> bool:
-    """Write the slots of a batch for every group, and -1 behind them, up to the `last` of a group.
-
-    The tables lie as `fast.kernels.block_table` says; a group's slots begin `slots_of_group` after
-    those of the group before. Nothing is sliced here: a slice counts who refers to the array's
-    memory, which takes four times as long as a token.
-    """
-    starts = int32s_at(starts_address, num_reqs + 1)
-    positions = int64s_at(positions_address, num_positions)
-    if starts[num_reqs] > num_positions:
-        return False
-    token = np.int64(0)
-    for request in range(num_reqs):
-        end = min(np.int64(starts[request + 1]), np.int64(num_positions))
-        if token >= end:
-            continue
-        is_run = are_consecutive(positions, token, end)
-        for group in range(len(groups)):
-            width, block_size = groups[group, 1], groups[group, 2]
-            start = groups[group, 0] + request * width
-            here = group * slots_of_group
-            if is_run:
-                run = (block_size, positions[token], slots, here + token, here + end)
-                fill_consecutive(tables, start, 1, width, *run)
-                continue
-            for at in range(token, end):
-                slots[here + at] = PAD_SLOT_ID
-                column = positions[at] // block_size
-                if 0 <= column < width and tables[start + column] >= 0:
-                    block_id = np.int64(tables[start + column])
-                    slots[here + at] = block_id * block_size + positions[at] % block_size
-        token = end
-    for group in range(len(groups)):
-        here = group * slots_of_group
-        for at in range(np.uint64(here + token), np.uint64(here + last)):
-            slots[at] = PAD_SLOT_ID
-    return True
 
 
 def _check_layout(
