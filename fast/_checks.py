@@ -12,11 +12,11 @@ from typing import Any, Final, Self, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 INT32: Final = torch.int32  # found 0.05 us sooner
+INT32_ON_CPU: Final = torch.IntTensor  # three questions in one
 INT_DTYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
 MAX_SIZE: Final = 2**31 - 1
@@ -263,13 +263,7 @@ def check_host_vector(name: str, value: torch.Tensor, length: int) -> None:
         ValueError: it is not one-dimensional, of another length, or not on the CPU.
     """
     # What is right is judged in one expression: that saves 1 us of 1.5.
-    if (
-        isinstance(value, Tensor)
-        and value.dtype is INT32
-        and value.is_cpu
-        and value.ndim == 1
-        and value.nelement() == length
-    ):
+    if isinstance(value, INT32_ON_CPU) and value.ndim == 1 and value.nelement() == length:
         return
     check_tensor(name, value, torch.int32, 1)
     check_host(name, value)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast._checks import (
+    MAX_SIZE,
     check_array,
     check_bool,
     check_host_vector,
@@ -56,8 +57,11 @@ def split_decodes_and_prefills(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    threshold = check_int("decode_threshold", decode_threshold)
-    check_bool("require_uniform", require_uniform)
+    threshold = decode_threshold
+    if type(threshold) is not int or not 0 < threshold <= MAX_SIZE:  # 0.1 us, as for all checks
+        threshold = check_int("decode_threshold", threshold)
+    if require_uniform is not False and require_uniform is not True:
+        check_bool("require_uniform", require_uniform)
     if is_checked():
         validate_metadata(common_attn_metadata)
     num_tokens = index(common_attn_metadata.num_actual_tokens)
@@ -113,7 +117,9 @@ def split_decodes_prefills_and_extends(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    threshold = check_int("decode_threshold", decode_threshold)
+    threshold = decode_threshold
+    if type(threshold) is not int or not 0 < threshold <= MAX_SIZE:
+        threshold = check_int("decode_threshold", threshold)
     if is_checked():
         validate_metadata(common_attn_metadata)
     num_tokens = index(common_attn_metadata.num_actual_tokens)

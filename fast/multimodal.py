@@ -168,7 +168,9 @@ def gather_mm_placeholders(
         given = None if num_embeds is None else check_int("num_embeds", num_embeds, 0, most)
         rows = placeholders, is_embed
         return in_graph("gather_mm_placeholders", *rows, num_embeds=given, out=out)
-    said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
+    said = ""
+    if num_embeds is not None or out is not None:
+        said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
     if uses_kernels(placeholders):
         if num_embeds is None:
             num_embeds = int(is_embed.count_nonzero())
@@ -180,11 +182,7 @@ def gather_mm_placeholders(
     mask = is_embed.numpy()
     if num_embeds is not None:
         _check_num_embeds(said, num_embeds, mask)
-    # A half of the time of torch's own indexing by a mask.
-    chosen = torch.from_numpy(mask.nonzero()[0])
-    if out is None:
-        return placeholders.detach().index_select(0, chosen)
-    return torch.index_select(placeholders.detach(), 0, chosen, out=out)
+    return _take_rows(placeholders, mask, out)
 
 
 def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: int) -> None:
@@ -259,6 +257,18 @@ def _check_out(
     """Return a matrix of so many rows that can be written to."""
     inputs = (rows,) if is_embed is None else (rows, is_embed)
     return check_rows_out(out, rows.dtype, (num_rows, rows.shape[1]), inputs, rows.device)
+
+
+def _take_rows(
+    placeholders: torch.Tensor, mask: npt.NDArray[np.bool_], out: torch.Tensor | None
+) -> torch.Tensor:
+    """Take rows on the host, in a half of the time of torch's own indexing by a mask."""
+    chosen = torch.from_numpy(mask.nonzero()[0])
+    if placeholders.requires_grad:  # to ask saves 1 us
+        placeholders = placeholders.detach()
+    if out is None:
+        return placeholders.index_select(0, chosen)
+    return torch.index_select(placeholders, 0, chosen, out=out)
 
 
 def _told_num_embeds(

@@ -178,7 +178,7 @@ def test_bounds_are_judged() -> None:
         ("each function, each scenario", "1 of 2", False),
         ("geometric mean of the ratios", "1.00", False),
         ("the same without copiers and callers", "1.00", False),
-        ("growth, 1 to 4096 requests", "2.25 times linear (f)", False),
+        ("growth, 1 to 4096 requests", "2.25 times that (f)", False),
         ("a whole step of 256 requests", "250 (500 µs)", False),
         ("memory besides the result", "at most 0 KiB (g); too much: g", False),
         ("import fast, after import torch", "0.20 s", True),
@@ -189,6 +189,10 @@ def test_bounds_are_judged() -> None:
 def test_growth_is_compared_with_the_requests() -> None:
     """Twice the time for four times the requests is half of linear."""
     assert 0.5 == steepest([row(1.0, 1.0, 1), row(2.0, 2.0, 4)])
+    # A plain copy grows twice as fast as linear: so may what copies.
+    copy = [row(1.0, 1.0, 1), row(8.0, 8.0, 4)]
+    assert 1.5 == steepest([row(1.0, 1.0, 1), row(12.0, 2.0, 4)], copy)
+    assert 0.5 == steepest([row(1.0, 1.0, 1), row(2.0, 2.0, 4)], [row(1.0, 1.0, 1)] * 2)
     assert np.isnan(geometric_mean([None]))
 
 

@@ -20,14 +20,14 @@ import fast
 from conformance.adapters.fast import FastAdapter
 from conformance.implementations import Implementation, load_implementation
 from tools.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
-from tools.bench.growth import GROWTH_SIZES, draw
+from tools.bench.growth import GROWTH_SIZES, draw, measure_copy
 from tools.bench.jobs import JOBS, Job
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
 from tools.bench.record import Record, grown, read_record
 from tools.bench.sides import Side
 from tools.bench.startup import first_calls, import_seconds
-from tools.bench.step import make_step
+from tools.bench.step import YARDSTICK, make_step
 from tools.bench.tables import make_console, print_grown, print_record
 from tools.bench.targets import judge
 from tools.bench.timing import Spin, time_in_turn
@@ -199,11 +199,14 @@ class Bench:
             batches = [make_batch("mixed", num_reqs) for num_reqs in GROWTH_SIZES]
             growing = [(job.in_place(), batch) for job in self.jobs for batch in batches]
             self.record.growth = self._measure(growing, num_blocks=5, with_reference=False)
+            self.record.growth += [measure_copy(num_reqs, self.spin) for num_reqs in GROWTH_SIZES]
         self._measure_memory(measure_memory)
         if quick or len(self.jobs) < len(JOBS):
             return
+        # The yardstick in turn with the step: a slow while of the machine meets both.
         step = make_step(make_batch("mixed", STEP_SIZE), self.side)
-        timing = time_in_turn({"fast": step}, self.spin, num_blocks=15)
+        calls = {"fast": step, YARDSTICK: make_yardstick()}
+        timing = time_in_turn(calls, self.spin, num_blocks=25)
         self.record.step_us = {name: taken.median_us for name, taken in timing.items()}
         self.record.import_seconds = import_seconds()
         self.record.first_calls = first_calls()
@@ -243,9 +246,14 @@ class Bench:
 
     def _yardstick(self) -> float:
         """Return what adding two small tensors takes."""
-        a, b = torch.ones(256), torch.ones(256)
-        timing = time_in_turn({"add": lambda: torch.add(a, b)}, self.spin, num_blocks=15)
-        return timing["add"].median_us
+        timing = time_in_turn({YARDSTICK: make_yardstick()}, self.spin, num_blocks=15)
+        return timing[YARDSTICK].median_us
+
+
+def make_yardstick() -> Callable[[], Any]:
+    """Return the call that whole steps are held against."""
+    a, b = torch.ones(256), torch.ones(256)
+    return lambda: torch.add(a, b)
 
 
 def describe_machine(device: str) -> dict[str, str]:

@@ -7,13 +7,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from tools.bench.inputs import EMBED_DIM
 from tools.bench.measuring import PEER, Row
+from tools.bench.timing import Spin, time_in_turn
 
 GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
 """How many requests the batches have by which growth is judged."""
 
 MOST_OVER: Final = 1.25
 """How many times more than the number of requests a time may grow, for noise and caches."""
+
+COPY: Final = "a plain copy of rows"
+"""What copiers are judged beside."""
 
 COLUMNS: Final = 3
 
@@ -26,8 +33,8 @@ def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return jobs
 
 
-def steepest(rows: Sequence[Row]) -> float:
-    """Return the most by which a job's time grew faster than its requests, from size to size.
+def steepness(rows: Sequence[Row]) -> list[float]:
+    """Return by how much a job's time grew faster than its requests, from size to size.
 
     Args:
         rows: Of one job, by the number of requests.
@@ -35,11 +42,32 @@ def steepest(rows: Sequence[Row]) -> float:
     Returns:
         1.0 where it grows as they do, less where it grows more slowly.
     """
-    steps = [
+    return [
         (b.timings["fast"].median_us / a.timings["fast"].median_us) / (b.num_reqs / a.num_reqs)
         for a, b in pairwise(rows)
     ]
-    return max(steps, default=0.0)
+
+
+def steepest(rows: Sequence[Row], copy: Sequence[Row] = ()) -> float:
+    """Return the most by which a job's time grew faster than its requests, from size to size.
+
+    Args:
+        rows: Of one job, by the number of requests.
+        copy: Of a plain copy, on the same sizes: where that grows faster than what it copies, since
+            caches are full, a job may grow as fast. None: a job may not.
+    """
+    allowed = [max(step, 1.0) for step in steepness(copy)] or [1.0] * len(rows)
+    return max(
+        (step / most for step, most in zip(steepness(rows), allowed, strict=False)), default=0.0
+    )
+
+
+def measure_copy(num_reqs: int, spin: Spin) -> Row:
+    """Time NumPy's copy of as many rows as requests, each as long as an embedding."""
+    source, target = np.zeros((2, num_reqs, 2 * EMBED_DIM), np.uint8)
+    source += 1
+    timings = time_in_turn({"fast": lambda: np.copyto(target, source)}, spin, num_blocks=5)
+    return Row(COPY, "mixed", num_reqs, num_reqs, timings)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:

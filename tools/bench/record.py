@@ -31,7 +31,7 @@ class Record:
         torch_add_us: What adding two tensors of 256 float32 takes, the yardstick.
         rows: Each function on each batch.
         growth: Each function on mixed batches of 1 to 4096 requests.
-        step_us: A whole step of 256 requests, by side; empty where it was not measured.
+        step_us: A whole step of 256 requests, and the yardstick; empty where not measured.
         memory: For each function: result bytes, scratch bytes, allowed scratch bytes.
         import_seconds: What `import fast` takes after `import torch`; None: not measured.
         first_calls: How many times its median each function's first call takes.

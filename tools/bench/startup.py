@@ -20,6 +20,8 @@ IMPORT = (
 )
 NUM_PROCESSES = 5
 NUM_CALLS = 101
+OTHER_BYTES = 2**23
+"""More than a core's own caches hold."""
 
 
 def import_seconds() -> float:
@@ -47,11 +49,12 @@ def _run(*arguments: str) -> str:
 def _time_first_calls() -> dict[str, float]:
     """Warm up, then call every hot function for a mixed batch, and compare the first with the rest.
 
-    The functions are called in turn, as in a step: in a row of calls of one function alone the
-    first differs from the rest by what the processor's caches hold, whatever was warmed up. The
-    calls are made ready before, all of them; of `append_block_ids`, which fills the tables of two
-    others, it is not the first call that is timed.
+    The functions are called in turn, as in a step, and before each call the processor's caches are
+    filled with other memory: otherwise the first call differs from the rest by what caches hold,
+    whatever was warmed up. The calls are made ready before, all of them; of `append_block_ids`,
+    which fills the tables of two others, it is not the first call that is timed.
     """
+    import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415  # only in the process that measures
 
     import fast  # noqa: PLC0415
@@ -64,8 +67,10 @@ def _time_first_calls() -> dict[str, float]:
     batch, side = make_batch("mixed", 64), fast_side("cpu")
     ready: dict[str, Any] = {job.name: job.prepare(batch, side) for job in JOBS}
     seconds: dict[str, list[float]] = {name: [] for name in ready}
+    other = np.zeros(OTHER_BYTES, np.uint8)
     for _ in range(NUM_CALLS):
         for name, prepared in ready.items():
+            other += 1
             begin = time.perf_counter()
             prepared.call()
             seconds[name].append(time.perf_counter() - begin)

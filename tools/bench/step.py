@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from tools.bench.inputs import (
 )
 from tools.bench.jobs import BIG_CHUNK
 from tools.bench.sides import Side
+
+YARDSTICK: Final = "torch.add"
+"""What a step is held against: adding two tensors of 256 float32."""
 
 
 def make_step(batch: Batch, side: Side) -> Callable[[], Any]:
