@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast._checks import (
+    INT32_ON_CPU,
     MAX_SIZE,
     check_array,
     check_bool,
@@ -125,9 +126,16 @@ def split_decodes_prefills_and_extends(
     num_tokens = index(common_attn_metadata.num_actual_tokens)
     num_reqs = index(common_attn_metadata.num_reqs)
     starts_cpu = common_attn_metadata.query_start_loc_cpu
-    check_host_vector("query_start_loc_cpu", starts_cpu, num_reqs + 1)
     computed_cpu = common_attn_metadata.num_computed_tokens_cpu
-    check_host_vector("num_computed_tokens_cpu", computed_cpu, num_reqs)
+    # In one expression, which saves an early return 0.2 us of 1.
+    if not (
+        isinstance(starts_cpu, INT32_ON_CPU)
+        and isinstance(computed_cpu, INT32_ON_CPU)
+        and starts_cpu.shape == (num_reqs + 1,)
+        and computed_cpu.shape == (num_reqs,)
+    ):
+        check_host_vector("query_start_loc_cpu", starts_cpu, num_reqs + 1)
+        check_host_vector("num_computed_tokens_cpu", computed_cpu, num_reqs)
     longest = getattr(common_attn_metadata, "max_query_len", None)
     if type(longest) is int and longest <= threshold:
         return num_reqs, 0, 0, num_tokens, 0, 0  # nobody need be looked at

@@ -20,7 +20,7 @@ MOST_OVER: Final = 1.25
 """How many times more than the number of requests a time may grow, for noise and caches."""
 
 COPY: Final = "a plain copy of rows"
-"""What copiers are judged beside."""
+"""What growth is judged beside: where a cache is full, time grows faster than what is copied."""
 
 COLUMNS: Final = 3
 
@@ -33,8 +33,8 @@ def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return jobs
 
 
-def steepness(rows: Sequence[Row]) -> list[float]:
-    """Return by how much a job's time grew faster than its requests, from size to size.
+def steepest(rows: Sequence[Row]) -> float:
+    """Return the most by which a job's time grew faster than its requests, from size to size.
 
     Args:
         rows: Of one job, by the number of requests.
@@ -42,24 +42,11 @@ def steepness(rows: Sequence[Row]) -> list[float]:
     Returns:
         1.0 where it grows as they do, less where it grows more slowly.
     """
-    return [
+    steps = [
         (b.timings["fast"].median_us / a.timings["fast"].median_us) / (b.num_reqs / a.num_reqs)
         for a, b in pairwise(rows)
     ]
-
-
-def steepest(rows: Sequence[Row], copy: Sequence[Row] = ()) -> float:
-    """Return the most by which a job's time grew faster than its requests, from size to size.
-
-    Args:
-        rows: Of one job, by the number of requests.
-        copy: Of a plain copy, on the same sizes: where that grows faster than what it copies, since
-            caches are full, a job may grow as fast. None: a job may not.
-    """
-    allowed = [max(step, 1.0) for step in steepness(copy)] or [1.0] * len(rows)
-    return max(
-        (step / most for step, most in zip(steepness(rows), allowed, strict=False)), default=0.0
-    )
+    return max(steps, default=0.0)
 
 
 def measure_copy(num_reqs: int, spin: Spin) -> Row:
