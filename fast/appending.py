@@ -118,14 +118,12 @@ def pack_lists(
         The plan, int64; `NOTHING` where no row is listed; None where a type or a length is another,
         or an int is NumPy's: then the checks of this module say what is wrong, or that all is well.
     """
-    if not (
-        type(req_indices) is type(cu_num_new_blocks) is list
-        and type(new_block_ids) is type(overwrite) is list
-    ):
+    given = (req_indices, cu_num_new_blocks, new_block_ids, overwrite)
+    if tuple(map(type, given)) != (list, list, list, list):
         return None
     if not req_indices and _are_empty(cu_num_new_blocks, new_block_ids, overwrite, num_groups):
         return NOTHING
-    joined = _join(req_indices, cu_num_new_blocks, new_block_ids, overwrite, num_groups)
+    joined = _join(*given, num_groups)
     if joined is None or countOf(map(type, overwrite), bool) < len(overwrite):
         return None
     if [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
