@@ -14,7 +14,7 @@ from fast.invariants import check_fields, check_values
 from fast.runner_inputs import (
     check_buffer,
     check_group_tensors,
-    check_host_vector,
+    check_host_vector_of_at_least,
     check_one_each,
     check_slot_mappings,
 )
@@ -253,7 +253,7 @@ def build_attn_metadata(
     check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
     starts_cpu, starts = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
     lens_cpu, lens = check_buffer("seq_lens", seq_lens, num_reqs)
-    check_host_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
+    check_host_vector_of_at_least("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
     device = starts.device
     if lens.device != device:
         check_same_device([("seq_lens.gpu", lens)], device)

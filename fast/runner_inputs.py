@@ -27,7 +27,7 @@ def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, tor
     return cpu, gpu
 
 
-def check_host_vector(name: str, vector: torch.Tensor, length: int) -> None:
+def check_host_vector_of_at_least(name: str, vector: torch.Tensor, length: int) -> None:
     """Refuse what is no int32 vector on the CPU with at least `length` entries.
 
     Raises:
