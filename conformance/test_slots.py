@@ -164,7 +164,9 @@ def _misplaced(draw: Draw, preset: Preset) -> Call:
     batch, positions = call.facts, call.arguments["positions"].copy()
     just_past = _just_past(call)
     for token in range(batch.num_tokens):
-        beyond = draw(st.sampled_from((None, just_past, -1, -(2**40), 2**31, 2**40)))
+        beyond = draw(
+            st.sampled_from((None, just_past, -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63)))
+        )
         if beyond is not None:
             positions[token] = beyond
     table = call.arguments["block_table"].copy()

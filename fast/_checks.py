@@ -270,6 +270,20 @@ def check_host_vector(name: str, value: torch.Tensor, length: int) -> None:
     raise ValueError(f"{name} has {len(value)} entries, expected {length}")
 
 
+def address_of(name: str, value: torch.Tensor) -> int:
+    """Return where a CPU tensor's memory begins, for a compiled loop, which asks nobody.
+
+    Raises:
+        ValueError: it is on another device, or has no memory (a meta tensor's, a fake one's, what
+            was resized to nothing).
+    """
+    address = value.data_ptr()
+    if not value.is_cpu or (not address and value.nelement()):
+        kind = type(value).__name__
+        raise ValueError(f"{name} has no memory on the CPU: it is a {kind} on {value.device}")
+    return address
+
+
 def check_same_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
     """Refuse tensors that are not on `device`.
 

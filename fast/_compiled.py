@@ -80,19 +80,23 @@ class Inlined(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.py_func = function
-        self._for_numba: Callable[P, R] | None = None
+        self._for_numba: dict[str, Callable[P, R]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function as Python; loops that call it are compiled."""
         return self.py_func(*args, **kwargs)
 
-    def for_numba(self) -> Callable[P, R]:
-        """Return the function as compiled loops call it."""
-        if self._for_numba is None:
+    def for_numba(self, suffix: str) -> Callable[P, R]:
+        """Return the function as compiled loops call it whose names have this suffix.
+
+        Numba hands no options down: what a loop with checked bounds calls is told of them again.
+        """
+        if suffix not in self._for_numba:
             from numba.extending import register_jitable  # noqa: PLC0415  (numba takes 0.3 s)
 
-            self._for_numba = register_jitable(_bind(self.py_func, ""))
-        return self._for_numba
+            function = _bind(self.py_func, suffix)
+            self._for_numba[suffix] = register_jitable(boundscheck=bool(suffix))(function)
+        return self._for_numba[suffix]
 
 
 def inlined(function: Callable[P, R]) -> Inlined[P, R]:
@@ -161,7 +165,7 @@ def _bind(function: Callable[P, R], suffix: str) -> Callable[P, R]:
     for name in whole.__code__.co_names:
         part = names.get(name)
         if isinstance(part, Inlined):
-            names[name] = part.for_numba()
+            names[name] = part.for_numba(suffix)
     copy = types.FunctionType(whole.__code__, names, f"{whole.__name__}{suffix}")
     copy.__qualname__ = copy.__name__
     copy.__module__ = whole.__module__

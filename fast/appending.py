@@ -145,6 +145,7 @@ def _are_empty(
     """Say whether lists without a row are as they should be, as in most steps that decode."""
     return (
         not overwrite
+        and countOf(map(type, new_block_ids + cu_num_new_blocks), list) == 2 * num_groups
         and new_block_ids == [[]] * num_groups
         and cu_num_new_blocks == [[0]] * num_groups
         and countOf(map(type, chain.from_iterable(cu_num_new_blocks)), int) == num_groups
@@ -227,9 +228,9 @@ def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) 
         if plan[ends] != 0:
             return False
         for listed in range(num_listed):
+            if plan[ends + listed + 1] < plan[ends + listed] or plan[ends + listed + 1] > num_ids:
+                return False  # before they are subtracted, which might wrap around
             count = plan[ends + listed + 1] - plan[ends + listed]
-            if count < 0:
-                return False
             if not plan[len(plan) - num_listed + listed]:
                 count += num_blocks[group, plan[listed]]
             if count > widths[group]:
@@ -244,7 +245,7 @@ def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) 
 
 
 @inlined
-def count(plan: Int64s, num_listed: Int, num_blocks: Int32s) -> None:
+def count_blocks(plan: Int64s, num_listed: Int, num_blocks: Int32s) -> None:
     """Write how many blocks each listed row has after a plan."""
     for group in range(len(num_blocks)):
         ends = num_listed + group * (num_listed + 1)
@@ -263,8 +264,8 @@ def complete_plan(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int
 
 @compiled("void(int64[::1], int64, int32[:, ::1])")
 def count_appended(plan: Int64s, num_listed: int, num_blocks: Int32s) -> None:
-    """Count blocks, as `count` does, after what was carried out elsewhere."""
-    count(plan, num_listed, num_blocks)
+    """Count blocks, as `count_blocks` does, after what was carried out elsewhere."""
+    count_blocks(plan, num_listed, num_blocks)
 
 
 @compiled(
@@ -305,5 +306,5 @@ def append_on_host(
             for k in range(number):
                 tables[start + k] = plan[first + k]
             num_blocks[group, row] = used + number
-    count(plan, num_listed, known)
+    count_blocks(plan, num_listed, known)
     return True

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fast._checks import (
     INT32_ON_CPU,
     MAX_SIZE,
+    address_of,
     check_array,
     check_bool,
     check_host_vector,
@@ -74,7 +75,7 @@ def split_decodes_and_prefills(
         return num_reqs, 0, num_tokens, 0  # nobody need be looked at
     starts = starts_cpu.contiguous()
     boundary, decode_tokens = find_first_prefill(
-        starts.data_ptr(), num_reqs, threshold, require_uniform
+        address_of("query_start_loc_cpu", starts), num_reqs, threshold, require_uniform
     )
     if boundary == num_reqs:
         return num_reqs, 0, num_tokens, 0
@@ -141,7 +142,10 @@ def split_decodes_prefills_and_extends(
         return num_reqs, 0, 0, num_tokens, 0, 0  # nobody need be looked at
     starts, computed = starts_cpu.contiguous(), computed_cpu.contiguous()
     first_extend, first_prefill, before_extends, before_prefills = find_extends_and_prefills(
-        starts.data_ptr(), computed.data_ptr(), num_reqs, threshold
+        address_of("query_start_loc_cpu", starts),
+        address_of("num_computed_tokens_cpu", computed),
+        num_reqs,
+        threshold,
     )
     counts = (first_extend, first_prefill - first_extend, num_reqs - first_prefill)
     if counts[2]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fast._checks import (
+    address_of,
     check_int,
     check_ints,
     check_starts,
@@ -43,7 +44,8 @@ class BlockTables(RequestRows):
 
     Rows are request slots, which outlive the batch order. What is handed out are views of
     persistent buffers, which keep their addresses, so that a CUDA graph can be captured over them.
-    They are for reading: on the CPU a row that holds what it should is not written again.
+    They are for reading: on the CPU a row that holds what it should is not written again, so what
+    a caller writes there stays.
     On a GPU no call waits for the device, but in checked mode. The host counts the blocks of rows
     for itself: a replay that moves, swaps or clears rows is not counted, only the captured call.
 
@@ -97,9 +99,6 @@ class BlockTables(RequestRows):
             self._gathered[offset : offset + self.max_num_reqs * width].view(-1, width)
             for offset, width in zip(self._offsets.tolist(), self._widths.tolist(), strict=True)
         ]
-        # What the last step was handed: most have as many requests as the one before.
-        self._num_handed_rows = -1
-        self._handed_tables: tuple[torch.Tensor, ...] = ()
         # How much of the buffers the last step may have written, so that no more is cleared.
         self._num_rows_used = 0
         self._num_slots_used = 0
@@ -146,6 +145,7 @@ class BlockTables(RequestRows):
         if is_checked():
             check_ints("idx_mapping", idx_mapping.tolist(), -1, self.max_num_reqs - 1, IndexError)
         if uses_kernels(self._tables):
+            self._is_changed[:] = True  # as the host knows
             launch_blocks(
                 kernels.gather_block_tables,
                 self.max_num_reqs,
@@ -161,10 +161,7 @@ class BlockTables(RequestRows):
             num_rows = max(num_reqs, self._num_rows_used)
             gather_rows(*self._arrays, *self._gathered_arrays, idx_mapping.numpy(), num_rows)
         self._num_rows_used = num_reqs
-        if num_reqs != self._num_handed_rows:  # views made once: 2 us each
-            self._handed_tables = tuple([view[:num_reqs] for view in self._gathered_views])
-            self._num_handed_rows = num_reqs
-        return self._handed_tables
+        return tuple([view[:num_reqs] for view in self._gathered_views])
 
     def compute_slot_mappings(
         self, query_start_loc: torch.Tensor, positions: torch.Tensor
@@ -229,7 +226,8 @@ class BlockTables(RequestRows):
             )
         else:
             begins, places = query_start_loc.contiguous(), positions.contiguous()
-            batch = (begins.data_ptr(), num_reqs, places.data_ptr(), num_tokens)
+            starts_at = address_of("query_start_loc", begins)
+            batch = (starts_at, num_reqs, address_of("positions", places), num_tokens)
             tables = (self._gathered_arrays[0], self._arrays[2])
             slots = (self._flat_slots, self.max_num_batched_tokens)
             last = max(num_tokens, self._num_slots_used)

@@ -7,6 +7,7 @@ import torch
 
 from fast._checks import (
     IntArray,
+    address_of,
     check_host,
     check_starts,
     check_tensor,
@@ -65,7 +66,7 @@ def compute_causal_conv1d_metadata(
     """
     starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
     nums = np.empty(starts.shape[0] - 1, dtype=np.int32)
-    total, most = count_programs(starts.data_ptr(), nums)
+    total, most = count_programs(address_of("query_start_loc_p", starts), nums)
     # Starts that fall, unchecked, must not take memory for more than good ones can need.
     if total > most:
         raise ValueError(

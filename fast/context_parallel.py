@@ -7,6 +7,7 @@ from torch.compiler import is_dynamo_compiling
 from fast._checks import (
     INT32,
     MAX_SIZE,
+    address_of,
     check_int,
     check_minimum,
     check_tensor,
@@ -89,7 +90,8 @@ def get_dcp_local_seq_lens(
     lens = seq_lens.contiguous()
     local = np.empty(shape, dtype=np.int32) if out is None else out.numpy()
     by_rank = local.reshape(len(local), ranks)
-    count_local_tokens(lens.data_ptr(), num_reqs, size, rank, interleave, by_rank)
+    address = address_of("seq_lens", lens)
+    count_local_tokens(address, num_reqs, size, rank, interleave, by_rank)
     return torch.from_numpy(local) if out is None else out[:num_reqs]
 
 

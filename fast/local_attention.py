@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fast._checks import check_int, check_tensor, host_vector, is_checked
+from fast._checks import address_of, check_int, check_tensor, host_vector, is_checked
 from fast._compiled import Int32s, compiled, int32s_at
 from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
@@ -81,7 +81,10 @@ def make_local_attention_virtual_batches(
     if table.shape[0] < num_reqs:
         raise ValueError(f"block_table_tensor has {len(table)} rows, expected at least {num_reqs}")
 
-    addresses = (starts.data_ptr(), seq_lens.data_ptr())
+    addresses = (
+        address_of("query_start_loc_cpu", starts),
+        address_of("seq_lens_cpu", seq_lens),
+    )
     size = count_virtual_requests(*addresses, num_reqs, chunk_size)
     columns = chunk_size // block_size
     vectors = np.empty(5 * size + 1, dtype=np.int32)
@@ -101,7 +104,8 @@ def make_local_attention_virtual_batches(
         # Rows in one piece are copied in a quarter of the time.
         whole = table.contiguous()
         shape = (whole.shape[0], whole.shape[1])
-        gather_columns(whole.data_ptr(), *shape, vectors[2 * size + 1 :], gathered, columns)
+        address = address_of("block_table_tensor", whole)
+        gather_columns(address, *shape, vectors[2 * size + 1 :], gathered, columns)
         virtual_table = torch.from_numpy(gathered.reshape(size, columns))
     # By position, which saves 0.3 us.
     return CommonAttentionMetadata(

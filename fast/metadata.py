@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_int, check_list, check_same_device, is_checked
+from fast._checks import address_of, check_int, check_list, check_same_device, is_checked
 from fast._compiled import compiled, int32s_at
 from fast.invariants import check_fields, check_values
 from fast.runner_inputs import (
@@ -263,7 +263,11 @@ def build_attn_metadata(
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
     all_starts, all_lens = starts_cpu.contiguous(), lens_cpu.contiguous()
-    max_query_len, max_seq_len = find_maxima(all_starts.data_ptr(), all_lens.data_ptr(), num_reqs)
+    max_query_len, max_seq_len = find_maxima(
+        address_of("query_start_loc.cpu", all_starts),
+        address_of("seq_lens.cpu", all_lens),
+        num_reqs,
+    )
     batch_of_all_groups = (
         starts[: num_reqs + 1],
         starts_cpu[: num_reqs + 1],

@@ -96,7 +96,7 @@ def _launch_rows(
         num_embeds,
         ranks,
         num_placeholders,
-        flat(target.view(torch.uint8)),
+        flat(as_bytes(target)),
         units,
         -(-units // num_y),
         size,

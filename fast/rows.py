@@ -140,6 +140,7 @@ class RequestRows:
             return bool(append_on_host(*self._arrays, plan, num_listed, self._widths, known))
         if not complete_plan(plan, num_listed, self._widths, known):
             return False
+        self._is_changed[:] = True  # as the host knows; so behind the other kernels
         launch_blocks(
             kernels.append_block_ids,
             num_listed,
@@ -194,6 +195,7 @@ class RequestRows:
         if src == dst:
             return
         if uses_kernels(self._tables):
+            self._is_changed[:] = True
             launch_blocks(kernels.move_row, len(self.block_sizes), 1, *self._state, src, dst)
         else:
             move_on_host(*self._arrays, src, dst)
@@ -227,6 +229,7 @@ class RequestRows:
         if a == b:
             return
         if uses_kernels(self._tables):
+            self._is_changed[:] = True
             launch_blocks(kernels.swap_rows, len(self.block_sizes), 1, *self._state, a, b)
         else:
             swap_on_host(*self._arrays, a, b)

@@ -19,7 +19,8 @@ def are_consecutive(positions: Int64s, begin: Int, end: Int) -> Any:  # noqa: AN
     differences = np.int64(0)
     for at in range(np.uint64(begin), np.uint64(end)):
         differences |= positions[at] - first - (np.int64(at) - begin)
-    return first >= 0 and differences == 0
+    # The last is less than the first where they wrap around.
+    return first >= 0 and differences == 0 and positions[end - 1] >= first
 
 
 @inlined

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 from fast._checks import (
     MAX_SIZE,
     IntArray,
+    address_of,
     check_int,
     check_minimum,
     check_same_device,
@@ -129,8 +130,11 @@ def compute_slot_mapping(
         whole = None if out is None else out.contiguous()
         slots = np.empty(num_positions, dtype=np.int64) if whole is None else whole.numpy()
         rows, columns = block_table.stride()
-        table = (block_table.data_ptr(), rows, columns, block_table.shape[1])
-        batch = (starts.data_ptr(), num_reqs, where.data_ptr(), num_positions)
+        table_at = address_of("block_table", block_table)
+        starts_at = address_of("query_start_loc", starts)
+        positions_at = address_of("positions", where)
+        table = (table_at, rows, columns, block_table.shape[1])
+        batch = (starts_at, num_reqs, positions_at, num_positions)
         if not fill_slots(*table, *batch, slots, *layout):
             check_num_tokens(starts.numpy(), where.numpy())
         if out is None or whole is None:

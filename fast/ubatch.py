@@ -9,6 +9,7 @@ import torch
 
 from fast._checks import (
     IntArray,
+    address_of,
     check_array,
     check_int,
     check_ints,
@@ -249,7 +250,11 @@ def _cut(
         raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
     size = r1 - r0
     vectors = np.empty(3 * size + 1, dtype=np.int32)
-    addresses = (host.starts.data_ptr(), host.seq_lens.data_ptr(), host.computed.data_ptr())
+    addresses = (
+        address_of("query_start_loc_cpu", host.starts),
+        address_of("seq_lens_cpu", host.seq_lens),
+        address_of("num_computed_tokens_cpu", host.computed),
+    )
     longest = cut_requests(*addresses, num_reqs, r0, r1, t0, t1, vectors)
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)

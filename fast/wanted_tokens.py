@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from fast._checks import (
+    address_of,
     check_host,
     check_int,
     check_same_device,
@@ -138,7 +139,10 @@ def _find_starts(
     wanted = wanted.contiguous()
     wanted_starts = np.empty(num_reqs + 1, dtype=np.int32)
     max_query_len = count_wanted_tokens(
-        starts.data_ptr(), wanted.data_ptr(), num_indices, wanted_starts
+        address_of("query_start_loc_cpu", starts),
+        address_of("logits_indices_padded", wanted),
+        num_indices,
+        wanted_starts,
     )
     on_host = torch.from_numpy(wanted_starts)
     if counted is None:

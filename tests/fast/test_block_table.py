@@ -2,6 +2,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -379,3 +380,36 @@ def test_any_block_of_threads(threads: int, seed: int, simulate: Callable[..., N
     tables = filled()
     with simulated_by(launch, threads=threads):
         assert expected == live(tables)
+
+
+def test_ends_that_wrap_around_are_refused() -> None:
+    """Ends whose differences do not fit into 64 bits are refused before they are subtracted."""
+    tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
+    ends = [0, 2**63 - 1, -(2**63), -1, 5]
+    with pytest.raises(ValueError, match=r"cu_num_new_blocks\[0\]"):
+        tables.append_block_ids([0, 1, 2, 3], [ends], [[1, 2, 3, 4, 5]], [False] * 4)
+
+
+def test_nothing_in_arrays_is_refused() -> None:
+    """What is no list is a TypeError where nothing is appended, too."""
+    tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
+    with pytest.raises(TypeError, match=r"new_block_ids\[0\] must be a list"):
+        tables.append_block_ids([], [[0]], [np.array([])], [])  # type: ignore[list-item]  # wrong
+
+
+@pytest.mark.parametrize("change", ["append", "move", "swap", "gather"])
+def test_the_host_sees_what_kernels_changed(change: str, simulate: Callable[..., None]) -> None:
+    """Tables that served the device path are gathered anew on the host."""
+    tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
+    tables.append_block_ids([0, 1], [[0, 1, 2]], [[7, 9]], [True, True])
+    first = torch.tensor([0], dtype=torch.int32)
+    tables.gather_block_tables(first)
+    with simulated_by(simulate):
+        {
+            "append": lambda: tables.append_block_ids([0], [[0, 1]], [[9]], [True]),
+            "move": lambda: tables.move_row(1, 0),
+            "swap": lambda: tables.swap_rows(0, 1),
+            "gather": lambda: tables.gather_block_tables(first + 1),
+        }[change]()
+    expected = 7 if change == "gather" else 9
+    assert expected == tables.gather_block_tables(first)[0][0, 0]

@@ -1,9 +1,10 @@
 import types
 
+import numpy as np
 import pytest
 
 import fast
-from fast._compiled import COMPILED, Compiled, compiled
+from fast._compiled import COMPILED, Compiled, Int, Int64s, compiled, inlined
 
 
 def test_warmup_compiles_every_loop() -> None:
@@ -52,3 +53,26 @@ def test_other_compile_errors_are_not_hidden() -> None:
     loop: Compiled[[int], int] = Compiled(lambda x: x.nothing, "int64(int64)")
     with pytest.raises(Exception, match="nothing"):
         loop(1)
+
+
+@inlined
+def _write_at(array: Int64s, at: Int) -> None:
+    array[at] = 1
+
+
+@compiled("void(int64[::1], int64)")
+def _write_by_a_part(array: Int64s, at: int) -> None:
+    _write_at(array, at)
+
+
+def test_parts_are_checked_too() -> None:
+    """In checked mode what a loop calls raises where it would write past an array, as the loop."""
+    COMPILED.remove(_write_by_a_part)
+    memory = np.zeros(8, dtype=np.int64)
+    with fast.checks(True), pytest.raises(IndexError):
+        _write_by_a_part(memory[:4], 5)
+    assert not memory.any()
+    _write_by_a_part(memory, 5)
+    assert [5] == memory.nonzero()[0].tolist()
+    _write_at(memory, 6)
+    assert [5, 6] == memory.nonzero()[0].tolist()

@@ -122,6 +122,18 @@ def test_room_is_judged_on_the_host() -> None:
         fast.gather_mm_placeholders(torch.zeros(3, 2), MASK, out=torch.zeros(1, 2))
 
 
+@pytest.mark.usefixtures("path")
+def test_one_column_in_one_piece() -> None:
+    """Rows of one element lie in one piece whatever their stride along the row."""
+    out = torch.empty(1, 3).t()
+    column = torch.tensor([[1.0], [2.0]])
+    fast.scatter_mm_placeholders(column, MASK, out=out)
+    assert [1, 2] == out[MASK, 0].tolist()
+    back = torch.empty(1, 2).t()
+    fast.gather_mm_placeholders(out, MASK, out=back)
+    assert torch.equal(column, back)
+
+
 def test_reads_any_dtype() -> None:
     """Rows of any dtype can be taken into `out`."""
     rows = torch.from_numpy(np.arange(6, dtype=np.complex128).reshape(3, 2))

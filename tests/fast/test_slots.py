@@ -196,3 +196,31 @@ def test_flat_holds_a_view(shape: tuple[int, ...]) -> None:
     places = np.array(list(np.ndindex(*view.shape)), dtype=np.int64).reshape(-1, view.dim())
     indices = torch.from_numpy(places @ np.array(view.stride(), dtype=np.int64))
     assert torch.equal(view.reshape(-1), line[indices])
+
+
+@pytest.mark.usefixtures("path")
+def test_positions_that_wrap_around() -> None:
+    """Positions one behind another past 2**63 are not taken for a run: nothing else is read."""
+    most = 2**63 - 1
+    positions = torch.tensor([most, -most - 1, -most])
+    table = int32([[5, 9], [77, 88]])[:1]
+    assert [-1] * 3 == fast.compute_slot_mapping(table, int32([0, 3]), positions, 1).tolist()
+    tables = fast.BlockTables([1], 1, 4, 4, "cpu", pin_memory=False)
+    tables.append_block_ids([0], [[0, 1]], [[7]], [True])
+    tables.gather_block_tables(int32([0]))
+    assert [[-1] * 3] == tables.compute_slot_mappings(int32([0, 3]), positions).tolist()
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    """A meta tensor, or one whose storage was taken from it, is named: no loop reads there."""
+    meta = [TABLE.to("meta"), STARTS.to("meta"), POSITIONS.to("meta")]
+    with pytest.raises(ValueError, match="block_table has no memory on the CPU"):
+        fast.compute_slot_mapping(*meta, 2)
+    with pytest.raises(
+        ValueError, match="seq_lens has no memory on the CPU: it is a Tensor on meta"
+    ):
+        fast.get_dcp_local_seq_lens(STARTS.to("meta"))
+    emptied = POSITIONS.clone()
+    emptied.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="positions has no memory on the CPU"):
+        fast.compute_slot_mapping(TABLE, STARTS, emptied, 2)

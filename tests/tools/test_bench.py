@@ -14,7 +14,7 @@ from tools import peers
 from tools.bench import command_line
 from tools.bench.batches import KINDS, Batch, make_batch, trace_batches
 from tools.bench.command_line import fast_side, main
-from tools.bench.growth import COPY, draw, steepest
+from tools.bench.growth import COPIER, COPY, draw, steepest
 from tools.bench.jobs import JOBS, Job
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import measure_memory
@@ -179,8 +179,8 @@ def test_bounds_are_judged() -> None:
         ("each function, each scenario", "1 of 2", False),
         ("geometric mean of the ratios", "1.00", False),
         ("the same without copiers and callers", "1.00", False),
-        ("growth, 1 to 4096 requests", "2.25 times linear (f)", False),
-        ("a whole step of 256 requests", "250 (500 µs)", False),
+        ("growth, 1 to 4096 requests", "2.25 times linear (f); a plain copy 1.00", False),
+        ("a whole step of 256 requests", "250 (500 µs / 2.00 µs)", False),
         ("memory besides the result", "at most 0 KiB (g); too much: g", False),
         ("import fast, after import torch", "0.20 s", True),
         ("first call after warmup()", "2.5 (g)", False),
@@ -193,17 +193,26 @@ def test_growth_is_compared_with_the_requests() -> None:
     assert np.isnan(geometric_mean([None]))
 
 
-@pytest.mark.parametrize(("copy_us", "holds"), [(8.0, True), (7.0, False), (1.0, False)])
-def test_growth_is_held_against_a_copy(copy_us: float, holds: bool) -> None:
-    """Where a plain copy grows faster than linear, as caches fill, a function may grow so too."""
+@pytest.mark.parametrize(
+    ("job", "copy_us", "holds"),
+    [
+        ("scatter_mm_placeholders, out=", 8.0, True),
+        ("scatter_mm_placeholders, out=", 7.0, False),
+        ("scatter_mm_placeholders, out=", 1.0, False),
+        ("get_dcp_local_seq_lens", 8.0, False),
+    ],
+)
+def test_copiers_grow_as_a_copy(job: str, copy_us: float, holds: bool) -> None:
+    """Where a plain copy grows faster than linear, as caches fill, a copier may grow so too."""
+    timing = row(1.0, 1.0).timings["fast"]
     copy = [
-        dataclasses.replace(row(us, us, num_reqs), job=COPY)
+        Row(COPY, "mixed", num_reqs, num_reqs, {COPIER: dataclasses.replace(timing, median_us=us)})
         for us, num_reqs in ((1.0, 1), (copy_us, 4))
     ]
-    run = record(growth=[row(1.0, 1.0, 1), row(9.0, 9.0, 4), *copy])
+    run = record(growth=[row(1.0, 1.0, 1, job), row(9.0, 9.0, 4, job), *copy])
     target = next(target for target in judge(run) if target.what.startswith("growth"))
     assert holds is target.holds
-    assert COPY in target.got
+    assert f"2.25 times linear ({job})" in target.got
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:

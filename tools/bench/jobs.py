@@ -26,6 +26,9 @@ from tools.bench.inputs import (
 from tools.bench.sides import Side
 
 DCP_SIZE: Final = 4
+IN_PLACE: Final = ", out="
+"""Behind the names of jobs that write to an `out`."""
+
 BIG_CHUNK, SMALL_CHUNK = 8192, 512
 """Positions in a chunk of local attention."""
 
@@ -68,7 +71,7 @@ class Job:
         """Return the job by which growth is judged."""
         if self.prepare_in_place is None:
             return self
-        return dataclasses.replace(self, prepare=self.prepare_in_place)
+        return dataclasses.replace(self, name=self.name + IN_PLACE, prepare=self.prepare_in_place)
 
 
 def _prepared(
@@ -229,7 +232,7 @@ def _append(batch: Batch, side: Side) -> Prepared:
 
 
 def _gather_tables(batch: Batch, side: Side) -> Prepared:
-    """Gather in one order and in the opposite one by turns: most rows change in each call."""
+    """Gather in one order and in the opposite one by turns, so that of several rows most change."""
     tables = make_tables(batch, side)
     gather = "BlockTables.gather_block_tables"
     orders = (batch.arrival.astype(np.int32), batch.arrival[::-1].astype(np.int32))

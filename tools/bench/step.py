@@ -25,8 +25,8 @@ YARDSTICK: Final = "torch.add"
 def make_step(batch: Batch, side: Side) -> Callable[[], Any]:
     """Return a call that reorders, appends, gathers, finds slots, builds, and makes chunks local.
 
-    Swaps swap nothing: what a runner swaps is its own affair. Requests and order are those of the
-    step before, as in most steps.
+    It is a steady step: swaps swap nothing, and requests and order are those of the step before, so
+    that gathering takes only what was appended.
 
     Args:
         batch: The step's.

@@ -27,6 +27,8 @@ class BlockTables:
         self._views = [torch.from_numpy(table) for table in self._tables]
         self._gathered = [torch.zeros_like(view) for view in self._views]
         self._slots = torch.full((len(widths), max_num_batched_tokens), -1, dtype=torch.int64)
+        # What the last step filled: no more is cleared.
+        self._num_rows = self._num_tokens = 0
 
     def append_block_ids(
         self,
@@ -54,9 +56,11 @@ class BlockTables:
         padded = is_padded.nonzero().squeeze(1) if is_padded.any() else None
         for view, gathered in zip(self._views, self._gathered, strict=True):
             torch.index_select(view, 0, rows, out=gathered[:num_reqs])
-            gathered[num_reqs:].zero_()
+            if num_reqs < self._num_rows:
+                gathered[num_reqs : self._num_rows].zero_()
             if padded is not None:
                 gathered.index_fill_(0, padded, 0)
+        self._num_rows = num_reqs
         return tuple(gathered[:num_reqs] for gathered in self._gathered)
 
     def compute_slot_mappings(
@@ -72,5 +76,7 @@ class BlockTables:
             block, offset = np.divmod(here, size)
             np.multiply(table[request, block], size, out=slots[group, :num_tokens], casting="safe")
             slots[group, :num_tokens] += offset
-        slots[:, num_tokens:] = -1
+        if num_tokens < self._num_tokens:
+            slots[:, num_tokens : self._num_tokens] = -1
+        self._num_tokens = num_tokens
         return self._slots[:, : len(where)]
