@@ -124,3 +124,27 @@ def test_what_an_upload_costs_the_host() -> None:
     print(f"host cost of upload: {by_ring:.1f} us")  # noqa: T201  # gpu_check.sh shows it
     print(f"host cost of upload, pinned by torch: {by_torch:.1f} us")  # noqa: T201  # likewise
     assert pinned._THREAD.rings
+
+
+def test_uploads_while_another_thread_captures() -> None:
+    """A ring that asks for its events breaks no capture of another thread, in the strictest mode."""
+    with ThreadPoolExecutor(1) as pool:
+        stream = torch.cuda.Stream()
+
+        def send_some() -> list[torch.Tensor]:
+            with torch.cuda.stream(stream):
+                return [send(make(number)) for number in range(MOST_BUFFERS)]
+
+        for _ in range(2):  # the ring is full, the memory on the GPU is torch's by now
+            pool.submit(send_some).result()
+            torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        total = torch.zeros(4, device="cuda")
+        with torch.cuda.graph(graph, capture_error_mode="global"):
+            total += 1
+            there = pool.submit(send_some).result()
+        graph.replay()
+        torch.cuda.synchronize()
+    assert [1.0] * 4 == total.tolist()
+    for number, tensor in enumerate(there):
+        assert torch.equal(torch.from_numpy(make(number)), tensor.cpu())
