@@ -127,7 +127,7 @@ def test_what_an_upload_costs_the_host() -> None:
 
 
 def test_uploads_while_another_thread_captures() -> None:
-    """A ring that asks for its events breaks no capture of another thread, in the strictest mode."""
+    """A ring that asks for its events breaks no capture of another thread, in the strict mode."""
     with ThreadPoolExecutor(1) as pool:
         stream = torch.cuda.Stream()
 
