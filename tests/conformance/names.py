@@ -204,7 +204,7 @@ SHARED: dict[str, dict[str, str | None]] = {
     },
     "context_parallel": {
         "get_dcp_local_seq_lens": (
-            "seq_lens, dcp_size=1, dcp_rank=None, cp_kv_cache_interleave_size=1"
+            "seq_lens, dcp_size=1, dcp_rank=None, cp_kv_cache_interleave_size=1, *, out=None"
         ),
     },
     "sequence_parallel": {
@@ -260,8 +260,8 @@ SHARED: dict[str, dict[str, str | None]] = {
         "MultiModalBudget.get_max_items": "self, modality, max_tokens_per_item",
         "MultiModalBudget.reset_cache": "self",
         "compute_mm_encoder_budget": "scheduler_config, max_tokens_by_modality",
-        "scatter_mm_placeholders": "embeds, is_embed",
-        "gather_mm_placeholders": "placeholders, is_embed",
+        "scatter_mm_placeholders": "embeds, is_embed, *, out=None",
+        "gather_mm_placeholders": "placeholders, is_embed, *, out=None",
         "sanity_check_mm_encoder_outputs": "mm_embeddings, expected_num_items",
     },
 }
