@@ -133,7 +133,7 @@ def pack_lists(
         struct.pack_into(f"{len(plan)}q", plan.data, 0, *joined, *overwrite)
     except (struct.error, TypeError):  # no int, or beyond int64
         return None
-    return plan if are_ints(joined, plan) else None
+    return plan if _are_ints(joined, plan) else None
 
 
 def _are_empty(
@@ -176,14 +176,14 @@ def _join(
     return joined
 
 
-def are_ints(values: list[int], packed: Int64 | None = None) -> bool:
+def _are_ints(values: list[int], packed: Int64) -> bool:
     """Say whether all entries are Python's ints, and none a bool.
 
     Of many entries, packed into int64, the sum is looked at, and those below 2: the sum is an int
     where all are ints or bools, and what is more than 1 was no bool. That takes a third of the time
     of a look at each.
     """
-    if packed is not None and len(values) > MANY and type(sum(values)) is int:
+    if len(values) > MANY and type(sum(values)) is int:
         places = np.empty(MANY, dtype=np.int64)
         num_small = find_small(packed, len(values), places)
         if num_small <= MANY:
@@ -269,18 +269,18 @@ def count_appended(plan: Int64s, num_listed: int, num_blocks: Int32s) -> None:
 
 
 @compiled(
-    "boolean(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64[::1], int64, int64[::1],"
-    " int32[:, ::1])"
+    "boolean(int32[::1], int32[:, ::1], int64[:, ::1], int64[::1], int64, int64[::1],"
+    " int32[:, ::1], boolean[::1])"
 )
 def append_on_host(
     tables: Int32s,
     num_blocks: Int32s,
     groups: Int64s,
-    is_changed: Any,  # noqa: ANN401  (an array)
     plan: Int64s,
     num_listed: int,
     widths: Int64s,
     known: Int32s,
+    is_changed: Any,  # noqa: ANN401  (an array)
 ) -> Any:  # noqa: ANN401  (the compiler's bool)
     """Complete a plan, append its ids to the rows, and count them; False where it is refused.
 

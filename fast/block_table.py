@@ -145,7 +145,7 @@ class BlockTables(RequestRows):
         if is_checked():
             check_ints("idx_mapping", idx_mapping.tolist(), -1, self.max_num_reqs - 1, IndexError)
         if uses_kernels(self._tables):
-            self._is_changed[:] = True  # as the host knows
+            self._is_changed[:] = True  # what the host gathered is not there now
             launch_blocks(
                 kernels.gather_block_tables,
                 self.max_num_reqs,
@@ -159,7 +159,13 @@ class BlockTables(RequestRows):
             )
         else:
             num_rows = max(num_reqs, self._num_rows_used)
-            gather_rows(*self._arrays, *self._gathered_arrays, idx_mapping.numpy(), num_rows)
+            gather_rows(
+                *self._arrays,
+                self._is_changed,
+                *self._gathered_arrays,
+                idx_mapping.numpy(),
+                num_rows,
+            )
         self._num_rows_used = num_reqs
         return tuple([view[:num_reqs] for view in self._gathered_views])
 

@@ -5,14 +5,13 @@ It takes over where `fast.direct_launch` does not know what is installed.
 
 import warnings
 from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from fast.current import current_stream
+from fast.direct_launch import Argument
 from fast.kernels.cuda import Kernel, import_cuda
-
-Argument: TypeAlias = torch.Tensor | int
 
 
 def load(kernel: Kernel, index: int) -> None:

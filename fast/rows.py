@@ -82,14 +82,12 @@ class RequestRows:
         self._num_blocks = torch.zeros(shape, dtype=torch.int32, device=device)
         # What every kernel begins with, and the same for the host's loops.
         self._state = (self._tables, self._num_blocks, self._groups)
-        # On the host also which rows have changed, but for new blocks behind the old ones, since
-        # rows were gathered.
-        self._is_changed = np.zeros(self.max_num_reqs, dtype=np.bool_)
-        self._arrays: tuple[Any, Any, Any, Any] = (None, None, None, None)
+        self._arrays: tuple[Any, Any, Any] = (None, None, None)
         if self._tables.device.type == "cpu":
-            tables, num_blocks = self._tables.numpy(), self._num_blocks.numpy()
-            self._arrays = (tables, num_blocks, groups, self._is_changed)
-        # The lengths of the rows as the host knows them: all changes come from here.
+            self._arrays = (self._tables.numpy(), self._num_blocks.numpy(), groups)
+        # Which rows have changed since rows were gathered, but for new blocks behind the old ones,
+        # and the lengths of the rows, as the host knows them: all changes come from here.
+        self._is_changed = np.zeros(self.max_num_reqs, dtype=np.bool_)
         self._num_blocks_host = np.zeros(shape, dtype=np.int32)
 
     def append_block_ids(
@@ -137,10 +135,14 @@ class RequestRows:
         """Append what a plan says; False where its values are refused, and nothing is written."""
         known = self._num_blocks_host
         if not uses_kernels(self._tables):
-            return bool(append_on_host(*self._arrays, plan, num_listed, self._widths, known))
+            return bool(
+                append_on_host(
+                    *self._arrays, plan, num_listed, self._widths, known, self._is_changed
+                )
+            )
         if not complete_plan(plan, num_listed, self._widths, known):
             return False
-        self._is_changed[:] = True  # as the host knows; so behind the other kernels
+        self._is_changed[:] = True  # whichever are replaced
         launch_blocks(
             kernels.append_block_ids,
             num_listed,
@@ -195,10 +197,10 @@ class RequestRows:
         if src == dst:
             return
         if uses_kernels(self._tables):
-            self._is_changed[:] = True
             launch_blocks(kernels.move_row, len(self.block_sizes), 1, *self._state, src, dst)
         else:
             move_on_host(*self._arrays, src, dst)
+        self._is_changed[[src, dst]] = True
         self._num_blocks_host[:, dst] = self._num_blocks_host[:, src]
         self._num_blocks_host[:, src] = 0
 
@@ -229,10 +231,10 @@ class RequestRows:
         if a == b:
             return
         if uses_kernels(self._tables):
-            self._is_changed[:] = True
             launch_blocks(kernels.swap_rows, len(self.block_sizes), 1, *self._state, a, b)
         else:
             swap_on_host(*self._arrays, a, b)
+        self._is_changed[[a, b]] = True
         self._num_blocks_host[:, [a, b]] = self._num_blocks_host[:, [b, a]]
 
     def clear_row(self, r: int) -> None:
@@ -262,18 +264,9 @@ class RequestRows:
         self._num_blocks_host[:, r] = 0
 
 
-@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int64)")
-def move_on_host(
-    tables: Int32s,
-    num_blocks: Int32s,
-    groups: Int64s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-    src: int,
-    dst: int,
-) -> None:
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
+def move_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, dst: int) -> None:
     """Move a row to another."""
-    is_changed[src] = True
-    is_changed[dst] = True
     for group in range(len(groups)):
         offset = groups[group, 0]
         width = groups[group, 1]
@@ -283,18 +276,9 @@ def move_on_host(
         num_blocks[group, src] = 0
 
 
-@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int64)")
-def swap_on_host(
-    tables: Int32s,
-    num_blocks: Int32s,
-    groups: Int64s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-    a: int,
-    b: int,
-) -> None:
+@compiled("void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64)")
+def swap_on_host(tables: Int32s, num_blocks: Int32s, groups: Int64s, a: int, b: int) -> None:
     """Swap two rows."""
-    is_changed[a] = True
-    is_changed[b] = True
     for group in range(len(groups)):
         row_a = groups[group, 0] + a * groups[group, 1]
         row_b = groups[group, 0] + b * groups[group, 1]

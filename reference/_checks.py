@@ -260,13 +260,9 @@ def check_out(value: object, length: int, inputs: Mapping[str, Array]) -> Array:
     out = check_array("out", value, np.int64, ndim=1)
     if len(out) < length:
         raise ValueError(f"out has {len(out)} entries, but must have at least {length}")
-    if not out.flags.writeable:
-        raise ValueError("out is read-only, but is to be written")
+    _check_own_memory(out, inputs)
     if len(out) > 1 and abs(out.strides[0]) < out.itemsize:
         raise ValueError(f"out has stride {out.strides[0]} bytes, so its entries share memory")
-    for name, array in inputs.items():
-        if np.shares_memory(out, array):
-            raise ValueError(f"out shares memory with {name}, but must not")
     return out
 
 
@@ -290,9 +286,14 @@ def check_rows_out(
         raise ValueError(f"out has shape {value.shape}, but must have {shape}{at_least}")
     if not value.flags.c_contiguous:
         raise ValueError(f"out has strides {value.strides} bytes, but must lie in one piece")
-    if not value.flags.writeable:
+    _check_own_memory(value, inputs)
+    return value
+
+
+def _check_own_memory(out: Array, inputs: Mapping[str, Array]) -> None:
+    """Refuse what cannot be written to, or is an input's memory too."""
+    if not out.flags.writeable:
         raise ValueError("out is read-only, but is to be written")
     for name, array in inputs.items():
-        if np.shares_memory(value, array):
+        if np.shares_memory(out, array):
             raise ValueError(f"out shares memory with {name}, but must not")
-    return value
