@@ -18,7 +18,7 @@ from fast._compiled import Int32s, Int64s, compiled
 from fast.kernel_blocks import map_to_kernel_blocks
 from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
-from fast.rows import RequestRows
+from fast.rows import RequestRows, make_zeros
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 from fast.slot_loops import fill_slots_of_groups
 from fast.slots import (
@@ -87,7 +87,7 @@ class BlockTables(RequestRows):
     ) -> None:
         super().__init__(block_sizes, max_num_reqs, max_model_len, device, pin_memory)
         self.max_num_batched_tokens = check_int("max_num_batched_tokens", max_num_batched_tokens)
-        self._gathered = torch.zeros_like(self._tables)
+        self._gathered = make_zeros(len(self._tables), self.device)
         self._num_gathered = torch.zeros_like(self._num_blocks)
         self._slots = torch.full(
             (len(self.block_sizes), self.max_num_batched_tokens),
