@@ -5,7 +5,7 @@ values of a tensor is checked in checked mode only; callers of those checks ask 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType, UnionType
 from typing import Any, Final, Self, TypeAlias, cast
 
@@ -23,6 +23,9 @@ MAX_SIZE: Final = 2**31 - 1
 """The greatest size: what an int32 can hold."""
 
 _STATE = {"checked": os.environ.get("FAST_CHECKS", "") == "1"}
+
+ON_SWITCH: Final[list[Callable[[], None]]] = []
+"""What is called whenever checked mode was switched."""
 
 
 class checks:  # noqa: N801  (called like a function; what it returns restores the old state)
@@ -51,7 +54,7 @@ class checks:  # noqa: N801  (called like a function; what it returns restores t
     def __init__(self, enabled: bool) -> None:
         check_bool("enabled", enabled)
         self._before = is_checked()
-        _STATE["checked"] = enabled
+        _switch(enabled)
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +65,13 @@ class checks:  # noqa: N801  (called like a function; what it returns restores t
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _STATE["checked"] = self._before
+        _switch(self._before)
+
+
+def _switch(enabled: bool) -> None:
+    _STATE["checked"] = enabled
+    for tell in ON_SWITCH:
+        tell()
 
 
 def is_checked() -> bool:

@@ -185,7 +185,7 @@ def _are_ints(values: list[int], packed: Int64) -> bool:
     """
     if len(values) > MANY and type(sum(values)) is int:
         places = np.empty(MANY, dtype=np.int64)
-        num_small = find_small(packed, len(values), places)
+        num_small = find_small.run(packed, len(values), places)
         if num_small <= MANY:
             values = [values[at] for at in places[:num_small].tolist()]
     return countOf(map(type, values), int) == len(values)

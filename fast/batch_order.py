@@ -74,7 +74,7 @@ def split_decodes_and_prefills(
     if type(longest) is int and longest <= threshold and not require_uniform:
         return num_reqs, 0, num_tokens, 0  # nobody need be looked at
     starts = starts_cpu.contiguous()
-    boundary, decode_tokens = find_first_prefill(
+    boundary, decode_tokens = find_first_prefill.run(
         address_of("query_start_loc_cpu", starts), num_reqs, threshold, require_uniform
     )
     if boundary == num_reqs:
@@ -141,7 +141,7 @@ def split_decodes_prefills_and_extends(
     if type(longest) is int and longest <= threshold:
         return num_reqs, 0, 0, num_tokens, 0, 0  # nobody need be looked at
     starts, computed = starts_cpu.contiguous(), computed_cpu.contiguous()
-    first_extend, first_prefill, before_extends, before_prefills = find_extends_and_prefills(
+    first_extend, first_prefill, before_extends, before_prefills = find_extends_and_prefills.run(
         address_of("query_start_loc_cpu", starts),
         address_of("num_computed_tokens_cpu", computed),
         num_reqs,
@@ -224,7 +224,7 @@ def reorder_batch_to_split_decodes_and_prefills(
     wide = computed[:num_reqs].astype(np.int64)
     wide_prompts = wide if regions == 3 else prompts[:num_reqs].astype(np.int64)
     swaps = np.empty((num_reqs, 2), dtype=np.int64)
-    num_swaps = plan_swaps(tokens, wide, wide_prompts, threshold, regions == 4, swaps)
+    num_swaps = plan_swaps.run(tokens, wide, wide_prompts, threshold, regions == 4, swaps)
     if num_swaps == 0:
         return False
     if num_swaps < 0:

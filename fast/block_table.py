@@ -159,7 +159,7 @@ class BlockTables(RequestRows):
             )
         else:
             num_rows = max(num_reqs, self._num_rows_used)
-            gather_rows(
+            gather_rows.run(
                 *self._arrays,
                 self._is_changed,
                 *self._gathered_arrays,
@@ -237,7 +237,7 @@ class BlockTables(RequestRows):
             tables = (self._gathered_arrays[0], self._arrays[2])
             slots = (self._flat_slots, self.max_num_batched_tokens)
             last = max(num_tokens, self._num_slots_used)
-            if not fill_slots_of_groups(*tables, *batch, *slots, last):
+            if not fill_slots_of_groups.run(*tables, *batch, *slots, last):
                 check_num_tokens(begins.numpy(), places.numpy())
         self._num_slots_used = num_tokens
         return self._slots[:, :num_tokens]

@@ -66,7 +66,7 @@ def compute_causal_conv1d_metadata(
     """
     starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
     nums = np.empty(starts.shape[0] - 1, dtype=np.int32)
-    total, most = count_programs(address_of("query_start_loc_p", starts), nums)
+    total, most = count_programs.run(address_of("query_start_loc_p", starts), nums)
     # Starts that fall, unchecked, must not take memory for more than good ones can need.
     if total > most:
         raise ValueError(
@@ -78,7 +78,7 @@ def compute_causal_conv1d_metadata(
     length = 2 * max(MIN_PROGRAMS, total)
     on_device = uses_kernels(query_start_loc_p)
     padded = np.empty((2, 0 if on_device else length), dtype=np.int32)
-    list_programs(nums, mlist, offsetlist, padded)
+    list_programs.run(nums, mlist, offsetlist, padded)
     if on_device:
         batch_ptr = query_start_loc_p.new_empty(length)
         token_chunk_offset_ptr = query_start_loc_p.new_empty(length)

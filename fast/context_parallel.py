@@ -91,7 +91,7 @@ def get_dcp_local_seq_lens(
     local = np.empty(shape, dtype=np.int32) if out is None else out.numpy()
     by_rank = local.reshape(len(local), ranks)
     address = address_of("seq_lens", lens)
-    count_local_tokens(address, num_reqs, size, rank, interleave, by_rank)
+    count_local_tokens.run(address, num_reqs, size, rank, interleave, by_rank)
     return torch.from_numpy(local) if out is None else out[:num_reqs]
 
 

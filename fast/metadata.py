@@ -263,7 +263,7 @@ def build_attn_metadata(
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
     all_starts, all_lens = starts_cpu.contiguous(), lens_cpu.contiguous()
-    max_query_len, max_seq_len = find_maxima(
+    max_query_len, max_seq_len = find_maxima.run(
         address_of("query_start_loc.cpu", all_starts),
         address_of("seq_lens.cpu", all_lens),
         num_reqs,

@@ -104,7 +104,7 @@ def scatter_mm_placeholders(
     source = as_bytes(embeds).numpy()
     shape = num_placeholders, source.shape[1]
     target = np.empty(shape, dtype=np.uint8) if out is None else as_bytes(out).numpy()
-    put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
+    put_rows.run(source, mask, target, _nan_row(embeds.dtype, embed_dim))
     return torch.from_numpy(target).view(embeds.dtype) if out is None else out
 
 

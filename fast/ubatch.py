@@ -98,7 +98,7 @@ def create_ubatch_slices(
         raise ValueError(f"num_scheduled_tokens sums to {total}, expected at least 1")
     cuts = [0, *_check_split_points(split_points, total), total]
     bounds = np.empty(2 * len(cuts) - 2, dtype=np.int64)
-    find_requests(num_scheduled_tokens.astype(np.int64), np.array(cuts, dtype=np.int64), bounds)
+    find_requests.run(num_scheduled_tokens.astype(np.int64), np.array(cuts, dtype=np.int64), bounds)
     ends = iter(bounds.tolist())
     return [UBatchSlice(slice(next(ends), next(ends)), slice(t0, t1)) for t0, t1 in pairwise(cuts)]
 
@@ -255,7 +255,7 @@ def _cut(
         address_of("seq_lens_cpu", host.seq_lens),
         address_of("num_computed_tokens_cpu", host.computed),
     )
-    longest = cut_requests(*addresses, num_reqs, r0, r1, t0, t1, vectors)
+    longest = cut_requests.run(*addresses, num_reqs, r0, r1, t0, t1, vectors)
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
     starts_cpu = torch.from_numpy(vectors[: size + 1])

@@ -138,7 +138,7 @@ def _find_starts(
         wanted = wanted.to(torch.int64)
     wanted = wanted.contiguous()
     wanted_starts = np.empty(num_reqs + 1, dtype=np.int32)
-    max_query_len = count_wanted_tokens(
+    max_query_len = count_wanted_tokens.run(
         address_of("query_start_loc_cpu", starts),
         address_of("logits_indices_padded", wanted),
         num_indices,
