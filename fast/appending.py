@@ -14,7 +14,7 @@ from fast._compiled import Int, Int32s, Int64s, compiled, inlined
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
-MANY: Final = 256
+MANY: Final = 128
 """From so many entries on it pays to look at their sum, unless as many are below 2."""
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
@@ -118,19 +118,23 @@ def pack_lists(
         The plan, int64; `NOTHING` where no row is listed; None where a type or a length is another,
         or an int is NumPy's: then the checks of this module say what is wrong, or that all is well.
     """
-    given = (req_indices, cu_num_new_blocks, new_block_ids, overwrite)
-    if tuple(map(type, given)) != (list, list, list, list):
+    if not (
+        type(req_indices) is list
+        and type(cu_num_new_blocks) is list
+        and type(new_block_ids) is list
+        and type(overwrite) is list
+    ):
         return None
     if not req_indices and _are_empty(cu_num_new_blocks, new_block_ids, overwrite, num_groups):
         return NOTHING
-    joined = _join(*given, num_groups)
+    joined = _join(req_indices, cu_num_new_blocks, new_block_ids, overwrite, num_groups)
     if joined is None or countOf(map(type, overwrite), bool) < len(overwrite):
         return None
     if [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
         return None
     plan = np.empty(len(joined) + len(overwrite), dtype=np.int64)
     try:  # half of the time that NumPy takes for lists
-        struct.pack_into(f"{len(plan)}q", plan.data, 0, *joined, *overwrite)
+        struct.pack_into(f"{len(plan)}q", plan, 0, *joined, *overwrite)  # type: ignore[arg-type]  # an array is a buffer
     except (struct.error, TypeError):  # no int, or beyond int64
         return None
     return plan if _are_ints(joined, plan) else None
