@@ -45,9 +45,21 @@ def int64s_at(address: int, length: int) -> Int64s:
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
+def prefetch(array: Any, index: Int) -> None:  # noqa: ANN401  (an array)
+    """Have an element of an array brought near that will be read soon: a name for compiled loops.
+
+    No bounds are asked: what is no element is passed over.
+
+    Raises:
+        TypeError: whoever calls it is not compiled.
+    """
+    raise TypeError(f"element {index} of {type(array).__name__} is for compiled loops only")
+
+
 @cache
-def _arrays_at() -> dict[str, Any]:
-    """Return what numba compiles for `int32s_at` and `int64s_at`."""
+def _for_numba_only() -> dict[str, Any]:
+    """Return what numba compiles for `int32s_at`, `int64s_at` and `prefetch`."""
+    from llvmlite import ir  # type: ignore[import-untyped]  # noqa: PLC0415
     from numba import carray, types  # type: ignore[attr-defined]  # noqa: PLC0415  # carray is there
     from numba.core import cgutils  # noqa: PLC0415
     from numba.extending import intrinsic, register_jitable  # noqa: PLC0415
@@ -68,7 +80,21 @@ def _arrays_at() -> dict[str, Any]:
     def int64s(address: int, length: int) -> Int64s:
         return carray(as_pointer(address), length, np.int64)
 
-    return {"int32s_at": int32s, "int64s_at": int64s}
+    def typed_prefetch(_context: Any, array: Any, index: Any) -> Any:  # noqa: ANN401
+        def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ANN401
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            element = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+            number = ir.IntType(32)
+            kinds = [cgutils.voidptr_t, number, number, number]
+            called = ir.FunctionType(ir.VoidType(), kinds)
+            function = builder.module.declare_intrinsic("llvm.prefetch", kinds[:1], called)
+            # To read, into every cache, as data.
+            builder.call(function, [element, *(number(n) for n in (0, 3, 1))])
+            return context.get_dummy_value()
+
+        return types.void(array, index), lower
+
+    return {"int32s_at": int32s, "int64s_at": int64s, "prefetch": intrinsic(typed_prefetch)}
 
 
 class Inlined(Generic[P, R]):
@@ -176,12 +202,12 @@ def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
 
 
 def _bind(function: Callable[P, R], suffix: str) -> Callable[P, R]:
-    """Return a copy with numba's `int32s_at` and `int64s_at`, and what is inlined, as globals.
+    """Return a copy with numba's `int32s_at` and the like, and what is inlined, as globals.
 
     The name's suffix is for numba's cache, which knows functions by name, not by option.
     """
     whole: Any = function
-    names = {**whole.__globals__, **_arrays_at()}
+    names = {**whole.__globals__, **_for_numba_only()}
     for name in whole.__code__.co_names:
         part = names.get(name)
         if isinstance(part, Inlined):
@@ -200,8 +226,8 @@ def compiled(signature: str) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Declare a loop that is compiled for one signature when it is first called.
 
     Array arguments that a caller may pass strided are declared `[:]` (any layout), scratch `[::1]`.
-    The body may call nothing but NumPy, builtins, `int32s_at`, `int64s_at` and what is `inlined` in
-    its own module, so that it can be cached on its own.
+    The body may call nothing but NumPy, builtins, `int32s_at` and the like, and what its own module
+    has `inlined`, so that it can be cached on its own.
 
     Args:
         signature: numba's signature, such as `"int64(int32[:], int64)"`.

