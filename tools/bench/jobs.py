@@ -57,6 +57,8 @@ class Job:
         prepare: Makes the call for a batch; None where the batch has no such call.
         is_copier: Whether it is a copier or a caller of others, whose ratio to a peer is bounded by
             what it copies or calls.
+        copies_rows: Whether its result is a copy of as many long rows as there are requests, which
+            leaves a cache when that is full: growth is bounded by a plain copy's.
         prepare_in_place: Makes the call that writes to an `out` of the caller's, where growth is
             to be judged by that: 32 MiB for a result are new pages in each call.
     """
@@ -65,6 +67,7 @@ class Job:
     function: str
     prepare: Callable[[Batch, Side], Prepared | None]
     is_copier: bool = False
+    copies_rows: bool = False
     prepare_in_place: Callable[[Batch, Side], Prepared | None] | None = None
 
     def in_place(self) -> Job:
@@ -261,6 +264,7 @@ JOBS: Final = (
         "BlockTables.gather_block_tables",
         _gather_tables,
         is_copier=True,
+        copies_rows=True,
     ),
     Job("BlockTables.compute_slot_mappings", "BlockTables.compute_slot_mappings", _slots_of_all),
     Job("compute_slot_mapping", "compute_slot_mapping", _slots),
@@ -279,6 +283,7 @@ JOBS: Final = (
         f"make_local_attention_virtual_batches, chunk {BIG_CHUNK}",
         "make_local_attention_virtual_batches",
         _local_attention(BIG_CHUNK),
+        copies_rows=True,  # of the block table, whole: contexts are shorter than a chunk
     ),
     Job(
         f"make_local_attention_virtual_batches, chunk {SMALL_CHUNK}",
@@ -297,6 +302,7 @@ JOBS: Final = (
         "scatter_mm_placeholders",
         _scatter,
         is_copier=True,
+        copies_rows=True,
         prepare_in_place=partial(_scatter, is_in_place=True),
     ),
     Job(
@@ -304,6 +310,7 @@ JOBS: Final = (
         "gather_mm_placeholders",
         _gather,
         is_copier=True,
+        copies_rows=True,
         prepare_in_place=partial(_gather, is_in_place=True),
     ),
 )
