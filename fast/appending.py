@@ -1,6 +1,5 @@
 """What may be appended to block tables, and how it travels to them."""
 
-import struct
 from itertools import chain
 from operator import countOf
 from typing import Any, Final, TypeAlias
@@ -10,12 +9,10 @@ import numpy.typing as npt
 
 from fast._checks import MAX_SIZE, check_ints, check_list
 from fast._compiled import Int, Int32s, Int64s, compiled, inlined
+from fast.packed_ints import pack_ints
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]
-
-MANY: Final = 128
-"""From so many entries on it pays to look at their sum, unless as many are below 2."""
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
 """The plan of those who list no row."""
@@ -130,14 +127,12 @@ def pack_lists(
     joined = _join(req_indices, cu_num_new_blocks, new_block_ids, overwrite, num_groups)
     if joined is None or countOf(map(type, overwrite), bool) < len(overwrite):
         return None
-    if [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
+    joined += map(int, overwrite)
+    plan = pack_ints(joined)
+    # Ends are compared as soon as they are known to be ints.
+    if plan is None or [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
         return None
-    plan = np.empty(len(joined) + len(overwrite), dtype=np.int64)
-    try:  # half of the time that NumPy takes for lists
-        struct.pack_into(f"{len(plan)}q", plan, 0, *joined, *overwrite)  # type: ignore[arg-type]  # an array is a buffer
-    except (struct.error, TypeError):  # no int, or beyond int64
-        return None
-    return plan if _are_ints(joined, plan) else None
+    return plan
 
 
 def _are_empty(
@@ -151,8 +146,8 @@ def _are_empty(
         not overwrite
         and countOf(map(type, new_block_ids + cu_num_new_blocks), list) == 2 * num_groups
         and new_block_ids == [[]] * num_groups
-        and cu_num_new_blocks == [[0]] * num_groups
         and countOf(map(type, chain.from_iterable(cu_num_new_blocks)), int) == num_groups
+        and cu_num_new_blocks == [[0]] * num_groups
     )
 
 
@@ -178,33 +173,6 @@ def _join(
     for values in lists:
         joined += values
     return joined
-
-
-def _are_ints(values: list[int], packed: Int64) -> bool:
-    """Say whether all entries are Python's ints, and none a bool.
-
-    Of many entries, packed into int64, the sum is looked at, and those below 2: the sum is an int
-    where all are ints or bools, and what is more than 1 was no bool. That takes a third of the time
-    of a look at each.
-    """
-    if len(values) > MANY and type(sum(values)) is int:
-        places = np.empty(MANY, dtype=np.int64)
-        num_small = find_small.run(packed, len(values), places)
-        if num_small <= MANY:
-            values = [values[at] for at in places[:num_small].tolist()]
-    return countOf(map(type, values), int) == len(values)
-
-
-@compiled("int64(int64[::1], int64, int64[::1])")
-def find_small(plan: Int64s, length: int, places: Int64s) -> Any:  # noqa: ANN401  (the compiler's int)
-    """Write where the first entries below 2 stand, as many as there is room for; count all."""
-    num_small = 0
-    for at in range(length):
-        if plan[at] < 2:
-            if num_small < len(places):
-                places[num_small] = at
-            num_small += 1
-    return num_small
 
 
 def pack_plan(rows: Int64, replaced: Bools, ends: Int64, ids: list[Int64]) -> Int64:

@@ -1,8 +1,7 @@
 """Splitting a batch by kind of request, and the order that this needs."""
 
-import struct
 from contextlib import suppress
-from operator import countOf, index, itemgetter
+from operator import index, itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from fast._checks import (
 )
 from fast._compiled import Int64s, compiled, int32s_at
 from fast.metadata import validate_metadata
+from fast.packed_ints import pack_ints
 
 
 def split_decodes_and_prefills(
@@ -356,13 +356,11 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
     """Return each request's scheduled tokens."""
     num_reqs = len(req_ids)
     if type(scheduled) is dict and num_reqs > 1:
-        # All are looked up, judged and copied at once, with no Python step for each: that takes
-        # 70 us of 140 for 1024 requests.
-        with suppress(KeyError, struct.error):  # struct.error: beyond int64
-            at_once = itemgetter(*req_ids)(scheduled)
-            if countOf(map(type, at_once), int) == num_reqs:
-                tokens = np.empty(num_reqs, dtype=np.int64)
-                struct.pack_into(f"{num_reqs}q", tokens.data, 0, *at_once)
+        # All are looked up, judged and copied at once, with no Python step for each: that takes a
+        # third of the time.
+        with suppress(KeyError):
+            tokens = pack_ints(itemgetter(*req_ids)(scheduled))
+            if tokens is not None:
                 return tokens
     counts = list(map(scheduled.get, req_ids))
     if None in counts:

@@ -397,6 +397,16 @@ def test_nothing_in_arrays_is_refused() -> None:
         tables.append_block_ids([], [[0]], [np.array([])], [])  # type: ignore[list-item]  # wrong
 
 
+@pytest.mark.parametrize("array", [np.array([0, 0]), torch.tensor([0, 0])], ids=["numpy", "torch"])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_an_array_is_no_end(array: Any, rows: int) -> None:  # noqa: ANN401  # what is not expected
+    """An array among the ends is a TypeError, not an array whose truth is asked for."""
+    tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
+    ends = [[*range(rows), array]]
+    with pytest.raises(TypeError, match=rf"cu_num_new_blocks\[0\]\[{rows}\] must be an int"):
+        tables.append_block_ids([*range(rows)], ends, [[7] * rows], [True] * rows)
+
+
 @pytest.mark.parametrize("change", ["append", "move", "swap", "gather"])
 def test_the_host_sees_what_kernels_changed(change: str, simulate: Callable[..., None]) -> None:
     """Tables that served the device path are gathered anew on the host."""
