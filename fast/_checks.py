@@ -213,13 +213,13 @@ def check_tensor(
 
 
 def check_array(name: str, value: object, min_length: int = 0) -> None:
-    """Refuse what is not a one-dimensional NumPy array of int32 or int64.
+    """Refuse what is not a one-dimensional NumPy array of int32 or int64, without a mask.
 
     Raises:
         TypeError: it is not a NumPy array, or of another dtype.
         ValueError: it has another number of dimensions, or fewer than `min_length` entries.
     """
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
     if value.dtype not in INT_DTYPES:
         raise TypeError(f"{name} must be int32 or int64, got {value.dtype}")

@@ -144,8 +144,10 @@ class Compiled(Generic[P, R]):
         py_func: the function as it is written.
         signature: numba's signature, as text.
         run: the compiled function, called by position. In checked mode numba refuses arguments of
-            another type or layout than the signature's; otherwise nobody asks, since asking takes
-            0.3 us of 0.6, and a method around it, which would not have to be exchanged, 0.3 more.
+            another type or layout than the signature's. Otherwise nobody asks, since asking takes
+            0.3 us of 0.6 (and a method around it, which would not have to be exchanged, 0.3 more):
+            whoever calls it owes it plain arrays of just these dtypes, numbers of dimensions and
+            layouts, and ints that were judged.
     """
 
     def __init__(self, function: Callable[P, R], signature: str) -> None:
@@ -156,9 +158,17 @@ class Compiled(Generic[P, R]):
         self._bounds_checked: Callable[P, R] | None = None
 
     def choose(self) -> None:
-        """Let `run` be the machine code of the mode that is on, or compile it first."""
-        code = self._bounds_checked if is_checked() else self._machine_code
-        self.run = code or self._compile_and_run
+        """Let `run` be the machine code of the mode that is on, or compile it first.
+
+        Where another thread switches meanwhile, whoever is last to set `run` sets what it shall be.
+        """
+        while True:
+            checked = is_checked()
+            self.run = (
+                self._bounds_checked if checked else self._machine_code
+            ) or self._compile_and_run
+            if is_checked() is checked:
+                return
 
     def warm_up(self) -> None:
         """Compile the function now, if it is not yet, but for checked mode."""

@@ -146,6 +146,7 @@ def _are_empty(
         not overwrite
         and countOf(map(type, new_block_ids + cu_num_new_blocks), list) == 2 * num_groups
         and new_block_ids == [[]] * num_groups
+        and countOf(map(len, cu_num_new_blocks), 1) == num_groups
         and countOf(map(type, chain.from_iterable(cu_num_new_blocks)), int) == num_groups
         and cu_num_new_blocks == [[0]] * num_groups
     )

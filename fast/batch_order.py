@@ -68,6 +68,8 @@ def split_decodes_and_prefills(
         validate_metadata(common_attn_metadata)
     num_tokens = index(common_attn_metadata.num_actual_tokens)
     num_reqs = index(common_attn_metadata.num_reqs)
+    if num_reqs < 0:
+        check_int("num_reqs", num_reqs, 0)
     starts_cpu = common_attn_metadata.query_start_loc_cpu
     check_host_vector("query_start_loc_cpu", starts_cpu, num_reqs + 1)
     longest = getattr(common_attn_metadata, "max_query_len", None)
@@ -360,8 +362,7 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
     """Return each request's scheduled tokens."""
     num_reqs = len(req_ids)
     if type(scheduled) is dict and num_reqs > 1:
-        # All are looked up, judged and copied at once, with no Python step for each: that takes a
-        # third of the time.
+        # All are looked up, judged and copied at once, with no Python step for each.
         with suppress(KeyError):
             tokens = pack_ints(itemgetter(*req_ids)(scheduled))
             if tokens is not None:

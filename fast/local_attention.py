@@ -73,7 +73,7 @@ def make_local_attention_virtual_batches(
     metadata = common_attn_metadata
     if is_checked():
         validate_metadata(metadata, block_size)
-    num_reqs = metadata.num_reqs
+    num_reqs = check_int("num_reqs", metadata.num_reqs, 0)
     starts = host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, num_reqs + 1)
     seq_lens = host_vector("seq_lens_cpu", metadata.seq_lens_cpu, num_reqs)
     table = metadata.block_table_tensor

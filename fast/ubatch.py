@@ -288,13 +288,14 @@ def _cut(
 def find_requests(num_tokens: Int64s, cuts: Int64s, bounds: Int64s) -> None:
     """Write the first request of what lies between each two cuts, and the end of its requests."""
     request = 0
+    last = len(num_tokens) - 1
     end = num_tokens[0]  # of the request's tokens
     for part in range(len(cuts) - 1):
-        while end <= cuts[part]:
+        while end <= cuts[part] and request < last:
             request += 1
             end += num_tokens[request]
         bounds[2 * part] = request
-        while end < cuts[part + 1]:
+        while end < cuts[part + 1] and request < last:
             request += 1
             end += num_tokens[request]
         bounds[2 * part + 1] = request + 1

@@ -143,8 +143,11 @@ def check_ints(
 
 
 def check_array(name: str, value: object, dtypes: Dtypes, ndim: int | None) -> Array:
-    """Return an array of one of the dtypes, with so many dimensions (None: at least one)."""
-    if not isinstance(value, np.ndarray):
+    """Return an array of one of the dtypes, with so many dimensions (None: at least one).
+
+    One that may lack entries, a masked array, is none.
+    """
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")
     allowed = [np.dtype(dtype) for dtype in (dtypes if isinstance(dtypes, Sequence) else [dtypes])]
     if value.dtype not in allowed:

@@ -108,6 +108,20 @@ def test_split_refuses(split: Callable[..., Any], make_batch: Make) -> None:
         split(batch)
 
 
+@pytest.mark.parametrize("split", [split_decodes_and_prefills, split_decodes_prefills_and_extends])
+def test_fewer_than_no_requests(split: Callable[..., Any]) -> None:
+    """A negative number of requests does not fit starts that are empty."""
+    nothing = torch.empty(0, dtype=torch.int32)
+    own = SimpleNamespace(
+        query_start_loc_cpu=nothing,
+        num_computed_tokens_cpu=nothing,
+        num_reqs=-1,
+        num_actual_tokens=0,
+    )
+    with fast.checks(enabled=False), pytest.raises(ValueError, match="-1"):
+        split(own)
+
+
 def test_uniform_is_a_bool(make_batch: Make) -> None:
     """`require_uniform` is not an int."""
     with pytest.raises(TypeError, match="require_uniform must be a bool"):
@@ -193,6 +207,12 @@ def test_reads_read_only_arrays() -> None:
             [9, 1],
             TypeError,
             "num_computed_tokens_cpu must be a NumPy array",
+        ),
+        (
+            {"num_computed_tokens_cpu": np.ma.MaskedArray([1, 0], mask=False)},
+            [9, 1],
+            TypeError,
+            "num_computed_tokens_cpu must be a NumPy array, got MaskedArray",
         ),
         (
             {"num_prompt_tokens": np.zeros(2)},

@@ -407,6 +407,14 @@ def test_an_array_is_no_end(array: Any, rows: int) -> None:  # noqa: ANN401  # w
         tables.append_block_ids([*range(rows)], ends, [[7] * rows], [True] * rows)
 
 
+def test_an_array_is_no_list_of_ends() -> None:
+    """One is told from an end, though another group has an end too many."""
+    tables = fast.BlockTables([2, 4], 4, 8, 64, "cpu", pin_memory=False)
+    ends: Any = [[np.array([0, 0])], [0, 0]]
+    with pytest.raises((TypeError, ValueError), match="cu_num_new_blocks"):
+        tables.append_block_ids([], ends, [[], []], [])
+
+
 @pytest.mark.parametrize("change", ["append", "move", "swap", "gather"])
 def test_the_host_sees_what_kernels_changed(change: str, simulate: Callable[..., None]) -> None:
     """Tables that served the device path are gathered anew on the host."""

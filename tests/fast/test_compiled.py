@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fast
+from fast import _compiled
 from fast._compiled import (
     COMPILED,
     Compiled,
@@ -84,6 +85,23 @@ def test_checked_mode_exchanges_the_code() -> None:
                 assert loop.run is loop._machine_code
             assert loop.run is checked
         assert loop.run is loop._machine_code
+    finally:
+        COMPILED.remove(loop)
+
+
+def test_a_switch_while_a_thread_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that was asked what to run before a switch does not undo it."""
+    loop = compiled("int64(int64)")(lambda x: x + 1)
+    try:
+        loop.warm_up()
+        answers = [False, True]  # the other thread switches between the two
+
+        def is_checked() -> bool:
+            return answers.pop(0) if answers else True
+
+        monkeypatch.setattr(_compiled, "is_checked", is_checked)
+        loop.choose()
+        assert loop.run != loop._machine_code
     finally:
         COMPILED.remove(loop)
 

@@ -123,6 +123,15 @@ def test_lengths_in_any_mode(make_batch: Make) -> None:
             make_virtual(4, make_batch([1], [0], block_table_tensor=torch.zeros(0, 1).int()), 2)
 
 
+@pytest.mark.parametrize("num_reqs", [torch.tensor(1), np.array(1), 1.0, True, None])
+def test_requests_are_counted_by_an_int(make_batch: Make, num_reqs: object) -> None:
+    """Nothing else is taken for one, in any mode."""
+    batch = make_batch([1], [3])
+    batch.num_reqs = num_reqs
+    with fast.checks(enabled=False), pytest.raises(TypeError, match="num_reqs must be an int"):
+        make_virtual(4, batch, 2)
+
+
 def test_checked(make_batch: Make) -> None:
     """In checked mode the blocks of every sequence must be in the table."""
     batch = make_batch([5], [0], encoder_seq_lens=np.array([1]))

@@ -7,7 +7,31 @@ import torch
 from fast.packed_ints import pack_ints
 
 RECURSIVE: list[object] = []
-RECURSIVE.append(RECURSIVE)
+RECURSIVE += [RECURSIVE, RECURSIVE]
+"""Whoever walks through it walks on for good."""
+
+
+def nested(depth: int) -> frozenset[object]:
+    """Return sets in a set, through which marshal, too, walks for good."""
+    sets: frozenset[object] = frozenset()
+    for _ in range(depth):
+        sets = frozenset([sets])
+    return sets
+
+
+class Foreign:
+    """What raises something of its own when it is added to a number."""
+
+    def __radd__(self, other: object) -> int:
+        raise KeyError(other)
+
+
+class Disguised:
+    """What is an int when it is added to one."""
+
+    def __radd__(self, other: object) -> int:
+        return 1
+
 
 NO_INTS = (
     True,
@@ -37,7 +61,11 @@ NO_INTS = (
     2**63,
     2**200,
     RECURSIVE,
+    nested(20_000),
+    np.ones(2**20, dtype=np.uint8),
     object(),
+    Foreign(),
+    Disguised(),
 )
 
 

@@ -8,6 +8,7 @@ import torch
 
 import fast
 from fast import UBatchSlice, _make_metadata_with_slice, create_ubatch_slices
+from fast.ubatch import find_requests
 
 Make = Callable[..., fast.CommonAttentionMetadata]
 
@@ -65,6 +66,23 @@ def test_create_refuses(
     """What is wrong is told with its name."""
     with fast.checks(enabled=True), pytest.raises(error, match=message):
         create_ubatch_slices(np.array(tokens, dtype=np.int64), points)  # type: ignore[arg-type]  # bad ones too
+
+
+@pytest.mark.parametrize("mask", [False, [True, False, False]])
+@pytest.mark.parametrize("checked", [False, True])
+def test_counts_have_no_mask(mask: Any, checked: bool) -> None:  # noqa: ANN401  # NumPy's masks
+    """What a mask hides is no count: it was summed as nothing, and read as what it is."""
+    counts = np.ma.MaskedArray([-3, 5, 3], mask=mask)
+    message = "num_scheduled_tokens must be a NumPy array, got MaskedArray"
+    with fast.checks(checked), pytest.raises(TypeError, match=message):
+        create_ubatch_slices(counts, 4)
+
+
+def test_no_request_is_looked_for_behind_the_last() -> None:
+    """Counts that come to less than a cut end at the last request."""
+    counts, bounds = np.array([2, 1, 100, 100]), np.zeros(2, np.int64)
+    find_requests.run(counts[:2], np.array([0, 50]), bounds)
+    assert bounds.tolist() == [0, 2]
 
 
 def test_create_takes_numpy() -> None:

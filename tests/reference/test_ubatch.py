@@ -93,6 +93,12 @@ def test_create_past_32_bits() -> None:
             "num_scheduled_tokens has dtype int16, but must have int32 or int64",
         ),
         ([3], [], TypeError, "num_scheduled_tokens is a list, but must be a NumPy array"),
+        (
+            np.ma.MaskedArray([3], mask=False),
+            [],
+            TypeError,
+            "num_scheduled_tokens is a MaskedArray, but must be a NumPy array",
+        ),
         (np.array([3]), 0, ValueError, "split_points is 0, but must be at least 1"),
         (np.array([3]), 3, ValueError, "split_points is 3, but must be at most 2"),
         (np.array([3]), [0, 1], ValueError, "split_points[0] is 0, but must be at least 1"),
