@@ -20,7 +20,7 @@ import fast
 from conformance.adapters.fast import FastAdapter
 from conformance.implementations import Implementation, load_implementation
 from tools.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
-from tools.bench.growth import GROWTH_SIZES, draw, measure_copy
+from tools.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy
 from tools.bench.jobs import JOBS, Job
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
@@ -198,8 +198,9 @@ class Bench:
         if grows:
             batches = [make_batch("mixed", num_reqs) for num_reqs in GROWTH_SIZES]
             growing = [(job.in_place(), batch) for job in self.jobs for batch in batches]
-            self.record.growth = self._measure(growing, num_blocks=5, with_reference=False)
-            self.record.growth += [measure_copy(num_reqs, self.spin) for num_reqs in GROWTH_SIZES]
+            self.record.growth = self._measure(
+                growing, num_blocks=5, with_reference=False, with_copy=True
+            )
         self._measure_memory(measure_memory)
         if quick or len(self.jobs) < len(JOBS):
             return
@@ -212,11 +213,19 @@ class Bench:
         self.record.first_calls = first_calls()
 
     def _measure(
-        self, work: Sequence[tuple[Job, Batch]], *, num_blocks: int, with_reference: bool
+        self,
+        work: Sequence[tuple[Job, Batch]],
+        *,
+        num_blocks: int,
+        with_reference: bool,
+        with_copy: bool = False,
     ) -> list[Row]:
         """Measure jobs on batches; those that a batch has no call of are left out."""
         rows = []
         for job, batch in tqdm(work, unit="row", disable=None, file=sys.stderr):
+            beside = {}
+            if with_copy and job.row_bytes:
+                beside[COPIER] = plain_copy(batch.num_reqs, job.row_bytes)
             row = measure(
                 job,
                 batch,
@@ -224,6 +233,7 @@ class Bench:
                 self.spin,
                 num_blocks=num_blocks,
                 with_reference=with_reference,
+                beside=beside,
             )
             if row is not None:
                 rows.append(row)

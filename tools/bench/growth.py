@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from tools.bench.inputs import EMBED_DIM
 from tools.bench.measuring import PEER, Row
-from tools.bench.timing import Spin, time_in_turn
 
 GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
 """How many requests the batches have by which growth is judged."""
@@ -19,11 +18,11 @@ GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
 MOST_OVER: Final = 1.25
 """How many times more than the number of requests a time may grow, for noise and caches."""
 
-COPY: Final = "a plain copy of rows"
-"""What growth is judged beside: where a cache is full, time grows faster than what is copied."""
-
 COPIER: Final = "NumPy"
-"""Who copies plainly."""
+"""Who copies as many rows, as long, in turn with what is judged by that."""
+
+GAP: Final = 64
+"""Bytes between two rows: rows in one piece NumPy would copy as one, past all caches."""
 
 COLUMNS: Final = 3
 
@@ -36,29 +35,47 @@ def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return jobs
 
 
-def steepest(rows: Sequence[Row], side: str = "fast") -> float:
-    """Return the most by which a job's time grew faster than its requests, from size to size.
+def steps(rows: Sequence[Row], side: str = "fast") -> list[float]:
+    """Return by how much a job's time grew faster than its requests, from size to size.
 
     Args:
         rows: Of one job, by the number of requests.
         side: Whose time.
 
     Returns:
-        1.0 where it grows as they do, less where it grows more slowly.
+        For each size but the first 1.0 where it grew as they did, less where it grew more slowly.
+        Of a side that has none, ones.
     """
-    steps = [
+    return [
         (b.timings[side].median_us / a.timings[side].median_us) / (b.num_reqs / a.num_reqs)
+        if side in a.timings and side in b.timings
+        else 1.0
         for a, b in pairwise(rows)
     ]
-    return max(steps, default=0.0)
 
 
-def measure_copy(num_reqs: int, spin: Spin) -> Row:
-    """Time NumPy's copy of as many rows as requests, each as long as an embedding."""
-    source, target = np.zeros((2, num_reqs, 2 * EMBED_DIM), np.uint8)
-    source += 1
-    timings = time_in_turn({COPIER: lambda: np.copyto(target, source)}, spin, num_blocks=5)
-    return Row(COPY, "mixed", num_reqs, num_reqs, timings)
+def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
+    """Return the step at which a job grew fastest, against what is allowed there.
+
+    Args:
+        rows: Of one job, by the number of requests.
+
+    Returns:
+        How many times what is allowed, within which it is to be `MOST_OVER`; how many times linear;
+        and what is allowed: once, or what a copy of as many rows takes where that is more.
+    """
+    allowed = [max(step, 1.0) for step in steps(rows, COPIER)]
+    return max(
+        ((step / most, step, most) for step, most in zip(steps(rows), allowed, strict=True)),
+        default=(0.0, 0.0, 1.0),
+    )
+
+
+def plain_copy(num_reqs: int, row_bytes: int) -> Callable[[], Any]:
+    """Return a call of NumPy that copies as many rows as requests, one after another."""
+    shape = (num_reqs, row_bytes + GAP)
+    target, source = np.zeros(shape, np.uint8), np.ones(shape, np.uint8)
+    return partial(np.copyto, target[:, :row_bytes], source[:, :row_bytes])
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -90,12 +107,17 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
         axis.set_xlabel("requests")
     for axis in axes[:, 0]:
         axis.set_ylabel("µs")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
+    # Of a panel with all there are.
+    handles, labels = max((axis.get_legend_handles_labels() for axis in axes.flat), key=_num_labels)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.legend(handles, labels, loc="lower right", ncols=len(labels), frameon=False)
     figure.tight_layout(rect=(0, 0.02, 1, 0.99))
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _num_labels(legend: tuple[list[Any], list[str]]) -> int:
+    return len(legend[1])
 
 
 def _draw_job(axis: Any, job: str, rows: Sequence[Row]) -> None:

@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 import reference
-from tools.bench.batches import BLOCK_SIZE, Batch
+from tools.bench.batches import BLOCK_SIZE, MAX_CONTEXT, NUM_GROUPS, Batch
 from tools.bench.inputs import (
+    EMBED_DIM,
     append_arguments,
     build_arguments,
     embeddings,
@@ -31,6 +32,9 @@ IN_PLACE: Final = ", out="
 
 BIG_CHUNK, SMALL_CHUNK = 8192, 512
 """Positions in a chunk of local attention."""
+
+TABLE_ROW_BYTES: Final = 4 * MAX_CONTEXT // BLOCK_SIZE
+"""Of a block table of int32."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Job:
         prepare: Makes the call for a batch; None where the batch has no such call.
         is_copier: Whether it is a copier or a caller of others, whose ratio to a peer is bounded by
             what it copies or calls.
-        copies_rows: Whether its result is a copy of as many long rows as there are requests, which
-            leaves a cache when that is full: growth is bounded by a plain copy's.
+        row_bytes: How long the rows are that it copies, about one for each request; 0 where it
+            copies none. Rows leave a cache when that is full: growth is bounded by a plain copy's.
         prepare_in_place: Makes the call that writes to an `out` of the caller's, where growth is
             to be judged by that: 32 MiB for a result are new pages in each call.
     """
@@ -67,7 +71,7 @@ class Job:
     function: str
     prepare: Callable[[Batch, Side], Prepared | None]
     is_copier: bool = False
-    copies_rows: bool = False
+    row_bytes: int = 0
     prepare_in_place: Callable[[Batch, Side], Prepared | None] | None = None
 
     def in_place(self) -> Job:
@@ -264,7 +268,7 @@ JOBS: Final = (
         "BlockTables.gather_block_tables",
         _gather_tables,
         is_copier=True,
-        copies_rows=True,
+        row_bytes=NUM_GROUPS * TABLE_ROW_BYTES // 2,  # contexts are half of the longest
     ),
     Job("BlockTables.compute_slot_mappings", "BlockTables.compute_slot_mappings", _slots_of_all),
     Job("compute_slot_mapping", "compute_slot_mapping", _slots),
@@ -283,7 +287,7 @@ JOBS: Final = (
         f"make_local_attention_virtual_batches, chunk {BIG_CHUNK}",
         "make_local_attention_virtual_batches",
         _local_attention(BIG_CHUNK),
-        copies_rows=True,  # of the block table, whole: contexts are shorter than a chunk
+        row_bytes=TABLE_ROW_BYTES,  # of the block table, whole: contexts are shorter than a chunk
     ),
     Job(
         f"make_local_attention_virtual_batches, chunk {SMALL_CHUNK}",
@@ -302,7 +306,7 @@ JOBS: Final = (
         "scatter_mm_placeholders",
         _scatter,
         is_copier=True,
-        copies_rows=True,
+        row_bytes=2 * EMBED_DIM,
         prepare_in_place=partial(_scatter, is_in_place=True),
     ),
     Job(
@@ -310,7 +314,7 @@ JOBS: Final = (
         "gather_mm_placeholders",
         _gather,
         is_copier=True,
-        copies_rows=True,
+        row_bytes=EMBED_DIM,  # of 2 bytes each, and half of the placeholders stand for one
         prepare_in_place=partial(_gather, is_in_place=True),
     ),
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -64,6 +64,7 @@ def measure(
     *,
     num_blocks: int = 7,
     with_reference: bool = True,
+    beside: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Row | None:
     """Compare and time a job on a batch.
 
@@ -74,6 +75,7 @@ def measure(
         spin: Tells how fast the machine runs.
         num_blocks: Blocks of each that count.
         with_reference: Whether `reference` is timed too. It is asked in any case.
+        beside: Other calls, by name, that are timed in turn with the sides'.
 
     Returns:
         What it takes; None where the batch has no such call.
@@ -98,7 +100,7 @@ def measure(
         if difference is not None:
             raise WrongAnswerError(f"{side.name}: {job.name}, {batch.name}: {difference.line}")
         calls[side.name] = prepared.call
-    timings = time_in_turn(calls, spin, num_blocks=num_blocks)
+    timings = time_in_turn({**calls, **(beside or {})}, spin, num_blocks=num_blocks)
     if with_reference:
         alone = time_in_turn(
             {"reference": meant.call}, spin, num_blocks=REFERENCE_BLOCKS, block_seconds=0.0
