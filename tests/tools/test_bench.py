@@ -13,10 +13,10 @@ import pytest
 
 from tools import peers
 from tools.bench import command_line
-from tools.bench.batches import KINDS, Batch, make_batch, trace_batches
+from tools.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
 from tools.bench.command_line import fast_side, main
 from tools.bench.growth import COPIER, draw, plain_copy, steps, too_steep
-from tools.bench.jobs import JOBS, Job
+from tools.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import measure_memory
 from tools.bench.record import Record, grown, read_record
@@ -225,22 +225,28 @@ def test_each_step_of_a_copier_has_its_own_bound() -> None:
 
 def test_who_copies_rows() -> None:
     """Only what moves long rows is held against a copy of them, as long as they are."""
-    copiers = {job.name: job.row_bytes for job in JOBS if job.row_bytes}
+    copiers = {job.name: job.rows for job in JOBS if job.rows}
     assert copiers == {
-        "BlockTables.gather_block_tables": 4000,
-        "make_local_attention_virtual_batches, chunk 8192": 2000,
-        "scatter_mm_placeholders": 8192,
-        "gather_mm_placeholders": 4096,
+        "BlockTables.gather_block_tables": (4, 875, 2000),
+        "make_local_attention_virtual_batches, chunk 8192": (1, 2000, 2048),
+        "scatter_mm_placeholders": (1, 8192, 8256),
+        "gather_mm_placeholders": (1, 4096, 4160),
     }
-    assert all(job.in_place().row_bytes == job.row_bytes for job in JOBS)
+    assert all(job.in_place().rows == job.rows for job in JOBS)
+
+
+def test_contexts_are_as_long_as_a_copy_takes_them() -> None:
+    """The mean of a large batch is what a plain copy of its tables' rows is made from."""
+    blocks = make_batch("mixed", 1024).num_blocks
+    assert blocks.mean() * BLOCK_SIZE == pytest.approx(MEAN_CONTEXT, rel=0.02)
 
 
 def test_a_plain_copy_copies_row_by_row() -> None:
     """Rows stand apart, so that NumPy does not copy them as one."""
-    copy = plain_copy(3, 8)
+    copy = plain_copy(3, Rows(2, 8, 11))
     assert isinstance(copy, partial)
     target, source = copy.args
-    assert target.shape == source.shape == (3, 8)
+    assert target.shape == source.shape == (6, 8)
     assert not target.flags.c_contiguous
     assert not source.flags.c_contiguous
     copy()

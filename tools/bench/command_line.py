@@ -224,8 +224,8 @@ class Bench:
         rows = []
         for job, batch in tqdm(work, unit="row", disable=None, file=sys.stderr):
             beside = {}
-            if with_copy and job.row_bytes:
-                beside[COPIER] = plain_copy(batch.num_reqs, job.row_bytes)
+            if with_copy and job.rows:
+                beside[COPIER] = plain_copy(batch.num_reqs, job.rows)
             row = measure(
                 job,
                 batch,

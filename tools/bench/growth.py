@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tools.bench.jobs import Rows
 from tools.bench.measuring import PEER, Row
 
 GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
@@ -19,10 +20,7 @@ MOST_OVER: Final = 1.25
 """How many times more than the number of requests a time may grow, for noise and caches."""
 
 COPIER: Final = "NumPy"
-"""Who copies as many rows, as long, in turn with what is judged by that."""
-
-GAP: Final = 64
-"""Bytes between two rows: rows in one piece NumPy would copy as one, past all caches."""
+"""Who copies rows like those of a function, in turn with it, where it is judged by that."""
 
 COLUMNS: Final = 3
 
@@ -71,11 +69,11 @@ def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
     )
 
 
-def plain_copy(num_reqs: int, row_bytes: int) -> Callable[[], Any]:
-    """Return a call of NumPy that copies as many rows as requests, one after another."""
-    shape = (num_reqs, row_bytes + GAP)
+def plain_copy(num_reqs: int, rows: Rows) -> Callable[[], Any]:
+    """Return a call of NumPy that copies the rows of so many requests, one after another."""
+    shape = (num_reqs * rows.per_request, rows.apart)
     target, source = np.zeros(shape, np.uint8), np.ones(shape, np.uint8)
-    return partial(np.copyto, target[:, :row_bytes], source[:, :row_bytes])
+    return partial(np.copyto, target[:, : rows.num_bytes], source[:, : rows.num_bytes])
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:

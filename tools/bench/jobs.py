@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,26 @@ BIG_CHUNK, SMALL_CHUNK = 8192, 512
 TABLE_ROW_BYTES: Final = 4 * MAX_CONTEXT // BLOCK_SIZE
 """Of a block table of int32."""
 
+MEAN_CONTEXT: Final = 3500
+"""Tokens of the batches' requests; blocks behind a context are not copied."""
+
+GAP: Final = 64
+"""Bytes between two rows that a plain copy copies: in one piece it would take them as one."""
+
+
+class Rows(NamedTuple):
+    """The rows that a call copies.
+
+    Attributes:
+        per_request: How many for each request.
+        num_bytes: How many bytes of each.
+        apart: How many bytes each begins after the one before.
+    """
+
+    per_request: int
+    num_bytes: int
+    apart: int
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -61,8 +81,8 @@ class Job:
         prepare: Makes the call for a batch; None where the batch has no such call.
         is_copier: Whether it is a copier or a caller of others, whose ratio to a peer is bounded by
             what it copies or calls.
-        row_bytes: How long the rows are that it copies, about one for each request; 0 where it
-            copies none. Rows leave a cache when that is full: growth is bounded by a plain copy's.
+        rows: What it copies for each request, about; None where it copies no long rows. They leave
+            a cache when that is full: growth is bounded by a plain copy's of rows that lie so.
         prepare_in_place: Makes the call that writes to an `out` of the caller's, where growth is
             to be judged by that: 32 MiB for a result are new pages in each call.
     """
@@ -71,7 +91,7 @@ class Job:
     function: str
     prepare: Callable[[Batch, Side], Prepared | None]
     is_copier: bool = False
-    row_bytes: int = 0
+    rows: Rows | None = None
     prepare_in_place: Callable[[Batch, Side], Prepared | None] | None = None
 
     def in_place(self) -> Job:
@@ -268,7 +288,7 @@ JOBS: Final = (
         "BlockTables.gather_block_tables",
         _gather_tables,
         is_copier=True,
-        row_bytes=NUM_GROUPS * TABLE_ROW_BYTES // 2,  # contexts are half of the longest
+        rows=Rows(NUM_GROUPS, 4 * MEAN_CONTEXT // BLOCK_SIZE, TABLE_ROW_BYTES),
     ),
     Job("BlockTables.compute_slot_mappings", "BlockTables.compute_slot_mappings", _slots_of_all),
     Job("compute_slot_mapping", "compute_slot_mapping", _slots),
@@ -287,7 +307,8 @@ JOBS: Final = (
         f"make_local_attention_virtual_batches, chunk {BIG_CHUNK}",
         "make_local_attention_virtual_batches",
         _local_attention(BIG_CHUNK),
-        row_bytes=TABLE_ROW_BYTES,  # of the block table, whole: contexts are shorter than a chunk
+        # Of the block table, whole: contexts are shorter than a chunk.
+        rows=Rows(1, TABLE_ROW_BYTES, 4 * BIG_CHUNK // BLOCK_SIZE),
     ),
     Job(
         f"make_local_attention_virtual_batches, chunk {SMALL_CHUNK}",
@@ -306,7 +327,7 @@ JOBS: Final = (
         "scatter_mm_placeholders",
         _scatter,
         is_copier=True,
-        row_bytes=2 * EMBED_DIM,
+        rows=Rows(1, 2 * EMBED_DIM, 2 * EMBED_DIM + GAP),
         prepare_in_place=partial(_scatter, is_in_place=True),
     ),
     Job(
@@ -314,7 +335,8 @@ JOBS: Final = (
         "gather_mm_placeholders",
         _gather,
         is_copier=True,
-        row_bytes=EMBED_DIM,  # of 2 bytes each, and half of the placeholders stand for one
+        # Half of the placeholders stand for an embedding.
+        rows=Rows(1, EMBED_DIM, EMBED_DIM + GAP),
         prepare_in_place=partial(_gather, is_in_place=True),
     ),
 )
