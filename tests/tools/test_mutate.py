@@ -8,14 +8,19 @@ import io
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
 
 import pytest
+import torch
 
 pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[mutation]'")
 
+import fast
+from fast import slot_loops
+from fast._compiled import COMPILED, Compiled
 from tools import mutate
 from tools.mutation import court, judge, reach
 from tools.mutation.loop_cache import LoopLocator
@@ -369,7 +374,7 @@ def test_users_are_found(toy: Toy) -> None:
 
 
 def test_lines_are_traced(tmp_path: Path) -> None:
-    """The tracer notes the lines that run, and of machine code all."""
+    """The tracer notes the lines that run."""
     path = tmp_path / "traced.py"
     path.write_text("def f(x):\n    if x:\n        return 1\n    return 2\n", encoding="utf-8")
     names: dict[str, FunctionType] = {}
@@ -382,6 +387,44 @@ def test_lines_are_traced(tmp_path: Path) -> None:
     finally:
         sys.settrace(before)
     assert tracer.lines() == {"traced": {1, 2, 4}}
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
+    """Return what follows the loops of `fast` that are in a module; they are free afterwards."""
+    choose = Compiled.choose
+
+    def begin(name: str, path: Path) -> reach.Tracer:
+        tracer = reach.Tracer({name: path})
+        tracer.follow_loops("fast")
+        return tracer
+
+    yield begin
+    Compiled.choose = choose  # type: ignore[method-assign]
+    for loop in COMPILED:
+        loop.choose()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_loops_are_followed(follow: Callable[[str, Path], reach.Tracer], checked: bool) -> None:
+    """Of a loop in machine code all lines run, and those of its parts; of no other loop."""
+    path = Path(slot_loops.__file__)
+    tracer = follow("slot_loops", path)
+    table, starts = torch.tensor([[5, 9]], dtype=torch.int32), torch.tensor([0, 2]).int()
+    with fast.checks(checked):
+        assert tracer.lines() == {}
+        assert fast.compute_slot_mapping(table, starts, torch.arange(2), 2).tolist() == [10, 11]
+    source = path.read_text(encoding="utf-8").splitlines()
+    reached = {source[line - 1].strip() for line in tracer.lines()["slot_loops"]}
+    assert {"virtual_size = block_size * world", "slots[k] = slot + np.int64(k)"} <= reached
+    assert "token = max(token, end)" not in reached  # of all groups
+
+
+def test_packages_without_loops_are_followed(follow: Callable[[str, Path], reach.Tracer]) -> None:
+    """There is nothing to be noted of them."""
+    tracer = follow("slot_loops", Path(slot_loops.__file__))
+    tracer.follow_loops("reference")
+    assert tracer.lines() == {}
 
 
 def test_loops_are_known_by_what_they_say() -> None:

@@ -122,6 +122,7 @@ def _measure_one(bench: Bench, known: Loaded, check: CheckId, connection: Connec
     tracer = Tracer(bench.project.modules())
     try:
         test = bind(bench, known, check)
+        tracer.follow_loops(bench.project.package)
         sys.settrace(tracer.enter)
         try:
             test()
@@ -138,7 +139,7 @@ Follower: TypeAlias = Callable[..., Any]
 
 
 class Tracer:
-    """Notes the lines of some files that run; of functions in machine code, all of them.
+    """Notes the lines of some files that run; of loops in machine code, all of them.
 
     Args:
         files: By name.
@@ -156,11 +157,6 @@ class Tracer:
             return None
         reached = self._reached[code.co_filename]
         reached.add(code.co_firstlineno)
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if type(first).__name__ == "Compiled":
-            written: Any = getattr(first, "py_func", None)
-            if written is not None:
-                self._reached[written.__code__.co_filename] |= _lines(written.__code__)
 
         def step(frame: FrameType, event: str, argument: object) -> Follower:
             del event, argument
@@ -168,6 +164,41 @@ class Tracer:
             return step
 
         return step
+
+    def follow_loops(self, package: str) -> None:
+        """Note the loops, too, that a package has compiled: no frame of Python shows them.
+
+        What each is called by is exchanged for good: for a process that ends with what it measures.
+        """
+        try:
+            compiled: Any = importlib.import_module(f"{package}._compiled")
+        except ModuleNotFoundError:  # it has none
+            return
+        choose = compiled.Compiled.choose
+
+        def choose_and_follow(loop: Any) -> None:  # noqa: ANN401  # a loop of the package
+            choose(loop)
+            chosen = loop.run
+
+            def run(*args: object) -> object:
+                self.note(loop)
+                return chosen(*args)
+
+            loop.run = run
+
+        compiled.Compiled.choose = choose_and_follow
+        for loop in compiled.COMPILED:
+            loop.choose()
+
+    def note(self, loop: Any) -> None:  # noqa: ANN401  # or an inlined part
+        """Note all lines of a loop, and of the parts that are inlined in it."""
+        function = loop.py_func
+        if function.__code__.co_filename in self._names:
+            self._reached[function.__code__.co_filename] |= _lines(function.__code__)
+        for name in function.__code__.co_names:
+            part = function.__globals__.get(name)
+            if type(part).__name__ == "Inlined":
+                self.note(part)
 
     def lines(self) -> dict[str, frozenset[int]]:
         """Return the lines that ran, by name."""
