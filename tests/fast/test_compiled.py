@@ -1,4 +1,5 @@
 import types
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +18,14 @@ from fast._compiled import (
     int64s_at,
     prefetch,
 )
+
+
+@pytest.fixture(autouse=True)
+def _loops_of_tests_leave() -> Iterator[None]:
+    """What a test declares is not there for the next."""
+    before = [*COMPILED]
+    yield
+    COMPILED[:] = before
 
 
 def test_warmup_compiles_every_loop() -> None:
@@ -71,52 +80,43 @@ def test_runs_by_a_dispatcher_that_is_made_otherwise() -> None:
 def test_checked_mode_exchanges_the_code() -> None:
     """A loop runs the code of the mode, which numba judges the arguments of; then its own again."""
     loop = compiled("int64(int64[::1])")(lambda x: x[0])
-    try:
-        ones = np.ones(4, dtype=np.int64)
+    ones = np.ones(4, dtype=np.int64)
+    assert loop.run(ones) == 1
+    assert loop.run(ones[::2]) == 1  # nobody asks
+    with fast.checks(True):
         assert loop.run(ones) == 1
-        assert loop.run(ones[::2]) == 1  # nobody asks
-        with fast.checks(True):
-            assert loop.run(ones) == 1
-            checked = loop.run
-            assert checked is loop._bounds_checked
-            with pytest.raises(TypeError, match="No matching definition"):
-                loop.run(ones[::2])
-            with fast.checks(False):
-                assert loop.run is loop._machine_code
-            assert loop.run is checked
-        assert loop.run is loop._machine_code
-    finally:
-        COMPILED.remove(loop)
+        checked = loop.run
+        assert checked is loop._bounds_checked
+        with pytest.raises(TypeError, match="No matching definition"):
+            loop.run(ones[::2])
+        with fast.checks(False):
+            assert loop.run is loop._machine_code
+        assert loop.run is checked
+    assert loop.run is loop._machine_code
 
 
 def test_a_switch_while_a_thread_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that was asked what to run before a switch does not undo it."""
     loop = compiled("int64(int64)")(lambda x: x + 1)
-    try:
-        loop.warm_up()
-        answers = [False, True]  # the other thread switches between the two
+    loop.warm_up()
+    answers = [False, True]  # the other thread switches between the two
 
-        def is_checked() -> bool:
-            return answers.pop(0) if answers else True
+    def is_checked() -> bool:
+        return answers.pop(0) if answers else True
 
-        monkeypatch.setattr(_compiled, "is_checked", is_checked)
-        loop.choose()
-        assert loop.run != loop._machine_code
-    finally:
-        COMPILED.remove(loop)
+    monkeypatch.setattr(_compiled, "is_checked", is_checked)
+    loop.choose()
+    assert loop.run != loop._machine_code
 
 
 def test_first_call_in_checked_mode() -> None:
     """It compiles what checked mode runs, and no more."""
     loop = compiled("int64(int64)")(lambda x: x + 1)
-    try:
-        with fast.checks(True):
-            assert loop.run(3) == 4
-            assert loop._machine_code is None
+    with fast.checks(True):
         assert loop.run(3) == 4
-        assert loop._machine_code is not None
-    finally:
-        COMPILED.remove(loop)
+        assert loop._machine_code is None
+    assert loop.run(3) == 4
+    assert loop._machine_code is not None
 
 
 def test_declaring_registers() -> None:
@@ -124,7 +124,6 @@ def test_declaring_registers() -> None:
     before = len(COMPILED)
     loop = compiled("int64(int64)")(lambda x: x)
     assert COMPILED[before:] == [loop]
-    COMPILED.remove(loop)
 
 
 def test_works_where_nothing_can_be_cached() -> None:
