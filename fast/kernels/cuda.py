@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any, Final, NamedTuple, NoReturn
 
 INSTALL: Final = "kernels need numba-cuda: pip install kvtwin[cuda]"
-TOOLKIT: Final = "kernels need the compiler of a CUDA toolkit: set CUDA_HOME to the toolkit's folder"
+TOOLKIT: Final = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
 PARAMETER: Final = re.compile(r"u?int(8|16|32|64)(\[(?::, )?::1\])|int64")
 """A parameter in a signature; of an array, the bits of an item and the dimensions."""
 
