@@ -96,8 +96,8 @@ def test_without_a_compiler_the_host_path_is_warmed_up(
 ) -> None:
     """A toolkit that numba-cuda does not find is a warning, once, that says what to set."""
     gpu.error = ImportError("set CUDA_HOME")
-    runs: list[object] = []
-    monkeypatch.setattr(warming._Rehearsal, "run", lambda rehearsal: runs.append(rehearsal))
+    runs: list[str] = []
+    monkeypatch.setattr(warming._Rehearsal, "run", lambda _: runs.append("run"))
     message = "kernels are not loaded, so calls with CUDA tensors will fail: set CUDA_HOME"
     with pytest.warns(RuntimeWarning, match=f"^{re.escape(message)}$") as warned:
         fast.warmup()
