@@ -181,10 +181,8 @@ class BlockTables(RequestRows):
                 check_slots(to_host(view), starts, where, Layout(size, size))
         self._notice_slot_writes()
         if uses_kernels(self._tables):
-            starts, places = (
-                plain("query_start_loc", query_start_loc),
-                plain("positions", positions),
-            )
+            begins = plain("query_start_loc", query_start_loc)
+            places = plain("positions", positions)
             launch_threads(
                 kernels.compute_slot_mappings,
                 max(num_tokens, 1),
