@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from conformance.checks import law
@@ -65,6 +66,8 @@ def _play(target: Target, example: Copies) -> list[Any]:
     for half, seed, number in example.copies:
         getattr(buffer, half)[...] = seed % 2 if example.dtype is np.bool_ else seed
         copied = (buffer.copy_to_gpu if half == "cpu" else buffer.copy_to_cpu)(number)
+        if target.device == "cuda":
+            torch.cuda.synchronize()  # the copy returns before the pinned half is written
         seen += [_plain(copied), _plain(getattr(buffer, half))]
     return seen
 

@@ -154,7 +154,7 @@ def block_tables_sessions(
         "max_num_batched_tokens": model.max_num_tokens,
         "max_model_len": model.max_model_len,
         "device": "cpu",
-        "pin_memory": False,
+        "pin_memory": draw(st.booleans()),
     }
 
     def valid() -> list[Operation]:
