@@ -191,6 +191,8 @@ def build_attn_metadata(
     block_tables: list[torch.Tensor] | tuple[torch.Tensor, ...],
     slot_mappings: list[torch.Tensor] | tuple[torch.Tensor, ...] | torch.Tensor,
     kv_cache_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
 ) -> dict[str, Any]:
     """Have the builder of each KV cache group build its metadata of a batch.
 
@@ -212,14 +214,17 @@ def build_attn_metadata(
         slot_mappings: for each group int64[at least num_tokens], in slots, handed on as they are;
             or int64[groups, at least num_tokens], whose rows they are.
         kv_cache_config: its `kv_cache_groups` are read, and the `layer_names` of each.
+        max_query_len: at least the longest query, in tokens; None: the longest. If both bounds are
+            given, no value of the buffers is read.
+        max_seq_len: at least the longest sequence, in tokens; None: the longest.
 
     Returns:
         What the builder of a layer's group built, for each layer, by name.
 
     Raises:
         TypeError: an argument of another type or dtype.
-        ValueError: counts that do not agree, tensors on unlike devices; in checked mode a batch
-            that contradicts itself.
+        ValueError: counts that do not agree, a bound outside 0 to 2**31 - 1, tensors on unlike
+            devices; in checked mode a batch that contradicts itself.
         AttributeError: an object without what is read.
 
     Example:
@@ -254,6 +259,10 @@ def build_attn_metadata(
     """
     num_reqs = check_int("num_reqs", num_reqs, 0, None)
     num_tokens = check_int("num_tokens", num_tokens, 0, None)
+    if max_query_len is not None:
+        max_query_len = check_int("max_query_len", max_query_len, 0)
+    if max_seq_len is not None:
+        max_seq_len = check_int("max_seq_len", max_seq_len, 0)
     groups = kv_cache_config.kv_cache_groups
     check_list("kv_cache_config.kv_cache_groups", groups)
     check_list("attn_metadata_builders", attn_metadata_builders)
@@ -270,7 +279,10 @@ def build_attn_metadata(
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
     starts_cpu, lens_cpu = starts_cpu[: num_reqs + 1], lens_cpu[:num_reqs]
-    max_query_len, max_seq_len = find_maxima(starts_cpu, lens_cpu, num_reqs)
+    if max_query_len is None or max_seq_len is None:
+        longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
+        max_query_len = longest_query if max_query_len is None else max_query_len
+        max_seq_len = longest_seq if max_seq_len is None else max_seq_len
     batch_of_all_groups = (
         starts[: num_reqs + 1],
         starts_cpu,
