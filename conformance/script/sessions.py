@@ -23,10 +23,10 @@ HELD = {
 }
 """What hands out, right after an object is made, all that its operations write."""
 
-OVERWRITE = lines_of('''
+OVERWRITE = lines_of("""
 def overwrite(held, number, axis, first, value):  # what a caller does to what it was given
     [*held[0], held[1]][number][(slice(None),) * axis + (slice(first, None),)] = value
-''')
+""")
 
 
 def script_of_session(session: Session, target: Target, about: str, num_steps: int) -> str:
