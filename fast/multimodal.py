@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fast._checks import check_dense, check_int, check_same_device, check_type
-from fast._native.memory import as_array, as_written_array, plain, to_host
+from fast._native.memory import as_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -268,12 +268,9 @@ def _put_rows(
     if num_placeholders == 0 or embed_dim == 0:
         return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
     source = as_array("embeds", as_bytes("embeds", embeds))
-    if out is None:
-        target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
-    else:
-        target = as_written_array("out", as_bytes("out", out), np.uint8, 2)
-    put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
-    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
+    nan = _nan_row(embeds.dtype, embed_dim)
+    placeholders = put_rows(source, mask, nan, None if out is None else as_bytes("out", out))
+    return placeholders.view(embeds.dtype) if out is None else out
 
 
 def _take_rows(
