@@ -7,6 +7,11 @@ what it takes of a GPU. Exit status: 0; 1 if a kernel spills registers or does n
 what compiles them is not installed.
 """
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.kernels", "-e '.[test,cuda]'")
+
 import argparse
 import contextlib
 import dataclasses
@@ -285,7 +290,3 @@ def _numbers(pattern: str, log: str) -> list[int]:
 def _text(log: bytearray) -> str:
     """Return a log without the zero that ends it."""
     return log.decode(errors="replace").rstrip("\0").strip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
