@@ -85,29 +85,31 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
         return False
 
     with actors(NUM_THREADS) as threads:
-        before = [thread.do(refuses) for thread in threads]
+        outside = threads[0].do(refuses)
+        checks(enabled=False)  # for the whole process
         entered: dict[Actor, list[tuple[bool, Any]]] = {thread: [] for thread in threads}
-        if example.lags:
-            made = [thread.do(lambda: checks(enabled=True)) for thread in threads]
-            for thread, block in zip(threads, made, strict=True):
-                thread.do(block.__enter__)
-                entered[thread].append((True, block))
-        for number, mode in example.steps:
-            thread = threads[number]
-            if mode is None:
-                _leave(thread, entered[thread])
-            else:
-                block = thread.do(lambda mode=mode: checks(enabled=mode).__enter__())
-                entered[thread].append((mode, block))
-            wanted = [
-                inside[-1][0] if inside else outside
-                for inside, outside in zip(entered.values(), before, strict=True)
-            ]
-            assert wanted == [thread.do(refuses) for thread in threads]
-        for thread, inside in entered.items():
-            while inside:
-                _leave(thread, inside)
-        assert before == [thread.do(refuses) for thread in threads]
+        try:
+            if example.lags:
+                made = [thread.do(lambda: checks(enabled=True)) for thread in threads]
+                for thread, block in zip(threads, made, strict=True):
+                    thread.do(block.__enter__)
+                    entered[thread].append((True, block))
+            for number, mode in example.steps:
+                thread = threads[number]
+                if mode is None:
+                    _leave(thread, entered[thread])
+                else:
+                    block = thread.do(lambda mode=mode: checks(enabled=mode).__enter__())
+                    entered[thread].append((mode, block))
+                wanted = [bool(inside) and inside[-1][0] for inside in entered.values()]
+                assert wanted == [thread.do(refuses) for thread in threads]
+        finally:
+            for thread, inside in entered.items():
+                while inside:
+                    _leave(thread, inside)
+            found = [thread.do(refuses) for thread in threads]
+            checks(enabled=outside)
+        assert [False] * NUM_THREADS == found
 
 
 def _leave(thread: Actor, inside: list[tuple[bool, Any]]) -> None:

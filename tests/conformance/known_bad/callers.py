@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -40,13 +40,20 @@ def _overlook(_: Any) -> None:  # noqa: ANN401  # the tables
 def _row_by_row(append: Callable[..., None]) -> Callable[..., None]:
     """Append to one request slot after another."""
 
-    def broken(tables: Any, rows: Any, ends: Any, ids: Any, overwrite: Any) -> None:  # noqa: ANN401
-        if len(rows) < 2:
-            append(tables, rows, ends, ids, overwrite)
+    def broken(
+        self: object,
+        req_indices: list[int],
+        cu_num_new_blocks: list[list[int]],
+        new_block_ids: list[list[int]],
+        overwrite: list[bool],
+    ) -> None:
+        if len(req_indices) < 2:
+            append(self, req_indices, cu_num_new_blocks, new_block_ids, overwrite)
             return
-        for j, row in enumerate(rows):
-            cut = [of_group[end[j] : end[j + 1]] for of_group, end in zip(ids, ends, strict=True)]
-            append(tables, [row], [[0, len(new)] for new in cut], cut, [overwrite[j]])
+        for j, row in enumerate(req_indices):
+            pairs = zip(new_block_ids, cu_num_new_blocks, strict=True)
+            ids = [of_group[ends[j] : ends[j + 1]] for of_group, ends in pairs]
+            append(self, [row], [[0, len(new)] for new in ids], ids, [overwrite[j]])
 
     return broken
 
@@ -66,7 +73,7 @@ class _ProcessWide:
         self._before = _ProcessWide.checked
         _ProcessWide.checked = enabled
 
-    def __enter__(self) -> _ProcessWide:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
