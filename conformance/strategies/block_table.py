@@ -163,7 +163,7 @@ def block_tables_sessions(
         "max_num_batched_tokens": model.max_num_tokens,
         "max_model_len": model.max_model_len,
         "device": "cpu",
-        "pin_memory": False,
+        "pin_memory": draw(st.booleans()),
     }
 
     def valid() -> list[Operation]:
@@ -181,7 +181,8 @@ def _operation(model: TableModel, draw: Draw) -> Operation:
     """Draw an operation, sometimes after a caller has written into earlier results."""
     make = draw(st.sampled_from(OPERATIONS))
     overwrites = _overwrites(model, draw, make) if draw(st.sampled_from((0, 1, 0, 0))) else ()
-    return dataclasses.replace(make(model, draw), overwrites=overwrites)
+    operation: Operation = make(model, draw)
+    return dataclasses.replace(operation, overwrites=overwrites)
 
 
 def _overwrites(model: TableModel, draw: Draw, make: object) -> tuple[Overwrite, ...]:
