@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +85,9 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
             return True
         return False
 
+    def enter(*, enabled: bool) -> Any:
+        return checks(enabled=enabled).__enter__()
+
     with actors(NUM_THREADS) as threads:
         outside = threads[0].do(refuses)
         checks(enabled=False)  # for the whole process
@@ -99,7 +103,7 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
                 if mode is None:
                     _leave(thread, entered[thread])
                 else:
-                    block = thread.do(lambda mode=mode: checks(enabled=mode).__enter__())
+                    block = thread.do(partial(enter, enabled=mode))
                     entered[thread].append((mode, block))
                 wanted = [bool(inside) and inside[-1][0] for inside in entered.values()]
                 assert wanted == [thread.do(refuses) for thread in threads]
