@@ -39,13 +39,13 @@ def check_answers(
     """
     __tracebackhide__ = True
     once = dataclasses.replace(manner, follows_idle_step=False)
-    expected = Side(REFERENCE, call, once)
+    expected = Side(REFERENCE, call, once, contract.changes)
     wanted = expected.run()
     expected.check_unchanged(contract.changes)
     answers = []
     for checked in (True, False):
         is_twice = manner.follows_idle_step and not (checked or target.is_simulated)
-        actual = Side(target, call, manner if is_twice else once)
+        actual = Side(target, call, manner if is_twice else once, contract.changes)
         with target.running(checked=checked, seed=seed):
             try:
                 got = actual.run()

@@ -231,6 +231,8 @@ def _check_rows(name: str, rows: object) -> None:
     if not isinstance(rows, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(rows).__name__}")
     check_dense(name, rows)
+    if rows.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor in memory, got a quantised tensor")
     if rows.dim() != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
 
