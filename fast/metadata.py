@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_int, check_list, check_same_device, check_tensor
+from fast._checks import check_int, check_list, check_same_device
+from fast._native.memory import vector
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
-from fast.invariants import check_fields, check_values
+from fast.invariants import check_fields, check_lengths, check_values
 from fast.runner_inputs import (
     check_buffer,
     check_group_tensors,
@@ -98,22 +99,21 @@ class CommonAttentionMetadata:
             The metadata of those; `max_*`, `causal` and the logits fields are as they were.
 
         Raises:
-            TypeError: not an int.
-            ValueError: more than there are, or fewer tokens than the requests have.
+            TypeError: not an int, or a field of another type or dtype.
+            ValueError: more than there are, or fewer tokens than the requests have; fields of
+                unlike lengths.
 
         Example:
             See the class.
 
         Source: the definition is kvtwin's own; the name is vLLM's.
         """
+        check_lengths(check_fields(self))
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
-        starts = self.query_start_loc_cpu
-        check_tensor("query_start_loc_cpu", starts, torch.int32, 1)
-        if len(starts) <= reqs:
-            raise ValueError(
-                f"query_start_loc_cpu has {len(starts)} entries, expected at least {reqs + 1}"
-            )
+        starts = vector(
+            "query_start_loc_cpu", self.query_start_loc_cpu, torch.int32, self.num_reqs + 1
+        )
         needed = int(starts[reqs])
         if tokens < needed:
             raise ValueError(

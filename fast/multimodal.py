@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_int, check_kind, check_same_device, check_type, to_host
-from fast._native.memory import as_array, plain
+from fast._checks import check_int, check_kind, check_same_device, check_type
+from fast._native.memory import as_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -95,7 +95,7 @@ def scatter_mm_placeholders(
         _check_out(out, embeds, is_embed, num_placeholders)
     if uses_kernels(embeds):
         if is_checked():
-            _check_num_embeds("embeds has", num_embeds, to_host(is_embed))
+            _check_num_embeds("embeds has", num_embeds, to_host("is_embed", is_embed))
         placeholders = embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
         scatter_on_device(embeds, is_embed, NANS[embeds.dtype], placeholders)
         return placeholders
@@ -177,7 +177,7 @@ def gather_mm_placeholders(
         if num_embeds is None:
             num_embeds = int(is_embed.count_nonzero())
         elif is_checked():
-            _check_num_embeds(said, num_embeds, to_host(is_embed))
+            _check_num_embeds(said, num_embeds, to_host("is_embed", is_embed))
         embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out
         gather_on_device(placeholders, is_embed, embeds)
         return embeds
@@ -275,7 +275,8 @@ def _take_rows(
         placeholders = placeholders.detach()
     if out is None:
         return placeholders.index_select(0, chosen)
-    return torch.index_select(placeholders, 0, chosen, out=out)
+    with torch.inference_mode(out.is_inference()):  # torch writes to inference tensors only there
+        return torch.index_select(placeholders, 0, chosen, out=out)
 
 
 def _told_num_embeds(
