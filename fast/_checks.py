@@ -150,12 +150,21 @@ def check_tensor(
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
     if value.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
-    if value.layout is not torch.strided or value.is_nested:
-        check_kind(name, value)
+    check_dense(name, value)
     if value.dim() != ndim:
         raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(value.shape)}")
     if device is not None and value.device != device:
         check_same_device([(name, value)], device)
+
+
+def check_dense(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor that has no strides.
+
+    Raises:
+        TypeError: it is sparse or nested, or its layout is a library's own.
+    """
+    if value.layout is not torch.strided or value.is_nested:
+        check_kind(name, value)
 
 
 def check_kind(name: str, value: torch.Tensor) -> None:

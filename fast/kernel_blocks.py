@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_int
+from fast._checks import check_dense, check_int
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 
@@ -39,6 +39,7 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     """
     if not isinstance(block_ids, torch.Tensor):
         raise TypeError(f"block_ids must be a torch tensor, got {type(block_ids).__name__}")
+    check_dense("block_ids", block_ids)
     if block_ids.dtype not in BLOCK_ID_DTYPES:
         raise TypeError(f"block_ids must be int8 to int64 or uint8, got {block_ids.dtype}")
     if block_ids.dim() == 0:

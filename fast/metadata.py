@@ -19,6 +19,7 @@ from fast.runner_inputs import (
     check_host_vector_of_at_least,
     check_one_each,
     check_slot_mappings,
+    first_of,
 )
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -278,17 +279,18 @@ def build_attn_metadata(
     )
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
-    starts_cpu, lens_cpu = starts_cpu[: num_reqs + 1], lens_cpu[:num_reqs]
+    starts_cpu = first_of("query_start_loc.cpu", starts_cpu, num_reqs + 1)
+    lens_cpu = first_of("seq_lens.cpu", lens_cpu, num_reqs)
     if max_query_len is None or max_seq_len is None:
         longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
         max_query_len = longest_query if max_query_len is None else max_query_len
         max_seq_len = longest_seq if max_seq_len is None else max_seq_len
     batch_of_all_groups = (
-        starts[: num_reqs + 1],
+        first_of("query_start_loc.gpu", starts, num_reqs + 1),
         starts_cpu,
-        lens[:num_reqs],
+        first_of("seq_lens.gpu", lens, num_reqs),
         lens_cpu,
-        num_computed_tokens_cpu[:num_reqs],
+        first_of("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs),
         num_reqs,
         num_tokens,
         max_query_len,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_int, check_kind, check_same_device, check_type
+from fast._checks import check_dense, check_int, check_same_device, check_type
 from fast._native.memory import as_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
@@ -212,6 +212,7 @@ the model's embedding method
     expected_num_items = check_int("expected_num_items", expected_num_items, 0, None)
     cause = "the likely cause is the model's embedding method"
     if isinstance(mm_embeddings, torch.Tensor):
+        check_dense("mm_embeddings", mm_embeddings)
         _check_item("mm_embeddings[0]", mm_embeddings.shape[1:], cause)
         num_items = mm_embeddings.shape[0] if mm_embeddings.dim() else 0
     else:
@@ -219,6 +220,7 @@ the model's embedding method
         items: Any = mm_embeddings
         for i, item in enumerate(items):
             check_type(f"mm_embeddings[{i}]", item, torch.Tensor, "a torch tensor")
+            check_dense(f"mm_embeddings[{i}]", item)
             _check_item(f"mm_embeddings[{i}]", item.shape, cause)
         num_items = len(items)
     if num_items != expected_num_items:
@@ -236,8 +238,7 @@ def _check_rows(name: str, rows: object) -> None:
     """Refuse what is no matrix."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(rows).__name__}")
-    if rows.layout is not torch.strided or rows.is_nested:
-        check_kind(name, rows)
+    check_dense(name, rows)
     if rows.dim() != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
 
@@ -246,8 +247,7 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
     """Refuse a mask that is no bool vector, or not on the rows' device."""
     if not isinstance(is_embed, torch.Tensor):
         raise TypeError(f"is_embed must be a torch tensor or None, got {type(is_embed).__name__}")
-    if is_embed.layout is not torch.strided or is_embed.is_nested:
-        check_kind("is_embed", is_embed)
+    check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
             f"is_embed must be a vector of {torch.bool}, got {is_embed.dtype} of shape"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fast._checks import check_host, check_int, check_kind, check_same_device
+from fast._checks import check_dense, check_host, check_int, check_same_device
 from fast._native.logits_indices import count_logits_indices
 from fast._native.memory import plain, to_host
 from fast.batch_fields import read_count, read_counts, read_rest, read_vector
@@ -190,7 +190,7 @@ def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor
         raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
-    check_kind(name, indices)
+    check_dense(name, indices)
     if indices.dim() != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
     if indices.shape[0] < num_indices:

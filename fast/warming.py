@@ -36,7 +36,8 @@ torch's first call of each kind takes 100 us."""
 def warmup() -> None:
     """Compile all that `fast` compiles, and call it, so that no request pays for it.
 
-    The loops of the host path come from numba's cache on disk, if they are there. Where there is a
+    The loops of the host path come from numba's cache on disk, if they are there; those that check
+    bounds in checked mode are compiled when they are first called there. Where there is a
     GPU and numba-cuda, the kernels are compiled for the current device and loaded, as they must be
     before a CUDA graph captures them. Where numba-cuda finds no compiler, a `RuntimeWarning` says
     what to set, and only the host path is warmed up. Then every hot function is called for a small
