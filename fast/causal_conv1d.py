@@ -106,7 +106,9 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
         check_starts("query_start_loc_p", values)
         if copy is not None:
             _check_copy(values, to_host("query_start_loc_p_cpu", copy))
-    return starts.cpu() if copy is None else copy
+    if copy is not None:
+        return copy
+    return starts if starts.is_cpu else plain("query_start_loc_p", starts).cpu()
 
 
 def _check_copy(starts: IntArray, copy: IntArray) -> None:

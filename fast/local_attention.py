@@ -6,6 +6,7 @@ import torch
 
 from fast._checks import check_int
 from fast._native.local_attention import find_virtual_requests, gather_columns
+from fast._native.memory import plain
 from fast.batch_fields import read_block_table, read_counts, read_slot_mapping
 from fast.checked_mode import is_checked
 from fast.kernels import local_attention as kernels
@@ -119,6 +120,7 @@ def _gather_on_device(
     table: torch.Tensor, rows: torch.Tensor, first: torch.Tensor, columns: int
 ) -> torch.Tensor:
     """Return `columns` columns of some rows of a table, each from its own first."""
+    table = plain("block_table_tensor", table)
     gathered = table.new_empty((len(rows), columns))
     launch_blocks(
         kernels.gather_columns,

@@ -230,12 +230,12 @@ def split_attn_metadata(
 class _Batch(NamedTuple):
     """What micro-batches are cut from, checked once for all of them."""
 
+    metadata: Any
     host: BatchVectors
     num_tokens: int
     device: torch.device | None
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
-    max_query_len: int
     max_seq_len: int
     causal: bool
     encoder_seq_lens: IntArray | None
@@ -254,12 +254,12 @@ def _read(metadata: Any) -> _Batch:  # noqa: ANN401  (an engine's own metadata s
     if encoder_seq_lens is not None:
         check_array("encoder_seq_lens", encoder_seq_lens, num_reqs)
     return _Batch(
+        metadata,
         host,
         num_tokens,
         starts.device if uses_kernels(starts) else None,
         read_block_table(metadata, num_reqs),
         read_slot_mapping(metadata, num_tokens),
-        read_count("max_query_len", metadata.max_query_len),
         read_count("max_seq_len", metadata.max_seq_len),
         read_causal(metadata),
         encoder_seq_lens,
@@ -276,6 +276,8 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
     vectors, longest = host.cut(r0, r1, t0, t1)
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
+    if longest == 0:  # padding alone: only then is the bound read, which an engine's may lack
+        longest = read_count("max_query_len", batch.metadata.max_query_len)
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     starts, seq_lens = starts_cpu, seq_lens_cpu
@@ -292,7 +294,7 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
         torch.from_numpy(vectors[2 * size + 1 :]),
         size,
         t1 - t0,
-        longest or batch.max_query_len,
+        longest,
         batch.max_seq_len,
         batch.block_table[r0:r1],
         batch.slot_mapping[t0:t1],
