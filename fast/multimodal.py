@@ -298,8 +298,10 @@ def _told_num_embeds(
         num_embeds = check_int("num_embeds", num_embeds, 0, most)
     if out is None:
         return "num_embeds is", num_embeds
-    has_rows = isinstance(out, torch.Tensor) and out.dim() > 0
-    room = min(out.shape[0], most) if has_rows else most  # type: ignore[attr-defined]  # just asked
+    room = most
+    if isinstance(out, torch.Tensor):
+        check_dense("out", out)
+        room = min(out.shape[0], most) if out.dim() else most
     _check_out(out, placeholders, is_embed, room)
     if num_embeds is not None and num_embeds != room:
         raise ValueError(f"num_embeds is {num_embeds}, but out has {room} rows")
