@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_host, check_same_device, check_tensor
+from fast._checks import check_host, check_same_device, check_tensor, describe
 
 
 def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401  (an engine's own buffer serves too)
@@ -68,7 +68,7 @@ def check_group_tensors(
             or on another device.
     """
     if not isinstance(tensors, list | tuple):
-        raise TypeError(f"{name} must be a list or a tuple, got {type(tensors).__name__}")
+        raise TypeError(f"{name} must be a list or tuple, got {describe(tensors)}")
     check_one_each(name, tensors, num_groups)
     for group, tensor in enumerate(tensors):
         if not (

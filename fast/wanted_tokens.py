@@ -12,8 +12,10 @@ from fast._checks import (
     check_int,
     check_same_device,
     check_tensor,
+    get_dtype_name,
     host_vector,
     is_checked,
+    not_a_tensor,
     to_host,
 )
 from fast._compiled import Int32s, compiled, int32s_at, int64s_at
@@ -222,9 +224,9 @@ def _check_wanted(
 def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor:
     """Refuse what is no vector of indices, or one with too few."""
     if not isinstance(indices, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
+        raise TypeError(not_a_tensor(name, indices))
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
-        raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
+        raise TypeError(f"{name} must be int32 or int64, got {get_dtype_name(indices.dtype)}")
     if indices.dim() != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
     if indices.shape[0] < num_indices:

@@ -149,9 +149,15 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
             speculative_config = self.vllm_config.speculative_config
             num_drafts = getattr(speculative_config, "num_speculative_tokens", None)
             if num_drafts is not None:
-                threshold = max(threshold, 1 + check_int("num_speculative_tokens", num_drafts, 0))
+                threshold = max(
+                    threshold,
+                    1 + check_int("speculative_config.num_speculative_tokens", num_drafts, 0),
+                )
         dcp_size = self.vllm_config.parallel_config.decode_context_parallel_size
-        if check_int("decode_context_parallel_size", dcp_size, 1) > 1 and not with_varlen:
+        if (
+            check_int("parallel_config.decode_context_parallel_size", dcp_size, 1) > 1
+            and not with_varlen
+        ):
             threshold = 1
         self.reorder_batch_threshold = threshold
 
