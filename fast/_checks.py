@@ -82,12 +82,25 @@ def is_checked() -> bool:
 
 def describe(value: object) -> str:
     """Return a value and its type in words that are the same for both twins."""
-    kind = get_type_name(value)
-    return kind if kind == "array" else f"{value!r} of {kind}"
+    kind = type(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return "array"
+    if isinstance(value, torch.dtype):
+        return f"dtype {get_dtype_name(value)}"
+    if isinstance(value, type):
+        return f"class {value.__name__}"
+    if kind.__repr__ is object.__repr__:  # an address says nothing
+        return f"object of {kind.__name__}"
+    return f"{show(value)} of {kind.__name__}"
+
+
+def show(value: object) -> str:
+    """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
+    return repr(value).replace("torch.", "")
 
 
 def get_type_name(value: object) -> str:
-    """Return the name of a value's type: what is a tensor here and an array in `reference` is `array`."""
+    """Return the name of a value's type: `array` for what is one in either twin."""
     return "array" if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
 
 

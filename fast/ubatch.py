@@ -367,7 +367,7 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
             return start, stop  # what most callers hand over, at a third of the time
     if not isinstance(value, slice):
         raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
-    if value.step is not None and check_int(f"{name}.step", value.step, -MAX_SIZE, None) != 1:
+    if value.step is not None and check_int(f"{name}.step", value.step, -(2**31), None) != 1:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop

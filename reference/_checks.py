@@ -7,6 +7,7 @@ overflows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -43,12 +44,25 @@ DTYPES = (
 
 def describe(value: object) -> str:
     """Return a value and its type in words that are the same for both twins."""
-    kind = get_type_name(value)
-    return kind if kind == "array" else f"{value!r} of {kind}"
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return "array"
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return f"dtype {np.dtype(value).name}"
+    if isinstance(value, type):
+        return f"class {value.__name__}"
+    if kind.__repr__ is object.__repr__:  # an address says nothing
+        return f"object of {kind.__name__}"
+    return f"{show(value)} of {kind.__name__}"
+
+
+def show(value: object) -> str:
+    """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
+    return re.sub(r"dtype\('(\w+)'\)", r"\1", repr(value))
 
 
 def get_type_name(value: object) -> str:
-    """Return the name of a value's type: what is an array here and a tensor in `fast` is `array`."""
+    """Return the name of a value's type: `array` for what is one in either twin."""
     return "array" if isinstance(value, np.ndarray) else type(value).__name__
 
 

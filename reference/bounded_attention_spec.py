@@ -105,7 +105,7 @@ class SlidingWindowSpec(AttentionSpec):
         if dcp > 1:
             raise ValueError(
                 f"vllm_config.parallel_config.decode_context_parallel_size is {dcp}, "
-                "but must be 1 with a SlidingWindowSpec"
+                "expected 1: a sliding window is not spread over ranks"
             )
         max_model_len = read_config(vllm_config, "model_config.max_model_len")
         step = read_config(vllm_config, "scheduler_config.max_num_batched_tokens")

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from reference._checks import Array, check_class, check_str
+from reference._checks import MAX_INT32, Array, check_class, check_int, check_str
 from reference.backend import subclass_attention_backend
 from reference.extended_metadata import extend_metadata, extend_metadata_cls
 from reference.made_classes import make_once
@@ -106,6 +106,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         return common_attn_metadata
     if logits_indices_padded is None or num_logits_indices is None:
         return common_attn_metadata
+    check_int("num_logits_indices", num_logits_indices, 0, MAX_INT32)
     validate_metadata(common_attn_metadata)
     all_starts: list[int] = common_attn_metadata.query_start_loc.tolist()
     indices = _check_indices(logits_indices_padded, int(num_logits_indices), all_starts[-1])
@@ -271,8 +272,8 @@ def _make_builder_cls(prefix: str, underlying_builder_cls: type[Any]) -> type[An
             return extend_metadata(metadata, metadata_classes[id(underlying_cls)], logits_fields)
         except TypeError as error:
             raise TypeError(
-                f"{underlying_builder_cls.__name__} built a {underlying_cls.__name__}, which cannot "
-                f"be extended by the logits fields: {error}"
+                f"{underlying_builder_cls.__name__} built a {underlying_cls.__name__}, which "
+                f"cannot be extended by the logits fields: {error}"
             ) from error
 
     builder_cls = type(

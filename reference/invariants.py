@@ -24,9 +24,10 @@ def validate_metadata(metadata: object, block_size: int | None = None) -> None:
     In this order: types, dtypes and dimensions, counts of at least 0; what ends in `_cpu` equals
     its twin; `query_start_loc` starts at 0, does not decrease, and ends at `num_actual_tokens` or
     before; it has `num_reqs + 1` entries, per-request vectors have `num_reqs`, the block table has
-    at least that many rows, `slot_mapping` at least `num_actual_tokens` entries; `s_i >= 0`, and for
-    requests with query tokens `q_i <= s_i` and `0 <= num_computed_tokens_cpu[i] <= s_i - q_i` (less
-    only after fast prefill); `max_query_len` and `max_seq_len` are bounds; with a block size, every
+    at least that many rows, `slot_mapping` at least `num_actual_tokens` entries; `s_i >= 0`, and
+    for requests with query tokens `q_i <= s_i` and `0 <= num_computed_tokens_cpu[i] <= s_i - q_i`
+    (less only after fast prefill); `max_query_len` and `max_seq_len` are bounds; with a block size,
+    every
     block that holds one of the first `s_i` positions is inside its row.
 
     Args:

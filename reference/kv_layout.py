@@ -84,5 +84,5 @@ def _check_layout(name: str, value: object) -> KVCacheLayoutType:
     """Return a layout."""
     if not is_valid_kv_cache_layout(value):
         layouts = " or ".join(repr(layout) for layout in get_args(KVCacheLayoutType))
-        raise ValueError(f"{name} is {value!r}, but must be {layouts}")
+        raise ValueError(f"{name} is {value!r}, expected {layouts}")
     return cast("KVCacheLayoutType", value)

@@ -10,6 +10,7 @@ from reference.invariants import validate_metadata
 from reference.runner_inputs import (
     HostAndDevice,
     check_buffer,
+    check_one_each,
     check_slots,
     check_tables,
     check_vector,
@@ -212,7 +213,8 @@ def build_attn_metadata(
     num_reqs = check_int("num_reqs", num_reqs, 0)
     num_tokens = check_int("num_tokens", num_tokens, 0)
     groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
-    check_list("attn_metadata_builders", attn_metadata_builders, len(groups))
+    check_list("attn_metadata_builders", attn_metadata_builders)
+    check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
     starts, starts_cpu = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
     lens, lens_cpu = check_buffer("seq_lens", seq_lens, num_reqs)
     computed = check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference._checks import Array, check_size
+from reference._checks import Array, check_size, not_an_array
 
 
 def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
