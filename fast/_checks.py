@@ -7,7 +7,7 @@ values of a tensor is checked in checked mode only; callers of those checks ask 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType, UnionType
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -182,8 +182,14 @@ def check_dtype(name: str, value: object) -> torch.dtype:
     Raises:
         TypeError: it is not one; the names of dtypes and those of NumPy are none.
     """
-    check_type(name, value, torch.dtype, "a dtype")
-    return cast("torch.dtype", value)
+    if isinstance(value, torch.dtype):
+        return value
+    got = describe(value)
+    if isinstance(value, np.dtype):
+        got = f"NumPy dtype {value.name}"
+    elif isinstance(value, type) and issubclass(value, np.generic):
+        got = f"NumPy dtype {value.__name__}"
+    raise TypeError(f"{name} must be a supported dtype, got {got}")
 
 
 def is_kind(value: object, name: str) -> bool:

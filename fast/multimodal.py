@@ -294,10 +294,15 @@ def _told_num_embeds(
         num_embeds = check_int("num_embeds", num_embeds, 0, most)
     if out is None:
         return "num_embeds is", num_embeds
-    has_rows = isinstance(out, torch.Tensor) and out.dim() == 2
-    room = min(out.shape[0], most) if has_rows else most  # type: ignore[attr-defined]  # just asked
+    if isinstance(out, torch.Tensor) and out.dim() != 2:
+        raise ValueError(f"out must have 2 dimensions, got shape {tuple(out.shape)}")
+    if isinstance(out, torch.Tensor) and out.shape[0] > most:
+        raise ValueError(f"out has {out.shape[0]} rows, but placeholders has {most}")
+    room = out.shape[0] if isinstance(out, torch.Tensor) else most
     _check_out(out, placeholders, is_embed, room)
     if num_embeds is not None and num_embeds != room:
+        if is_checked():
+            _check_num_embeds("out has", room, to_host(is_embed))
         raise ValueError(f"num_embeds is {num_embeds}, but out has {room} rows")
     return "out has", room
 

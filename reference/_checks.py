@@ -47,8 +47,8 @@ def describe(value: object) -> str:
     kind = type(value)
     if isinstance(value, np.ndarray):
         return "array"
-    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
-        return f"dtype {np.dtype(value).name}"
+    if is_numpy_dtype(value):
+        return f"dtype {get_dtype_name(value)}"
     if isinstance(value, type):
         return f"class {value.__name__}"
     if kind.__repr__ is object.__repr__:  # an address says nothing
@@ -56,9 +56,21 @@ def describe(value: object) -> str:
     return f"{show(value)} of {kind.__name__}"
 
 
+def is_numpy_dtype(value: object) -> bool:
+    """Say whether a value is a NumPy dtype or scalar type."""
+    return isinstance(value, np.dtype) or (
+        isinstance(value, type) and issubclass(value, np.generic)
+    )
+
+
+def get_dtype_name(value: Any) -> str:  # noqa: ANN401  # a dtype or a scalar type
+    """Return the name of a NumPy dtype or scalar type, such as `int32`."""
+    return str(value.name if isinstance(value, np.dtype) else value.__name__)
+
+
 def show(value: object) -> str:
     """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
-    return re.sub(r"dtype\('(\w+)'\)", r"\1", repr(value))
+    return re.sub(r"dtype\('?(\w+)'?\)", r"\1", repr(value))
 
 
 def get_type_name(value: object) -> str:
@@ -117,7 +129,8 @@ def check_dtype(name: str, value: object) -> np.dtype[Any]:
     if isinstance(value, type) and issubclass(value, np.generic) and value.__name__ in DTYPES:
         dtype = np.dtype(value)
     if not isinstance(dtype, np.dtype) or dtype.name not in DTYPES or not dtype.isnative:
-        raise TypeError(f"{name} must be a dtype, got {describe(value)}")
+        got = f"NumPy dtype {get_dtype_name(value)}" if is_numpy_dtype(value) else describe(value)
+        raise TypeError(f"{name} must be a supported dtype, got {got}")
     return dtype
 
 

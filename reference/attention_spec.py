@@ -108,9 +108,9 @@ class FullAttentionSpec(AttentionSpec):
         The length is `ceil(max_model_len / (dcp * pcp))`: decode and prefill context parallelism
         spread each sequence over so many ranks.
         """
-        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         dcp = read_config(vllm_config, "parallel_config.decode_context_parallel_size")
         pcp = read_config(vllm_config, "parallel_config.prefill_context_parallel_size")
+        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         return self._pages_bytes(-(-max_model_len // (dcp * pcp)))
 
     @classmethod

@@ -67,7 +67,7 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: CacheConfig) -> 
         raise ValueError(
             f"init_snapshot.free_memory on device {init_snapshot.device} is {free / GIB:.2f} GiB "
             f"of {total / GIB:.2f} GiB, less than the desired {requested / GIB:.2f} GiB "
-            f"(cache_config.gpu_memory_utilization {share}): "
+            f"(cache_config.gpu_memory_utilization {cache_config.gpu_memory_utilization}): "
             "lower gpu_memory_utilization or free memory"
         )
     return requested

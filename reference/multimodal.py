@@ -131,8 +131,8 @@ def gather_mm_placeholders(
         )
 
     shape = (mask.count(True), placeholders.shape[1])
-    if isinstance(out, np.ndarray) and out.ndim == 2 and len(out) != shape[0]:
-        raise ValueError(f"out has {len(out)} rows, but is_embed has {shape[0]} True entries")
+    if is_embed is not None and isinstance(out, np.ndarray):
+        _check_num_rows(out, len(placeholders), shape[0])
     embeds = _output(out, shape, {"placeholders": placeholders, "is_embed": is_embed})
     next_embed = 0
     for i, has_embed in enumerate(mask):
@@ -140,6 +140,16 @@ def gather_mm_placeholders(
             embeds[next_embed] = placeholders[i]
             next_embed += 1
     return embeds
+
+
+def _check_num_rows(out: Array, num_placeholders: int, num_embeds: int) -> None:
+    """Refuse an output that has not a row for each embedding."""
+    if out.ndim != 2:
+        raise ValueError(f"out must have 2 dimensions, got shape {out.shape}")
+    if len(out) > num_placeholders:
+        raise ValueError(f"out has {len(out)} rows, but placeholders has {num_placeholders}")
+    if len(out) != num_embeds:
+        raise ValueError(f"out has {len(out)} rows, but is_embed has {num_embeds} True entries")
 
 
 def _output(
