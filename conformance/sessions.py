@@ -20,6 +20,7 @@ from conformance.situations import Situations, situations_met
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
+from conformance.wording import compare_wording
 
 
 class SessionMismatch(Mismatch):
@@ -110,11 +111,11 @@ def _run(
     lives = [_Pair(target, life, everything) for _ in range(1 if target.is_simulated else 2)]
     for step, operation in enumerate(session.operations):
         if checked or not operation.is_value:
-            lives[0].go_on(step)
+            lives[0].go_on(step, checked=checked)
     # What one object did is nothing to another of the same making.
     for step, operation in enumerate(session.operations[:NUM_STEPS_OF_ANOTHER]):
         if lives[1:] and not operation.refused:
-            lives[1].go_on(step)
+            lives[1].go_on(step, checked=checked)
 
 
 NUM_STEPS_OF_ANOTHER = 6
@@ -133,7 +134,7 @@ class _Pair:
         self.seen = everything(self.theirs, life.session)
         self.addresses = [address_of(tensor) for _, tensor in parts(self.seen, "everything")]
 
-    def go_on(self, step: int) -> None:
+    def go_on(self, step: int, *, checked: bool) -> None:
         """Do one operation to both and raise `SessionMismatch` where they differ."""
         __tracebackhide__ = True
         operation, device = self.life.session.operations[step], self.target.device or "cpu"
@@ -141,6 +142,10 @@ class _Pair:
         wanted = perform(REFERENCE, self.ours, operation, manner)
         got = perform(self.target, self.theirs, operation, manner)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
+        if difference is None and operation.refused is not None and checked:
+            name = f"{self.life.session.constructor.function}.{operation.method}"
+            is_exact = self.target.has_reference_texts(name)
+            difference = compare_wording(wanted, got, is_exact=is_exact)
         if difference is None and operation.refused is None:
             difference = first_difference(wanted, got, "result", device)
         if difference is None:

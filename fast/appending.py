@@ -32,8 +32,10 @@ def check_listed(
     check_list("overwrite", overwrite, len(req_indices))
     rows = check_ints("req_indices", req_indices, 0, max_num_reqs - 1, IndexError)
     if len(set(req_indices)) != len(req_indices):
-        twice = next(row for row in req_indices if req_indices.count(row) > 1)
-        raise ValueError(f"req_indices lists request slot {twice} twice, expected once")
+        first = {row: at for at, row in reversed(list(enumerate(req_indices)))}
+        again = next(at for at, row in enumerate(req_indices) if first[row] != at)
+        row = req_indices[again]
+        raise ValueError(f"req_indices[{again}] is {row}, the same as req_indices[{first[row]}]")
     for kind in set(map(type, overwrite)):
         if kind not in (bool, np.bool_):
             at = next(i for i, value in enumerate(overwrite) if type(value) is kind)

@@ -236,7 +236,7 @@ class AttentionGroup:
         "builder of ['layers.0']"
         >>> group.get_metadata_builder(2)
         Traceback (most recent call last):
-        IndexError: ubatch_id is 2, but must be in 0 .. 1
+        IndexError: ubatch_id is 2, expected 0 to 1
 
     Source: the definition is kvtwin's own; the names are vLLM's.
     """

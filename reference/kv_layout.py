@@ -70,7 +70,7 @@ def set_kv_cache_layout(cache_layout: KVCacheLayoutType | None) -> None:
     Example:
         >>> set_kv_cache_layout("NDH")
         Traceback (most recent call last):
-        ValueError: cache_layout is 'NDH', but must be 'NHD' or 'HND'
+        ValueError: cache_layout is 'NDH', expected 'NHD' or 'HND'
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """

@@ -51,7 +51,8 @@ def is_residual_scattered_for_sp(
         (True, False)
         >>> is_residual_scattered_for_sp(config, 6)
         Traceback (most recent call last):
-        ValueError: num_input_tokens is 6, but must be a multiple of tensor_parallel_size 4
+        ValueError: num_input_tokens is 6, expected a multiple of the 4 tensor-parallel ranks: the \
+runner pads it where sequence parallelism is on
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
