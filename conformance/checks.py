@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.implementations import is_of_fast
 from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
@@ -257,7 +258,7 @@ def same_refusal(contract: Contract) -> Check:
             else:
                 expected = check_refusal(Side(REFERENCE, call), fault, contract.observe)
                 actual = check_refusal(side, fault, contract.observe)
-                is_exact = target.has_reference_texts(contract.function)
+                is_exact = is_of_fast(target.lookup(contract.function))
                 found = compare_wording(expected, actual, is_exact=is_exact)
                 if found is not None and wording is None:
                     wording = Mismatch(call, target.name, found)

@@ -13,6 +13,7 @@ from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference, parts
 from conformance.contracts import Call
 from conformance.conversion import address_of
+from conformance.implementations import is_of_fast
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.sides import MANNERS, PLAIN, Manner
@@ -143,8 +144,7 @@ class _Pair:
         got = perform(self.target, self.theirs, operation, manner)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
         if difference is None and operation.refused is not None and checked:
-            name = f"{self.life.session.constructor.function}.{operation.method}"
-            is_exact = self.target.has_reference_texts(name)
+            is_exact = is_of_fast(getattr(self.theirs, operation.method))
             difference = compare_wording(wanted, got, is_exact=is_exact)
         if difference is None and operation.refused is None:
             difference = first_difference(wanted, got, "result", device)

@@ -103,16 +103,6 @@ class Target:
             return True
         return is_of_fast(self.under_test.adapter.find(function))
 
-    def has_reference_texts(self, function: str) -> bool:
-        """Tell whether refusals must have `reference`'s very text: those of `fast`'s own functions.
-
-        A function that was put in the place of one of `fast`'s need not have its words.
-        """
-        if isinstance(self.implementation, Namespace):
-            return False
-        found: Any = find(self.implementation, function)
-        return is_of_fast(found.fget if isinstance(found, property) else found)
-
     def deviations(self, function: str) -> list[Deviation]:
         """Return what the implementation is meant to do otherwise in a function."""
         declared = self.under_test.deviations if self.under_test else ()

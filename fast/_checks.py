@@ -30,6 +30,8 @@ def describe(value: object) -> str:
         return f"dtype {get_dtype_name(value)}"
     if isinstance(value, type):
         return f"class {value.__name__}"
+    if isinstance(value, list | tuple | dict | set | frozenset):  # may hold anything
+        return kind.__name__
     if kind.__repr__ is object.__repr__:  # an address says nothing
         return f"object of {kind.__name__}"
     return f"{show(value)} of {kind.__name__}"
@@ -127,7 +129,7 @@ def check_dtype(name: str, value: object) -> torch.dtype:
         return value
     got = describe(value)
     if isinstance(value, np.dtype):
-        got = f"NumPy dtype {value.name}"
+        got = f"NumPy dtype {value.name if value.isnative else value.str}"
     elif isinstance(value, type) and issubclass(value, np.generic):
         got = f"NumPy dtype {value.__name__}"
     raise TypeError(f"{name} must be a supported dtype, got {got}")

@@ -51,6 +51,8 @@ def describe(value: object) -> str:
         return f"dtype {get_dtype_name(value)}"
     if isinstance(value, type):
         return f"class {value.__name__}"
+    if isinstance(value, list | tuple | dict | set | frozenset):  # may hold anything
+        return kind.__name__
     if kind.__repr__ is object.__repr__:  # an address says nothing
         return f"object of {kind.__name__}"
     return f"{show(value)} of {kind.__name__}"
@@ -65,7 +67,9 @@ def is_numpy_dtype(value: object) -> bool:
 
 def get_dtype_name(value: Any) -> str:  # noqa: ANN401  # a dtype or a scalar type
     """Return the name of a NumPy dtype or scalar type, such as `int32`."""
-    return str(value.name if isinstance(value, np.dtype) else value.__name__)
+    if isinstance(value, np.dtype):
+        return value.name if value.isnative else value.str
+    return str(value.__name__)
 
 
 def show(value: object) -> str:

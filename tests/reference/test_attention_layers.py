@@ -76,13 +76,18 @@ def test_named_layers() -> None:
 @pytest.mark.parametrize(
     ("layer_type", "layer_names", "error", "message"),
     [
-        ("int", None, TypeError, "layer_type is 'int', but must be a class"),
+        ("int", None, TypeError, "layer_type must be a class, got 'int' of str"),
         ((int, str), ["a"], TypeError, f"layer_type is {(int, str)}, but must be a class"),
-        (int, ("a",), TypeError, "layer_names is a tuple, but must be a list"),
-        (int, "a", TypeError, "layer_names is a str, but must be a list"),
-        (int, ["a", 3], TypeError, "layer_names[1] is 3 (int), but must be a str"),
-        (int, ["a", "z"], KeyError, "\"layer_names[1] is 'z', but there is no such layer\""),
-        (str, ["z"], KeyError, "\"layer_names[0] is 'z', but there is no such layer\""),
+        (int, ("a",), TypeError, "layer_names must be a list, got tuple"),
+        (int, "a", TypeError, "layer_names must be a list, got str"),
+        (int, ["a", 3], TypeError, "layer_names[1] must be a str, got 3 of int"),
+        (
+            int,
+            ["a", "z"],
+            KeyError,
+            "\"layer_names[1] is 'z', which static_forward_context lacks\"",
+        ),
+        (str, ["z"], KeyError, "\"layer_names[0] is 'z', which static_forward_context lacks\""),
     ],
 )
 def test_refusals_of_layers(
@@ -146,34 +151,34 @@ def test_only_decoders_have_specs(attn_type: str | None) -> None:
 def test_refusals_of_dtypes(dtype: Any) -> None:  # noqa: ANN401  # wrong ones
     """A dtype that torch does not have is refused, also where there are no layers."""
     for layers in ({}, {"0": make_layer(attn_type="encoder")}):
-        with pytest.raises(TypeError, match=r"^kv_cache_dtype is "):
+        with pytest.raises(TypeError, match="^kv_cache_dtype must be a supported dtype, got "):
             get_kv_cache_spec(make_config(layers), dtype)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"num_kv_heads": 0}, ValueError, "num_kv_heads of layer '0' is 0, but must be at least 1"),
+        ({"num_kv_heads": 0}, ValueError, "num_kv_heads of layer '0' is 0, expected at least 1"),
         (
             {"num_kv_heads": 8.0},
             TypeError,
-            "num_kv_heads of layer '0' is 8.0 (float), but must be an int",
+            "num_kv_heads of layer '0' must be an int, got 8.0 of float",
         ),
-        ({"head_size": -64}, ValueError, "head_size of layer '0' is -64, but must be at least 1"),
+        ({"head_size": -64}, ValueError, "head_size of layer '0' is -64, expected at least 1"),
         (
             {"head_size": True},
             TypeError,
-            "head_size of layer '0' is True (bool), but must be an int",
+            "head_size of layer '0' must be an int, got True of bool",
         ),
         (
             {"sliding_window": 0},
             ValueError,
-            "sliding_window of layer '0' is 0, but must be at least 1",
+            "sliding_window of layer '0' is 0, expected at least 1",
         ),
         (
             {"sliding_window": (127, 0)},
             TypeError,
-            "sliding_window of layer '0' is (127, 0) (tuple), but must be an int",
+            "sliding_window of layer '0' must be an int, got (127, 0) of tuple",
         ),
     ],
 )
@@ -346,17 +351,25 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
 @pytest.mark.parametrize(
     ("group", "error", "message"),
     [
-        (([], FULL), ValueError, "kv_cache_groups[1].layer_names has 0 entries, but must have at"),
+        (
+            ([], FULL),
+            ValueError,
+            ("kv_cache_groups[1].layer_names is empty, expected at least 1 layer"),
+        ),
         (
             (("b",), FULL),
             TypeError,
-            "kv_cache_groups[1].layer_names is a tuple, but must be a list",
+            "kv_cache_groups[1].layer_names must be a list, got tuple",
         ),
-        ((["b", 3], FULL), TypeError, "kv_cache_groups[1].layer_names[1] is 3 (int), but must be"),
+        (
+            (["b", 3], FULL),
+            TypeError,
+            ("kv_cache_groups[1].layer_names[1] must be a str, got 3 of int"),
+        ),
         (
             (["b", "z"], FULL),
             KeyError,
-            "\"kv_cache_groups[1] names 'z', but there is no such layer\"",
+            "\"kv_cache_groups[1].layer_names[1] is 'z', which static_forward_context lacks\"",
         ),
         (
             (["b", "e", "c"], FULL),
@@ -376,7 +389,10 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
         (
             (["b", "e"], UniformTypeKVCacheSpecs(16, {"c": FULL})),
             KeyError,
-            "\"kv_cache_groups[1].kv_cache_spec has a spec for none of ['b', 'e']\"",
+            (
+                "\"kv_cache_groups[1].kv_cache_spec has no spec of any of the group's layers "
+                "['b', 'e']\""
+            ),
         ),
     ],
 )

@@ -54,9 +54,9 @@ def test_multiple_of() -> None:
 @pytest.mark.parametrize(
     ("base", "error", "message"),
     [
-        (0, ValueError, "base is 0, but must be at least 1"),
-        (True, TypeError, "base is True (bool), but must be an int"),
-        ("16", TypeError, "base is '16' (str), but must be an int"),
+        (0, ValueError, "base is 0, expected at least 1"),
+        (True, TypeError, "base must be an int, got True of bool"),
+        ("16", TypeError, "base must be an int, got '16' of str"),
     ],
 )
 def test_refusals_of_multiple_of(base: object, error: type[Exception], message: str) -> None:
@@ -230,7 +230,7 @@ def test_prepare_with_an_engines_own_specs() -> None:
 def test_refusals_of_prepare() -> None:
     """Lists that are missing or none, unknown kinds, and sizes without a common one are refused."""
     with pytest.raises(
-        ValueError, match=r"^attn_groups has 1 lists, but KV cache group 2 needs one"
+        ValueError, match=r"^attn_groups has 1 lists, none for kv_cache_groups\[2\]"
     ):
         prepare_kernel_block_sizes(config(FULL, MAMBA, FULL), [[]])
     with pytest.raises(TypeError, match=r"^attn_groups is a dict, but must be a list$"):

@@ -161,7 +161,7 @@ def test_refusals(change: dict[str, Any], error: type[Exception], message: str) 
 def test_refusals_of_caches() -> None:
     """A target without a cache, and caches that are no dict, are refused; nothing has changed."""
     groups, caches = make_groups(["a"], ["x", "b"]), {"b": 1}
-    with pytest.raises(KeyError, match="kv_caches has no 'a', the target of 'c'"):
+    with pytest.raises(KeyError, match="^\"kv_caches lacks 'a', whose cache layer 'c' shares\""):
         initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
     assert [["a"], ["x", "b"]] == names_of(groups)
     assert {"b": 1} == caches
@@ -173,6 +173,6 @@ def test_refusals_of_caches() -> None:
 def test_refusals_of_sets(runner_only: object) -> None:
     """What is to be added to must be a set; nothing has changed."""
     groups = make_groups(["a"], ["x", "b"])
-    with pytest.raises(TypeError, match=r"^runner_only_attn_layers is a \w+, but must be a set or"):
+    with pytest.raises(TypeError, match="^runner_only_attn_layers must be a set or None, got "):
         add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
     assert [["a"], ["x", "b"]] == names_of(groups)

@@ -66,18 +66,26 @@ def test_merge_makes_its_own_class() -> None:
 @pytest.mark.parametrize(
     ("cls", "specs", "message"),
     [
-        (KVCacheSpec, [], "specs has 0 entries, but must have at least 1"),
+        (KVCacheSpec, [], "specs is empty, expected at least 1 spec"),
         (KVCacheSpec, [FULL, NEAR], "specs[1] is FullAttentionSpec("),
         (KVCacheSpec, [FULL, CrossAttentionSpec(*FIELDS)], "specs[1] is CrossAttentionSpec("),
-        (FullAttentionSpec, [], "specs has 0 entries, but must have at least 1"),
-        (MLAAttentionSpec, [], "specs has 0 entries, but must have at least 1"),
-        (FullAttentionSpec, [FULL, MLA], "specs[1] is a MLAAttentionSpec, but must be a Full"),
+        (FullAttentionSpec, [], "specs is empty, expected at least 1 spec"),
+        (MLAAttentionSpec, [], "specs is empty, expected at least 1 spec"),
+        (
+            FullAttentionSpec,
+            [FULL, MLA],
+            ("specs[1] is of class MLAAttentionSpec, expected FullAttentionSpec without MLA"),
+        ),
         (
             FullAttentionSpec,
             [AttentionSpec(*FIELDS)],
-            "specs[0] is a AttentionSpec, but must be a FullAttentionSpec, and no MLAAttentionSpec",
+            "specs[0] is of class AttentionSpec, expected FullAttentionSpec without MLA",
         ),
-        (MLAAttentionSpec, [MLA, FULL], "specs[1] is a FullAttentionSpec, but must be an MLA"),
+        (
+            MLAAttentionSpec,
+            [MLA, FULL],
+            ("specs[1] is of class FullAttentionSpec, expected MLAAttentionSpec"),
+        ),
         *(
             (
                 FullAttentionSpec,
@@ -94,32 +102,44 @@ def test_merge_makes_its_own_class() -> None:
         (
             FullAttentionSpec,
             [NEAR, FULL, dataclasses.replace(FULL, sliding_window=9)],
-            "sliding_window is one of [8, 9] in specs, but must be the same",
+            (
+                "specs have sliding_window [8, 9] and attention_chunk_size [], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             FullAttentionSpec,
             [CHUNKED, dataclasses.replace(FULL, attention_chunk_size=9)],
-            "attention_chunk_size is one of [8, 9] in specs, but must be the same",
+            (
+                "specs have sliding_window [] and attention_chunk_size [8, 9], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             FullAttentionSpec,
             [NEAR, CHUNKED],
-            "specs have sliding_window 8 and attention_chunk_size 8, but must not have both",
+            (
+                "specs have sliding_window [8] and attention_chunk_size [8], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             FullAttentionSpec,
             [dataclasses.replace(NEAR, attention_chunk_size=9)],
-            "specs have sliding_window 8 and attention_chunk_size 9, but must not have both",
+            (
+                "specs have sliding_window [8] and attention_chunk_size [9], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             MLAAttentionSpec,
             [MLA, MLAAttentionSpec(*FIELDS)],
-            "specs[1].cache_dtype_str is None, but must be fp8 as in specs[0]",
+            "specs[1].cache_dtype_str is None, unlike 'fp8' of specs[0]",
         ),
         (
             MLAAttentionSpec,
             [MLA, dataclasses.replace(MLA, head_size=6)],
-            "specs[1].head_size is 6, but must be 5 as in specs[0]",
+            "specs[1].head_size is 6, unlike 5 of specs[0]",
         ),
     ],
 )
