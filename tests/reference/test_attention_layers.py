@@ -178,7 +178,7 @@ def test_refusals_of_dtypes(dtype: Any) -> None:  # noqa: ANN401  # wrong ones
         (
             {"sliding_window": (127, 0)},
             TypeError,
-            "sliding_window of layer '0' must be an int, got (127, 0) of tuple",
+            "sliding_window of layer '0' must be an int, got tuple",
         ),
     ],
 )

@@ -240,7 +240,7 @@ def test_a_default_that_is_made_anew() -> None:
     [
         ((b"F", Plain, []), TypeError, "name_prefix must be a str, got b'F' of bytes"),
         (("F", Plain(1), []), TypeError, f"metadata_cls is {Plain(1)}, but must be a class"),
-        (("F", Plain, {}), TypeError, "fields must be a list or tuple, got {} of dict"),
+        (("F", Plain, {}), TypeError, "fields must be a list or tuple, got dict"),
         (("F", Plain, "abc"), TypeError, "fields must be a list or tuple, got 'abc' of str"),
         (("F", Plain, None), TypeError, "fields must be a list or tuple, got None of NoneType"),
         (

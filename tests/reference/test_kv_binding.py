@@ -186,7 +186,7 @@ def test_binding_nothing() -> None:
             TypeError,
             ("forward_context must be a dict, got None of NoneType"),
         ),
-        ({"kv_caches": [1]}, TypeError, "kv_caches must be a dict, got [1] of list"),
+        ({"kv_caches": [1]}, TypeError, "kv_caches must be a dict, got list"),
         (
             {
                 "kv_caches": {"0.attn": 1, "attn": 2},

@@ -214,7 +214,7 @@ def test_init_binds_all() -> None:
         ({"runner_kv_caches": [1]}, ValueError, "runner_kv_caches has 1 entries, expected none"),
         ({"runner_kv_caches": ()}, TypeError, "runner_kv_caches must be a list, got tuple"),
         ({"forward_context": {}}, KeyError, "\"forward_context lacks layer 'layers.0.attn'\""),
-        ({"forward_context": []}, TypeError, "forward_context must be a dict, got [] of list"),
+        ({"forward_context": []}, TypeError, "forward_context must be a dict, got list"),
         ({"attn_backends": {}}, KeyError, "\"attn_backends lacks layer 'layers.0.attn'\""),
         ({"kernel_block_sizes": [3, 4, 4]}, ValueError, "kernel_block_sizes has 3 for layer"),
         ({"num_attn_module": 0}, ValueError, "num_attn_module is 0, expected at least 1"),
@@ -245,5 +245,5 @@ def test_init_checks_before_it_allocates() -> None:
     made = config([(2**62, ["attn"])], (["attn"], FULL))
     with pytest.raises(ValueError, match="^layer_name is 'attn' and has 0 integers between dots"):
         init_kv_cache([], {"attn": SimpleNamespace()}, made, {"attn": Backend}, None)
-    with pytest.raises(KeyError, match=r"forward_context has no layer '0\.attn'"):
+    with pytest.raises(KeyError, match=r"forward_context lacks layer '0\.attn'"):
         init_kv_cache([], {}, config([(2**62, ["0.attn"])], (["0.attn"], FULL)), {}, None)

@@ -247,7 +247,7 @@ def test_frozen_and_equal() -> None:
         (
             lambda: UniformTypeKVCacheSpecs(16, [KVCacheSpec(16)]),
             TypeError,
-            "kv_cache_specs must be a dict, got [KVCacheSpec(block_size=16)] of list",
+            "kv_cache_specs must be a dict, got list",
         ),
         (
             lambda: UniformTypeKVCacheSpecs(16, {3: KVCacheSpec(16)}),

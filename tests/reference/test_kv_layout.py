@@ -65,7 +65,7 @@ def test_refusals(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
         set_kv_cache_layout(value)
     assert get_kv_cache_layout() == "HND"
     monkeypatch.setattr(kv_layout, "_KV_CACHE_LAYOUT_OVERRIDE", value)
-    with pytest.raises(ValueError, match=r"^_KV_CACHE_LAYOUT_OVERRIDE is .*, but must be 'NHD' or"):
+    with pytest.raises(ValueError, match="^_KV_CACHE_LAYOUT_OVERRIDE is "):
         get_kv_cache_layout()
 
 

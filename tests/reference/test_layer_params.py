@@ -239,13 +239,7 @@ def test_parameters_of_an_engine() -> None:
         (
             [NEAR],
             TypeError,
-            (
-                "per_layer_params must be a dict, got "
-                "[PerLayerParameters(window_left=127, logits_soft_cap=0.0, "
-                "sm_scale=0.125, has_sinks=False, "
-                "has_same_window_lefts=None, has_same_all_params=None)] of "
-                "list"
-            ),
+            ("per_layer_params must be a dict, got list"),
         ),
         (None, TypeError, "per_layer_params must be a dict, got None of NoneType"),
     ],
