@@ -165,10 +165,10 @@ def test_refusals_of_reads(
 def test_refusals_of_writes(make_batch: BatchMaker) -> None:
     """A slot that is neither one nor padding is refused; so is a batch that is not valid."""
     batch = make_batch([2], [1], slot_mapping=np.array([7, -2]))
-    with pytest.raises(ValueError, match=r"^slot_mapping\[1\] is -2, but must be at least -1$"):
+    with pytest.raises(ValueError, match=r"^slot_mapping\[1\] is -2, expected at least -1$"):
         kv_writes(batch)
     batch.num_actual_tokens = 3
-    with pytest.raises(ValueError, match=r"^slot_mapping has 2 entries, but must have at least 3$"):
+    with pytest.raises(ValueError, match=r"^slot_mapping has 2 entries, expected at least num_act"):
         kv_writes(batch)
 
 

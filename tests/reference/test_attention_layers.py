@@ -23,6 +23,7 @@ from reference import (
     get_layers_from_vllm_config,
     init_attn_backend,
 )
+from reference._checks import show
 
 FULL = FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = SlidingWindowSpec(16, 8, 64, np.float16, 128)
@@ -77,7 +78,7 @@ def test_named_layers() -> None:
     ("layer_type", "layer_names", "error", "message"),
     [
         ("int", None, TypeError, "layer_type must be a class, got 'int' of str"),
-        ((int, str), ["a"], TypeError, f"layer_type is {(int, str)}, but must be a class"),
+        ((int, str), ["a"], TypeError, "layer_type must be a class, got tuple"),
         (int, ("a",), TypeError, "layer_names must be a list, got tuple"),
         (int, "a", TypeError, "layer_names must be a list, got str"),
         (int, ["a", 3], TypeError, "layer_names[1] must be a str, got 3 of int"),
@@ -143,7 +144,7 @@ def test_only_decoders_have_specs(attn_type: str | None) -> None:
     layers = {"0": make_layer(), "1.attn": make_layer(attn_type=attn_type)}
     with pytest.raises(ValueError, match=r"^layer '1.attn' has attn_type") as caught:
         get_kv_cache_spec(make_config(layers), np.float16)
-    expected = f"layer '1.attn' has attn_type {attn_type!r}, but must have 'decoder'"
+    expected = f"layer '1.attn' has attn_type {attn_type!r}, expected 'decoder'"
     assert expected == str(caught.value)
 
 
@@ -151,7 +152,7 @@ def test_only_decoders_have_specs(attn_type: str | None) -> None:
 def test_refusals_of_dtypes(dtype: Any) -> None:  # noqa: ANN401  # wrong ones
     """A dtype that torch does not have is refused, also where there are no layers."""
     for layers in ({}, {"0": make_layer(attn_type="encoder")}):
-        with pytest.raises(TypeError, match="^kv_cache_dtype must be a supported dtype, got "):
+        with pytest.raises(TypeError, match=r"^kv_cache_dtype must be a supported dtype, got "):
             get_kv_cache_spec(make_config(layers), dtype)
 
 
@@ -375,8 +376,8 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
             (["b", "e", "c"], FULL),
             ValueError,
             (
-                f"kv_cache_groups[1] has layers of unlike backends: 'b' has {Backend!r}, "
-                f"but 'c' has {Other!r}"
+                "kv_cache_groups[1].layer_names has layers of unlike backends: "
+                f"'b' has {Backend!r}, 'c' has {Other!r}"
             ),
         ),
         ((["no backend"], FULL), AttributeError, "'types.SimpleNamespace' object has no attribute"),
@@ -384,7 +385,10 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
         (
             (["b", "e"], UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
             ValueError,
-            f"kv_cache_groups[1] has layers of unlike specs: 'b' has {FULL}, but 'e' has {NEAR}",
+            (
+                "kv_cache_groups[1].kv_cache_spec has unlike specs, but its layers have one "
+                f"builder: 'b' has {show(FULL)}, 'e' has {show(NEAR)}"
+            ),
         ),
         (
             (["b", "e"], UniformTypeKVCacheSpecs(16, {"c": FULL})),
@@ -423,7 +427,9 @@ def test_backends_that_are_equal_are_not_the_same() -> None:
 
 def test_refusals_of_caches() -> None:
     """Groups that are no list, or absent, are refused, and so is an absent context."""
-    with pytest.raises(TypeError, match=r"^kv_cache_groups is a tuple, but must be a list$"):
+    with pytest.raises(
+        TypeError, match=r"^kv_cache_config\.kv_cache_groups must be a list, got tuple$"
+    ):
         init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config({}), None)
     with pytest.raises(AttributeError, match="kv_cache_groups"):
         init_attn_backend(None, make_config({}), None)

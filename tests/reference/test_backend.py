@@ -88,7 +88,7 @@ def test_all_methods_are_static() -> None:
 def test_defaults_of_a_backend(backend: Any) -> None:  # noqa: ANN401  # a class or an instance
     """A backend takes all block sizes, and has no stride order, which means the identity."""
     assert [MultipleOf(1)] == backend.get_supported_kernel_block_sizes()
-    with pytest.raises(NotImplementedError, match="^no order is stated: dimensions lie in memor"):
+    with pytest.raises(NotImplementedError, match=r"^no order is stated: dimensions lie in memor"):
         backend.get_kv_cache_stride_order()
 
 
@@ -239,7 +239,7 @@ def test_a_default_that_is_made_anew() -> None:
     ("arguments", "error", "message"),
     [
         ((b"F", Plain, []), TypeError, "name_prefix must be a str, got b'F' of bytes"),
-        (("F", Plain(1), []), TypeError, f"metadata_cls is {Plain(1)}, but must be a class"),
+        (("F", Plain(1), []), TypeError, f"metadata_cls must be a class, got {Plain(1)} of Plain"),
         (("F", Plain, {}), TypeError, "fields must be a list or tuple, got dict"),
         (("F", Plain, "abc"), TypeError, "fields must be a list or tuple, got 'abc' of str"),
         (("F", Plain, None), TypeError, "fields must be a list or tuple, got None of NoneType"),

@@ -158,11 +158,11 @@ def test_refusals_of_thresholds(
 def test_refusals_of_splits(make_batch: BatchMaker) -> None:
     """The flag must be a bool, and the batch valid."""
     batch = make_batch([1], [1])
-    with pytest.raises(TypeError, match=r"^require_uniform is 1 \(int\), but must be a bool$"):
+    with pytest.raises(TypeError, match=r"^require_uniform must be a bool, got 1 of int$"):
         split_decodes_and_prefills(batch, 1, 1)
     batch.num_reqs = 2
     for split in (split_decodes_and_prefills, split_decodes_prefills_and_extends):
-        with pytest.raises(ValueError, match=r"^query_start_loc has 2 entries, but must have 3$"):
+        with pytest.raises(ValueError, match=r"^query_start_loc has 2 entries, expected num_reqs"):
             split(batch)
 
 

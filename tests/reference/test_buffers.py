@@ -53,7 +53,7 @@ def test_dtypes(name: str) -> None:
         buffer = make(2, dtype=dtype)
         assert name == buffer.cpu.dtype.name
         if scalar.__module__ == "ml_dtypes":
-            with pytest.raises(TypeError, match=rf"^np: dtype {name} has no NumPy view; use cpu$"):
+            with pytest.raises(TypeError, match=rf"^dtype {name} has no NumPy view; use cpu$"):
                 _ = buffer.np
         else:
             assert buffer.np is buffer.cpu
@@ -64,7 +64,7 @@ def test_dtypes(name: str) -> None:
 )
 def test_refusals_of_dtypes(dtype: object) -> None:
     """What is no dtype, or none that torch has, is a TypeError."""
-    with pytest.raises(TypeError, match="^dtype must be a supported dtype, got "):
+    with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         make(2, dtype=dtype)
 
 
@@ -104,5 +104,5 @@ def test_refusals_of_copies(n: object, error: type[Exception], message: str) -> 
 
 def test_pin_memory_is_a_bool() -> None:
     """The flag is ignored but for its type."""
-    with pytest.raises(TypeError, match=r"^pin_memory is 1 \(int\), but must be a bool$"):
+    with pytest.raises(TypeError, match=r"^pin_memory must be a bool, got 1 of int$"):
         CpuGpuBuffer(2, dtype=np.int32, device=None, pin_memory=1)

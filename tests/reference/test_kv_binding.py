@@ -80,7 +80,15 @@ def test_indices(layer_name: str, num_attn_module: int | None, expected: int) ->
                 "layer where num_attn_module is above 1"
             ),
         ),
-        ("attn", 1, ValueError, "layer_name is 'attn' with integers [], but must have exactly one"),
+        (
+            "attn",
+            1,
+            ValueError,
+            (
+                "layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for an "
+                "attention layer where num_attn_module is above 1"
+            ),
+        ),
         (
             "attn",
             2,
@@ -193,7 +201,10 @@ def test_binding_nothing() -> None:
                 "forward_context": make_layers("0.attn", "attn"),
             },
             ValueError,
-            "layer_name is 'attn' with integers [], but must have exactly one",
+            (
+                "layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for an "
+                "attention layer where num_attn_module is above 1"
+            ),
         ),
         ({"num_attn_module": -1}, ValueError, "num_attn_module is -1, expected at least 1"),
         (

@@ -67,23 +67,23 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
             lambda: make_view(FULL, make_raw(PAGE + 2), make_backend()),
             ValueError,
             (
-                f"kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, but must have a multiple of its "
-                f"page_size_bytes, {PAGE}"
+                f"kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, expected a multiple of its "
+                f"page_size_bytes {PAGE}"
             ),
             id="no whole pages",
         ),
         pytest.param(
             lambda: make_view(STATES, make_raw(PAGE - 4)),
             ValueError,
-            f"kv_cache_raw_tensors['a'] has {PAGE - 4} bytes, but must have a multiple of its",
+            f"kv_cache_raw_tensors['a'] has {PAGE - 4} bytes, expected a multiple of its",
             id="no whole pages of states",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *s: s)),
             ValueError,
             (
-                f"kv_cache_raw_tensors['a'] has {PAGE} bytes, but must have those of the shape "
-                f"(1, 4, 5, 6) that attn_backends['a'] gives, {PAGE // 2}"
+                "attn_backends['a'].get_kv_cache_shape() is (1, 4, 5, 6) of float16, "
+                f"{PAGE // 2} bytes, but kv_cache_raw_tensors['a'] has {PAGE}"
             ),
             id="a shape of other bytes",
         ),
@@ -151,13 +151,15 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
             pytest.param(
                 lambda order=order: make_view(FULL, make_raw(PAGE), make_backend(*order)),
                 ValueError,
-                (
-                    f"attn_backends['a'].get_kv_cache_stride_order() is {order}, "
-                    "but must be a permutation of [0, 1, 2, 3, 4]"
-                ),
+                (f"attn_backends['a'].get_kv_cache_stride_order(){wrong}"),
                 id=f"order {order}",
             )
-            for order in [(0, 1, 2, 3), (0, 1, 2, 3, 3), (1, 2, 3, 4, 5), (-1, 0, 1, 2, 3)]
+            for order, wrong in [
+                ((0, 1, 2, 3), " is [0, 1, 2, 3], expected a permutation of [0, 1, 2, 3, 4]"),
+                ((0, 1, 2, 3, 3), " is [0, 1, 2, 3, 3], expected a permutation of [0, 1, 2, 3, 4]"),
+                ((1, 2, 3, 4, 5), "[4] is 5, expected 0 to 4"),
+                ((-1, 0, 1, 2, 3), "[0] is -1, expected 0 to 4"),
+            ]
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(0, True, 2, 3, 4)),

@@ -337,7 +337,7 @@ def test_an_engines_own_specs() -> None:
     states.shapes, states.dtypes = ((3,), (4,)), (np.int32, np.int8)
     assert [(2, 3), (2, 4)] == [view.shape for view in make_view(states, make_raw(32))]
     states.page_size_bytes = 12
-    with pytest.raises(ValueError, match="^state 1 of layer 'a' ends at byte 16, past its page_"):
+    with pytest.raises(ValueError, match=r"^state 1 of layer 'a' ends at byte 16, past its"):
         make_view(states, make_raw(24))
 
 
@@ -350,7 +350,7 @@ def test_one_page_size_over_one_array() -> None:
     ):
         assert SMALL.page_size_bytes * 5 == PAGE
         with pytest.raises(
-            ValueError, match="^page_size_bytes of layer 'b' is 96, but that of 'a' with the sa"
+            ValueError, match=r"^page_size_bytes of layer 'b' is 96, but that of 'a' with the"
         ):
             _reshape_kv_cache(groups, {"a": raw, "b": raw}, backends)
         _reshape_kv_cache(groups, {"a": raw, "b": raw.copy()}, backends)

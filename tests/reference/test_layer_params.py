@@ -108,7 +108,7 @@ def test_layers_are_in_the_order_asked_for() -> None:
             KeyError,
             "\"layer_names[1] is 'z', which static_forward_context lacks\"",
         ),
-        (["a"], (Impl,), TypeError, f"cls_ is {(Impl,)}, but must be a class"),
+        (["a"], (Impl,), TypeError, "cls_ must be a class, got tuple"),
         ([], None, TypeError, "cls_ must be a class, got None of NoneType"),
         (
             ["a", "other"],

@@ -39,7 +39,7 @@ def test_fields() -> None:
 
 def test_every_field_is_checked() -> None:
     """No field of a metadata is forgotten by those who check it."""
-    checked = {*reference.invariants._OTHER_FIELDS, *reference.invariants._REQUEST_VECTORS}
+    checked = set(reference.invariants._CHECKS)
     assert checked == {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
     assert set(reference.invariants._OPTIONAL) < checked
 
@@ -48,7 +48,7 @@ def test_the_constructor_checks_nothing() -> None:
     """Anything can be constructed: `validate` is what looks."""
     parameters = inspect.signature(CommonAttentionMetadata).parameters
     metadata = CommonAttentionMetadata(**dict.fromkeys(parameters, None))
-    with pytest.raises(TypeError, match="^query_start_loc must be an array, got NoneType"):
+    with pytest.raises(TypeError, match=r"^query_start_loc must be an array, got NoneType"):
         metadata.validate()
 
 
@@ -246,7 +246,7 @@ def test_rows_need_a_block_size(make_batch: BatchMaker) -> None:
     metadata.validate(block_size=17)
     with pytest.raises(ValueError, match=r"^seq_lens\[0\] is 17 and needs 2 blocks of 16, but row"):
         metadata.validate(block_size=16)
-    with pytest.raises(ValueError, match=r"^block_size is 0, but must be at least 1$"):
+    with pytest.raises(ValueError, match=r"^block_size is 0, expected 1 to 2147483647$"):
         metadata.validate(block_size=0)
 
 
@@ -268,7 +268,7 @@ def test_fields_that_need_others() -> None:
 
 def test_the_last_request_counts(make_batch: BatchMaker) -> None:
     """The greatest lengths bound the last request's too."""
-    with pytest.raises(ValueError, match=r"^max_query_len is 2, but request 1 has query length 3$"):
+    with pytest.raises(ValueError, match=r"^max_query_len is 2, less than the query length 3"):
         make_batch([2, 3], [3, 5], max_query_len=2).validate()
 
 
@@ -285,10 +285,10 @@ def test_lengths_without_num_reqs(make_batch: BatchMaker) -> None:
     fields = vars(make_batch([2, 3], [3, 5]))
     del fields["num_reqs"]
     fields["seq_lens_cpu"] = int32s(5)
-    with pytest.raises(ValueError, match=r"^seq_lens_cpu has 1 entries, but must have 2$"):
+    with pytest.raises(ValueError, match=r"^seq_lens has 2 entries, but seq_lens_cpu has 1$"):
         validate_metadata(SimpleNamespace(**fields))
     del fields["query_start_loc"], fields["query_start_loc_cpu"]
-    with pytest.raises(ValueError, match=r"^seq_lens_cpu has 1 entries, but must have 2$"):
+    with pytest.raises(ValueError, match=r"^seq_lens has 2 entries, but seq_lens_cpu has 1$"):
         validate_metadata(SimpleNamespace(**fields))
 
 

@@ -148,7 +148,7 @@ def test_out_of_two_entries_that_overlap(stride: int) -> None:
     memory = np.zeros(4, np.int64)
     out = np.lib.stride_tricks.as_strided(memory[1:], (2,), (stride,))
     starts = np.array([0, 1], np.int32)
-    with pytest.raises(ValueError, match=f"^out has stride {stride} bytes, so its entries share"):
+    with pytest.raises(ValueError, match=r"^out is one element repeated"):
         compute_slot_mapping(np.array([[5]], np.int32), starts, np.array([1]), 2, out=out)
     assert [0] * 4 == memory.tolist()
 
@@ -319,12 +319,16 @@ def test_out_that_is_an_input() -> None:
     """Slots are not written over what they are computed from."""
     positions = np.array(POSITIONS, np.int64)
     table, starts = np.array(TABLE, np.int32), np.array(STARTS, np.int32)
-    with pytest.raises(ValueError, match=r"^out shares memory with positions, but must not$"):
+    with pytest.raises(
+        ValueError, match=r"^out shares memory with an input, expected memory of its"
+    ):
         compute_slot_mapping(table, starts, positions, 2, out=positions)
     memory = np.zeros(8, np.int64)
     memory.view(np.int32)[:4] = np.ravel(TABLE)
     table = memory.view(np.int32)[:4].reshape(2, 2)
-    with pytest.raises(ValueError, match=r"^out shares memory with block_table, but must not$"):
+    with pytest.raises(
+        ValueError, match=r"^out shares memory with an input, expected memory of its"
+    ):
         compute_slot_mapping(table, starts, positions, 2, out=memory[1:])
     assert POSITIONS == positions.tolist()
     assert TABLE == table.tolist()

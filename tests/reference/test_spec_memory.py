@@ -216,7 +216,7 @@ def test_attributes_that_are_read(spec: KVCacheSpec) -> None:
                 ValueError,
                 (
                     f"vllm_config.cache_config.mamba_cache_mode is {mode!r}, "
-                    "but must be 'none', 'align' or 'all'"
+                    "expected 'none', 'align' or 'all'"
                 ),
             )
             for mode in ("", "ALL", None, True, ["all"], np.zeros(2))

@@ -265,8 +265,8 @@ def test_a_slice_of_padding_alone(make_batch: BatchMaker, request_slice: slice) 
 @pytest.mark.parametrize(
     ("one", "first_tokens"),
     [
-        pytest.param(ubatch(1, 3, 2, 5), "request 1 has tokens 2:2", id="no padding token"),
-        pytest.param(ubatch(2, 3, 5, 7), "request 2 has tokens 2:5", id="no padded request"),
+        pytest.param(ubatch(1, 3, 2, 5), "request 1, tokens 2 to 2", id="no padding token"),
+        pytest.param(ubatch(2, 3, 5, 7), "request 2, tokens 2 to 5", id="no padded request"),
     ],
 )
 def test_what_is_not_wholly_in_the_padding(
@@ -274,7 +274,7 @@ def test_what_is_not_wholly_in_the_padding(
 ) -> None:
     """A padded request needs a token past all requests, and such a token a padded request."""
     batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
-    with pytest.raises(ValueError, match=f"but its first {first_tokens}$"):
+    with pytest.raises(ValueError, match=f"expected it inside {first_tokens}$"):
         _make_metadata_with_slice(one, batch)
 
 
@@ -337,14 +337,14 @@ def test_refusals_of_a_slice(
 def test_other_refusals(make_batch: BatchMaker) -> None:
     """The batch is validated, slices come in a list, and an object without them says so."""
     batch = make_batch(QUERY_LENS, COMPUTED)
-    with pytest.raises(TypeError, match=r"^ubatch_slices is a tuple, but must be a list$"):
+    with pytest.raises(TypeError, match=r"^ubatch_slices must be a list, got tuple$"):
         split_attn_metadata((ubatch(0, 3, 0, 19),), batch)
     with pytest.raises(AttributeError, match="request_slice"):
         _make_metadata_with_slice(SimpleNamespace(), batch)
     batch.max_seq_len = 16
-    with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len is 16, less than the sequence length 17"):
         split_attn_metadata([], batch)
-    with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len is 16, less than the sequence length 17"):
         _make_metadata_with_slice(ubatch(0, 3, 0, 19), batch)
 
 
