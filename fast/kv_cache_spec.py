@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from fast._checks import check_type, is_kind
+from fast._checks import check_type, describe, is_kind
 from fast.attention_spec import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from fast.base_spec import KVCacheSpec, check_spec
 from fast.bounded_attention_spec import (
@@ -288,7 +288,8 @@ def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
 
 def _check_named_specs(name: str, specs: object) -> None:
     """Refuse what is not a dict of names to specs, with at least one."""
-    check_type(name, specs, dict, "a dict")
+    if not isinstance(specs, dict):
+        raise TypeError(f"{name} must be a dict, got {describe(specs)}")
     if not specs:
         raise ValueError(f"{name} is empty, expected at least 1 spec")
     for layer_name, spec in specs.items():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +124,7 @@ def check_bool(name: str, value: object) -> bool:
 def check_str(name: str, value: object) -> str:
     """Return a str."""
     check_type(name, value, str, "a str")
-    return value
+    return cast("str", value)
 
 
 def check_dtype(name: str, value: object) -> np.dtype[Any]:
@@ -170,19 +170,19 @@ def check_strs(name: str, value: object) -> list[str]:
 def check_sequence(name: str, value: object) -> list[Any] | tuple[Any, ...]:
     """Return a list or a tuple."""
     check_type(name, value, list | tuple, "a list or tuple")
-    return value
+    return cast("list[Any] | tuple[Any, ...]", value)
 
 
 def check_class(name: str, value: object) -> type[Any]:
     """Return a class."""
     check_type(name, value, type, "a class")
-    return value
+    return cast("type[Any]", value)
 
 
 def check_dict(name: str, value: object) -> dict[Any, Any]:
     """Return a dict."""
     check_type(name, value, dict, "a dict")
-    return value
+    return cast("dict[Any, Any]", value)
 
 
 def check_ints(

@@ -119,4 +119,5 @@ class MambaSpec(KVCacheSpec):
 def _check_sequence(name: str, value: object) -> list[Any]:
     """Return the entries of a tuple or list."""
     check_type(name, value, tuple | list, "a tuple or list")
-    return list(value)  # type: ignore[call-overload]  # checked
+    entries: list[Any] = list(value)  # type: ignore[call-overload]  # checked above
+    return entries

@@ -230,8 +230,8 @@ MESSAGES: dict[str, list[Refused]] = {
             lambda twin: twin.batch(num_computed_tokens_cpu=twin.int32(3, 6)).validate(),
             ValueError,
             (
-                "num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is seq_lens[1] less its query "
-                "length 3"
+                "num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is seq_lens[1] less its "
+                "query length 3"
             ),
         ),
         (
@@ -296,8 +296,8 @@ MESSAGES: dict[str, list[Refused]] = {
             ),
             ValueError,
             (
-                "ubatch_slices[0].request_slice stops at 1, but tokens 2 to 4 of token_slice are of "
-                "later requests"
+                "ubatch_slices[0].request_slice stops at 1, but tokens 2 to 4 of token_slice are "
+                "of later requests"
             ),
         ),
         (
@@ -358,8 +358,8 @@ MESSAGES: dict[str, list[Refused]] = {
             lambda twin: twin.lib.extract_layer_index("model.norm"),
             ValueError,
             (
-                "layer_name is 'model.norm' and has 0 integers between dots, expected 1, or 2 for an "
-                "attention layer where num_attn_module is above 1"
+                "layer_name is 'model.norm' and has 0 integers between dots, expected 1, or 2 for "
+                "an attention layer where num_attn_module is above 1"
             ),
         ),
     ],
