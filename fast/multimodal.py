@@ -9,15 +9,14 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
+    check_dense,
     check_int,
-    check_kind,
     check_same_device,
     check_type,
     get_dtype_name,
     not_a_tensor,
-    to_host,
 )
-from fast._native.memory import as_array, plain
+from fast._native.memory import as_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -104,7 +103,7 @@ def scatter_mm_placeholders(
         _check_out(out, embeds, is_embed, num_placeholders)
     if uses_kernels(embeds):
         if is_checked():
-            _check_num_embeds("embeds has", num_embeds, to_host(is_embed))
+            _check_num_embeds("embeds has", num_embeds, to_host("is_embed", is_embed))
         placeholders = embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
         scatter_on_device(embeds, is_embed, NANS[embeds.dtype], placeholders)
         return placeholders
@@ -186,7 +185,7 @@ def gather_mm_placeholders(
         if num_embeds is None:
             num_embeds = int(is_embed.count_nonzero())
         elif is_checked():
-            _check_num_embeds(said, num_embeds, to_host(is_embed))
+            _check_num_embeds(said, num_embeds, to_host("is_embed", is_embed))
         embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out
         gather_on_device(placeholders, is_embed, embeds)
         return embeds
@@ -221,6 +220,7 @@ likely cause is the model's embedding method
     expected_num_items = check_int("expected_num_items", expected_num_items, 0, None)
     cause = "the likely cause is the model's embedding method"
     if isinstance(mm_embeddings, torch.Tensor):
+        check_dense("mm_embeddings", mm_embeddings)
         if mm_embeddings.dim() != 3:
             shape = tuple(mm_embeddings.shape)
             raise ValueError(
@@ -234,6 +234,7 @@ likely cause is the model's embedding method
         for i, item in enumerate(items):
             if not isinstance(item, torch.Tensor):
                 raise TypeError(not_a_tensor(f"mm_embeddings[{i}]", item))
+            check_dense(f"mm_embeddings[{i}]", item)
             if item.dim() != 2:
                 raise ValueError(
                     f"mm_embeddings[{i}] has shape {tuple(item.shape)}, expected 2 dimensions;"
@@ -250,8 +251,7 @@ def _check_rows(name: str, rows: object) -> None:
     """Refuse what is no matrix."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(not_a_tensor(name, rows))
-    if rows.layout is not torch.strided or rows.is_nested:
-        check_kind(name, rows)
+    check_dense(name, rows)
     if rows.dim() != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
 
@@ -260,8 +260,7 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
     """Refuse a mask that is no bool vector, or not on the rows' device."""
     if not isinstance(is_embed, torch.Tensor):
         raise TypeError(not_a_tensor("is_embed", is_embed))
-    if is_embed.layout is not torch.strided or is_embed.is_nested:
-        check_kind("is_embed", is_embed)
+    check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
             f"is_embed must be a vector of bool, got {get_dtype_name(is_embed.dtype)} of shape"
@@ -289,7 +288,8 @@ def _take_rows(
         placeholders = placeholders.detach()
     if out is None:
         return placeholders.index_select(0, chosen)
-    return torch.index_select(placeholders, 0, chosen, out=out)
+    with torch.inference_mode(out.is_inference()):  # torch writes to inference tensors only there
+        return torch.index_select(placeholders, 0, chosen, out=out)
 
 
 def _told_num_embeds(
@@ -309,7 +309,7 @@ def _told_num_embeds(
     _check_out(out, placeholders, is_embed, room)
     if num_embeds is not None and num_embeds != room:
         if is_checked():
-            _check_num_embeds("out has", room, to_host(is_embed))
+            _check_num_embeds("out has", room, to_host("is_embed", is_embed))
         raise ValueError(f"num_embeds is {num_embeds}, but out has {room} rows")
     return "out has", room
 

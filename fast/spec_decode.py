@@ -2,7 +2,7 @@
 
 import torch
 
-from fast._checks import check_int, not_a_tensor
+from fast._checks import check_dense, check_int, not_a_tensor
 
 
 def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -79,3 +79,4 @@ def reshape_attn_output_for_spec_decode(attn_output: torch.Tensor) -> torch.Tens
 def _check_tensor(name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise TypeError(not_a_tensor(name, value))
+    check_dense(name, value)

@@ -4,9 +4,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fast
 from fast import make_local_attention_virtual_batches as make_virtual
+from fast.launch import simulated_by
 
 Make = Callable[..., fast.CommonAttentionMetadata]
 
@@ -62,12 +64,38 @@ def test_nothing_to_do(make_batch: Make) -> None:
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [0, 0], [-(2**31), 900]])
-@pytest.mark.parametrize("starts", [[0, 4, 2], [0, -9, 9], [5, 5, 2**31 - 1]])
+@pytest.mark.parametrize("starts", [[0, 4, 4], [-4, -1, 0], [2**31 - 5, 2**31 - 5, 2**31 - 1]])
 def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
     """Whatever the values are, only the batch's own blocks are named."""
+    local = make_virtual(2**30, bad_batch(starts, seq_lens), 2**28)
+    assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [2**31 - 1] * 2])
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0, 4, 2], r"query_start_loc_cpu\[2\] is 2, less than 4 before it"),
+        ([0, -9, 9], r"query_start_loc_cpu\[1\] is -9, less than 0 before it"),
+        ([0, 2**31 - 1, 0], r"query_start_loc_cpu\[2\] is 0, less than 2147483647 before it"),
+        ([5, 5, 2**31 - 1], r"query_start_loc_cpu\[0\] is 5, expected 0"),
+        ([0, 0, 5], r"query_start_loc_cpu\[-1\] is 5, more than num_actual_tokens 4"),
+    ],
+)
+def test_starts_that_contradict_the_tokens(
+    seq_lens: list[int], starts: list[int], message: str
+) -> None:
+    """They are refused in any mode: memory would be allocated for as many tokens as they say."""
+    with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
+        make_virtual(1, bad_batch(starts, seq_lens), 1)
+
+
+def bad_batch(starts: list[int], seq_lens: list[int]) -> SimpleNamespace:
+    """Return a batch of two requests and 4 tokens, whose blocks are 1 to 4."""
     around = torch.full((8, 8), 10**6, dtype=torch.int32)
     table = around[2:6:2, 2:6:2].copy_(torch.tensor([[1, 2], [3, 4]]))
-    batch = SimpleNamespace(
+    return SimpleNamespace(
         query_start_loc=int32(starts),
         query_start_loc_cpu=int32(starts),
         seq_lens=int32(seq_lens),
@@ -77,9 +105,6 @@ def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
         block_table_tensor=table,
         slot_mapping=torch.arange(4),
     )
-    with fast.checks(enabled=False):
-        local = make_virtual(2**30, batch, 2**28)
-    assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
 
 
 def test_results_are_new(make_batch: Make) -> None:
@@ -119,7 +144,9 @@ def test_lengths_in_any_mode(make_batch: Make) -> None:
     with fast.checks(enabled=False):
         with pytest.raises(ValueError, match="seq_lens_cpu has 1 entries, expected 2"):
             make_virtual(4, make_batch([1, 1], [0, 0], seq_lens_cpu=int32([1])), 2)
-        with pytest.raises(ValueError, match="block_table_tensor has 0 rows, expected at least 1"):
+        with pytest.raises(
+            ValueError, match="block_table_tensor has 0 rows, expected at least num_reqs = 1"
+        ):
             make_virtual(4, make_batch([1], [0], block_table_tensor=torch.zeros(0, 1).int()), 2)
 
 
@@ -138,3 +165,36 @@ def test_checked(make_batch: Make) -> None:
     batch.block_table_tensor = batch.block_table_tensor[:, :2]
     with fast.checks(enabled=True), pytest.raises(ValueError, match="needs 3 blocks of 2"):
         make_virtual(4, batch, 2)
+
+
+class Allocations(TorchDispatchMode):
+    """Adds up the bytes of all tensors that are made inside, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        """Call an operator, and keep what it returns."""
+        del types
+        result = func(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor):
+            self.storages[result.untyped_storage().data_ptr()] = result
+        return result
+
+
+def test_the_device_path_needs_no_scratch(make_batch: Make) -> None:
+    """For long chunks of many requests it allocates the virtual table, and no index of its size."""
+    num_reqs, chunk = 1024, 8192
+    batch = make_batch([1] * num_reqs, [5000] * num_reqs)
+    with simulated_by(lambda *_: None), Allocations() as made:
+        local = make_virtual(chunk, batch, 16)
+    table = local.block_table_tensor
+    assert (num_reqs, chunk // 16) == table.shape
+    from_batch = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in vars(batch).values()
+        if isinstance(tensor, torch.Tensor)
+    }
+    new = [made.storages[at].untyped_storage().nbytes() for at in made.storages.keys() - from_batch]
+    assert sum(new) <= table.nbytes + 2**16

@@ -138,7 +138,7 @@ def test_writes_by_hand(make_batch: BatchMaker) -> None:
             {"block_table_tensor": np.array([[5, -1, 0], [0, 0, 0]], np.int32)},
             {},
             ValueError,
-            "block_table_tensor[0, 1] is -1, but must be at least 0",
+            "block_table_tensor[0, 1] is -1, expected at least 0",
         ),
         (
             {"num_reqs": 3},
