@@ -180,8 +180,8 @@ def _reshape_kv_cache(
 
     kv_caches: dict[str, Array | list[Array]] = {}
     for g, group in enumerate(groups):
-        for layer_name in group.layer_names:
-            raw = _check_raw_tensor(layer_name, kv_cache_raw_tensors)
+        raws = {name: _check_raw_tensor(name, kv_cache_raw_tensors) for name in group.layer_names}
+        for layer_name, raw in raws.items():
             spec = _get_layer_spec(layer_name, group, kv_cache_raw_tensors)
             page_size = check_page_size(layer_name, spec)
             first_layer, first_size = first_over.setdefault(id(raw), (layer_name, page_size))

@@ -210,7 +210,7 @@ def test_none_where_it_is_allowed() -> None:
     """Full attention may have no window; the kinds of a window and of a chunk must."""
     assert fast.FullAttentionSpec(**HEADS, sliding_window=None) == FULL
     for cls, field in (
-        (fast.SlidingWindowSpec, "sliding_window"),
+        (fast.SlidingWindowSpec, r"^specs have sliding_window \[5, 6\] and attention_chunk_size "),
         (fast.ChunkedLocalAttentionSpec, "attention_chunk_size"),
         (fast.KVCacheSpec, "block_size"),
     ):
@@ -224,7 +224,7 @@ def test_none_where_it_is_allowed() -> None:
 )
 def test_dtypes_are_torchs(dtype: object) -> None:
     """A dtype is a torch dtype, nothing else."""
-    with pytest.raises(TypeError, match="dtype must be a torch dtype"):
+    with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         fast.AttentionSpec(16, 3, 10, dtype)
     with pytest.raises(TypeError, match=r"dtypes\[0\] must be a torch dtype"):
         fast.MambaSpec(16, ((1,),), (dtype,))
@@ -246,7 +246,7 @@ def test_mamba_states_are_stored_as_tuples() -> None:
         (
             {"shapes": ((1,),)},
             ValueError,
-            "shapes has 1 entries and dtypes has 2, expected as many",
+            "^dtypes has 2 entries, expected 1, as many as shapes",
         ),
         ({"shapes": ((1,), (2, 0))}, ValueError, r"shapes\[1\]\[1\] is 0, expected at least 1"),
         ({"shapes": ((1,), (True,))}, TypeError, r"shapes\[1\]\[0\] must be an int, got True"),
@@ -286,7 +286,7 @@ def test_merge_equal_specs() -> None:
     """The base and the kinds without a rule of their own want equal specs."""
     for spec in (WINDOW, CHUNK, CROSS, ENCODER, MAMBA):
         assert spec == type(spec).merge([spec, dataclasses.replace(spec)])
-        with pytest.raises(ValueError, match=r"specs\[1\] is .*, expected all equal to"):
+        with pytest.raises(ValueError, match=r"^specs\[1\] is SlidingWindowSpec\(block_size=8, n"):
             type(spec).merge([spec, spec.copy_with_new_block_size(8)])
     with pytest.raises(ValueError, match="expected all equal"):
         fast.KVCacheSpec.merge([FULL, MLA])
@@ -296,7 +296,10 @@ def test_merge_equal_specs() -> None:
 def test_merge_carries_the_one_bound(cls: type[fast.FullAttentionSpec]) -> None:
     """The merged spec of full attention carries the one window, or the one chunk."""
     plain = cls(**HEADS)
-    for field in ("sliding_window", "attention_chunk_size"):
+    for field in (
+        r"^specs have sliding_window \[5, 6\] and attention_chunk_size \[\], expected ",
+        "attention_chunk_size",
+    ):
         bound, other = cls(**HEADS, **{field: 5}), cls(**HEADS, **{field: 6})
         assert bound == cls.merge([plain, bound, plain, bound])
         with pytest.raises(ValueError, match=rf"{field} \[5, 6\].*expected one number in all"):
@@ -439,7 +442,7 @@ def test_uniform_spec_copies_inner_specs() -> None:
     ("specs", "error", "message"),
     [
         ({}, ValueError, "kv_cache_specs is empty"),
-        ({"a": FULL.copy_with_new_block_size(8)}, ValueError, "has block_size 8, expected 16"),
+        ({"a": FULL.copy_with_new_block_size(8)}, ValueError, r"^kv_cache_specs\['a'\]\.block_si"),
         ([("a", FULL)], TypeError, "kv_cache_specs must be a dict, got list"),
         ({"a": 16}, TypeError, r"kv_cache_specs\['a'\] must be a KVCacheSpec"),
         ({("a",): FULL}, TypeError, "a key of kv_cache_specs must be a str"),
