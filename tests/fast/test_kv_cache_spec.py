@@ -210,7 +210,7 @@ def test_none_where_it_is_allowed() -> None:
     """Full attention may have no window; the kinds of a window and of a chunk must."""
     assert fast.FullAttentionSpec(**HEADS, sliding_window=None) == FULL
     for cls, field in (
-        (fast.SlidingWindowSpec, r"^specs have sliding_window \[5, 6\] and attention_chunk_size "),
+        (fast.SlidingWindowSpec, "sliding_window"),
         (fast.ChunkedLocalAttentionSpec, "attention_chunk_size"),
         (fast.KVCacheSpec, "block_size"),
     ):
@@ -226,7 +226,7 @@ def test_dtypes_are_torchs(dtype: object) -> None:
     """A dtype is a torch dtype, nothing else."""
     with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         fast.AttentionSpec(16, 3, 10, dtype)
-    with pytest.raises(TypeError, match=r"dtypes\[0\] must be a torch dtype"):
+    with pytest.raises(TypeError, match=r"dtypes\[0\] must be a supported dtype"):
         fast.MambaSpec(16, ((1,),), (dtype,))
 
 
@@ -286,9 +286,11 @@ def test_merge_equal_specs() -> None:
     """The base and the kinds without a rule of their own want equal specs."""
     for spec in (WINDOW, CHUNK, CROSS, ENCODER, MAMBA):
         assert spec == type(spec).merge([spec, dataclasses.replace(spec)])
-        with pytest.raises(ValueError, match=r"^specs\[1\] is SlidingWindowSpec\(block_size=8, n"):
+        with pytest.raises(
+            ValueError, match=r"specs\[1\] is .*, expected the same as specs\[0\], "
+        ):
             type(spec).merge([spec, spec.copy_with_new_block_size(8)])
-    with pytest.raises(ValueError, match="expected all equal"):
+    with pytest.raises(ValueError, match="expected the same as"):
         fast.KVCacheSpec.merge([FULL, MLA])
 
 
@@ -296,18 +298,15 @@ def test_merge_equal_specs() -> None:
 def test_merge_carries_the_one_bound(cls: type[fast.FullAttentionSpec]) -> None:
     """The merged spec of full attention carries the one window, or the one chunk."""
     plain = cls(**HEADS)
-    for field in (
-        r"^specs have sliding_window \[5, 6\] and attention_chunk_size \[\], expected ",
-        "attention_chunk_size",
-    ):
+    for field in ("sliding_window", "attention_chunk_size"):
         bound, other = cls(**HEADS, **{field: 5}), cls(**HEADS, **{field: 6})
         assert bound == cls.merge([plain, bound, plain, bound])
-        with pytest.raises(ValueError, match=rf"{field} \[5, 6\].*expected one number in all"):
+        with pytest.raises(ValueError, match=rf"{field} \[5, 6\].*expected at most 1 number"):
             cls.merge([bound, plain, other])
     assert plain == cls.merge([plain])
-    with pytest.raises(ValueError, match="expected one number in all at most"):
+    with pytest.raises(ValueError, match="expected at most 1 number in all"):
         cls.merge([cls(**HEADS, sliding_window=5), cls(**HEADS, attention_chunk_size=5)])
-    with pytest.raises(ValueError, match="expected one number in all at most"):
+    with pytest.raises(ValueError, match="expected at most 1 number in all"):
         cls.merge([cls(**HEADS, sliding_window=5, attention_chunk_size=6)])
 
 

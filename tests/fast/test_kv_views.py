@@ -149,7 +149,7 @@ def test_refuses_misaligned_memory() -> None:
     with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] is not aligned for float"):
         fast._reshape_kv_cache(config, {"a": make_raw(481)[1:]}, {"a": Backend()})
     odd = torch.from_numpy(np.zeros(481, np.int8)[1:])
-    with pytest.raises(ValueError, match=r"begins at address [0-9]*[13579] and byte 0 of"):
+    with pytest.raises(ValueError, match=r"is not aligned for float16, expected"):
         fast._reshape_kv_cache(config, {"a": odd}, {"a": Backend()})
 
 
@@ -252,7 +252,7 @@ def test_refuses_partial_pages() -> None:
     ):
         view(FULL, 481, Backend())
     with pytest.raises(
-        ValueError, match=r"raw tensor of 479 bytes, expected whole pages of .* 480"
+        ValueError, match=r"479 bytes, expected a multiple of its page_size_bytes 480"
     ):
         view(MAMBA, 479, Backend())
 
