@@ -109,7 +109,7 @@ def check_refusal(
     observe: Callable[[Mapping[str, Any]], object] | None = None,
     *,
     checked: bool = True,
-) -> None:
+) -> BaseException:
     """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
 
     Args:
@@ -117,6 +117,9 @@ def check_refusal(
         fault: What is wrong with the call.
         observe: What to compare of a caller's own objects.
         checked: Whether in checked mode.
+
+    Returns:
+        The exception with which it is refused.
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
@@ -133,7 +136,7 @@ def check_refusal(
                 difference = first_difference(before, after, "after the refusal")
                 if difference is not None:
                     raise Mismatch(side.call, side.target.name, difference) from error
-                return
+                return error
         else:
             got = f"returned {result!r}"
     raise Mismatch(side.call, side.target.name, _outcome(got, wanted))

@@ -92,7 +92,7 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
     """Return the starts on the host, one behind another, from their copy if there is one."""
     check_tensor("query_start_loc_p", starts, torch.int32, 1)
     if starts.shape[0] == 0:
-        raise ValueError("query_start_loc_p is empty, expected num_sequences + 1 entries")
+        raise ValueError("query_start_loc_p is empty, expected num_reqs + 1 entries")
     if copy is not None:
         check_tensor("query_start_loc_p_cpu", copy, torch.int32, 1)
         check_host("query_start_loc_p_cpu", copy)

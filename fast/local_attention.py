@@ -72,7 +72,7 @@ def make_local_attention_virtual_batches(
     block_size = check_int("block_size", block_size)
     if chunk_size % block_size:
         raise ValueError(
-            f"block_size {block_size} does not divide attn_chunk_size {attn_chunk_size}"
+            f"block_size is {block_size}, expected a divisor of attn_chunk_size {chunk_size}"
         )
     metadata = common_attn_metadata
     if is_checked():

@@ -108,7 +108,10 @@ def compute_slot_mapping(
     check_batch(query_start_loc, positions, block_table.device)
     num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
     if num_reqs > block_table.shape[0]:
-        raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {len(block_table)}")
+        rows = len(block_table)
+        raise ValueError(
+            f"query_start_loc has {num_reqs} requests, but block_table has {rows} rows"
+        )
     if is_dynamo_compiling():
         layout = _check_layout(*sizes)
         traced = in_graph(
@@ -240,15 +243,17 @@ def _check_layout(
     interleave = check_int("cp_kv_cache_interleave_size", interleave)
     if block_size % interleave:
         raise ValueError(
-            f"block_size {block_size} is no multiple of cp_kv_cache_interleave_size {interleave}"
+            f"cp_kv_cache_interleave_size is {interleave}, expected a divisor of block_size"
+            f" {block_size}"
         )
     if block_size % kernel_size:
         raise ValueError(
-            f"block_size {block_size} is no multiple of kernel_block_size {kernel_size}"
+            f"kernel_block_size is {kernel_size}, expected a divisor of block_size {block_size}"
         )
     if block_size * world_size > MAX_SIZE:
         raise ValueError(
-            f"block_size {block_size} times cp_world_size {world_size} is more than {MAX_SIZE}"
+            f"block_size {block_size} times cp_world_size {world_size} is"
+            f" {block_size * world_size}, expected at most {MAX_SIZE}"
         )
     return Layout(block_size, kernel_size, world_size, rank, interleave)
 

@@ -17,6 +17,7 @@ from fast._checks import (
     check_minimum,
     check_starts,
     check_tensor,
+    get_type_name,
     is_int,
 )
 from fast._native.memory import plain, to_host
@@ -97,7 +98,7 @@ def create_ubatch_slices(
     """
     check_array("num_scheduled_tokens", num_scheduled_tokens)
     if not is_int(split_points) and not isinstance(split_points, list):
-        raise TypeError(f"split_points must be an int or a list, got {type(split_points).__name__}")
+        raise TypeError(f"split_points must be an int or a list, got {get_type_name(split_points)}")
     if is_checked():
         check_minimum("num_scheduled_tokens", num_scheduled_tokens, 0)
     tokens = num_scheduled_tokens.astype(np.int64)
@@ -325,8 +326,8 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
         if type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
             return start, stop  # what most callers hand over, at a third of the time
     if not isinstance(value, slice):
-        raise TypeError(f"{name} must be a slice, got {type(value).__name__}")
-    if value.step is not None and check_int(f"{name}.step", value.step) != 1:
+        raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
+    if value.step is not None and check_int(f"{name}.step", value.step, -(2**31), None) != 1:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop

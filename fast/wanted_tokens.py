@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fast._checks import INT32, STRIDED, check_dense, check_host, check_int, check_same_device
+from fast._checks import (
+    INT32,
+    STRIDED,
+    check_dense,
+    check_host,
+    check_int,
+    check_same_device,
+    get_dtype_name,
+    not_a_tensor,
+)
 from fast._native.logits_indices import count_logits_indices
 from fast._native.memory import check_vector, plain, to_host
 from fast.batch_fields import (
@@ -195,9 +204,9 @@ def _check_wanted(
 def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor:
     """Refuse what is no vector of indices, or one with too few."""
     if not isinstance(indices, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
+        raise TypeError(not_a_tensor(name, indices))
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
-        raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
+        raise TypeError(f"{name} must be int32 or int64, got {get_dtype_name(indices.dtype)}")
     if indices.ndim != 1 or indices.layout is not STRIDED:
         check_dense(name, indices)
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")

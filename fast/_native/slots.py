@@ -59,7 +59,9 @@ def fill_slots(
     if num_reqs < 0:
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
     if num_reqs > num_rows:
-        raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {num_rows}")
+        raise ValueError(
+            f"query_start_loc has {num_reqs} requests, but block_table has {num_rows} rows"
+        )
     if out is None:
         slots = np.empty(num_positions, dtype=np.int64)
     else:
