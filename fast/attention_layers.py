@@ -199,7 +199,7 @@ def init_attn_backend(
     """
     groups = kv_cache_config.kv_cache_groups
     check_list("kv_cache_config.kv_cache_groups", groups)
-    context = vllm_config.compilation_config.static_forward_context if groups else {}
+    context = vllm_config.compilation_config.static_forward_context
     attn_backends: dict[str, Any] = {}
     plans = []
     for i, group in enumerate(groups):

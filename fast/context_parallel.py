@@ -53,7 +53,11 @@ def get_dcp_local_seq_lens(
 
     Source: the definition is kvtwin's own; the name is vLLM's decode context parallelism.
     """
-    is_on_host = isinstance(seq_lens, torch.Tensor) and not uses_kernels(seq_lens)
+    is_on_host = (
+        not is_dynamo_compiling()
+        and isinstance(seq_lens, torch.Tensor)
+        and not uses_kernels(seq_lens)
+    )
     if not is_on_host or out is not None or is_checked():  # otherwise the loop's caller checks it
         check_tensor("seq_lens", seq_lens, torch.int32, 1)
     size = check_int("dcp_size", dcp_size)

@@ -100,9 +100,8 @@ def compute_slot_mapping(
     sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
     if not isinstance(block_table, torch.Tensor):
         check_tensor("block_table", block_table, torch.int32, 2)
-    is_on_host = not uses_kernels(block_table)
-    if is_on_host and not is_checked() and not is_dynamo_compiling():
-        # The loop's caller checks the tensors.
+    is_on_host = not is_dynamo_compiling() and not uses_kernels(block_table)
+    if is_on_host and not is_checked():  # the loop's caller checks the tensors
         return fill_slots(block_table, query_start_loc, positions, _find_layout(*sizes), out)
     check_tensor("block_table", block_table, torch.int32, 2)
     check_batch(query_start_loc, positions, block_table.device)
