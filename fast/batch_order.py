@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from contextlib import suppress
-from operator import itemgetter
+from operator import countOf, itemgetter
 from typing import Any
 
 import numpy as np
@@ -238,7 +238,7 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
                 kind = get_type_name(req_id)
                 raise TypeError(f"req_ids[{position}] must be hashable, got {kind}") from None
         raise
-    if None in counts:
+    if countOf(map(type, counts), type(None)):  # others may not compare with None
         missing = [req_id for req_id in req_ids if req_id not in scheduled]
         if missing:
             at = req_ids.index(missing[0])
