@@ -1,0 +1,156 @@
+"""The command line of the probe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from conformance.lists import names_in, near
+from tools.parser import Parser
+from tools.probe.violation import Violation
+from tools.probe.workers import Job, Report, run_job
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Probe functions as the command line says.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        0 where nothing was found, 1 where something was.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    if sys.platform != "linux":
+        parser.error("needs Linux: it protects pages and reads /proc")
+    import torch  # noqa: PLC0415  # so that a wrong command line is told at once
+
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+    import fast  # noqa: PLC0415
+    from tools.probe import subjects  # noqa: PLC0415
+    from tools.probe.target import load  # noqa: PLC0415
+
+    known = subjects.names()
+    for name in options.functions or ():
+        if name not in known:
+            parser.error(f"nothing is probed by the name {name!r}; there is {near(name, known)}")
+    try:
+        implementation = load(options.impl)
+    except Exception as error:  # noqa: BLE001  # whatever the file raises
+        parser.error(f"--impl {options.impl}: {type(error).__name__}: {error}")
+    torch.set_num_threads(1)  # workers are forked: no threads may run before
+    fast.warmup()
+    FakeTensorMode()  # imports a second's worth of torch, once for all workers
+    if options.replay is not None:
+        function, seed, case = options.replay
+        if function not in known:
+            parser.error(f"nothing is probed by the name {function!r}; there is {near(function, known)}")
+        jobs = [Job(function, seed, case, case + 1)]
+    else:
+        names = options.functions or known
+        jobs = [Job(name, options.seed, 0, options.cases) for name in names]
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    is_replay = options.replay is not None
+    reports = []
+    with ThreadPoolExecutor(options.workers) as pool:
+        futures = [pool.submit(run_job, job, implementation, deadline) for job in jobs]
+        for future in as_completed(futures):
+            report = future.result()
+            reports.append(report)
+            print(describe(report, is_full=is_replay), flush=True)
+    return _sum_up(reports)
+
+
+def describe(report: Report, *, is_full: bool = False) -> str:
+    """Return what came of a job, each violation that is told once in a few lines."""
+    number = report.job.stop - report.job.first
+    lines = [f"{report.job.function}: {report.done:,} of {number:,} cases, {report.seconds:.0f} s"]
+    if is_full:
+        lines.append(f"  {report.counts}")
+    found: dict[tuple[str, str, str], list[Violation]] = {}
+    for violation in report.violations:
+        found.setdefault(violation.key, []).append(violation)
+    for alike in found.values():
+        first = min(alike, key=lambda violation: len(violation.call))
+        lines.append(f"  {first.kind}, {len(alike)} times, at {first.where}")
+        most = 5000 if is_full else 400
+        lines.append(f"    {first.detail[:most]}")
+        lines += [f"    {first.call[:most]}"] if first.call else []
+        lines.append(f"    --replay {first.replay}")
+    return "\n".join(lines)
+
+
+def _sum_up(reports: Sequence[Report]) -> int:
+    """Print a last line and return the exit status."""
+    cases = sum(report.done for report in reports)
+    distinct = {violation.key for report in reports for violation in report.violations}
+    short = [report for report in reports if report.done < report.job.stop - report.job.first]
+    print(
+        f"{len(reports)} functions, {cases:,} cases, {len(distinct)} kinds of violations"
+        + (f"; {len(short)} functions not to the end" if short else "")
+    )
+    return 1 if distinct else 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = Parser(
+        prog="python -m tools.probe",
+        description="Throw random calls at the functions of fast, and report broken promises.",
+    )
+    parser.add_argument(
+        "--functions", type=_names, metavar="A,B", help="default: all that are public"
+    )
+    parser.add_argument(
+        "--cases", type=_positive, metavar="N", default=10_000, help="for each; default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        help="processes at once; default: one for each core",
+    )
+    parser.add_argument("--minutes", type=float, metavar="N", help="stop after so many")
+    parser.add_argument(
+        "--impl", type=Path, metavar="FILE", help="a Python file whose names replace those of fast"
+    )
+    parser.add_argument(
+        "--replay", type=_case, metavar="FUNCTION:SEED:CASE", help="run one case, in full"
+    )
+    return parser
+
+
+def _case(text: str) -> tuple[str, int, int]:
+    """Read the name of a case."""
+    found = re.fullmatch(r"([\w.]+):(-?\d+):(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no FUNCTION:SEED:CASE")
+    return found[1], int(found[2]), int(found[3])
+
+
+def _names(text: str) -> list[str]:
+    """Read a list of names."""
+    try:
+        return names_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
