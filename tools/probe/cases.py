@@ -62,6 +62,7 @@ class Prober:
         )
         self._wanted: dict[int, Outcome | None] = {}
         self.call: Call | None = None
+        self._valid = subject.calls[0]
         self.counts: dict[str, int] = {}
 
     def run(self, number: int) -> list[Violation]:
@@ -97,7 +98,7 @@ class Prober:
 
     def _some_call(self, random: Random) -> tuple[Call, Outcome | None]:
         number = random.randrange(len(self.subject.calls))
-        call = self.subject.calls[number]
+        call = self._valid = self.subject.calls[number]
         if number not in self._wanted:
             self._wanted[number] = call_reference(call, seconds=10)
         return call, self._wanted[number]
@@ -105,7 +106,7 @@ class Prober:
     def _manner(self, random: Random) -> Manner:
         contract = self.subject.contract
         return Manner(
-            has_numpy_scalars=random.random() < 0.2,
+            has_numpy_scalars=random.random() < 0.2 and self.subject.is_compared,
             is_positional=random.random() < 0.2 and self.subject.name[0].islower(),
             has_own_objects=random.random() < 0.2 and contract.takes_objects,
         )
@@ -135,7 +136,7 @@ class Prober:
         got = call_fast(self.target, call, checked=random.random() < 0.4, **options)
         yield from judge_resources(got)
         if got.error is not None:
-            yield from judge_error(call, got)
+            yield from judge_error(call, got, self._valid)
             where = innermost_frame(got.error.__traceback__)
             said = f"{type(got.error).__name__}: {got.error}"
             yield "refused a valid call", where, said
@@ -152,7 +153,7 @@ class Prober:
 
     def _mutated(self, random: Random, is_wanted: Callable[[Site], bool]) -> Iterator[Finding]:
         call, _ = self._some_call(random)
-        is_hint = False
+        is_hint, changed = False, []
         number = random.choice((1, 1, 1, 1, 2, 3))
         for _ in range(number):
             sites = sites_of(call)
@@ -160,12 +161,18 @@ class Prober:
             if not chosen:
                 return
             site = random.choice(chosen)
-            is_hint |= site.is_hint
+            changed.append(site.path)
+            is_hint |= site.is_hint or "device" in site.path
             if isinstance(site.value, np.ndarray) and random.random() < 0.9:
                 value: Any = other_array(random, site.value)
             else:
                 value = other_value(random, site.value, site.path)
             call = replaced_at(call, site, value)
+            twin = next((other for other in sites if are_twins(site.path, other.path)), None)
+            if twin is not None and random.random() < 0.9:
+                call = replaced_at(call, twin, value)
+            elif twin is not None:
+                is_hint = True  # which of both is read, nobody says
         self.call = call
         wanted = call_reference(call)
         checked = random.random() < 0.5
@@ -173,10 +180,12 @@ class Prober:
         yield from judge_resources(got)
         if wanted is None:  # `reference` was too slow, or needs too much memory itself
             return
-        yield from judge_error(call, got)
-        if not is_hint:
+        yield from judge_error(call, got, self._valid)
+        if not is_hint and self.subject.is_compared:
             is_single = number == 1
-            yield from judge_twins(self.subject.contract, wanted, got, checked and is_single)
+            yield from judge_twins(
+                self.subject.contract, wanted, got, changed, checked=checked and is_single
+            )
         elif got.error is None:
             yield from judge_unchanged(self.subject.contract, got)
         if got.error is None and not checked and random.random() < 0.5:
@@ -205,7 +214,9 @@ class Prober:
         site = random.choice(sites)
         kind = some_kind(random, site.value, site.path)
         if kind.kind in {"expanded", "zero-stride"} and not _is_repeated(site.value):
-            call = replaced_at(call, site, _repeated(site.value))
+            for twin in sites:
+                if twin is site or are_twins(site.path, twin.path):
+                    call = replaced_at(call, twin, _repeated(site.value))
             wanted = call_reference(call)
             if wanted is None or wanted.error is not None:
                 return
@@ -218,11 +229,11 @@ class Prober:
         if isinstance(got.error, NoSuchKindError):
             return
         if got.error is not None:
-            for finding in judge_error(call, got):
+            for finding in judge_error(call, got, self._valid):
                 yield f"{finding[0]} ({kind.kind})", *finding[1:]
             return
-        is_out = site.path == "out"  # a copy takes what is written
-        difference = None if is_out else _difference(self.subject, wanted, got)
+        is_kept = site.path == "out" or not self.subject.is_compared  # a copy takes what is written
+        difference = None if is_kept else _difference(self.subject, wanted, got, site.path)
         if difference is not None:
             yield f"wrong result ({kind.kind})", path_of(difference), f"{site.path}: {difference}"
 
@@ -240,7 +251,7 @@ class Prober:
             mode = torch.inference_mode() if name == "inference mode" else torch.no_grad()
             got = call_fast(self.target, call, checked=random.random() < 0.5, inside=mode)
             if got.error is not None:
-                for finding in judge_error(call, got):
+                for finding in judge_error(call, got, self._valid):
                     yield f"{finding[0]} ({name})", *finding[1:]
                 yield f"refused a valid call ({name})", "", repr(got.error)
             else:
@@ -278,7 +289,7 @@ class Prober:
                 return
         got = found[0]
         if got.error is not None:
-            for finding in judge_error(call, got):
+            for finding in judge_error(call, got, self._valid):
                 yield f"{finding[0]} ({name})", *finding[1:]
             return
         expected = [part for _, part in parts(wanted.result, "r") if isinstance(part, np.ndarray)]
@@ -410,6 +421,17 @@ class Prober:
             yield "another answer in a forked process", "", f"wait status {status}"
 
 
+def are_twins(path: str, other: str) -> bool:
+    """Tell whether two places hold the same values, on the CPU and on a device.
+
+    >>> are_twins("batch.seq_lens", "batch.seq_lens_cpu"), are_twins("a.cpu", "a.gpu")
+    (True, True)
+    """
+    if {path[-4:], other[-4:]} == {".cpu", ".gpu"}:
+        return path[:-4] == other[:-4]
+    return path == f"{other}_cpu" or other == f"{path}_cpu"
+
+
 def told(call: Call | None) -> str:
     """Return a call as text, cut; some objects in it refuse to be printed."""
     if call is None:
@@ -430,11 +452,11 @@ def call_side(target: ProbedTarget, call: Call) -> Any:
     return Side(target, call)
 
 
-def _difference(subject: Subject, wanted: Outcome, got: Outcome) -> str | None:
+def _difference(subject: Subject, wanted: Outcome, got: Outcome, path: str) -> str | None:
     try:
-        return compare(subject.contract, wanted, got)
-    except Exception as error:  # noqa: BLE001  # a result that cannot be read
-        return f"unreadable = {type(error).__name__}: {error}, but should be a result"
+        return compare(subject.contract, wanted, got, [path])
+    except Exception:  # noqa: BLE001  # it hands through what cannot be read
+        return None
 
 
 def _given(carrier: Any, inner: OfKind, tensor: torch.Tensor) -> Any:
@@ -455,6 +477,7 @@ def _is_ours(result: Any) -> bool:
     """Tell whether a result has no class of a caller in it."""
     return all(
         type(part).__module__.split(".")[0] in {"fast", "torch", "numpy", "builtins"}
+        and "float8" not in str(getattr(part, "dtype", ""))  # torch cannot pickle them
         for _, part in parts(result, "result")
     ) and not isinstance(result, type)
 

@@ -113,7 +113,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "class": lambda: int,
     "module": lambda: dataclasses,
     "lambda": lambda: lambda *_: 1,
-    "masked array": lambda: np.ma.masked_array([1, 2], [True, False]),
+    "masked array": lambda: np.ma.masked_array([1, 2], [True, False], fill_value=0),
     "structured array": lambda: np.zeros(2, [("a", np.int32), ("b", np.int64)]),
     "byte-swapped array": lambda: np.array([1, 2], np.dtype(np.int32).newbyteorder()),
     "read-only array": lambda: _read_only(np.array([1, 2])),
@@ -138,11 +138,14 @@ class StrangeObject(Blueprint):
     """An object of `OBJECTS`, which stands in an argument's place in both twins."""
 
     name: str
+    made: list[Any] = dataclasses.field(default_factory=list, repr=False)
 
     def make(self, carrier: Carrier) -> Any:
-        """Return a new one."""
+        """Return it: the same one in both twins."""
         del carrier
-        return OBJECTS[self.name]()
+        if not self.made:
+            self.made.append(OBJECTS[self.name]())
+        return self.made[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

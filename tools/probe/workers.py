@@ -162,7 +162,7 @@ class _Worker:
         _, status = os.waitpid(self.process, 0)
         os.close(self._pipe)
         case, _ = self.progress.read()
-        self.cases_done = case - self.job.first + (status == 0)
+        self.cases_done = max(case - self.job.first, 0) + (status == 0)
         if status == 0 or is_late:
             return None
         how = f"signal {signal.Signals(status).name}" if os.WIFSIGNALED(status) else f"exit {status}"
@@ -185,7 +185,7 @@ class _Worker:
         frames = re.findall(r'File "[^"]*", line \d+.*', dump)
         detail = "\n    ".join(frames[:8]) or dump[-1500:]
         if how.startswith("died of exit"):
-            detail = dump[-1500:]
+            detail = dump[-3000:]
         call = calls[-1] if calls else ""
         return Violation(
             self.job.function, self.job.seed, case, how, innermost_dumped(dump), detail, call
