@@ -4,7 +4,6 @@ The names and their meaning are those of the `reference` package. Arguments and 
 tensors, on the CPU or on a CUDA device. `checks` and `warmup` are this package's own.
 """
 
-from fast._checks import checks
 from fast.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -33,6 +32,7 @@ from fast.block_table import (
 )
 from fast.buffers import CpuGpuBuffer
 from fast.causal_conv1d import compute_causal_conv1d_metadata
+from fast.checked_mode import checks
 from fast.config import (
     CacheConfig,
     CompilationConfig,

@@ -1,13 +1,12 @@
-"""What `fast` refuses: one `check_*` for each kind of input, and checked mode.
+"""What `fast` refuses: one `check_*` for each kind of input.
 
-What costs O(1) and the Python lists that a caller hands over are checked always. What reads the
-values of a tensor is checked in checked mode only; callers of those checks ask `is_checked()`.
+What costs O(1), and Python lists, are always checked. Checks that read the values of a tensor are
+for checked mode (`fast.checked_mode`).
 """
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType, UnionType
-from typing import Any, Final, Self, TypeAlias, cast
+from collections.abc import Iterable, Sequence
+from types import UnionType
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,68 +15,10 @@ import torch
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 INT32: Final = torch.int32  # found 0.05 us sooner
-is_int32_on_cpu: Final[Callable[[object], bool]] = torch.IntTensor.__instancecheck__
-"""Three questions in one, and asked so in half of the time that `isinstance` takes."""
 INT_DTYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
 MAX_SIZE: Final = 2**31 - 1
 """The greatest size: what an int32 can hold."""
-
-_STATE = {"checked": os.environ.get("FAST_CHECKS", "") == "1"}
-
-ON_SWITCH: Final[list[Callable[[], None]]] = []
-"""What is called whenever checked mode was switched."""
-
-
-class checks:  # noqa: N801  (called like a function; what it returns restores the old state)
-    """Switch checked mode on or off, at once; as a context manager, until its end.
-
-    In checked mode `fast` reads the values of the tensors it is given and refuses exactly what
-    `reference` refuses, in all threads. On a GPU that waits for the device. The environment
-    variable `FAST_CHECKS=1` switches it on when `fast` is imported.
-
-    Args:
-        enabled: whether to check, bool.
-
-    Raises:
-        TypeError: `enabled` is not a bool.
-
-    Example:
-        >>> import torch, fast
-        >>> with fast.checks(True):
-        ...     fast.get_dcp_local_seq_lens(torch.tensor([-1], dtype=torch.int32))
-        Traceback (most recent call last):
-        ValueError: seq_lens[0] is -1, expected at least 0
-
-    Source: kvtwin's own.
-    """
-
-    def __init__(self, enabled: bool) -> None:
-        check_bool("enabled", enabled)
-        self._before = is_checked()
-        _switch(enabled)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _switch(self._before)
-
-
-def _switch(enabled: bool) -> None:
-    _STATE["checked"] = enabled
-    for tell in ON_SWITCH:
-        tell()
-
-
-def is_checked() -> bool:
-    """Say whether checked mode is on."""
-    return _STATE["checked"]
 
 
 def is_int(value: object) -> bool:
@@ -206,10 +147,38 @@ def check_tensor(
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
     if value.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
+    if value.layout is not torch.strided or value.is_nested:
+        check_kind(name, value)
     if value.dim() != ndim:
         raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(value.shape)}")
     if device is not None and value.device != device:
         check_same_device([(name, value)], device)
+
+
+def check_kind(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor of a kind whose elements do not lie in memory of its own.
+
+    Raises:
+        TypeError: it is sparse, nested, wrapped by `torch.func`, or of a class without memory.
+    """
+    if value.layout is not torch.strided:
+        found = f"a {str(value.layout).removeprefix('torch.')} tensor"
+    elif value.is_nested:
+        found = "a nested tensor"
+    elif _is_wrapped(value):
+        found = "one wrapped by torch.func"
+    elif type(value) is not torch.Tensor and not isinstance(value, torch.nn.Parameter):
+        found = f"a {type(value).__name__}"
+    else:
+        return
+    raise TypeError(f"{name} must be a dense tensor in memory, got {found}")
+
+
+def _is_wrapped(value: torch.Tensor) -> bool:
+    """Return whether a tensor stands for others, as in `torch.vmap` and `functionalize`."""
+    functorch: Any = getattr(torch._C, "_functorch", None)  # noqa: SLF001  (there is no public name)
+    is_wrapped = getattr(functorch, "is_functorch_wrapped_tensor", None)
+    return torch._is_functional_tensor(value) or bool(is_wrapped and is_wrapped(value))  # noqa: SLF001
 
 
 def check_array(name: str, value: object, min_length: int = 0) -> None:
@@ -254,46 +223,6 @@ def check_host(name: str, value: torch.Tensor) -> None:
         raise ValueError(f"{name} must be on the CPU, got {value.device}")
 
 
-def host_vector(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
-    """Return a metadata's int32 vector on the CPU, its entries one behind another.
-
-    Raises:
-        TypeError: it is no tensor, or of another dtype.
-        ValueError: it is not one-dimensional, of another length, or not on the CPU.
-    """
-    check_host_vector(name, value, length)
-    return value.contiguous()
-
-
-def check_host_vector(name: str, value: torch.Tensor, length: int) -> None:
-    """Refuse what is no int32 vector on the CPU of this length.
-
-    Raises:
-        TypeError: it is no tensor, or of another dtype.
-        ValueError: it is not one-dimensional, of another length, or not on the CPU.
-    """
-    # What is right is judged in one expression: that saves 1 us of 1.5.
-    if is_int32_on_cpu(value) and value.ndim == 1 and value.nelement() == length:
-        return
-    check_tensor(name, value, torch.int32, 1)
-    check_host(name, value)
-    raise ValueError(f"{name} has {len(value)} entries, expected {length}")
-
-
-def address_of(name: str, value: torch.Tensor) -> int:
-    """Return where a CPU tensor's memory begins, for a compiled loop, which asks nobody.
-
-    Raises:
-        ValueError: it is on another device, or has no memory (a meta tensor's, a fake one's, what
-            was resized to nothing).
-    """
-    address = value.data_ptr()
-    if not value.is_cpu or (not address and value.nelement()):
-        kind = type(value).__name__
-        raise ValueError(f"{name} has no memory on the CPU: it is a {kind} on {value.device}")
-    return address
-
-
 def check_same_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
     """Refuse tensors that are not on `device`.
 
@@ -333,6 +262,18 @@ def check_starts(name: str, starts: IntArray) -> None:
         raise ValueError(f"{name}[{at}] is {starts[at]}, less than {starts[at - 1]} before it")
 
 
+def check_num_tokens(starts: IntArray, num_positions: int) -> None:
+    """Refuse a batch with more tokens than positions.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if starts[-1] > num_positions:
+        raise ValueError(
+            f"query_start_loc[-1] is {starts[-1]}, but positions has {num_positions} entries"
+        )
+
+
 def to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor's values as a NumPy array; waits for the device, so for checked mode only."""
-    return tensor.detach().cpu().numpy()
+    return tensor.detach().cpu().resolve_neg().numpy()

@@ -1,15 +1,15 @@
 """What may be appended to block tables, and how it travels to them."""
 
+from collections import Counter
 from itertools import chain
 from operator import countOf
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fast._checks import MAX_SIZE, check_ints, check_list
-from fast._compiled import Int, Int32s, Int64s, compiled, inlined
-from fast.packed_ints import pack_ints
+from fast._native.int_packing import pack_ints
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ def check_listed(
     check_list("overwrite", overwrite, len(req_indices))
     rows = check_ints("req_indices", req_indices, 0, max_num_reqs - 1, IndexError)
     if len(set(req_indices)) != len(req_indices):
-        twice = next(row for row in req_indices if req_indices.count(row) > 1)
+        twice = next(row for row, count in Counter(req_indices).items() if count > 1)
         raise ValueError(f"req_indices lists request slot {twice} twice, expected once")
     for kind in set(map(type, overwrite)):
         if kind not in (bool, np.bool_):
@@ -179,105 +179,3 @@ def _join(
 def pack_plan(rows: Int64, replaced: Bools, ends: Int64, ids: list[Int64]) -> Int64:
     """Pack what was checked into a plan, as `pack_lists` describes it."""
     return np.concatenate([rows, ends.reshape(-1), *ids, replaced.astype(np.int64)])
-
-
-@inlined
-def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401, C901  (the compiler's bool; numba keeps each loop on its own)
-    """Judge a plan's values, and count the ends of its ids from the plan's start.
-
-    A plan that is refused is spoilt. Reads widths, and num_blocks of each group's rows.
-    """
-    num_groups = len(widths)
-    is_listed = np.zeros(num_blocks.shape[1], np.bool_)
-    for listed in range(num_listed):
-        row = plan[listed]
-        if row < 0 or row >= num_blocks.shape[1] or is_listed[row]:
-            return False
-        is_listed[row] = True
-    first = num_listed + num_groups * (num_listed + 1)
-    for group in range(num_groups):
-        ends = num_listed + group * (num_listed + 1)
-        num_ids = plan[ends + num_listed]
-        if plan[ends] != 0:
-            return False
-        for listed in range(num_listed):
-            if plan[ends + listed + 1] < plan[ends + listed] or plan[ends + listed + 1] > num_ids:
-                return False  # before they are subtracted, which might wrap around
-            count = plan[ends + listed + 1] - plan[ends + listed]
-            if not plan[len(plan) - num_listed + listed]:
-                count += num_blocks[group, plan[listed]]
-            if count > widths[group]:
-                return False
-        for k in range(first, first + num_ids):
-            if plan[k] < 0 or plan[k] > MAX_SIZE:
-                return False
-        for listed in range(num_listed + 1):
-            plan[ends + listed] += first
-        first += num_ids
-    return True
-
-
-@inlined
-def count_blocks(plan: Int64s, num_listed: Int, num_blocks: Int32s) -> None:
-    """Write how many blocks each listed row has after a plan."""
-    for group in range(len(num_blocks)):
-        ends = num_listed + group * (num_listed + 1)
-        for listed in range(num_listed):
-            number = plan[ends + listed + 1] - plan[ends + listed]
-            if not plan[len(plan) - num_listed + listed]:
-                number += num_blocks[group, plan[listed]]
-            num_blocks[group, plan[listed]] = number
-
-
-@compiled("boolean(int64[::1], int64, int64[::1], int32[:, ::1])")
-def complete_plan(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Complete a plan, as `complete` does, for what carries it out elsewhere."""
-    return complete(plan, num_listed, widths, num_blocks)
-
-
-@compiled("void(int64[::1], int64, int32[:, ::1])")
-def count_appended(plan: Int64s, num_listed: int, num_blocks: Int32s) -> None:
-    """Count blocks, as `count_blocks` does, after what was carried out elsewhere."""
-    count_blocks(plan, num_listed, num_blocks)
-
-
-@compiled(
-    "boolean(int32[::1], int32[:, ::1], int64[:, ::1], int64[::1], int64, int64[::1],"
-    " int32[:, ::1], boolean[::1])"
-)
-def append_on_host(
-    tables: Int32s,
-    num_blocks: Int32s,
-    groups: Int64s,
-    plan: Int64s,
-    num_listed: int,
-    widths: Int64s,
-    known: Int32s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Complete a plan, append its ids to the rows, and count them; False where it is refused.
-
-    Of replaced rows notes that they have changed. `known` is `num_blocks` as the host counts them:
-    one call for all three saves 2 us.
-    """
-    if not complete(plan, num_listed, widths, known):
-        return False
-    for listed in range(num_listed):
-        if plan[len(plan) - num_listed + listed]:
-            is_changed[plan[listed]] = True
-    for group in range(len(groups)):
-        offset = groups[group, 0]
-        width = groups[group, 1]
-        for listed in range(num_listed):
-            row = plan[listed]
-            ends = num_listed + group * (num_listed + 1) + listed
-            first = plan[ends]
-            number = plan[ends + 1] - first
-            is_replaced = plan[len(plan) - num_listed + listed]
-            used = 0 if is_replaced else np.int64(num_blocks[group, row])
-            start = offset + row * width + used
-            for k in range(number):
-                tables[start + k] = plan[first + k]
-            num_blocks[group, row] = used + number
-    count_blocks(plan, num_listed, known)
-    return True

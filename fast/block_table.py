@@ -1,30 +1,25 @@
 """Block tables, and the slots that follow from them."""
 
-from typing import Any
-
-import numpy as np
 import torch
 
 from fast._checks import (
-    address_of,
     check_int,
     check_ints,
+    check_num_tokens,
     check_starts,
     check_tensor,
-    is_checked,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled
+from fast._native.memory import plain
+from fast.checked_mode import is_checked
 from fast.kernel_blocks import map_to_kernel_blocks
 from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
-from fast.rows import RequestRows, make_zeros
+from fast.rows import RequestRows
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
-from fast.slot_loops import fill_slots_of_groups
 from fast.slots import (
     Layout,
     check_batch,
-    check_num_tokens,
     check_slots,
     compute_slot_mapping,
     flat,
@@ -44,10 +39,16 @@ class BlockTables(RequestRows):
 
     Rows are request slots, which outlive the batch order. What is handed out are views of
     persistent buffers, which keep their addresses, so that a CUDA graph can be captured over them.
-    They are for reading: on the CPU a row that holds what it should is not written again, so what
-    a caller writes there stays.
     On a GPU no call waits for the device, but in checked mode. The host counts the blocks of rows
     for itself: a replay that moves, swaps or clears rows is not counted, only the captured call.
+
+    A caller may write into the views with torch's operations: the next call notices it and writes
+    the whole buffer anew. Not allowed are writes that torch does not notice: through NumPy arrays
+    of the memory, through `tensor.data`, by foreign kernels, or by replays of a graph that captured
+    a write of the caller's. What is written so may stay; checked mode finds it and raises.
+
+    An object can be copied (`copy.deepcopy`, `pickle`, to another process): the copy has buffers of
+    its own. An exception out of a signal handler leaves each call done or not done.
 
     Args:
         block_sizes: positions in a block, for each of the G groups; a list, may be empty.
@@ -60,7 +61,8 @@ class BlockTables(RequestRows):
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a size below 1 or above 2**31 - 1.
+        ValueError: a size below 1 or above 2**31 - 1, sizes whose tables no memory can hold, a
+            device that is not there.
 
     Example:
         >>> import torch
@@ -74,40 +76,6 @@ class BlockTables(RequestRows):
 
     Source: the definition is kvtwin's own; the names are vLLM's block tables.
     """
-
-    @torch.inference_mode(mode=False)  # the tables outlive the mode in which they are made
-    def __init__(
-        self,
-        block_sizes: list[int],
-        max_num_reqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        device: torch.device | str,
-        pin_memory: bool,
-    ) -> None:
-        super().__init__(block_sizes, max_num_reqs, max_model_len, device, pin_memory)
-        self.max_num_batched_tokens = check_int("max_num_batched_tokens", max_num_batched_tokens)
-        self._gathered = make_zeros(len(self._tables), self.device)
-        self._num_gathered = torch.zeros_like(self._num_blocks)
-        self._slots = torch.full(
-            (len(self.block_sizes), self.max_num_batched_tokens),
-            PAD_SLOT_ID,
-            dtype=torch.int64,
-            device=device,
-        )
-        self._gathered_views = [
-            self._gathered[offset : offset + self.max_num_reqs * width].view(-1, width)
-            for offset, width in zip(self._offsets.tolist(), self._widths.tolist(), strict=True)
-        ]
-        # How much of the buffers the last step may have written, so that no more is cleared.
-        self._num_rows_used = 0
-        self._num_slots_used = 0
-        self._gathered_arrays: tuple[Any, Any, Any] = (None, None, None)
-        self._flat_slots: Any = None
-        if self._tables.device.type == "cpu":  # views made once: 0.8 us each
-            sources = np.full(self.max_num_reqs, -1, dtype=np.int32)
-            self._gathered_arrays = (self._gathered.numpy(), self._num_gathered.numpy(), sources)
-            self._flat_slots = self._slots.numpy().reshape(-1)
 
     def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gather the rows of a batch's requests, in batch order.
@@ -123,7 +91,8 @@ class BlockTables(RequestRows):
 
         Raises:
             TypeError: not an int32 tensor.
-            ValueError: not one-dimensional, too long, or on another device.
+            ValueError: not one-dimensional, too long, or on another device; in checked mode,
+                entries that were written without torch noticing: the call after that is right.
             IndexError: in checked mode, a request slot that is not there (otherwise a row of
                 nulls).
 
@@ -144,8 +113,13 @@ class BlockTables(RequestRows):
             )
         if is_checked():
             check_ints("idx_mapping", idx_mapping.tolist(), -1, self.max_num_reqs - 1, IndexError)
-        if uses_kernels(self._tables):
-            self._is_changed[:] = True  # what the host gathered is not there now
+        self._notice_table_writes()
+        if not uses_kernels(self._tables):
+            self._on_host.gather(idx_mapping)
+        else:
+            if self._host is not None:  # a simulator runs the kernel
+                self._host.forget_rows()
+            rows = plain("idx_mapping", idx_mapping)
             launch_blocks(
                 kernels.gather_block_tables,
                 self.max_num_reqs,
@@ -153,20 +127,10 @@ class BlockTables(RequestRows):
                 *self._state,
                 self._gathered,
                 self._num_gathered,
-                flat(idx_mapping),
-                idx_mapping.stride(0),
+                flat(rows),
+                rows.stride(0),
                 num_reqs,
             )
-        else:
-            num_rows = max(num_reqs, self._num_rows_used)
-            gather_rows.run(
-                *self._arrays,
-                self._is_changed,
-                *self._gathered_arrays,
-                idx_mapping.numpy(),
-                num_rows,
-            )
-        self._num_rows_used = num_reqs
         return tuple([view[:num_reqs] for view in self._gathered_views])
 
     def compute_slot_mappings(
@@ -212,34 +176,31 @@ class BlockTables(RequestRows):
         if is_checked():
             starts, where = to_host(query_start_loc), to_host(positions)
             check_starts("query_start_loc", starts)  # without groups too
-            check_num_tokens(starts, where)
+            check_num_tokens(starts, len(where))
             for view, size in zip(self._gathered_views, self.block_sizes, strict=True):
                 check_slots(to_host(view), starts, where, Layout(size, size))
+        self._notice_slot_writes()
         if uses_kernels(self._tables):
+            begins = plain("query_start_loc", query_start_loc)
+            places = plain("positions", positions)
             launch_threads(
                 kernels.compute_slot_mappings,
                 max(num_tokens, 1),
                 len(self.block_sizes),
                 self._gathered,
                 self._groups,
-                flat(query_start_loc),
-                query_start_loc.stride(0),
+                flat(begins),
+                begins.stride(0),
                 num_reqs,
-                flat(positions),
-                positions.stride(0),
+                flat(places),
+                places.stride(0),
                 num_tokens,
                 self._slots,
             )
+            if self._host is not None:
+                self._host.rewrite_slots()
         else:
-            begins, places = query_start_loc.contiguous(), positions.contiguous()
-            starts_at = address_of("query_start_loc", begins)
-            batch = (starts_at, num_reqs, address_of("positions", places), num_tokens)
-            tables = (self._gathered_arrays[0], self._arrays[2])
-            slots = (self._flat_slots, self.max_num_batched_tokens)
-            last = max(num_tokens, self._num_slots_used)
-            if not fill_slots_of_groups.run(*tables, *batch, *slots, last):
-                check_num_tokens(begins.numpy(), places.numpy())
-        self._num_slots_used = num_tokens
+            self._on_host.fill_slots(query_start_loc, positions)
         return self._slots[:, :num_tokens]
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
@@ -265,7 +226,7 @@ class BlockTables(RequestRows):
         num_reqs = check_int("num_reqs", num_reqs, 0, self.max_num_reqs)
         self._gathered.fill_(NULL_BLOCK_ID)
         self._num_gathered.zero_()
-        self._num_rows_used = 0
+        self._gathered_version = self._gathered._version  # noqa: SLF001  (torch names it so)
         return tuple(view[:num_reqs] for view in self._gathered_views)
 
     def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
@@ -290,46 +251,62 @@ class BlockTables(RequestRows):
         """
         num_tokens = check_int("num_tokens", num_tokens, 0, self.max_num_batched_tokens)
         self._slots.fill_(PAD_SLOT_ID)
-        self._num_slots_used = 0
+        self._slots_version = self._slots._version  # noqa: SLF001  (torch names it so)
         return self._slots[:, :num_tokens]
 
+    def _notice_table_writes(self) -> None:
+        """Have all tables written anew if a caller has written into them.
 
-@compiled(
-    "void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int32[::1], int32[:, ::1],"
-    " int32[::1], int32[:], int64)"
-)
-def gather_rows(
-    tables: Int32s,
-    num_blocks: Int32s,
-    groups: Int64s,
-    is_changed: Any,  # noqa: ANN401  (an array)
-    gathered: Int32s,
-    num_gathered: Int32s,
-    sources: Int32s,
-    idx_mapping: Int32s,
-    num_rows: int,
-) -> None:
-    """Gather rows in batch order, and clear what an earlier step left in the first `num_rows`.
+        Raises:
+            ValueError: in checked mode, torch did not notice a write.
+        """
+        version = self._gathered._version  # noqa: SLF001  (torch names it so)
+        found = None
+        if version == self._gathered_version:
+            if not is_checked():
+                return
+            found = self._find_foreign_table_entry()
+            if found is None:
+                return
+        if self._host is not None:
+            self._host.rewrite_tables()
+        else:
+            self._num_gathered.copy_(self._groups[:, 1:2].expand_as(self._num_gathered))
+        self._gathered_version = version
+        if found is not None:
+            raise ValueError(f"{found}: it was written without torch noticing")
 
-    A row that holds the blocks of the same request slot as after the last call keeps those, and
-    takes the ones behind them. Reads and writes whose they are, `sources`, and which slots'
-    blocks have changed since then, but for new ones behind them, `is_changed`.
-    """
-    for row in range(num_rows):
-        source = np.int64(idx_mapping[row]) if row < len(idx_mapping) else np.int64(-1)
-        if source < 0 or source >= num_blocks.shape[1]:
-            source = np.int64(-1)
-        is_kept = source >= 0 and source == sources[row] and not is_changed[source]
-        sources[row] = source
-        for group in range(len(groups)):
-            # Unsigned: other indices are tested for being negative, half of the time.
-            here = np.uint64(groups[group, 0] + row * groups[group, 1])
-            there = np.uint64(groups[group, 0] + max(source, np.int64(0)) * groups[group, 1])
-            left = np.uint64(num_gathered[group, row])
-            count = np.uint64(num_blocks[group, source]) if source >= 0 else np.uint64(0)
-            for k in range(left if is_kept else np.uint64(0), count):
-                gathered[here + k] = tables[there + k]
-            for k in range(count, left):
-                gathered[here + k] = NULL_BLOCK_ID
-            num_gathered[group, row] = count
-    is_changed[:] = False
+    def _find_foreign_table_entry(self) -> str | None:
+        """Describe an entry of the gathered tables that no gather wrote; None if there is none."""
+        if self._host is not None:
+            return self._host.find_foreign_table_entry()
+        for group, table in enumerate(self._gathered_views):
+            columns = torch.arange(table.shape[1], device=table.device)
+            is_padding = columns >= self._num_gathered[group].unsqueeze(1)
+            wrong = ((table != NULL_BLOCK_ID) & is_padding).nonzero()
+            if len(wrong):
+                row, column = wrong[0].tolist()
+                return (
+                    f"gathered block table {group} has {int(table[row, column])} at"
+                    f" [{row}, {column}], expected {NULL_BLOCK_ID}"
+                )
+        return None
+
+    def _notice_slot_writes(self) -> None:
+        """Have all slots written anew if a caller has written into them.
+
+        Raises:
+            ValueError: in checked mode, torch did not notice a write.
+        """
+        if self._host is None:
+            return  # the kernel always writes all
+        version = self._slots._version  # noqa: SLF001  (torch names it so)
+        found = None
+        if version == self._slots_version:
+            found = self._host.find_foreign_slot() if is_checked() else None
+            if found is None:
+                return
+        self._host.rewrite_slots()
+        self._slots_version = version
+        if found is not None:
+            raise ValueError(f"{found}: it was written without torch noticing")

@@ -5,24 +5,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fast._checks import (
-    IntArray,
-    address_of,
-    check_host,
-    check_starts,
-    check_tensor,
-    is_checked,
-    to_host,
-)
-from fast._compiled import Int32s, Int64s, compiled, int32s_at
+from fast._checks import IntArray, check_host, check_starts, check_tensor, to_host
+from fast._native.causal_conv1d import list_programs
+from fast._native.memory import plain
+from fast.checked_mode import is_checked
 from fast.kernels import causal_conv1d as kernels
 from fast.kernels.causal_conv1d import BLOCK_M
 from fast.launch import launch_blocks, threads_at_once, threads_in_block, uses_kernels
-from fast.sentinels import PAD_SLOT_ID
 from fast.slots import flat
-
-MIN_PROGRAMS: Final = 1024
-"""The lists for the kernel have room for twice so many programs, or for twice those there are."""
 
 MAX_BLOCKS: Final = 1024
 """The most blocks of threads that list programs: each reads all starts."""
@@ -49,9 +39,9 @@ def compute_causal_conv1d_metadata(
 
     Raises:
         TypeError: an argument of another type or dtype.
-        ValueError: starts that are empty, or lists that would be too long; starts on the CPU that
-            are elsewhere or of another length. In checked mode also starts that don't rise from 0,
-            or that differ from those on the CPU.
+        ValueError: starts that are empty, negative or decrease; starts on the CPU that are
+            elsewhere or of another length. In checked mode also starts that don't begin at 0, or
+            that differ from those on the CPU.
 
     Example:
         >>> import torch
@@ -65,43 +55,33 @@ def compute_causal_conv1d_metadata(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
-    nums = np.empty(starts.shape[0] - 1, dtype=np.int32)
-    total, most = count_programs.run(address_of("query_start_loc_p", starts), nums)
-    # Starts that fall, unchecked, must not take memory for more than good ones can need.
-    if total > most:
-        raise ValueError(
-            f"query_start_loc_p needs {total} programs, expected no more than {starts[-1]} tokens"
-            f" of {len(nums)} sequences can need"
-        )
-    mlist = np.empty(total, dtype=np.int64)
-    offsetlist = np.empty(total, dtype=np.int32)
-    length = 2 * max(MIN_PROGRAMS, total)
     on_device = uses_kernels(query_start_loc_p)
-    padded = np.empty((2, 0 if on_device else length), dtype=np.int32)
-    list_programs.run(nums, mlist, offsetlist, padded)
+    programs = list_programs(starts, pad=not on_device)
+    total = programs.total
     if on_device:
-        batch_ptr = query_start_loc_p.new_empty(length)
-        token_chunk_offset_ptr = query_start_loc_p.new_empty(length)
+        starts_there = plain("query_start_loc_p", query_start_loc_p)
+        batch_ptr = starts_there.new_empty(programs.length)
+        token_chunk_offset_ptr = starts_there.new_empty(programs.length)
         blocks_at_once = threads_at_once() // threads_in_block(kernels.fill_programs)
         launch_blocks(
             kernels.fill_programs,
-            max(min(len(nums), MAX_BLOCKS, blocks_at_once), 1),
+            max(min(len(programs.nums), MAX_BLOCKS, blocks_at_once), 1),
             1,
-            flat(query_start_loc_p),
-            query_start_loc_p.stride(0),
-            len(nums),
+            flat(starts_there),
+            starts_there.stride(0),
+            len(programs.nums),
             batch_ptr,
             token_chunk_offset_ptr,
         )
     else:
-        batch_ptr = torch.from_numpy(padded[0])
-        token_chunk_offset_ptr = torch.from_numpy(padded[1])
+        batch_ptr = torch.from_numpy(programs.padded[0])
+        token_chunk_offset_ptr = torch.from_numpy(programs.padded[1])
     described = {
-        "nums": torch.from_numpy(nums),
+        "nums": torch.from_numpy(programs.nums),
         "tot": total,
-        "mlist": torch.from_numpy(mlist),
+        "mlist": torch.from_numpy(programs.mlist),
         "mlist_len": total,
-        "offsetlist": torch.from_numpy(offsetlist),
+        "offsetlist": torch.from_numpy(programs.offsetlist),
         "batch_ptr": batch_ptr,
         "token_chunk_offset_ptr": token_chunk_offset_ptr,
     }
@@ -125,10 +105,8 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
         values = to_host(starts)
         check_starts("query_start_loc_p", values)
         if copy is not None:
-            _check_copy(values, copy.numpy())
-    if copy is not None:
-        return copy.contiguous()
-    return starts.contiguous() if starts.is_cpu else starts.cpu()
+            _check_copy(values, to_host(copy))
+    return starts.cpu() if copy is None else copy
 
 
 def _check_copy(starts: IntArray, copy: IntArray) -> None:
@@ -140,41 +118,3 @@ def _check_copy(starts: IntArray, copy: IntArray) -> None:
             f"query_start_loc_p_cpu[{at}] is {copy[at]}, but query_start_loc_p[{at}] is"
             f" {starts[at]}"
         )
-
-
-@compiled("UniTuple(int64, 2)(int64, int32[::1])")
-def count_programs(starts_address: int, nums: Int32s) -> tuple[Any, Any]:
-    """Write how many programs each sequence has; return their sum, and the most that it can be.
-
-    Reads int32, the starts, one more than there are sequences.
-    """
-    starts = int32s_at(starts_address, len(nums) + 1)
-    total = 0
-    for i in range(len(nums)):
-        num_tokens = np.int64(starts[i + 1]) - np.int64(starts[i])
-        nums[i] = (max(num_tokens, np.int64(0)) + BLOCK_M - 1) // BLOCK_M
-        total += nums[i]
-    return total, np.int64(starts[len(nums)]) // BLOCK_M + len(nums)
-
-
-@compiled("void(int32[::1], int64[::1], int32[::1], int32[:, ::1])")
-def list_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s, padded: Int32s) -> None:
-    """Write the sequence of each program, and its number within the sequence.
-
-    `padded`, unless it is empty, takes both once more, with padding behind them.
-    """
-    at = np.uint64(0)
-    is_padded = padded.shape[1] > 0
-    for i in range(len(nums)):
-        for program in range(nums[i]):
-            mlist[at] = i
-            offsetlist[at] = program
-            if is_padded:
-                padded[0, at] = i
-                padded[1, at] = program
-            at += np.uint64(1)
-    # Each row on its own, and unsigned: 2048 entries of each in a fifth of the time.
-    for k in range(at, np.uint64(padded.shape[1])):
-        padded[0, k] = PAD_SLOT_ID
-    for k in range(at, np.uint64(padded.shape[1])):
-        padded[1, k] = PAD_SLOT_ID

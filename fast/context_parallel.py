@@ -1,20 +1,12 @@
 """How a sequence is spread over context-parallel ranks."""
 
-import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import (
-    INT32,
-    MAX_SIZE,
-    address_of,
-    check_int,
-    check_minimum,
-    check_tensor,
-    is_checked,
-    to_host,
-)
-from fast._compiled import Int32s, compiled, int32s_at
+from fast._checks import INT32, MAX_SIZE, check_int, check_minimum, check_tensor, to_host
+from fast._native.context_parallel import count_local_tokens
+from fast._native.memory import plain
+from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.operators import in_graph, operator
 from fast.outputs import check_rows_out
@@ -82,17 +74,15 @@ def get_dcp_local_seq_lens(
     if out is not None:
         check_rows_out(out, INT32, shape, (seq_lens,), seq_lens.device, may_be_longer=True)
     if uses_kernels(seq_lens):
-        on_device = _count_on_device(seq_lens, size, rank, ranks, interleave).view(shape)
+        lens = plain("seq_lens", seq_lens)
+        on_device = _count_on_device(lens, size, rank, ranks, interleave).view(shape)
         if out is None:
             return on_device
         out[num_reqs:].zero_()
         return out[:num_reqs].copy_(on_device)
-    lens = seq_lens.contiguous()
-    local = np.empty(shape, dtype=np.int32) if out is None else out.numpy()
-    by_rank = local.reshape(len(local), ranks)
-    address = address_of("seq_lens", lens)
-    count_local_tokens.run(address, num_reqs, size, rank, interleave, by_rank)
-    return torch.from_numpy(local) if out is None else out[:num_reqs]
+    rows = None if out is None else out.view(-1, ranks)
+    local = count_local_tokens(seq_lens, size, rank, ranks, interleave, rows)
+    return local.view(shape) if out is None else out[:num_reqs]
 
 
 def _count_on_device(
@@ -103,23 +93,3 @@ def _count_on_device(
     rounds = seq_lens // (size * interleave) * interleave
     rest = seq_lens % (size * interleave)
     return rounds.unsqueeze(1) + (rest.unsqueeze(1) - first).clamp_(0, interleave)
-
-
-@compiled("void(int64, int64, int64, int64, int64, int32[:, ::1])")
-def count_local_tokens(
-    seq_lens_address: int, num_reqs: int, size: int, rank: int, interleave: int, local: Int32s
-) -> None:
-    """Write how many tokens of each sequence each rank holds, from the first rank on; then 0.
-
-    Reads int32[num_reqs], the lengths.
-    """
-    seq_lens = int32s_at(seq_lens_address, num_reqs)
-    in_round = size * interleave
-    for i in range(len(seq_lens)):
-        rounds = np.int64(seq_lens[i]) // in_round
-        rest = np.int64(seq_lens[i]) - rounds * in_round
-        for k in range(local.shape[1]):
-            mine = min(max(rest - (rank + k) * interleave, np.int64(0)), np.int64(interleave))
-            local[i, k] = rounds * interleave + mine
-    for i in range(num_reqs, len(local)):
-        local[i, :] = 0

@@ -5,7 +5,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from fast._checks import check_int, is_checked, to_host
+from fast._checks import check_int, to_host
+from fast.checked_mode import is_checked
 
 BLOCK_ID_DTYPES: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 

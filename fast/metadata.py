@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import address_of, check_int, check_list, check_same_device, is_checked
-from fast._compiled import compiled, int32s_at
+from fast._checks import check_int, check_list, check_same_device, check_tensor
+from fast._native.metadata import find_maxima
+from fast.checked_mode import is_checked
 from fast.invariants import check_fields, check_values
 from fast.runner_inputs import (
     check_buffer,
@@ -107,7 +108,13 @@ class CommonAttentionMetadata:
         """
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
-        needed = int(self.query_start_loc_cpu[reqs])
+        starts = self.query_start_loc_cpu
+        check_tensor("query_start_loc_cpu", starts, torch.int32, 1)
+        if len(starts) <= reqs:
+            raise ValueError(
+                f"query_start_loc_cpu has {len(starts)} entries, expected at least {reqs + 1}"
+            )
+        needed = int(starts[reqs])
         if tokens < needed:
             raise ValueError(
                 f"num_actual_tokens is {tokens}, but the first {reqs} requests have {needed} tokens"
@@ -262,17 +269,13 @@ def build_attn_metadata(
     )
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
-    all_starts, all_lens = starts_cpu.contiguous(), lens_cpu.contiguous()
-    max_query_len, max_seq_len = find_maxima.run(
-        address_of("query_start_loc.cpu", all_starts),
-        address_of("seq_lens.cpu", all_lens),
-        num_reqs,
-    )
+    starts_cpu, lens_cpu = starts_cpu[: num_reqs + 1], lens_cpu[:num_reqs]
+    max_query_len, max_seq_len = find_maxima(starts_cpu, lens_cpu, num_reqs)
     batch_of_all_groups = (
         starts[: num_reqs + 1],
-        starts_cpu[: num_reqs + 1],
+        starts_cpu,
         lens[:num_reqs],
-        lens_cpu[:num_reqs],
+        lens_cpu,
         num_computed_tokens_cpu[:num_reqs],
         num_reqs,
         num_tokens,
@@ -293,18 +296,3 @@ def build_attn_metadata(
         for name in group.layer_names:
             built[name] = metadata
     return built
-
-
-@compiled("UniTuple(int64, 2)(int64, int64, int64)")
-def find_maxima(starts_address: int, seq_lens_address: int, num_reqs: int) -> tuple[Any, Any]:
-    """Return the longest query and the longest sequence of some requests, in tokens.
-
-    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], the lengths.
-    """
-    starts = int32s_at(starts_address, num_reqs + 1)
-    seq_lens = int32s_at(seq_lens_address, num_reqs)
-    longest_query, longest_sequence = np.int64(0), np.int64(0)
-    for i in range(num_reqs):
-        longest_query = max(longest_query, np.int64(starts[i + 1]) - np.int64(starts[i]))
-        longest_sequence = max(longest_sequence, np.int64(seq_lens[i]))
-    return longest_query, longest_sequence

@@ -8,8 +8,10 @@ import numpy.typing as npt
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_int, check_same_device, check_type, is_checked, to_host
-from fast._compiled import compiled
+from fast._checks import check_int, check_kind, check_same_device, check_type, to_host
+from fast._native.memory import as_array, plain
+from fast._native.multimodal import put_rows
+from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.mm_budget import MultiModalBudget, compute_mm_encoder_budget
 from fast.operators import in_graph, operator
@@ -97,14 +99,14 @@ def scatter_mm_placeholders(
         placeholders = embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
         scatter_on_device(embeds, is_embed, NANS[embeds.dtype], placeholders)
         return placeholders
-    mask = is_embed.numpy()
+    mask = as_array("is_embed", is_embed)
     _check_num_embeds("embeds has", num_embeds, mask)
     if num_placeholders == 0 or embed_dim == 0:
         return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
-    source = as_bytes(embeds).numpy()
+    source = as_bytes("embeds", embeds)
     shape = num_placeholders, source.shape[1]
-    target = np.empty(shape, dtype=np.uint8) if out is None else as_bytes(out).numpy()
-    put_rows.run(source, mask, target, _nan_row(embeds.dtype, embed_dim))
+    target = np.empty(shape, dtype=np.uint8) if out is None else as_bytes("out", out)
+    put_rows(source, is_embed, target, _nan_row(embeds.dtype, embed_dim))
     return torch.from_numpy(target).view(embeds.dtype) if out is None else out
 
 
@@ -179,7 +181,7 @@ def gather_mm_placeholders(
         embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out
         gather_on_device(placeholders, is_embed, embeds)
         return embeds
-    mask = is_embed.numpy()
+    mask = as_array("is_embed", is_embed)
     if num_embeds is not None:
         _check_num_embeds(said, num_embeds, mask)
     return _take_rows(placeholders, mask, out)
@@ -234,6 +236,8 @@ def _check_rows(name: str, rows: object) -> None:
     """Refuse what is no matrix."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(rows).__name__}")
+    if rows.layout is not torch.strided or rows.is_nested:
+        check_kind(name, rows)
     if rows.dim() != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
 
@@ -242,6 +246,8 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
     """Refuse a mask that is no bool vector, or not on the rows' device."""
     if not isinstance(is_embed, torch.Tensor):
         raise TypeError(f"is_embed must be a torch tensor or None, got {type(is_embed).__name__}")
+    if is_embed.layout is not torch.strided or is_embed.is_nested:
+        check_kind("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
             f"is_embed must be a vector of {torch.bool}, got {is_embed.dtype} of shape"
@@ -264,7 +270,8 @@ def _take_rows(
 ) -> torch.Tensor:
     """Take rows on the host, in a half of the time of torch's own indexing by a mask."""
     chosen = torch.from_numpy(mask.nonzero()[0])
-    if placeholders.requires_grad:  # to ask saves 1 us
+    placeholders = plain("placeholders", placeholders)
+    if placeholders.requires_grad:  # reading that saves 1 us
         placeholders = placeholders.detach()
     if out is None:
         return placeholders.index_select(0, chosen)
@@ -299,17 +306,3 @@ def _check_num_embeds(said: str, num_embeds: int, mask: npt.NDArray[np.bool_]) -
 def _nan_row(dtype: torch.dtype, length: int) -> npt.NDArray[np.uint8]:
     """Return a row of NaN, as bytes; keeping it saves 0.8 us a call."""
     return np.full(length, NANS[dtype], dtype=f"i{dtype.itemsize}").view(np.uint8)
-
-
-@compiled("void(uint8[:, :], boolean[:], uint8[:, ::1], uint8[::1])")
-def put_rows(embeds: Any, is_embed: Any, placeholders: Any, nan: Any) -> None:  # noqa: ANN401  (arrays)
-    """Copy the next row wherever the mask is True, and the row of NaN elsewhere."""
-    row = 0
-    for i in range(len(is_embed)):
-        if is_embed[i] and row < len(embeds):
-            for k in range(placeholders.shape[1]):
-                placeholders[i, k] = embeds[row, k]
-            row += 1
-        else:
-            for k in range(placeholders.shape[1]):
-                placeholders[i, k] = nan[k]

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_same_device, is_checked
+from fast._checks import check_kind, check_same_device
+from fast._native.memory import check_memory
+from fast.checked_mode import is_checked
 
 
 def check_rows_out(
@@ -34,6 +37,8 @@ def check_rows_out(
     """
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
+    if out.layout is not torch.strided or out.is_nested:
+        check_kind("out", out)
     if out.dtype is not dtype:
         raise TypeError(f"out must be {dtype}, got {out.dtype}")
     found = tuple(out.shape)
@@ -47,6 +52,8 @@ def check_rows_out(
         raise ValueError(f"out has strides {tuple(out.stride())}, expected memory in one piece")
     if out.requires_grad:
         raise ValueError("out requires a gradient, expected memory that is only written")
+    if not is_dynamo_compiling():
+        check_memory("out", out)
     if is_checked():
         check_own_memory(out, inputs)
     return out

@@ -5,6 +5,7 @@ from typing import Final
 import torch
 
 from fast._checks import MAX_SIZE
+from fast._native.memory import plain
 from fast.kernels import multimodal as kernels
 from fast.kernels.cuda import Kernel
 from fast.kernels.moves import WIDEST
@@ -24,7 +25,7 @@ def scatter_on_device(
     """Put rows where a mask is True, and elements of these bits elsewhere; nothing waits."""
     if placeholders.numel() == 0:
         return
-    source, ranks = as_bytes(embeds), _rank_embeds(is_embed)
+    source, ranks = as_bytes("embeds", embeds), _rank_embeds(is_embed)
     pattern = _repeat(nan, embeds.element_size())
     _launch_rows(kernels.scatter_rows, source, len(embeds), ranks, placeholders, pattern)
 
@@ -35,14 +36,20 @@ def gather_on_device(
     """Take as many rows as there is room for where a mask is True; nothing waits."""
     if embeds.numel() == 0:
         return
-    source, ranks = as_bytes(placeholders), _rank_embeds(is_embed)
+    source, ranks = as_bytes("placeholders", placeholders), _rank_embeds(is_embed)
     _launch_rows(kernels.gather_rows, source, len(embeds), ranks, embeds)
 
 
-def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """Return a matrix's memory as uint8[rows, row_bytes]; each row lies in one piece."""
-    if rows.requires_grad or rows.is_conj() or rows.is_neg():
-        rows = rows.detach().resolve_conj().resolve_neg()
+def as_bytes(name: str, rows: torch.Tensor) -> torch.Tensor:
+    """Return a matrix's memory as uint8[rows, row_bytes], each row contiguous.
+
+    Raises:
+        TypeError: it is of a kind that has no memory of its own.
+        ValueError: it has no memory.
+    """
+    if rows.requires_grad or rows.is_conj():
+        rows = rows.detach().resolve_conj()
+    rows = plain(name, rows)
     if rows.stride(1) != 1:
         # One column, or no rows, is in one piece whatever its stride, which torch would not let us
         # view.
@@ -58,6 +65,7 @@ def _repeat(bits: int, size: int) -> int:
 
 def _rank_embeds(is_embed: torch.Tensor) -> torch.Tensor:
     """Return int32[num_placeholders + 1], each embedding's number, then how many there are."""
+    is_embed = plain("is_embed", is_embed)
     num_placeholders = len(is_embed)
     if num_placeholders > MAX_SIZE:  # ranks are int32
         raise ValueError(f"is_embed has {num_placeholders} entries, expected at most {MAX_SIZE}")
@@ -96,7 +104,7 @@ def _launch_rows(
         num_embeds,
         ranks,
         num_placeholders,
-        flat(as_bytes(target)),
+        flat(as_bytes("out", target)),
         units,
         -(-units // num_y),
         size,

@@ -10,20 +10,21 @@ from torch.compiler import is_dynamo_compiling
 from fast._checks import (
     MAX_SIZE,
     IntArray,
-    address_of,
     check_int,
     check_minimum,
+    check_num_tokens,
     check_same_device,
     check_starts,
     check_tensor,
-    is_checked,
     to_host,
 )
+from fast._native.memory import plain
+from fast._native.slots import fill_slots
+from fast.checked_mode import is_checked
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.operators import in_graph, operator
 from fast.outputs import check_own_memory
-from fast.slot_loops import fill_slots
 
 
 class Layout(NamedTuple):
@@ -126,22 +127,16 @@ def compute_slot_mapping(
         check_slots(to_host(block_table), to_host(query_start_loc), to_host(positions), layout)
 
     if not uses_kernels(block_table):
-        starts, where = query_start_loc.contiguous(), positions.contiguous()
-        # Entries in one piece are written in half of the time.
+        # Contiguous entries are written in half of the time.
         whole = None if out is None else out.contiguous()
-        slots = np.empty(num_positions, dtype=np.int64) if whole is None else whole.numpy()
-        rows, columns = block_table.stride()
-        table_at = address_of("block_table", block_table)
-        starts_at = address_of("query_start_loc", starts)
-        positions_at = address_of("positions", where)
-        table = (table_at, rows, columns, block_table.shape[1])
-        batch = (starts_at, num_reqs, positions_at, num_positions)
-        if not fill_slots.run(*table, *batch, slots, *layout):
-            check_num_tokens(starts.numpy(), where.numpy())
-        if out is None or whole is None:
-            return torch.from_numpy(slots)
-        return (out if whole is out else out.copy_(whole))[:num_positions]
-    slots_there = positions.new_empty(num_positions) if out is None else out
+        slots = fill_slots(block_table, query_start_loc, positions, layout, whole)
+        if out is None:
+            return slots
+        return (out if whole is out else out.copy_(slots))[:num_positions]
+    block_table = plain("block_table", block_table)
+    query_start_loc = plain("query_start_loc", query_start_loc)
+    positions = plain("positions", positions)
+    slots_there = positions.new_empty(num_positions) if out is None else plain("out", out)
     launch_threads(
         kernels.compute_slot_mapping,
         len(slots_there),
@@ -178,18 +173,6 @@ def check_batch(
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
 
 
-def check_num_tokens(starts: IntArray, positions: IntArray) -> None:
-    """Refuse a batch with more tokens than positions.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if starts[-1] > len(positions):
-        raise ValueError(
-            f"query_start_loc[-1] is {starts[-1]}, but positions has {len(positions)} entries"
-        )
-
-
 def check_slots(table: IntArray, starts: IntArray, positions: IntArray, layout: Layout) -> None:
     """Refuse a batch in which a token has no slot, for checked mode.
 
@@ -204,7 +187,7 @@ def check_slots(table: IntArray, starts: IntArray, positions: IntArray, layout: 
             one of this rank outside the table or in a negative block.
     """
     check_starts("query_start_loc", starts)
-    check_num_tokens(starts, positions)
+    check_num_tokens(starts, len(positions))
     block_size, kernel_size, world, rank, interleave = layout
     where = positions[: starts[-1]]
     check_minimum("positions", where, 0)
@@ -289,6 +272,8 @@ def _check_out(out: torch.Tensor, *inputs: torch.Tensor) -> None:
     check_same_device([("out", out)], positions.device)
     if len(out) < len(positions):
         raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
+    if out.is_neg():
+        raise ValueError("out is a lazy negation, expected memory that can be written")
     if len(out) > 1 and out.stride(0) == 0:
         raise ValueError("out is one element repeated, expected one for each token")
     if is_checked():

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from fast._checks import (
     IntArray,
-    address_of,
     check_array,
     check_int,
     check_ints,
@@ -17,12 +16,13 @@ from fast._checks import (
     check_minimum,
     check_starts,
     check_tensor,
-    host_vector,
-    is_checked,
+    check_type,
     is_int,
     to_host,
 )
-from fast._compiled import Int32s, Int64s, compiled, int32s_at
+from fast._native.ubatch import BatchVectors, add_up, find_requests
+from fast.batch_fields import read_causal, read_count, read_rest
+from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
 from fast.pinned import upload
@@ -93,13 +93,12 @@ def create_ubatch_slices(
         raise TypeError(f"split_points must be an int or a list, got {type(split_points).__name__}")
     if is_checked():
         check_minimum("num_scheduled_tokens", num_scheduled_tokens, 0)
-    total = int(num_scheduled_tokens.sum(dtype=np.int64))
+    tokens = num_scheduled_tokens.astype(np.int64)
+    total, fits = add_up(tokens)
     if total < 1:
         raise ValueError(f"num_scheduled_tokens sums to {total}, expected at least 1")
     cuts = [0, *_check_split_points(split_points, total), total]
-    bounds = np.empty(2 * len(cuts) - 2, dtype=np.int64)
-    find_requests.run(num_scheduled_tokens.astype(np.int64), np.array(cuts, dtype=np.int64), bounds)
-    ends = iter(bounds.tolist())
+    ends = iter(find_requests(tokens, cuts, fits))
     return [UBatchSlice(slice(next(ends), next(ends)), slice(t0, t1)) for t0, t1 in pairwise(cuts)]
 
 
@@ -219,20 +218,12 @@ def split_attn_metadata(
     ]
 
 
-class _Host(NamedTuple):
-    """A batch's vectors on the host, judged once for all its micro-batches."""
-
-    starts: torch.Tensor
-    seq_lens: torch.Tensor
-    computed: torch.Tensor
-
-
-def _read(metadata: Any) -> _Host:  # noqa: ANN401  (an engine's own metadata serves too)
-    num_reqs = metadata.num_reqs
-    return _Host(
-        host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, num_reqs + 1),
-        host_vector("seq_lens_cpu", metadata.seq_lens_cpu, num_reqs),
-        host_vector("num_computed_tokens_cpu", metadata.num_computed_tokens_cpu, num_reqs),
+def _read(metadata: Any) -> BatchVectors:  # noqa: ANN401  (an engine's own metadata serves too)
+    return BatchVectors(
+        metadata.query_start_loc_cpu,
+        metadata.seq_lens_cpu,
+        metadata.num_computed_tokens_cpu,
+        read_count("num_reqs", metadata.num_reqs),
     )
 
 
@@ -240,31 +231,27 @@ def _cut(
     name: str,
     ubatch_slice: UBatchSlice,
     metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    host: _Host,
+    host: BatchVectors,
 ) -> CommonAttentionMetadata:
-    num_reqs = host.starts.shape[0] - 1
-    r0, r1 = _check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
-    num_tokens = metadata.num_actual_tokens
+    r0, r1 = _check_slice(f"{name}.request_slice", ubatch_slice.request_slice, host.num_reqs)
+    num_tokens = read_count("num_actual_tokens", metadata.num_actual_tokens)
     t0, t1 = _check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
     if r0 == r1 or t0 == t1:
         raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
     size = r1 - r0
-    vectors = np.empty(3 * size + 1, dtype=np.int32)
-    addresses = (
-        address_of("query_start_loc_cpu", host.starts),
-        address_of("seq_lens_cpu", host.seq_lens),
-        address_of("num_computed_tokens_cpu", host.computed),
-    )
-    longest = cut_requests.run(*addresses, num_reqs, r0, r1, t0, t1, vectors)
+    vectors, longest = host.cut(r0, r1, t0, t1)
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     starts, seq_lens = starts_cpu, seq_lens_cpu
-    if uses_kernels(metadata.query_start_loc):  # starts and lengths travel in one copy
-        device = metadata.query_start_loc.device
+    whole = metadata.query_start_loc
+    check_type("query_start_loc", whole, torch.Tensor, "a torch tensor")
+    if uses_kernels(whole):  # starts and lengths travel in one copy
+        device = whole.device
         on_device = upload(vectors[: 2 * size + 1], device, pin_memory=True)
         starts, seq_lens = on_device[: size + 1], on_device[size + 1 :]
+    rest = read_rest(metadata, host.num_reqs, num_tokens)
     encoder_seq_lens = metadata.encoder_seq_lens
     # By position, which saves 0.3 us.
     return CommonAttentionMetadata(
@@ -275,72 +262,13 @@ def _cut(
         torch.from_numpy(vectors[2 * size + 1 :]),
         size,
         t1 - t0,
-        longest or int(metadata.max_query_len),
-        int(metadata.max_seq_len),
-        metadata.block_table_tensor[r0:r1],
-        metadata.slot_mapping[t0:t1],
-        bool(metadata.causal),
+        longest or rest.max_query_len,
+        rest.max_seq_len,
+        rest.block_table_tensor[r0:r1],
+        rest.slot_mapping[t0:t1],
+        read_causal(metadata),
         encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
     )
-
-
-@compiled("void(int64[::1], int64[::1], int64[::1])")
-def find_requests(num_tokens: Int64s, cuts: Int64s, bounds: Int64s) -> None:
-    """Write the first request of what lies between each two cuts, and the end of its requests."""
-    request = 0
-    last = len(num_tokens) - 1
-    end = num_tokens[0]  # of the request's tokens
-    for part in range(len(cuts) - 1):
-        while end <= cuts[part] and request < last:
-            request += 1
-            end += num_tokens[request]
-        bounds[2 * part] = request
-        while end < cuts[part + 1] and request < last:
-            request += 1
-            end += num_tokens[request]
-        bounds[2 * part + 1] = request + 1
-
-
-@compiled("int64(int64, int64, int64, int64, int64, int64, int64, int64, int32[::1])")
-def cut_requests(
-    starts_address: int,
-    seq_lens_address: int,
-    computed_address: int,
-    num_reqs: int,
-    r0: int,
-    r1: int,
-    t0: int,
-    t1: int,
-    vectors: Int32s,
-) -> Any:  # noqa: ANN401  (the compiler's int)
-    """Write the starts, lengths and computed tokens of a micro-batch; return its longest query.
-
-    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], lengths and computed tokens. It is
-    -1 where the tokens do not begin in the first request, or go on behind the last.
-    """
-    starts = int32s_at(starts_address, num_reqs + 1)
-    seq_lens = int32s_at(seq_lens_address, num_reqs)
-    computed = int32s_at(computed_address, num_reqs)
-    total = np.int64(starts[num_reqs])
-    begins = starts[r0] <= t0 < starts[r0 + 1]
-    in_padding = t0 >= total and starts[r0] == starts[r0 + 1]
-    if not (begins or in_padding) or max(np.int64(starts[r1]), np.int64(t0)) < min(
-        np.int64(t1), total
-    ):
-        return np.int64(-1)
-    size = r1 - r0
-    vectors[0] = min(max(starts[r0], t0), t1) - t0
-    longest = np.int64(0)
-    for i in range(size):
-        start = np.int64(starts[r0 + i])
-        end = np.int64(starts[r0 + i + 1])
-        behind = max(end - max(start, np.int64(t1)), np.int64(0))
-        before = max(min(end, np.int64(t0)) - start, np.int64(0))
-        vectors[i + 1] = min(max(starts[r0 + i + 1], t0), t1) - t0
-        vectors[size + 1 + i] = seq_lens[r0 + i] - behind
-        vectors[2 * size + 1 + i] = computed[r0 + i] + before
-        longest = max(longest, end - start - behind - before)
-    return longest
 
 
 def _check_split_points(split_points: int | list[int], total: int) -> list[int]:

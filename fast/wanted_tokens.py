@@ -6,17 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fast._checks import (
-    address_of,
-    check_host,
-    check_int,
-    check_same_device,
-    check_tensor,
-    host_vector,
-    is_checked,
-    to_host,
-)
-from fast._compiled import Int32s, compiled, int32s_at, int64s_at
+from fast._checks import check_host, check_int, check_kind, check_same_device, to_host
+from fast._native.logits_indices import count_logits_indices
+from fast._native.memory import plain
+from fast.batch_fields import read_count, read_counts, read_rest, read_vector
+from fast.checked_mode import is_checked
 from fast.kernels import fast_prefill as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
@@ -89,9 +83,11 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         raise ValueError(
             f"{missing} is None, but the other logits field is set: fast prefill needs both"
         )
-    if metadata.max_query_len == 1:
+    if read_count("max_query_len", metadata.max_query_len) == 1:
         return metadata
     num_indices = check_int("num_logits_indices", num_indices, 0)
+    num_reqs, num_tokens = read_counts(metadata)
+    rest = read_rest(metadata, num_reqs, num_tokens)
     _check_wanted(metadata, indices, num_indices, logits_indices_cpu)
     starts, starts_cpu, max_query_len = _find_starts(
         metadata, indices, num_indices, logits_indices_cpu
@@ -100,15 +96,15 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     cut = CommonAttentionMetadata(
         starts,
         starts_cpu,
-        metadata.seq_lens,
-        metadata.seq_lens_cpu,
-        metadata.num_computed_tokens_cpu,
-        int(metadata.num_reqs),
+        read_vector(metadata, "seq_lens", num_reqs),
+        read_vector(metadata, "seq_lens_cpu", num_reqs),
+        read_vector(metadata, "num_computed_tokens_cpu", num_reqs),
+        num_reqs,
         num_indices,
         max_query_len,
-        int(metadata.max_seq_len),
-        metadata.block_table_tensor,
-        metadata.slot_mapping,
+        rest.max_seq_len,
+        rest.block_table_tensor,
+        rest.slot_mapping,
     )
     if type(metadata) is CommonAttentionMetadata or not isinstance(
         metadata, CommonAttentionMetadata
@@ -124,26 +120,18 @@ def _find_starts(
     copy: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return where requests start among the wanted tokens, there and on the CPU, and the most."""
-    num_reqs = check_int("num_reqs", metadata.num_reqs, 0)  # kernels take no NumPy int
-    starts = host_vector("query_start_loc_cpu", metadata.query_start_loc_cpu, num_reqs + 1)
+    num_reqs = read_count("num_reqs", metadata.num_reqs)
+    starts_cpu = read_vector(metadata, "query_start_loc_cpu", num_reqs + 1)
+    check_host("query_start_loc_cpu", starts_cpu)
     counted = None
     if uses_kernels(indices):
-        counted = _count_on_device(metadata.query_start_loc, num_reqs, indices, num_indices)
+        starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
+        counted = _count_on_device(starts, num_reqs, indices, num_indices)
         if copy is None:
             counted_cpu = counted.cpu()
-            return counted, counted_cpu, int(np.diff(counted_cpu.numpy()).max(initial=0))
-    # The loop is compiled for int64, one behind another.
-    wanted = indices if copy is None else copy
-    if wanted.dtype is not torch.int64:
-        wanted = wanted.to(torch.int64)
-    wanted = wanted.contiguous()
-    wanted_starts = np.empty(num_reqs + 1, dtype=np.int32)
-    max_query_len = count_wanted_tokens.run(
-        address_of("query_start_loc_cpu", starts),
-        address_of("logits_indices_padded", wanted),
-        num_indices,
-        wanted_starts,
-    )
+            return counted, counted_cpu, int(np.diff(to_host(counted_cpu)).max(initial=0))
+    wanted = (indices if copy is None else copy)[:num_indices]
+    wanted_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted)
     on_host = torch.from_numpy(wanted_starts)
     if counted is None:
         counted = on_host
@@ -156,9 +144,7 @@ def _count_on_device(
     starts: torch.Tensor, num_reqs: int, indices: torch.Tensor, num_indices: int
 ) -> torch.Tensor:
     """Return the starts of the requests among the wanted tokens; nothing waits."""
-    check_tensor("query_start_loc", starts, torch.int32, 1)
-    if len(starts) != num_reqs + 1:
-        raise ValueError(f"query_start_loc has {len(starts)} entries, expected {num_reqs + 1}")
+    starts, indices = plain("query_start_loc", starts), plain("logits_indices_padded", indices)
     # Of an int64 the kernel reads the lower half, which comes first: tokens are int32.
     halves = indices.element_size() // 4
     counted = starts.new_empty(num_reqs + 1)
@@ -175,28 +161,6 @@ def _count_on_device(
         counted,
     )
     return counted
-
-
-@compiled("int64(int64, int64, int64, int32[::1])")
-def count_wanted_tokens(
-    starts_address: int, indices_address: int, num_indices: int, wanted_starts: Int32s
-) -> Any:  # noqa: ANN401  (the compiler's int)
-    """Write where each request starts among the wanted tokens; return the most of a request.
-
-    Reads int32, the starts, as many as there are to write, and int64[num_indices], the tokens.
-    """
-    starts = int32s_at(starts_address, len(wanted_starts))
-    indices = int64s_at(indices_address, num_indices)
-    most = np.int64(0)
-    at = np.int64(0)
-    wanted_starts[0] = 0
-    for request in range(len(starts) - 1):
-        before = at
-        while at < len(indices) and indices[at] < starts[request + 1]:
-            at += 1
-        wanted_starts[request + 1] = at
-        most = max(most, at - before)
-    return most
 
 
 def _check_wanted(
@@ -225,6 +189,7 @@ def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor
         raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
+    check_kind(name, indices)
     if indices.dim() != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
     if indices.shape[0] < num_indices:
@@ -255,7 +220,7 @@ def _check_values(
         )
     if copy is None:
         return
-    copied = copy.numpy()[:num_indices]
+    copied = to_host(copy)[:num_indices]
     unlike = np.flatnonzero(values != copied)
     if len(unlike):
         at = unlike[0]

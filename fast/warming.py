@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from fast._compiled import compile_loops
+from fast._native.compiler import compile_loops
 from fast.batch_order import (
     reorder_batch_to_split_decodes_and_prefills,
     split_decodes_and_prefills,

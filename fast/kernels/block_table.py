@@ -13,7 +13,7 @@ begins, and a slot, takes 64 bits.
 
 import numpy as np
 
-from fast._compiled import Int32s, Int64s
+from fast._native.compiler import Int32s, Int64s
 from fast.kernels.cuda import cuda, device_function, kernel
 from fast.kernels.unsigned import divide
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID

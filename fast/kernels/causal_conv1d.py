@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from fast._compiled import Int32s
+from fast._native.compiler import Int32s
 from fast.kernels.cuda import cuda, device_function, kernel
 from fast.kernels.unsigned import divide_up
 from fast.sentinels import PAD_SLOT_ID

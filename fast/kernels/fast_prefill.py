@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fast._compiled import Int32s
+from fast._native.compiler import Int32s
 from fast.kernels.cuda import cuda, kernel
 
 

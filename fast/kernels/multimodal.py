@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from fast._compiled import Int32s
+from fast._native.compiler import Int32s
 from fast.kernels.cuda import cuda, device_function, kernel
 from fast.kernels.moves import Bytes, copy_bytes, fill_bytes
 from fast.kernels.unsigned import divide, divide_up

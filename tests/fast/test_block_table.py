@@ -39,7 +39,7 @@ def gathered(tables: BlockTables, rows: list[int]) -> list[list[list[int]]]:
 def state(tables: BlockTables) -> list[Any]:
     """Return all that tables hold."""
     held = [tables._tables, tables._num_blocks, tables._gathered, tables._num_gathered]
-    return [x.tolist() for x in (*held, tables._slots, tables._num_blocks_host)]
+    return [x.tolist() for x in (*held, tables._slots, tables._counts.blocks)]
 
 
 @pytest.mark.usefixtures("path")
@@ -87,7 +87,7 @@ def test_lengths_are_known_on_both_sides() -> None:
     ]
     for step in steps:
         step()
-        assert tables._num_blocks.tolist() == tables._num_blocks_host.tolist()
+        assert tables._num_blocks.tolist() == tables._counts.blocks.tolist()
 
 
 @pytest.mark.usefixtures("path")

@@ -117,8 +117,8 @@ def test_a_wrong_copy_unchecked() -> None:
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, 2**31 - 1], [0, -(2**31), 2**31 - 1] * 9])
 def test_bad_starts_unchecked(starts: list[int]) -> None:
-    """Starts that fall cannot make a list of more programs than tokens can need."""
-    with pytest.raises(ValueError, match=r"query_start_loc_p needs [0-9]+ programs, expected"):
+    """Starts that decrease cannot make a list of more programs than tokens can need."""
+    with fast.checks(enabled=False), pytest.raises(ValueError, match="less than .* before it"):
         compute(int32(starts))
 
 

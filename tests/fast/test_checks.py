@@ -1,4 +1,5 @@
 import importlib.util
+from contextvars import Context
 from pathlib import Path
 from types import ModuleType
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 
 import fast
-from fast import _checks
+from fast import _checks, checked_mode
+from fast._native.memory import vector
 
 
 def load_checks_anew() -> ModuleType:
-    """Run `fast/_checks.py` again, as at the first import."""
-    spec = importlib.util.spec_from_file_location("checks_anew", Path(_checks.__file__))
+    """Run `fast/checked_mode.py` again, as at the first import."""
+    spec = importlib.util.spec_from_file_location("checks_anew", Path(checked_mode.__file__))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,22 +35,34 @@ def test_environment_variable(value: str, expected: bool, monkeypatch: pytest.Mo
     assert expected is load_checks_anew().is_checked()
 
 
+@pytest.mark.parametrize("value", ["yes", "true", "2", " 1", "on"])
+def test_unknown_values_of_the_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo does not leave checked mode off unnoticed."""
+    monkeypatch.setenv("FAST_CHECKS", value)
+    with pytest.raises(ValueError, match=f"FAST_CHECKS is '{value}', expected '0' or '1'"):
+        load_checks_anew()
+
+
 def test_checks_act_at_once_and_restore() -> None:
     """`checks` sets the mode when it is called, and as a context manager restores the old one."""
-    before = _checks.is_checked()
-    switch = fast.checks(not before)
-    assert _checks.is_checked() is not before
-    with switch, fast.checks(enabled=before):
-        assert _checks.is_checked() is before
-    assert _checks.is_checked() is before
+
+    def run() -> None:
+        before = checked_mode.is_checked()
+        switch = fast.checks(not before)
+        assert checked_mode.is_checked() is not before
+        with switch, fast.checks(enabled=before):
+            assert checked_mode.is_checked() is before
+        assert checked_mode.is_checked() is before
+
+    Context().run(run)  # outside of any block
 
 
 def test_checks_restore_after_an_error() -> None:
     """An exception in the block restores the old mode too."""
-    before = _checks.is_checked()
+    before = checked_mode.is_checked()
     with pytest.raises(KeyError), fast.checks(not before):
         raise KeyError
-    assert _checks.is_checked() is before
+    assert checked_mode.is_checked() is before
 
 
 def test_checks_takes_a_bool() -> None:
@@ -106,4 +120,4 @@ def test_host_copies_are_on_the_host() -> None:
     """A `_cpu` field on another device is refused before anyone waits for that device."""
     elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match="seq_lens_cpu must be on the CPU, got meta"):
-        _checks.host_vector("seq_lens_cpu", elsewhere, 2)
+        vector("seq_lens_cpu", elsewhere, torch.int32, 2)

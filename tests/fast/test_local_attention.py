@@ -62,12 +62,38 @@ def test_nothing_to_do(make_batch: Make) -> None:
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [0, 0], [-(2**31), 900]])
-@pytest.mark.parametrize("starts", [[0, 4, 2], [0, -9, 9], [5, 5, 2**31 - 1]])
+@pytest.mark.parametrize("starts", [[0, 4, 4], [-4, -1, 0], [2**31 - 5, 2**31 - 5, 2**31 - 1]])
 def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
     """Whatever the values are, only the batch's own blocks are named."""
+    local = make_virtual(2**30, bad_batch(starts, seq_lens), 2**28)
+    assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [2**31 - 1] * 2])
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0, 4, 2], r"query_start_loc_cpu\[2\] is 2, less than 4 before it"),
+        ([0, -9, 9], r"query_start_loc_cpu\[1\] is -9, less than 0 before it"),
+        ([0, 2**31 - 1, 0], r"query_start_loc_cpu\[2\] is 0, less than 2147483647 before it"),
+        ([5, 5, 2**31 - 1], r"query_start_loc_cpu\[0\] is 5, expected 0"),
+        ([0, 0, 5], r"query_start_loc_cpu\[-1\] is 5, more than num_actual_tokens 4"),
+    ],
+)
+def test_starts_that_contradict_the_tokens(
+    seq_lens: list[int], starts: list[int], message: str
+) -> None:
+    """They are refused in any mode: memory would be allocated for as many tokens as they say."""
+    with fast.checks(enabled=False), pytest.raises(ValueError, match=message):
+        make_virtual(1, bad_batch(starts, seq_lens), 1)
+
+
+def bad_batch(starts: list[int], seq_lens: list[int]) -> SimpleNamespace:
+    """Return a batch of two requests and 4 tokens, whose blocks are 1 to 4."""
     around = torch.full((8, 8), 10**6, dtype=torch.int32)
     table = around[2:6:2, 2:6:2].copy_(torch.tensor([[1, 2], [3, 4]]))
-    batch = SimpleNamespace(
+    return SimpleNamespace(
         query_start_loc=int32(starts),
         query_start_loc_cpu=int32(starts),
         seq_lens=int32(seq_lens),
@@ -77,9 +103,6 @@ def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
         block_table_tensor=table,
         slot_mapping=torch.arange(4),
     )
-    with fast.checks(enabled=False):
-        local = make_virtual(2**30, batch, 2**28)
-    assert set(local.block_table_tensor.reshape(-1).tolist()) <= {1, 2, 3, 4}
 
 
 def test_results_are_new(make_batch: Make) -> None:
@@ -119,7 +142,9 @@ def test_lengths_in_any_mode(make_batch: Make) -> None:
     with fast.checks(enabled=False):
         with pytest.raises(ValueError, match="seq_lens_cpu has 1 entries, expected 2"):
             make_virtual(4, make_batch([1, 1], [0, 0], seq_lens_cpu=int32([1])), 2)
-        with pytest.raises(ValueError, match="block_table_tensor has 0 rows, expected at least 1"):
+        with pytest.raises(
+            ValueError, match="block_table_tensor has 0 rows, expected at least num_reqs = 1"
+        ):
             make_virtual(4, make_batch([1], [0], block_table_tensor=torch.zeros(0, 1).int()), 2)
 
 

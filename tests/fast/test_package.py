@@ -27,7 +27,7 @@ import torch
 start = time.process_time()
 import fast
 seconds = time.process_time() - start
-from fast._compiled import COMPILED
+from fast._native.compiler import COMPILED
 told = {
     "seconds": seconds,
     "numba": "numba" in sys.modules,

@@ -8,7 +8,7 @@ import torch
 
 import fast
 from fast import UBatchSlice, _make_metadata_with_slice, create_ubatch_slices
-from fast.ubatch import find_requests
+from fast._native.ubatch import write_requests
 
 Make = Callable[..., fast.CommonAttentionMetadata]
 
@@ -81,7 +81,7 @@ def test_counts_have_no_mask(mask: Any, checked: bool) -> None:  # noqa: ANN401 
 def test_no_request_is_looked_for_behind_the_last() -> None:
     """Counts that come to less than a cut end at the last request."""
     counts, bounds = np.array([2, 1, 100, 100]), np.zeros(2, np.int64)
-    find_requests.run(counts[:2], np.array([0, 50]), bounds)
+    write_requests(counts[:2], np.array([0, 50]), bounds)
     assert bounds.tolist() == [0, 2]
 
 

@@ -1,14 +1,16 @@
-"""The host's loops that write slots: of one block table, and of all KV cache groups.
+"""The slots of a batch, of one block table and of all KV cache groups.
 
-Nothing is sliced in them: a slice counts who refers to the array's memory, which takes four times
-as long as a token.
+The loops slice nothing: a slice counts references to the array's memory, which takes four times as
+long as a token.
 """
 
 from typing import Any, Final
 
 import numpy as np
+import torch
 
-from fast._compiled import (
+from fast._checks import INT32, check_num_tokens, check_tensor
+from fast._native.compiler import (
     Int,
     Int32s,
     Int64s,
@@ -18,10 +20,58 @@ from fast._compiled import (
     int64s_at,
     prefetch,
 )
+from fast._native.memory import address_of, as_written_array, vector
 from fast.sentinels import PAD_SLOT_ID
 
 AHEAD: Final = 16
-"""How many requests before its turn a request's entry of the table is brought near."""
+"""How many requests ahead an entry of the table is prefetched."""
+
+
+def fill_slots(
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    layout: tuple[int, int, int, int, int],
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the slots of a batch, and -1 wherever there is none.
+
+    Args:
+        block_table: int32[at least num_reqs, max_blocks] on the CPU, with any strides.
+        query_start_loc: int32[num_reqs + 1] on the CPU.
+        positions: int64[num_tokens] on the CPU.
+        layout: block size, kernel block size, context-parallel ranks, rank and interleave.
+        out: int64[at least num_tokens] on the CPU, contiguous: written to its end. None: a new
+            tensor of num_tokens.
+
+    Returns:
+        `out` or the new tensor.
+
+    Raises:
+        TypeError: a tensor of another type, dtype or kind.
+        ValueError: a tensor of another number of dimensions, with too few rows, elsewhere, or
+            without memory; more tokens than positions: nothing is written.
+    """
+    num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
+    starts = vector("query_start_loc", query_start_loc, INT32, num_reqs + 1)
+    places = vector("positions", positions, torch.int64, num_positions)
+    check_tensor("block_table", block_table, INT32, 2)
+    table = block_table.resolve_neg() if block_table.is_neg() else block_table
+    num_rows, num_columns = table.shape
+    if num_reqs > num_rows:
+        raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {num_rows}")
+    if out is None:
+        slots = np.empty(num_positions, dtype=np.int64)
+    else:
+        slots = as_written_array("out", out, np.int64, 1)
+        if len(slots) < num_positions:
+            raise ValueError(f"out has {len(slots)} entries, expected at least {num_positions}")
+    row_stride, column_stride = table.stride()
+    entries = (address_of("block_table", table), row_stride, column_stride, num_columns)
+    batch = (starts.data_ptr(), num_reqs, places.data_ptr(), num_positions)
+    if not write_slots(*entries, *batch, slots, *layout):
+        check_num_tokens(starts.numpy(), num_positions)
+    return torch.from_numpy(slots) if out is None else out
 
 
 @inlined
@@ -98,7 +148,7 @@ def fill_consecutive(
     "boolean(int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int64, int64,"
     " int64, int64, int64)"
 )
-def fill_slots(
+def write_slots(
     table_address: int,
     row_stride: int,
     column_stride: int,
@@ -171,16 +221,16 @@ def fill_first_slots(
 ) -> None:
     """Write the slots of each request's first token, for every group.
 
-    A step finds the tables in no near cache. So entries are fetched ahead of their turn; and a
-    branch that nobody can foresee, such as whether there is a second token, would hold up the
-    loads behind it: here is none. 1024 mixed requests take a fifth less, 4096 a fourth.
+    A step finds the tables in no near cache. So entries are prefetched, and there is no branch that
+    cannot be predicted, such as whether there is a second token: it would hold up the loads behind
+    it. 1024 mixed requests take a fifth less, 4096 a quarter.
     """
     token = np.int64(0)
     for request in range(len(starts) - 1):
         end = min(np.int64(starts[request + 1]), np.int64(len(positions)))
         if token >= end:
             continue
-        # Unsigned, a start that is none is the last token: what is fetched in vain does no harm.
+        # Unsigned, a negative start becomes the last token: a needless prefetch does no harm.
         then = min(request + AHEAD, len(starts) - 2)
         later = np.uint64(positions[min(np.uint64(starts[then]), np.uint64(len(positions) - 1))])
         for group in range(len(groups)):
@@ -194,24 +244,29 @@ def fill_first_slots(
 
 
 @compiled(
-    "boolean(int32[::1], int64[:, ::1], int64, int64, int64, int64, int64[::1], int64, int64)"
+    "boolean(int64, int64, int64[:, ::1], int64, int64, int64, int64, int64, int64, int64[::1])"
 )
-def fill_slots_of_groups(
-    tables: Int32s,
+def write_slots_of_groups(
+    tables_address: int,
+    num_entries: int,
     groups: Int64s,
     starts_address: int,
     num_reqs: int,
     positions_address: int,
     num_positions: int,
-    slots: Int64s,
+    slots_address: int,
     slots_of_group: int,
-    last: int,
+    used: Int64s,
 ) -> bool:
-    """Write the slots of a batch for every group, and -1 behind them, up to the `last` of a group.
+    """Write the slots of a batch for every group, and -1 behind them where the last step wrote.
 
-    The tables lie as `fast.kernels.block_table` says; a group's slots begin `slots_of_group` after
-    those of the group before.
+    Returns whether there are as many positions as tokens; otherwise nothing is written. The tables
+    lie as `fast.kernels.block_table` says, int32[num_entries]; a group's slots, int64, begin
+    `slots_of_group` after those of the group before. `used[1]` is how many slots of each group the
+    last step wrote.
     """
+    tables = int32s_at(tables_address, num_entries)
+    slots = int64s_at(slots_address, slots_of_group * len(groups))
     starts = int32s_at(starts_address, num_reqs + 1)
     positions = int64s_at(positions_address, num_positions)
     if starts[num_reqs] > num_positions:
@@ -234,8 +289,10 @@ def fill_slots_of_groups(
             for at in range(np.uint64(token), np.uint64(end)):
                 slots[np.uint64(here) + at] = slot_of(tables, *row, positions[at])
         token = end
+    last = max(np.int64(num_positions), used[1])
     for group in range(len(groups)):
         here = group * slots_of_group
         for at in range(np.uint64(here + token), np.uint64(here + last)):
             slots[at] = PAD_SLOT_ID
+    used[1] = num_positions
     return True

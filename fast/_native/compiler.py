@@ -1,13 +1,15 @@
 """Loops that are compiled when first called, not when `fast` is imported."""
 
+import os
 import types
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
-from fast._checks import ON_SWITCH, is_checked
+from fast.checked_mode import is_checked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,14 +26,18 @@ Int: TypeAlias = Any
 """An integer in a compiled loop, where its arithmetic gives the compiler's ints."""
 
 
-def int32s_at(address: int, length: int) -> Int32s:
-    """Return the int32 array at an address: a name for compiled loops, in which numba's own stands.
+class UncachedWarning(UserWarning):
+    """Numba's cache on disk cannot be used: each process compiles the loops of `fast` anew."""
 
-    A loop that is handed an address in place of an array is called 0.7 us sooner: that is what
-    torch takes to make an array of a tensor. Who calls it has judged the tensor, and holds it.
+
+def int32s_at(address: int, length: int) -> Int32s:
+    """Return the int32 array at an address, in compiled loops; numba compiles its own version.
+
+    A call that passes an address in place of an array takes 0.7 us less: what torch takes to make
+    a NumPy array of a tensor. The caller has verified the tensor, and keeps it alive.
 
     Raises:
-        TypeError: whoever calls it is not compiled.
+        TypeError: it was called from Python.
     """
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
@@ -40,18 +46,16 @@ def int64s_at(address: int, length: int) -> Int64s:
     """Return the int64 array at an address, as `int32s_at` does.
 
     Raises:
-        TypeError: whoever calls it is not compiled.
+        TypeError: it was called from Python.
     """
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
 def prefetch(array: Any, index: Int) -> None:  # noqa: ANN401  (an array)
-    """Have an element of an array brought near that will be read soon: a name for compiled loops.
-
-    No bounds are asked: what is no element is passed over.
+    """Prefetch an element of an array, in compiled loops. An index out of bounds is allowed.
 
     Raises:
-        TypeError: whoever calls it is not compiled.
+        TypeError: it was called from Python.
     """
     raise TypeError(f"element {index} of {type(array).__name__} is for compiled loops only")
 
@@ -113,9 +117,9 @@ class Inlined(Generic[P, R]):
         return self.py_func(*args, **kwargs)
 
     def for_numba(self, suffix: str) -> Callable[P, R]:
-        """Return the function as compiled loops call it whose names have this suffix.
+        """Return the function for loops whose names have this suffix.
 
-        Numba hands no options down: what a loop with checked bounds calls is told of them again.
+        Numba does not pass a loop's options on to what it calls, so `boundscheck` is set here too.
         """
         if suffix not in self._for_numba:
             from numba.extending import register_jitable  # noqa: PLC0415  (numba takes 0.3 s)
@@ -128,8 +132,7 @@ class Inlined(Generic[P, R]):
 def inlined(function: Callable[P, R]) -> Inlined[P, R]:
     """Declare a part of compiled loops of the same module.
 
-    Numba's cache on disk looks at the file of a loop alone: a part that stands in another would be
-    the old one after a change.
+    Of the same module, since numba's cache on disk notices changes in the loop's own file only.
     """
     return Inlined(function)
 
@@ -140,69 +143,90 @@ class Compiled(Generic[P, R]):
     In checked mode a second machine code runs, which raises `IndexError` where the first would
     write past the end of an array: a mistake in a loop is an exception there, not a crash.
 
+    A call goes to the C function behind numba's dispatcher, which saves 0.3 us of 0.6. That
+    function does not verify its arguments: an array of another dtype, layout or number of
+    dimensions is misread. So only this package calls loops, with arrays that it has made or
+    verified, positionally.
+
     Attributes:
         py_func: the function as it is written.
         signature: numba's signature, as text.
-        run: the compiled function, called by position. In checked mode numba refuses arguments of
-            another type or layout than the signature's. Otherwise nobody asks, since asking takes
-            0.3 us of 0.6 (and a method around it, which would not have to be exchanged, 0.3 more):
-            whoever calls it owes it plain arrays of just these dtypes, numbers of dimensions and
-            layouts, and ints that were judged.
     """
 
     def __init__(self, function: Callable[P, R], signature: str) -> None:
         self.py_func = function
         self.signature = signature
-        self.run: Callable[P, R] = self._compile_and_run
         self._machine_code: Callable[P, R] | None = None
         self._bounds_checked: Callable[P, R] | None = None
 
-    def choose(self) -> None:
-        """Let `run` be the machine code of the mode that is on, or compile it first.
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the machine code, compiled first if it is not yet."""
+        if is_checked():
+            return (self._bounds_checked or self._compile_bounds_checked())(*args, **kwargs)
+        return (self._machine_code or self.warm_up())(*args, **kwargs)
 
-        Where another thread switches meanwhile, whoever is last to set `run` sets what it shall be.
-        """
-        while True:
-            checked = is_checked()
-            self.run = (
-                self._bounds_checked if checked else self._machine_code
-            ) or self._compile_and_run
-            if is_checked() is checked:
-                return
+    def warm_up(self) -> Callable[P, R]:
+        """Compile the function now, if it is not yet, but for checked mode; return machine code."""
+        code = self._machine_code
+        if code is None:
+            code = self._machine_code = _entry_point(self._compile())
+        return code
 
-    def warm_up(self) -> None:
-        """Compile the function now, if it is not yet, but for checked mode."""
-        if self._machine_code is None:
-            self._machine_code = _entry_point(self._compile())
-        self.choose()
-
-    def _compile_and_run(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not is_checked():
-            self.warm_up()
-        elif self._bounds_checked is None:
-            self._bounds_checked = self._compile("_bounds_checked", boundscheck=True)
-        self.choose()
-        return self.run(*args, **kwargs)
+    def _compile_bounds_checked(self) -> Callable[P, R]:
+        code = self._bounds_checked = self._compile("_bounds_checked", boundscheck=True)
+        return code
 
     def _compile(self, suffix: str = "", **options: bool) -> Callable[P, R]:
         """Compile the function, or load it from numba's cache on disk."""
-        function = _bind(self.py_func, suffix)
-        from numba import njit  # noqa: PLC0415  (numba takes 0.3 s to import)
+        from numba import config, njit  # noqa: PLC0415  (numba takes 0.3 s to import)
 
+        if config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets it from the environment
+            raise ValueError("NUMBA_DISABLE_JIT is set, but the loops of fast have to be compiled")
+        function = _bind(self.py_func, suffix)
         # One explicit signature for each function: processes that share the cache agree on it.
         settings: dict[str, Any] = {"error_model": "numpy", "nogil": True, **options}
         try:
             return njit(self.signature, cache=True, **settings)(function)
-        except RuntimeError as error:  # no folder of the cache can be written to
-            if "cannot cache" not in str(error):
-                raise
-            return njit(self.signature, **settings)(function)
+        except Exception as error:  # noqa: BLE001  (a damaged entry raises what its unpickling does)
+            # The compiler's own errors come again; those of the cache do not.
+            code = njit(self.signature, **settings)(function)
+            _warn_of_cache(function, error)
+            return code
+
+
+_CACHE_WARNINGS: Final[set[str]] = set()
+"""The folders of numba's cache that were warned of."""
+
+
+def _warn_of_cache(function: Callable[..., Any], error: Exception) -> None:
+    """Warn, once for each folder, that numba's cache could not be read or written."""
+    folder = _cache_folder(function)
+    if folder not in _CACHE_WARNINGS:
+        _CACHE_WARNINGS.add(folder)
+        warnings.warn(
+            f"numba's cache in {folder} cannot be used, so the loops of fast are compiled in each"
+            f" process: {type(error).__name__}: {error}",
+            UncachedWarning,
+            stacklevel=2,
+        )
+
+
+def _cache_folder(function: Callable[..., Any]) -> str:
+    """Return where numba would keep a function's machine code, as far as it says."""
+    from numba.core.caching import FunctionCache  # noqa: PLC0415
+
+    try:
+        cache: Any = FunctionCache
+        return str(cache(function).cache_path)
+    except (RuntimeError, OSError):  # there is no folder that can be written to
+        return f"{os.environ.get('NUMBA_CACHE_DIR') or 'the folder of ' + __file__}"
 
 
 def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return the C function that numba's dispatcher calls when it has looked at the arguments.
+    """Return the C function that numba's dispatcher calls when it has verified the arguments.
 
-    It is what the dispatcher has for its one signature; itself, where a numba has it no more.
+    It is what the dispatcher has for its one signature; the dispatcher itself, where another
+    version of numba is made otherwise.
     """
     try:
         (overload,) = dispatcher.overloads.values()
@@ -212,9 +236,9 @@ def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
 
 
 def _bind(function: Callable[P, R], suffix: str) -> Callable[P, R]:
-    """Return a copy with numba's `int32s_at` and the like, and what is inlined, as globals.
+    """Return a copy whose globals are numba's `int32s_at` and the like, and inlined parts.
 
-    The name's suffix is for numba's cache, which knows functions by name, not by option.
+    The name's suffix is for numba's cache, which tells functions apart by name, not by option.
     """
     whole: Any = function
     names = {**whole.__globals__, **_for_numba_only()}
@@ -255,11 +279,3 @@ def compile_loops() -> None:
     """Compile every loop that is not yet."""
     for loop in COMPILED:
         loop.warm_up()
-
-
-def _choose_codes() -> None:
-    for loop in COMPILED:
-        loop.choose()
-
-
-ON_SWITCH.append(_choose_codes)

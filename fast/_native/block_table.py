@@ -1,0 +1,334 @@
+"""Block tables on the host, and plans of what is appended to them.
+
+Each method of `HostTables` that changes something is one call of a loop: an exception out of a
+signal handler comes before it or after it, never in the middle.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fast._checks import INT32, check_num_tokens
+from fast._native.append_plan import append_on_host, complete_plan, count_appended
+from fast._native.compiler import Int32s, Int64s, compiled, int32s_at
+from fast._native.memory import address_of, check_written, vector
+from fast._native.slots import write_slots_of_groups
+from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
+
+
+class RowCounts:
+    """How many blocks each row has, as the host knows it; for tables on a GPU.
+
+    Args:
+        groups: int64[G, 3]: of each group the offset of its first row, the width of its rows, its
+            block size.
+        max_num_reqs: rows of each group.
+    """
+
+    def __init__(self, groups: npt.NDArray[np.int64], max_num_reqs: int) -> None:
+        check_written("groups", groups, np.int64, 2)
+        self._widths = np.ascontiguousarray(groups[:, 1])
+        self.blocks = np.zeros((len(groups), max_num_reqs), dtype=np.int32)
+
+    def complete(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
+        """Complete a plan (see `fast.appending`) for a kernel; return whether it is valid."""
+        check_written("plan", plan, np.int64, 1)
+        return bool(complete_plan(plan, num_listed, self._widths, self.blocks))
+
+    def append(self, plan: npt.NDArray[np.int64], num_listed: int) -> None:
+        """Count the blocks that a completed plan appends."""
+        check_written("plan", plan, np.int64, 1)
+        count_appended(plan, num_listed, self.blocks)
+
+    def move(self, src: int, dst: int) -> None:
+        """Count the blocks of a row for another, which had its own, and none for it."""
+        self.blocks[:, dst] = self.blocks[:, src]
+        self.blocks[:, src] = 0
+
+    def swap(self, a: int, b: int) -> None:
+        """Swap the counts of two rows."""
+        self.blocks[:, [a, b]] = self.blocks[:, [b, a]]
+
+    def clear(self, r: int) -> None:
+        """Count no blocks for a row."""
+        self.blocks[:, r] = 0
+
+
+class HostTables:
+    """The rows of request slots on the CPU, and the tables and slots that are made of them.
+
+    Args:
+        groups: as of `RowCounts`.
+        tables: int32[num_entries], the rows of all groups.
+        num_blocks: int32[G, max_num_reqs], blocks in each row.
+        gathered: int32[num_entries], laid out as the tables. Views of it are handed out.
+        num_gathered: int32[G, max_num_reqs], blocks in each of its rows.
+        slots: int64[G, max_num_batched_tokens]. Views of it are handed out.
+        counts: of the same rows; kept equal to `num_blocks`.
+    """
+
+    def __init__(
+        self,
+        groups: npt.NDArray[np.int64],
+        tables: npt.NDArray[np.int32],
+        num_blocks: npt.NDArray[np.int32],
+        gathered: torch.Tensor,
+        num_gathered: npt.NDArray[np.int32],
+        slots: torch.Tensor,
+        counts: RowCounts,
+    ) -> None:
+        check_written("groups", groups, np.int64, 2)
+        for name, array, ndim in (
+            ("tables", tables, 1),
+            ("num_blocks", num_blocks, 2),
+            ("num_gathered", num_gathered, 2),
+            ("counts", counts.blocks, 2),
+        ):
+            check_written(name, array, np.int32, ndim)
+        vector("gathered", gathered, INT32, len(tables))
+        vector("slots", slots.view(-1), torch.int64, slots.numel())
+        self._rows = (tables, num_blocks, groups)
+        self._widths = np.ascontiguousarray(groups[:, 1])
+        self._gathered, self._num_gathered = gathered, num_gathered
+        self._slots = slots
+        self._counts = counts
+        max_num_reqs = num_blocks.shape[1]
+        # The request slot of each gathered row, and whether a slot's blocks have changed since,
+        # other than by new blocks behind the old ones.
+        self._sources = np.full(max_num_reqs, -1, dtype=np.int32)
+        self._is_changed = np.zeros(max_num_reqs, dtype=np.bool_)
+        # How many gathered rows and slots the last step may have written: no more is cleared.
+        self._used = np.zeros(2, dtype=np.int64)
+
+    def append(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
+        """Append what a plan says (see `fast.appending`); return whether it is valid."""
+        check_written("plan", plan, np.int64, 1)
+        known, is_changed = self._counts.blocks, self._is_changed
+        return bool(append_on_host(*self._rows, plan, num_listed, self._widths, known, is_changed))
+
+    def move(self, src: int, dst: int) -> None:
+        """Move a row to another."""
+        move_on_host(*self._rows, src, dst, self._counts.blocks, self._is_changed)
+
+    def swap(self, a: int, b: int) -> None:
+        """Swap two rows."""
+        swap_on_host(*self._rows, a, b, self._counts.blocks, self._is_changed)
+
+    def clear(self, r: int) -> None:
+        """Empty a row."""
+        clear_on_host(self._rows[1], r, self._counts.blocks, self._is_changed)
+
+    def gather(self, idx_mapping: torch.Tensor) -> None:
+        """Gather rows in batch order.
+
+        Args:
+            idx_mapping: int32[at most max_num_reqs] on the CPU.
+
+        Raises:
+            TypeError: of another type, dtype or kind.
+            ValueError: of another number of dimensions, elsewhere, or without memory.
+        """
+        num_reqs = idx_mapping.shape[0]
+        rows = vector("idx_mapping", idx_mapping, INT32, num_reqs)
+        gathered = address_of("the gathered block tables", self._gathered)
+        gather_on_host(
+            *self._rows,
+            self._is_changed,
+            gathered,
+            self._num_gathered,
+            self._sources,
+            self._used,
+            rows.data_ptr(),
+            num_reqs,
+        )
+
+    def fill_slots(self, query_start_loc: torch.Tensor, positions: torch.Tensor) -> None:
+        """Write the slots of a batch for every group.
+
+        Args:
+            query_start_loc: int32[num_reqs + 1] on the CPU, of at most max_num_reqs requests.
+            positions: int64[at most max_num_batched_tokens] on the CPU.
+
+        Raises:
+            TypeError: of another type, dtype or kind.
+            ValueError: of another number of dimensions, elsewhere, or without memory; more tokens
+                than positions: nothing is written.
+        """
+        num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
+        starts = vector("query_start_loc", query_start_loc, INT32, num_reqs + 1)
+        places = vector("positions", positions, torch.int64, num_positions)
+        tables, _, groups = self._rows
+        batch = (starts.data_ptr(), num_reqs, places.data_ptr(), num_positions)
+        gathered = address_of("the gathered block tables", self._gathered)
+        slots = address_of("the slots", self._slots)
+        slots_of_group = self._slots.shape[1]
+        if not write_slots_of_groups(
+            gathered, len(tables), groups, *batch, slots, slots_of_group, self._used
+        ):
+            check_num_tokens(starts.numpy(), num_positions)
+
+    def forget_rows(self) -> None:
+        """Have the next gather keep no row: a kernel has changed rows or gathered them."""
+        self._is_changed[:] = True
+        self._used[0] = len(self._sources)
+
+    def rewrite_tables(self) -> None:
+        """Have the next gather write all rows to their ends, whatever they hold."""
+        self._num_gathered[:] = self._widths[:, None]
+        self.forget_rows()
+
+    def rewrite_slots(self) -> None:
+        """Have the next call write all slots, whatever they hold."""
+        self._used[1] = self._slots.shape[1]
+
+    def find_foreign_table_entry(self) -> str | None:
+        """Describe an entry of the gathered tables that no gather wrote; None if there is none.
+
+        It sees those that the next gather would not write again.
+        """
+        tables, _, groups = self._rows
+        is_kept = (self._sources >= 0) & ~self._is_changed[self._sources]
+        for group, (offset, width, _) in enumerate(groups.tolist()):
+            rows = slice(offset, offset + len(self._sources) * width)
+            found = self._gathered[rows].numpy().reshape(-1, width)
+            is_block = np.arange(width) < self._num_gathered[group][:, None]
+            blocks = tables[rows].reshape(-1, width)[self._sources]
+            expected = np.where(is_block, blocks, NULL_BLOCK_ID)
+            wrong = np.argwhere((found != expected) & (~is_block | is_kept[:, None]))
+            if len(wrong):
+                row, column = wrong[0].tolist()
+                return (
+                    f"gathered block table {group} has {found[row, column]} at [{row}, {column}],"
+                    f" expected {expected[row, column]}"
+                )
+        return None
+
+    def find_foreign_slot(self) -> str | None:
+        """Describe an entry behind the last slots that is no padding; None if there is none."""
+        padding = self._slots.numpy()[:, self._used[1] :]
+        wrong = np.argwhere(padding != PAD_SLOT_ID)
+        if not len(wrong):
+            return None
+        group, at = wrong[0].tolist()
+        return (
+            f"slot mapping {group} has {padding[group, at]} at [{at + self._used[1]}],"
+            f" expected {PAD_SLOT_ID}"
+        )
+
+
+@compiled(
+    "void(int32[::1], int32[:, ::1], int64[:, ::1], boolean[::1], int64, int32[:, ::1],"
+    " int32[::1], int64[::1], int64, int64)"
+)
+def gather_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    groups: Int64s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+    gathered_address: int,
+    num_gathered: Int32s,
+    sources: Int32s,
+    used: Int64s,
+    idx_mapping_address: int,
+    num_reqs: int,
+) -> None:
+    """Gather rows in batch order, and clear the rows behind them that the last step wrote.
+
+    A row that holds the blocks of the same request slot as after the last call keeps those, and
+    takes the ones behind them. Reads and writes whose they are, `sources`, and which slots'
+    blocks have changed since then, but for new ones behind them, `is_changed`. `used[0]` is how
+    many rows the last step wrote.
+    """
+    gathered = int32s_at(gathered_address, len(tables))
+    idx_mapping = int32s_at(idx_mapping_address, num_reqs)
+    num_rows = max(np.int64(num_reqs), used[0])
+    for row in range(num_rows):
+        source = np.int64(idx_mapping[row]) if row < num_reqs else np.int64(-1)
+        if source < 0 or source >= num_blocks.shape[1]:
+            source = np.int64(-1)
+        is_kept = source >= 0 and source == sources[row] and not is_changed[source]
+        sources[row] = source
+        for group in range(len(groups)):
+            # Unsigned: other indices are tested for being negative, half of the time.
+            here = np.uint64(groups[group, 0] + row * groups[group, 1])
+            there = np.uint64(groups[group, 0] + max(source, np.int64(0)) * groups[group, 1])
+            left = np.uint64(num_gathered[group, row])
+            count = np.uint64(num_blocks[group, source]) if source >= 0 else np.uint64(0)
+            for k in range(left if is_kept else np.uint64(0), count):
+                gathered[here + k] = tables[there + k]
+            for k in range(count, left):
+                gathered[here + k] = NULL_BLOCK_ID
+            num_gathered[group, row] = count
+    is_changed[:] = False
+    used[0] = num_reqs
+
+
+@compiled(
+    "void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64, int32[:, ::1], boolean[::1])"
+)
+def move_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    groups: Int64s,
+    src: int,
+    dst: int,
+    known: Int32s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+) -> None:
+    """Move a row to another."""
+    is_changed[src] = True
+    is_changed[dst] = True
+    for group in range(len(groups)):
+        offset = groups[group, 0]
+        width = groups[group, 1]
+        for k in range(num_blocks[group, src]):
+            tables[offset + dst * width + k] = tables[offset + src * width + k]
+        num_blocks[group, dst] = num_blocks[group, src]
+        num_blocks[group, src] = 0
+        known[group, dst] = num_blocks[group, dst]
+        known[group, src] = 0
+
+
+@compiled(
+    "void(int32[::1], int32[:, ::1], int64[:, ::1], int64, int64, int32[:, ::1], boolean[::1])"
+)
+def swap_on_host(
+    tables: Int32s,
+    num_blocks: Int32s,
+    groups: Int64s,
+    a: int,
+    b: int,
+    known: Int32s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+) -> None:
+    """Swap two rows."""
+    is_changed[a] = True
+    is_changed[b] = True
+    for group in range(len(groups)):
+        row_a = groups[group, 0] + a * groups[group, 1]
+        row_b = groups[group, 0] + b * groups[group, 1]
+        for k in range(max(num_blocks[group, a], num_blocks[group, b])):
+            block_id = tables[row_a + k]
+            tables[row_a + k] = tables[row_b + k]
+            tables[row_b + k] = block_id
+        count = num_blocks[group, a]
+        num_blocks[group, a] = num_blocks[group, b]
+        num_blocks[group, b] = count
+        known[group, a] = num_blocks[group, a]
+        known[group, b] = count
+
+
+@compiled("void(int32[:, ::1], int64, int32[:, ::1], boolean[::1])")
+def clear_on_host(
+    num_blocks: Int32s,
+    r: int,
+    known: Int32s,
+    is_changed: Any,  # noqa: ANN401  (an array)
+) -> None:
+    """Empty a row."""
+    is_changed[r] = True
+    for group in range(len(num_blocks)):
+        num_blocks[group, r] = 0
+        known[group, r] = 0

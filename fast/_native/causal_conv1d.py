@@ -1,0 +1,101 @@
+"""The programs of a causal convolution, counted and listed."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fast._checks import INT32, check_starts
+from fast._native.compiler import Int32s, Int64s, compiled, int32s_at
+from fast._native.memory import vector
+from fast.kernels.causal_conv1d import BLOCK_M
+from fast.sentinels import PAD_SLOT_ID
+
+MIN_PROGRAMS: Final = 1024
+"""The lists for the kernel have room for twice so many programs, or for twice those there are."""
+
+
+class Programs(NamedTuple):
+    """The programs of a batch of sequences, on the host.
+
+    Attributes:
+        nums: int32[num_sequences], programs of each sequence.
+        total: their sum.
+        mlist: int64[total], the sequence of each program.
+        offsetlist: int32[total], its number within the sequence.
+        padded: int32[2, length], both lists once more with -1 behind them; empty unless asked for.
+        length: of the padded lists.
+    """
+
+    nums: npt.NDArray[np.int32]
+    total: int
+    mlist: npt.NDArray[np.int64]
+    offsetlist: npt.NDArray[np.int32]
+    padded: npt.NDArray[np.int32]
+    length: int
+
+
+def list_programs(starts: torch.Tensor, *, pad: bool) -> Programs:
+    """List the programs of some sequences.
+
+    Args:
+        starts: int32[num_sequences + 1] on the CPU, each sequence's first token, then their number.
+        pad: whether to make the padded lists.
+
+    Raises:
+        TypeError: starts of another type or dtype.
+        ValueError: starts that are empty or elsewhere, that are negative or decrease: memory is
+            allocated for what they say.
+    """
+    starts = vector("query_start_loc_p", starts, INT32, max(len(starts), 1))
+    nums = np.empty(len(starts) - 1, dtype=np.int32)
+    total = count_programs(starts.data_ptr(), nums)
+    if total < 0:
+        check_starts("query_start_loc_p", starts.numpy())
+    mlist = np.empty(total, dtype=np.int64)
+    offsetlist = np.empty(total, dtype=np.int32)
+    length = 2 * max(MIN_PROGRAMS, total)
+    padded = np.empty((2, length if pad else 0), dtype=np.int32)
+    write_programs(nums, mlist, offsetlist, padded)
+    return Programs(nums, total, mlist, offsetlist, padded, length)
+
+
+@compiled("int64(int64, int32[::1])")
+def count_programs(starts_address: int, nums: Int32s) -> Any:  # noqa: ANN401  (the compiler's int)
+    """Write how many programs each sequence has; return their sum, or -1 if starts decrease.
+
+    Reads int32, the starts, one more than there are sequences.
+    """
+    starts = int32s_at(starts_address, len(nums) + 1)
+    total = np.int64(0)
+    falls = np.int64(starts[0])
+    for i in range(len(nums)):
+        num_tokens = np.int64(starts[i + 1]) - np.int64(starts[i])
+        falls |= num_tokens
+        nums[i] = (max(num_tokens, np.int64(0)) + BLOCK_M - 1) // BLOCK_M
+        total += nums[i]
+    return total if falls >= 0 else np.int64(-1)
+
+
+@compiled("void(int32[::1], int64[::1], int32[::1], int32[:, ::1])")
+def write_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s, padded: Int32s) -> None:
+    """Write the sequence of each program, and its number within the sequence.
+
+    `padded`, unless it is empty, takes both once more, with padding behind them.
+    """
+    at = np.uint64(0)
+    is_padded = padded.shape[1] > 0
+    for i in range(len(nums)):
+        for program in range(nums[i]):
+            mlist[at] = i
+            offsetlist[at] = program
+            if is_padded:
+                padded[0, at] = i
+                padded[1, at] = program
+            at += np.uint64(1)
+    # Each row on its own, and unsigned: 2048 entries of each in a fifth of the time.
+    for k in range(at, np.uint64(padded.shape[1])):
+        padded[0, k] = PAD_SLOT_ID
+    for k in range(at, np.uint64(padded.shape[1])):
+        padded[1, k] = PAD_SLOT_ID

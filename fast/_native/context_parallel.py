@@ -1,0 +1,62 @@
+"""How many tokens of each sequence a context-parallel rank holds."""
+
+import numpy as np
+import torch
+
+from fast._checks import INT32
+from fast._native.compiler import Int32s, compiled, int32s_at
+from fast._native.memory import as_written_array, vector
+
+
+def count_local_tokens(
+    seq_lens: torch.Tensor,
+    size: int,
+    rank: int,
+    ranks: int,
+    interleave: int,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return how many tokens some ranks hold, a column for each; 0 in the rows behind.
+
+    Args:
+        seq_lens: int32[num_reqs] on the CPU.
+        size: ranks.
+        rank: the rank of the first column.
+        ranks: columns.
+        interleave: consecutive positions of a rank.
+        out: int32[at least num_reqs, ranks], contiguous: written to its end. None: a new tensor.
+
+    Raises:
+        TypeError: lengths of another type or dtype.
+        ValueError: lengths elsewhere, or without memory.
+    """
+    num_reqs = seq_lens.shape[0]
+    lens = vector("seq_lens", seq_lens, INT32, num_reqs)
+    if out is None:
+        local = np.empty((num_reqs, ranks), dtype=np.int32)
+    else:
+        local = as_written_array("out", out, np.int32, 2)
+        if len(local) < num_reqs or local.shape[1] != ranks:
+            raise ValueError(f"out has shape {local.shape}, expected ({num_reqs}, {ranks})")
+    write_local_tokens(lens.data_ptr(), num_reqs, size, rank, interleave, local)
+    return torch.from_numpy(local) if out is None else out
+
+
+@compiled("void(int64, int64, int64, int64, int64, int32[:, ::1])")
+def write_local_tokens(
+    seq_lens_address: int, num_reqs: int, size: int, rank: int, interleave: int, local: Int32s
+) -> None:
+    """Write how many tokens of each sequence each rank holds, from the first rank on; then 0.
+
+    Reads int32[num_reqs], the lengths.
+    """
+    seq_lens = int32s_at(seq_lens_address, num_reqs)
+    in_round = size * interleave
+    for i in range(len(seq_lens)):
+        rounds = np.int64(seq_lens[i]) // in_round
+        rest = np.int64(seq_lens[i]) - rounds * in_round
+        for k in range(local.shape[1]):
+            mine = min(max(rest - (rank + k) * interleave, np.int64(0)), np.int64(interleave))
+            local[i, k] = rounds * interleave + mine
+    for i in range(num_reqs, len(local)):
+        local[i, :] = 0

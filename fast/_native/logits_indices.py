@@ -1,0 +1,53 @@
+"""Which requests the tokens belong to whose logits are needed."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fast._checks import INT32
+from fast._native.compiler import Int32s, compiled, int32s_at, int64s_at
+from fast._native.memory import vector
+
+
+def count_logits_indices(
+    query_start_loc_cpu: torch.Tensor, num_reqs: int, indices: torch.Tensor
+) -> tuple[npt.NDArray[np.int32], int]:
+    """Return where each request starts among some tokens, and the most tokens of a request.
+
+    Args:
+        query_start_loc_cpu: int32[num_reqs + 1] on the CPU.
+        num_reqs: requests.
+        indices: int32 or int64[num_indices] on the CPU, tokens in increasing order.
+
+    Returns:
+        int32[num_reqs + 1], and the most.
+    """
+    starts = vector("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
+    num_indices = indices.shape[0]
+    wide = vector("logits_indices", indices.to(torch.int64), torch.int64, num_indices)
+    counted = np.empty(num_reqs + 1, dtype=np.int32)
+    return counted, write_starts(starts.data_ptr(), wide.data_ptr(), num_indices, counted)
+
+
+@compiled("int64(int64, int64, int64, int32[::1])")
+def write_starts(
+    starts_address: int, indices_address: int, num_indices: int, counted: Int32s
+) -> Any:  # noqa: ANN401  (the compiler's int)
+    """Write where each request starts among the tokens; return the most of a request.
+
+    Reads int32, the starts, as many as there are to write, and int64[num_indices], the tokens.
+    """
+    starts = int32s_at(starts_address, len(counted))
+    indices = int64s_at(indices_address, num_indices)
+    most = np.int64(0)
+    at = np.int64(0)
+    counted[0] = 0
+    for request in range(len(starts) - 1):
+        before = at
+        while at < len(indices) and indices[at] < starts[request + 1]:
+            at += 1
+        counted[request + 1] = at
+        most = max(most, at - before)
+    return most

@@ -1,0 +1,140 @@
+import enum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fast._native import int_packing
+from fast._native.int_packing import MARSHAL_FROM, pack_ints, pack_with_marshal
+
+RECURSIVE: list[object] = []
+RECURSIVE += [RECURSIVE, RECURSIVE]
+"""Whoever walks through it walks on for good."""
+
+
+def nested(depth: int) -> frozenset[object]:
+    """Return sets in a set, through which marshal, too, walks for good."""
+    sets: frozenset[object] = frozenset()
+    for _ in range(depth):
+        sets = frozenset([sets])
+    return sets
+
+
+class Foreign:
+    """What raises something of its own when it is added to a number."""
+
+    def __radd__(self, other: object) -> int:
+        raise KeyError(other)
+
+
+class Disguised:
+    """What is an int when it is added to one."""
+
+    def __radd__(self, other: object) -> int:
+        return 1
+
+
+NO_INTS = (
+    True,
+    False,
+    None,
+    1.0,
+    1j,
+    "i",
+    "",
+    b"iiii",
+    b"i" * 5,
+    (),
+    (1,),
+    [1],
+    {},
+    ...,
+    np.int64(1),
+    np.int32(1),
+    np.bool_(True),
+    np.array(1),
+    np.array([1, 2]),
+    np.zeros(0),
+    torch.tensor(1),
+    enum.IntEnum("Number", ["one"]).one,  # type: ignore[attr-defined]
+    2**63,
+    2**200,
+    RECURSIVE,
+    nested(20_000),
+    np.ones(2**20, dtype=np.uint8),
+    object(),
+    Foreign(),
+    Disguised(),
+)
+
+
+PACKERS = [pack_ints, pack_with_marshal]
+
+
+@pytest.mark.parametrize("pack", PACKERS)
+@pytest.mark.parametrize(
+    "values",
+    [[0], [1, 0, -1], [2**31 - 1, -(2**31)], [105, 0x69696969], [7] * 127, [*range(5000)]],
+)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_packs_ints(pack: Any, values: list[int], kind: type[list[int]]) -> None:
+    """Ints within int32 are packed, in both ways."""
+    packed = pack(kind(values))
+    assert packed is not None
+    assert packed.dtype == np.int64
+    assert packed.flags.writeable
+    assert packed.flags.c_contiguous
+    assert packed.tolist() == values
+
+
+def test_packs_nothing() -> None:
+    """An empty list is an empty array."""
+    packed = pack_ints([])
+    assert packed is not None
+    assert (packed.dtype, len(packed)) == (np.int64, 0)
+
+
+@pytest.mark.parametrize("length", [2, MARSHAL_FROM])
+def test_large_ints(length: int) -> None:
+    """Ints that do not fit are left to the caller; with `marshal` it is those beyond int32."""
+    small = length < MARSHAL_FROM
+    for value in (2**31, -(2**31) - 1, 2**63 - 1, -(2**63)):
+        packed = pack_ints([value, *[1] * (length - 1)])
+        assert (packed is not None) is small
+        assert packed is None or packed[0] == value
+    assert pack_ints([2**63, *[1] * (length - 1)]) is None
+
+
+@pytest.mark.parametrize("value", NO_INTS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("length", [3, MARSHAL_FROM])
+def test_anything_else_has_to_be_looked_at(value: object, place: int, length: int) -> None:
+    """What is no int is told from one, wherever it stands."""
+    values: list[object] = [105] * length
+    values[place] = value
+    for kind in (list, tuple):
+        assert pack_ints(kind(values)) is None
+        assert pack_with_marshal(kind(values)) is None
+    assert pack_ints([value]) is None
+    assert pack_with_marshal([value]) is None
+
+
+def test_what_looks_like_ints_is_none() -> None:
+    """Bytes that would be kinds, at the places where kinds stand, belong to what is no int."""
+    # Written: "s", a length of 4 bytes, and as many bytes: as long as ints.
+    for count in range(1, 9):
+        for values in ([b"i" * 5 * count], [b"i" * (5 * count - 5), 105], [105, b"i" * 5 * count]):
+            assert pack_with_marshal(values) is None
+
+
+def test_another_format_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python whose `marshal` writes ints otherwise fails the test at import, and is not used."""
+    assert int_packing.MARSHAL_WORKS
+    assert int_packing._marshal_works()
+    monkeypatch.setattr(int_packing.marshal, "dumps", lambda *_: b"")
+    assert not int_packing._marshal_works()
+    monkeypatch.setattr(int_packing, "MARSHAL_WORKS", False)
+    packed = pack_ints([7] * 200)
+    assert packed is not None
+    assert packed.tolist() == [7] * 200
