@@ -118,7 +118,7 @@ def test_a_wrong_copy_unchecked() -> None:
 @pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, 2**31 - 1], [0, -(2**31), 2**31 - 1] * 9])
 def test_bad_starts_unchecked(starts: list[int]) -> None:
     """Starts that decrease cannot make a list of more programs than tokens can need."""
-    with fast.checks(enabled=False), pytest.raises(ValueError, match="less than .* before it"):
+    with fast.checks(enabled=False), pytest.raises(ValueError, match=r"less than .* before it"):
         compute(int32(starts))
 
 

@@ -1,4 +1,5 @@
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ PACKERS = [pack_ints, pack_with_marshal]
     [[0], [1, 0, -1], [2**31 - 1, -(2**31)], [105, 0x69696969], [7] * 127, [*range(5000)]],
 )
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_packs_ints(pack: Any, values: list[int], kind: type[list[int]]) -> None:
+def test_packs_ints(pack: Callable[..., Any], values: list[int], kind: type[list[int]]) -> None:
     """Ints within int32 are packed, in both ways."""
     packed = pack(kind(values))
     assert packed is not None

@@ -19,8 +19,8 @@ import torch
 pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[mutation]'")
 
 import fast
-from fast import slot_loops
-from fast._compiled import COMPILED, Compiled
+from fast._native import slots as slot_loops
+from fast._native.compiler import Compiled
 from tools import mutate
 from tools.mutation import court, judge, reach
 from tools.mutation.loop_cache import LoopLocator
@@ -392,7 +392,7 @@ def test_lines_are_traced(tmp_path: Path) -> None:
 @pytest.fixture
 def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
     """Return what follows the loops of `fast` that are in a module; they are free afterwards."""
-    choose = Compiled.choose
+    call = Compiled.__call__
 
     def begin(name: str, path: Path) -> reach.Tracer:
         tracer = reach.Tracer({name: path})
@@ -400,29 +400,27 @@ def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
         return tracer
 
     yield begin
-    Compiled.choose = choose  # type: ignore[method-assign]
-    for loop in COMPILED:
-        loop.choose()
+    Compiled.__call__ = call  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_loops_are_followed(follow: Callable[[str, Path], reach.Tracer], checked: bool) -> None:
     """Of a loop in machine code all lines run, and those of its parts; of no other loop."""
     path = Path(slot_loops.__file__)
-    tracer = follow("slot_loops", path)
+    tracer = follow("_native.slots", path)
     table, starts = torch.tensor([[5, 9]], dtype=torch.int32), torch.tensor([0, 2]).int()
     with fast.checks(checked):
         assert tracer.lines() == {}
         assert fast.compute_slot_mapping(table, starts, torch.arange(2), 2).tolist() == [10, 11]
     source = path.read_text(encoding="utf-8").splitlines()
-    reached = {source[line - 1].strip() for line in tracer.lines()["slot_loops"]}
+    reached = {source[line - 1].strip() for line in tracer.lines()["_native.slots"]}
     assert {"virtual_size = block_size * world", "slots[k] = slot + np.int64(k)"} <= reached
     assert "token = max(token, end)" not in reached  # of all groups
 
 
 def test_packages_without_loops_are_followed(follow: Callable[[str, Path], reach.Tracer]) -> None:
     """There is nothing to be noted of them."""
-    tracer = follow("slot_loops", Path(slot_loops.__file__))
+    tracer = follow("_native.slots", Path(slot_loops.__file__))
     tracer.follow_loops("reference")
     assert tracer.lines() == {}
 

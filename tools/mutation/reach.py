@@ -166,29 +166,21 @@ class Tracer:
         return step
 
     def follow_loops(self, package: str) -> None:
-        """Note the loops, too, that a package has compiled: no frame of Python shows them.
+        """Note the compiled loops of a package, too: no frame of Python shows them.
 
-        What each is called by is exchanged for good: for a process that ends with what it measures.
+        How they are called is changed for good: for a process that ends with what it measures.
         """
         try:
-            compiled: Any = importlib.import_module(f"{package}._compiled")
+            compiler: Any = importlib.import_module(f"{package}._native.compiler")
         except ModuleNotFoundError:  # it has none
             return
-        choose = compiled.Compiled.choose
+        call = compiler.Compiled.__call__
 
-        def choose_and_follow(loop: Any) -> None:  # noqa: ANN401  # a loop of the package
-            choose(loop)
-            chosen = loop.run
+        def follow_and_call(loop: Any, *args: object) -> object:  # noqa: ANN401  # a loop
+            self.note(loop)
+            return call(loop, *args)
 
-            def run(*args: object) -> object:
-                self.note(loop)
-                return chosen(*args)
-
-            loop.run = run
-
-        compiled.Compiled.choose = choose_and_follow
-        for loop in compiled.COMPILED:
-            loop.choose()
+        compiler.Compiled.__call__ = follow_and_call
 
     def note(self, loop: Any) -> None:  # noqa: ANN401  # or an inlined part
         """Note all lines of a loop, and of the parts that are inlined in it."""
