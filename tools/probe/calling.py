@@ -73,6 +73,14 @@ def poison(byte: int) -> None:
     _POISON["byte"] = byte
 
 
+def warm_checked_mode() -> None:
+    """Compile the loops of checked mode, which `fast.warmup` leaves to the first call."""
+    from fast._native.compiler import COMPILED  # noqa: PLC0415  # the one place that knows
+
+    for loop in COMPILED:
+        loop._compile_bounds_checked()  # noqa: SLF001  # there is no other way
+
+
 def poison_numpy() -> None:
     """Let `np.empty` of Python code return poison, until the process ends."""
     empty, empty_like = np.empty, np.empty_like
@@ -160,6 +168,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 def compare(
     contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str] = ()
 ) -> str | None:
+    """Return the first difference, as `difference_of` finds it, in a line."""
+    difference = difference_of(contract, wanted, got, changed)
+    return None if difference is None else difference.line
+
+
+def difference_of(
+    contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str] = ()
+) -> Difference | None:
     """Return the first difference of a result, and of what was changed, from `reference`'s.
 
     Args:
@@ -176,7 +192,7 @@ def compare(
         names = {field_name(path) for path in changed}
         if names & set(re.findall(r"\w+", difference.path)):
             return None
-    return None if difference is None else difference.line
+    return difference
 
 
 def is_of_subclass(difference: Difference, result: Any) -> bool:

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import fast  # noqa: PLC0415
     from tools.probe import subjects  # noqa: PLC0415
+    from tools.probe.calling import warm_checked_mode  # noqa: PLC0415
     from tools.probe.target import load  # noqa: PLC0415
 
     known = subjects.names()
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--impl {options.impl}: {type(error).__name__}: {error}")
     torch.set_num_threads(1)  # workers are forked: no threads may run before
     fast.warmup()
+    warm_checked_mode()
     FakeTensorMode()  # imports a second's worth of torch, once for all workers
     if options.replay is not None:
         function, seed, case = options.replay

@@ -75,6 +75,8 @@ def judge_error(call: Call, outcome: Outcome, valid: Call) -> Iterator[Finding]:
         yield "unbounded allocation", where, told
     elif type(error) not in ALLOWED:
         yield "internal error", where, told
+    elif isinstance(error, AttributeError):
+        pass  # the message names the attribute that was read
     elif not (names_in(call) | names_in(valid)) & set(re.findall(r"\w+", str(error))):
         yield "message names no argument", where, told
     if outcome.side is not None:
@@ -121,10 +123,26 @@ def path_of(line: str) -> str:
     return re.sub(r"\[[^\]]*\]", "[]", line.split(" = ")[0])
 
 
+def is_refusal(outcome: Outcome) -> bool:
+    """Tell whether an exception is the twin's own words, not Python's about a strange object."""
+    error = outcome.error
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    return bool(frames) and (frames[-1].line or "").lstrip().startswith(("raise", "f\"", ")"))
+
+
 def judge_twins(
-    contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str], *, checked: bool
+    contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str], *, checked: bool, has_one_fault: bool
 ) -> Iterator[Finding]:
-    """Yield how a call ended otherwise than `reference`'s."""
+    """Yield how a call ended otherwise than `reference`'s.
+
+    Args:
+        contract: what is stated about the function.
+        wanted: what `reference` did.
+        got: what `fast` did.
+        changed: the places of the call that were made strange.
+        checked: whether `fast` must refuse what `reference` does.
+        has_one_fault: whether both must do so with the same class.
+    """
     ours, theirs = wanted.error, got.error
     if any(error is not None and is_own(error) for error in (ours, theirs)):
         return
@@ -133,10 +151,10 @@ def judge_twins(
     elif ours is None and theirs is not None and not is_out_of_memory(theirs):
         where = innermost_frame(theirs.__traceback__)
         yield "refused what reference accepts", where, f"{type(theirs).__name__}: {theirs}"
-    elif theirs is None and checked:
+    elif theirs is None and checked and ours is not None and is_refusal(wanted):
         where = innermost_frame(ours.__traceback__ if ours else None)
         yield "accepted what reference refuses", where, f"{type(ours).__name__}: {ours}"
-    elif type(ours) is not type(theirs) and checked and type(theirs) in ALLOWED:
+    elif type(ours) is not type(theirs) and checked and ours is not None and has_one_fault and type(theirs) in ALLOWED:
         where = innermost_frame(theirs.__traceback__ if theirs else None)
         said = f"{type(theirs).__name__}: {theirs}"
         yield "another class than reference", where, f"{said}; {type(ours).__name__}: {ours}"

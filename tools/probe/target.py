@@ -100,7 +100,7 @@ def _copy(method: str) -> Callable[[Any], Callable[..., Any]]:
         def play(size: Any, value: Any, n: Any, **keywords: Any) -> Any:
             made = implementation.CpuGpuBuffer(*size, **keywords)
             (made.cpu if method == "copy_to_gpu" else made.gpu)[...] = value
-            return getattr(made, method)(n), made.cpu, made.gpu
+            return getattr(made, method)(n)
 
         return play
 
