@@ -343,7 +343,10 @@ class Prober:
                     got.error = error
                 finally:
                     is_armed = False
+        except Interrupted:  # on the way out of the calls
+            pass
         finally:
+            is_armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
         if got.error is not None and not self.subject.contract.changes:

@@ -50,8 +50,8 @@ class SessionProber:
         self.seed = seed
         self.memory = GuardedMemory()
         self.target = ProbedTarget("probed", implementation, memory=self.memory)
-        self.sessions: list[Session] = drawn(block_tables_sessions(MINIMAL), 150, "probe sessions")
-        self.sessions += drawn(block_tables_sessions(REAL), 20, "probe sessions real")
+        self.sessions: list[Session] = drawn(block_tables_sessions(MINIMAL), 60, "probe sessions")
+        self.sessions += drawn(block_tables_sessions(REAL), 5, "probe sessions real")
         self.counts: dict[str, int] = {}
         self.call: Call | None = None
 
@@ -149,7 +149,7 @@ class _Life:
         wanted = _on(copied, call, None)
         if isinstance(value, StrangeObject) or wanted.error is None:
             # It may be valid, and then the twins go on from there.
-            got = _on(copy.copy(self.theirs), call, self.prober.target, checked=True)
+            got = _on(self.theirs, call, self.prober.target, checked=True)
             yield from judge_error(call, got, valid)
             if wanted.error is None and got.error is None:
                 _on(self.ours, call, None)
@@ -204,10 +204,14 @@ class _Life:
                 is_interrupted = True
             finally:
                 is_armed = False
+        except Interrupted:  # on the way out of the call
+            is_interrupted = True
         finally:
+            is_armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
-        rows = torch.arange(self.ours.max_num_reqs, dtype=torch.int32)
+        count = self.session.constructor.arguments["max_num_reqs"]
+        rows = torch.arange(count, dtype=torch.int32)
         states = [after] if not is_interrupted else [after, self.ours]
         found = self.theirs.gather_block_tables(rows)
         differences = [

@@ -185,7 +185,7 @@ class _Worker:
         frames = re.findall(r'File "[^"]*", line \d+.*', dump)
         detail = "\n    ".join(frames[:8]) or dump[-1500:]
         if how.startswith("died of exit"):
-            detail = dump[-3000:]
+            detail = dump[dump.find("Traceback") :][-3000:]
         call = calls[-1] if calls else ""
         return Violation(
             self.job.function, self.job.seed, case, how, innermost_dumped(dump), detail, call
