@@ -14,7 +14,7 @@ from pathlib import Path
 from conformance.lists import names_in, near
 from tools.parser import Parser
 from tools.probe.violation import Violation
-from tools.probe.workers import Job, Report, run_job
+from tools.probe.workers import HANG_SECONDS, Job, Report, run_job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_replay = options.replay is not None
     reports = []
     with ThreadPoolExecutor(options.workers) as pool:
-        futures = [pool.submit(run_job, job, implementation, deadline) for job in jobs]
+        futures = [pool.submit(run_job, job, implementation, deadline, options.hang_seconds) for job in jobs]
         for future in as_completed(futures):
             report = future.result()
             reports.append(report)
@@ -124,6 +124,13 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="N",
         default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         help="processes at once; default: one for each core",
+    )
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        metavar="N",
+        default=HANG_SECONDS,
+        help="a case that takes longer hangs; default: %(default)s",
     )
     parser.add_argument("--minutes", type=float, metavar="N", help="stop after so many")
     parser.add_argument(

@@ -113,6 +113,10 @@ class _Life:
         wanted = _on(self.ours, call, None)
         got = _on(self.theirs, call, self.prober.target, checked=self.random.random() < 0.4)
         yield from judge_resources(got)
+        if wanted.error is not None:  # an earlier strange call was valid, so this one is not
+            if type(got.error) is not type(wanted.error):
+                yield from self._torn(wanted, got)
+            return
         if got.error is not None:
             where = innermost_frame(got.error.__traceback__)
             yield f"refused a valid call ({operation.method})", where, repr(got.error)
@@ -128,7 +132,7 @@ class _Life:
         if not self.handed_out:
             return
         ours, theirs = self.random.choice(self.handed_out[-3:])
-        pairs = list(zip(ours, theirs, strict=True)) if isinstance(ours, list) else [(ours, theirs)]
+        pairs = list(zip(ours, theirs, strict=True)) if isinstance(ours, list | tuple) else [(ours, theirs)]
         for array, tensor in pairs:
             if array is not None and array.size and self.random.random() < 0.7:
                 at = self.random.randrange(array.shape[0])

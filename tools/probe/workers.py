@@ -87,23 +87,29 @@ class _Progress:
         return int(case), float(since)
 
 
-def run_job(job: Job, implementation: ModuleType, deadline: float | None = None) -> Report:
+def run_job(
+    job: Job,
+    implementation: ModuleType,
+    deadline: float | None = None,
+    hang_seconds: float = HANG_SECONDS,
+) -> Report:
     """Run all cases of a job, in as many workers one after another as it takes.
 
     Args:
         job: the cases.
         implementation: what is probed.
         deadline: when to stop, of `time.monotonic`; None: never.
+        hang_seconds: how long a case may take.
     """
     report, first, deaths = Report(job), job.first, 0
     start = time.monotonic()
     while first < job.stop and deaths < MOST_DEATHS:
         worker = _Worker(dataclasses.replace(job, first=first), implementation)
-        died = worker.follow(report, deadline)
+        died = worker.follow(report, deadline, hang_seconds)
         report.done += worker.cases_done
         first += worker.cases_done
         if died is not None:
-            report.violations.append(_again(died, implementation) if job.stop > job.first + 1 else died)
+            report.violations.append(_again(died, implementation, hang_seconds) if job.stop > job.first + 1 else died)
             deaths += 1
             first += 1
             report.done += 1
@@ -113,10 +119,10 @@ def run_job(job: Job, implementation: ModuleType, deadline: float | None = None)
     return report
 
 
-def _again(died: Violation, implementation: ModuleType) -> Violation:
+def _again(died: Violation, implementation: ModuleType, hang_seconds: float) -> Violation:
     """Run the case that a worker died of alone, to learn its call, and whether it dies again."""
     job = Job(died.function, died.seed, died.case, died.case + 1)
-    alone = _Worker(job, implementation).follow(Report(job), None)
+    alone = _Worker(job, implementation).follow(Report(job), None, hang_seconds)
     if alone is None:
         told = "not when it runs alone: --replay finds nothing"
         return dataclasses.replace(died, detail=f"{told}\n{died.detail}")
@@ -141,7 +147,9 @@ class _Worker:
         self._text = b""
         self.cases_done = 0
 
-    def follow(self, report: Report, deadline: float | None) -> Violation | None:
+    def follow(
+        self, report: Report, deadline: float | None, hang_seconds: float
+    ) -> Violation | None:
         """Read what the worker finds until it ends; return how it died, None where it did not."""
         is_late = False
         while True:
@@ -153,7 +161,7 @@ class _Worker:
                 self._take(read, report)
             case, since = self.progress.read()
             now = time.monotonic()
-            if now - since > HANG_SECONDS and case >= self.job.first:
+            if now - since > hang_seconds and case >= self.job.first:
                 return self._hung(case)
             if deadline is not None and now > deadline:
                 is_late = True

@@ -1,0 +1,109 @@
+"""The probe finds nothing in `fast`, and every planted violation."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.probe import command_line
+from tools.probe.guarded_memory import GuardedMemory
+from tools.probe.subjects import NO_FUNCTIONS, names, unprobed
+
+PLANTED = Path(__file__).with_name("planted_violations.py")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the probe protects pages: Linux")
+
+
+def probe(*arguments: str) -> tuple[int, str]:
+    """Return the exit status and the output of a run of the probe."""
+    command = [sys.executable, "-m", "tools.probe", *arguments]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(  # noqa: S603  # the project's own tool
+        command, capture_output=True, text=True, check=False, timeout=300, cwd=root
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_public_name_is_probed_or_excused() -> None:
+    """No function of `fast` is left out without a reason."""
+    assert [] == unprobed()
+    assert not set(NO_FUNCTIONS) & set(names())
+
+
+def test_a_few_cases_of_each_function_find_nothing() -> None:
+    """A small run over everything reports no violation."""
+    status, output = probe("--cases", "20", "--workers", "1")
+    assert (0, []) == (status, re.findall(r"--replay .*", output)), output
+    assert f"{len(names())} functions" in output
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        ("get_dcp_local_seq_lens", "died of signal SIGSEGV"),
+        ("slice_query_start_locs", "died of signal SIGSEGV"),
+        ("extract_layer_index", "internal error"),
+        ("compute_mm_encoder_budget", "hangs"),
+        ("map_to_kernel_blocks", "unbounded allocation"),
+        ("reshape_query_for_spec_decode", "died of signal SIGSEGV"),
+        ("create_ubatch_slices", "changed an input"),
+        ("compute_causal_conv1d_metadata", "wrong result"),
+    ],
+)
+def test_planted_violations_are_found(function: str, kind: str) -> None:
+    """Each broken promise is reported as what it is, with a case to replay."""
+    status, output = probe(
+        "--impl", str(PLANTED), "--functions", function, "--cases", "30", "--hang-seconds", "1"
+    )
+    assert 1 == status, output
+    assert re.search(rf"^  {kind}", output, re.MULTILINE), output
+    assert f"--replay {function}:0:" in output
+
+
+def test_a_case_can_be_replayed() -> None:
+    """The printed case alone shows the same violation."""
+    function = "extract_layer_index"
+    _, output = probe("--impl", str(PLANTED), "--functions", function, "--cases", "30")
+    case = re.search(r"internal error, .*\n.*\n.*\n    --replay (\S+)", output)
+    assert case is not None, output
+    status, again = probe("--impl", str(PLANTED), "--replay", case[1])
+    assert 1 == status
+    assert "internal error, 1 times" in again
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--functions", "nonsense"],
+        ["--cases", "0"],
+        ["--replay", "nonsense"],
+        ["--replay", "nonsense:0:1"],
+        ["--impl", "nowhere.py"],
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be used ends with status 2 and one line."""
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(wrong)
+    assert 2 == ended.value.code
+    assert 1 == capsys.readouterr().err.count("\n")
+
+
+def test_guarded_memory_holds_what_was_placed() -> None:
+    """A placed array has the values, and ends or begins at a page."""
+    import numpy as np  # noqa: PLC0415
+
+    memory = GuardedMemory()
+    for at_end in (True, False):
+        placed, first, length = memory.place(np.arange(5, dtype=np.int32), at_end=at_end)
+        assert [0, 1, 2, 3, 4] == placed.tolist()
+        address = placed.__array_interface__["data"][0]
+        assert 0 == (address + (placed.nbytes if at_end else 0)) % length
+        assert first > 0
+    memory.forget()
