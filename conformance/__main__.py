@@ -8,14 +8,25 @@ the options; nothing is read from the settings of the folder that one happens to
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("conformance.__main__", "'kvtwin[test]'")
+
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numba  # noqa: F401  # see torch
 import pytest
+import torch  # noqa: F401  # while modules are imported here, Ctrl-C ends the process at once
+
+from conformance.command_line import INTERRUPTS
 
 PACKAGE = Path(__file__).parent
+NEEDED = ("hypothesis", "jinja2", "markupsafe", "ml_dtypes")
+"""Packages that the run imports. pytest prints a traceback for a missing one."""
 
 
 def arguments_for_pytest(arguments: Sequence[str]) -> list[str]:
@@ -65,9 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = f"{file} hides the package {name}: rename it, or start from another folder"
         print(f"python -m conformance: {told}", file=sys.stderr)  # noqa: T201  # a command line
         return int(pytest.ExitCode.USAGE_ERROR)
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     given = sys.argv[1:] if arguments is None else arguments
-    return int(pytest.main(arguments_for_pytest(given)))
+    return int(pytest.main(arguments_for_pytest(given), [_Interrupted()]))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+class _Interrupted:
+    """Ends a run whose Ctrl-C was lost: a compiled function that calls Python may ignore it."""
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Interrupt pytest again, between two tests."""
+        if INTERRUPTS.happened:
+            raise KeyboardInterrupt

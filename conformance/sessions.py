@@ -29,8 +29,9 @@ class SessionMismatch(Mismatch):
         done = session.operations[: step + 1]
         call = Call(f"{session.constructor.function}.{done[-1].method}", done[-1].arguments)
         super().__init__(call, target, difference)
-        lines = [f"    {Call(op.method, op.arguments)!r}" for op in done[:-1]]
-        story = "\n".join(["    made by " + repr(session.constructor), *lines])
+        lines = [line for op in done for line in (*op.overwrites, Call(op.method, op.arguments))]
+        told = ["made by " + repr(session.constructor), *map(repr, lines[:-1])]
+        story = "\n".join(f"    {line}" for line in told)
         self.args = (f"{self.args[0]}\n  after\n{story}",)
 
 
@@ -138,6 +139,7 @@ class _Pair:
         __tracebackhide__ = True
         operation, device = self.life.session.operations[step], self.target.device or "cpu"
         manner = PLAIN if operation.refused else self.life.manner
+        self._overwrite(operation)
         wanted = perform(REFERENCE, self.ours, operation, manner)
         got = perform(self.target, self.theirs, operation, manner)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
@@ -149,6 +151,13 @@ class _Pair:
             difference = _moved(got, self.addresses)
         if difference is not None:
             raise SessionMismatch(self.life.session, step, self.target.name, difference)
+
+    def _overwrite(self, operation: Operation) -> None:
+        """Write into what earlier calls of both returned, as a caller may before this one."""
+        for held in (self.held, self.seen):
+            arrays = [array for _, array in parts(held, "everything")]
+            for overwrite in operation.overwrites:
+                overwrite.write(arrays[overwrite.array])
 
 
 def construct(target: Target, session: Session) -> Any:

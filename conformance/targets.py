@@ -16,8 +16,9 @@ import dataclasses
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -33,6 +34,9 @@ from fast import launch
 
 RAISED = (Exception, SystemExit)
 """What a call may raise and be judged for: whoever calls `sys.exit` ends no run with it."""
+
+NEEDS: Final = {"sim": ("greenlet", "test"), "cuda": ("numba_cuda", "cuda")}
+"""The package that a target runs the kernels of `fast` with, and the extra that installs it."""
 
 LOOKED_UP: set[str] = set()
 """The functions that were looked up in a target since somebody cleared this: what a test used."""
@@ -218,8 +222,9 @@ def choose_targets(
             are `implementation:target`.
 
     Raises:
-        ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, or
-            `sim` for an implementation without kernels of `fast`.
+        ValueError: A name that is no target, no name at all, `cuda` where there is no GPU, `sim`
+            for an implementation without kernels of `fast`, or a target whose package is not
+            installed.
 
     >>> [target.name for target in choose_targets("sim,host")]
     ['sim', 'host']
@@ -239,6 +244,12 @@ def choose_targets(
                 raise ValueError(f"target {name!r} is unknown; there are {', '.join(TARGETS)}")
             if name == "cuda" and not torch.cuda.is_available():
                 raise ValueError("target 'cuda' needs a GPU, and torch sees none")
+            package, extra = NEEDS.get(name, ("", ""))
+            if implementation.is_fast and package and find_spec(package) is None:
+                raise ValueError(
+                    f"target {name!r} needs {package}, which is not installed:"
+                    f" pip install kvtwin[{extra}]"
+                )
             if name == "sim" and not implementation.is_fast:
                 raise ValueError(
                     f"target 'sim' runs kernels of fast, of which {implementation.name} has none"

@@ -15,7 +15,7 @@ from conformance.faults.attn_metadata import BUILD_ATTN_METADATA_FAULTS
 from conformance.laws import as_reference, obeys
 from conformance.meanings.attn_metadata import GROUPS, given_to
 from conformance.sides import Side
-from conformance.strategies.attn_metadata import Buffer, build_attn_metadata_calls
+from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
@@ -38,6 +38,13 @@ def _is_longer_behind(call: Call) -> bool:
     """Tell whether a maximum taken over whole buffers would be another."""
     step = call.facts
     return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
+
+
+def _raised(call: Call) -> list[int | None]:
+    """Return by how much each bound passes the maximum; None for one that is not given."""
+    given = [call.arguments.get(name) for name in BOUNDS]
+    maxima = [call.facts.maximum(name) for name in BOUNDS]
+    return [None if g is None else g - m for g, m in zip(given, maxima, strict=True)]
 
 
 BUILD = Contract(
@@ -64,6 +71,17 @@ BUILD = Contract(
             call.facts.slots == "one array" and len(call.facts.batches) > 1
         ),
         "several groups of one table": lambda call: call.facts.has_one_table,
+        "both maxima are given": lambda call: _raised(call) == [0, 0],
+        "only the longest query is given": lambda call: (
+            [r is None for r in _raised(call)] == [False, True]
+        ),
+        "only the longest sequence is given": lambda call: (
+            [r is None for r in _raised(call)] == [True, False]
+        ),
+        "bounds above the maxima": lambda call: all(raised for raised in _raised(call)),
+        "bounds that are None": lambda call: (
+            "max_seq_len" in call.arguments and _raised(call) == [None, None]
+        ),
         "an engine's own builders": lambda call: any(
             builder.cls.is_own for builder in call.arguments["attn_metadata_builders"]
         ),

@@ -98,6 +98,7 @@ def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> Non
         assert base.get_name() == cls.get_name()
         assert base.get_kv_cache_shape(9, 2, 1, 8) == cls.get_kv_cache_shape(9, 2, 1, 8)
     assert call.arguments["name_prefix"] + base.__name__ == made.__name__
+    assert base.__module__ == made.__module__
     assert (base, made) == (made.__bases__[0], second.__bases__[0])
 
 
@@ -174,6 +175,7 @@ def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
         with side.target.running():
             made = side.run()
         assert base is made.__bases__[0]
+        assert base.__module__ == made.__module__
         assert before == list(vars(base))
         descriptions.append(_described(made))
     difference = first_difference(descriptions[0], descriptions[1])

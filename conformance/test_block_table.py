@@ -54,6 +54,7 @@ test_block_tables = session_check(
     _everything,
     situations={
         "no groups": lambda s: not s.constructor.arguments["block_sizes"],
+        "memory is to be pinned": lambda s: s.constructor.arguments["pin_memory"],
         "several groups": lambda s: len(s.constructor.arguments["block_sizes"]) > 1,
         "groups of unlike block sizes": lambda s: (
             len(set(s.constructor.arguments["block_sizes"])) > 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from conformance.checks import law
@@ -58,14 +59,27 @@ def _make(target: Target, example: Copies, **changes: Any) -> Any:
     return target.lookup("CpuGpuBuffer")(*size, **keywords)
 
 
+def _synchronize(target: Target) -> None:
+    """Wait for the copies of a GPU."""
+    if target.device == "cuda":
+        torch.cuda.synchronize()
+
+
 def _play(target: Target, example: Copies) -> list[Any]:
     """Return everything that is defined of a buffer's halves in the course of its life."""
     buffer = _make(target, example)
     seen = [_plain(buffer.cpu), _plain(buffer.gpu)]
     for half, seed, number in example.copies:
         getattr(buffer, half)[...] = seed % 2 if example.dtype is np.bool_ else seed
-        copied = (buffer.copy_to_gpu if half == "cpu" else buffer.copy_to_cpu)(number)
+        copies = (buffer.copy_to_gpu, buffer.copy_to_cpu)
+        copy, copy_back = copies if half == "cpu" else copies[::-1]
+        copied = copy(number)
+        _synchronize(target)  # the copy returns before the pinned half is written
         seen += [_plain(copied), _plain(getattr(buffer, half))]
+        copied[...] = 1  # by the caller, who so writes a part of the other half
+        back = copy_back(number)
+        _synchronize(target)
+        seen.append(_plain(back))
     return seen
 
 
@@ -88,7 +102,10 @@ def _plain(array: Any) -> Any:
     },
 )
 def test_buffers_copy(target: Target, example: Copies) -> None:
-    """A buffer begins as zeros, and what is copied is what the other half then holds."""
+    """A buffer begins as zeros, and what is copied is what the other half then holds.
+
+    What a caller writes into what a copy returned is in that half, and is copied back.
+    """
     with target.running(checked=True):
         difference = first_difference(_play(REFERENCE, example), _play(target, example))
     if difference is not None:

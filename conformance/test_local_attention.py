@@ -72,7 +72,7 @@ LOCAL_ATTENTION = Contract(
     ),
     faults=LOCAL_ATTENTION_FAULTS,
     aliases=(Alias("slot_mapping", Relation.SAME, "common_attn_metadata.slot_mapping"),),
-    has_device_path=True,
+    has_kernel=True,
     takes_objects=True,
     laws=(
         "chunks_restrict",
@@ -93,7 +93,7 @@ test_local_attention_elsewhere = refuses_elsewhere(
 )
 
 
-@law("make_local_attention_virtual_batches", local_attention_calls)
+@law("make_local_attention_virtual_batches", local_attention_calls, has_kernel=True)
 def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     """A batch's virtual requests have its tokens, and none is longer than a chunk."""
     with target.running(checked=True):

@@ -17,6 +17,9 @@ IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 INT32: Final = torch.int32  # found 0.05 us sooner
 INT_DTYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
+PLAIN_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The classes of tensors that have memory of their own, unless they are of a kind without."""
+
 MAX_SIZE: Final = 2**31 - 1
 """The greatest size: what an int32 can hold."""
 
@@ -147,12 +150,21 @@ def check_tensor(
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
     if value.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
-    if value.layout is not torch.strided or value.is_nested:
-        check_kind(name, value)
+    check_dense(name, value)
     if value.dim() != ndim:
         raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(value.shape)}")
     if device is not None and value.device != device:
         check_same_device([(name, value)], device)
+
+
+def check_dense(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor that has no strides.
+
+    Raises:
+        TypeError: it is sparse or nested, or its layout is a library's own.
+    """
+    if value.layout is not torch.strided or value.is_nested:
+        check_kind(name, value)
 
 
 def check_kind(name: str, value: torch.Tensor) -> None:
@@ -167,18 +179,23 @@ def check_kind(name: str, value: torch.Tensor) -> None:
         found = "a nested tensor"
     elif _is_wrapped(value):
         found = "one wrapped by torch.func"
-    elif type(value) is not torch.Tensor and not isinstance(value, torch.nn.Parameter):
+    elif type(value) not in PLAIN_CLASSES:
         found = f"a {type(value).__name__}"
     else:
         return
     raise TypeError(f"{name} must be a dense tensor in memory, got {found}")
 
 
+def is_functional(value: torch.Tensor) -> bool:
+    """Return whether a tensor is one of `functionalize`, whose own memory is not initialised."""
+    return torch._is_functional_tensor(value)  # noqa: SLF001  (there is no public name)
+
+
 def _is_wrapped(value: torch.Tensor) -> bool:
     """Return whether a tensor stands for others, as in `torch.vmap` and `functionalize`."""
     functorch: Any = getattr(torch._C, "_functorch", None)  # noqa: SLF001  (there is no public name)
     is_wrapped = getattr(functorch, "is_functorch_wrapped_tensor", None)
-    return torch._is_functional_tensor(value) or bool(is_wrapped and is_wrapped(value))  # noqa: SLF001
+    return is_functional(value) or bool(is_wrapped and is_wrapped(value))
 
 
 def check_array(name: str, value: object, min_length: int = 0) -> None:
@@ -272,8 +289,3 @@ def check_num_tokens(starts: IntArray, num_positions: int) -> None:
         raise ValueError(
             f"query_start_loc[-1] is {starts[-1]}, but positions has {num_positions} entries"
         )
-
-
-def to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as a NumPy array; waits for the device, so for checked mode only."""
-    return tensor.detach().cpu().resolve_neg().numpy()

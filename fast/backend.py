@@ -178,7 +178,7 @@ def subclass_attention_metadata(
 
     Returns:
         A dataclass, a subclass; it is frozen, or compared by identity, where `metadata_cls` is.
-        The same one for the same arguments.
+        Its `__module__` is that of `metadata_cls`. The same one for the same arguments.
 
     Raises:
         TypeError: an argument, or a field's name, of another type.
@@ -210,14 +210,15 @@ def _make_metadata(
 ) -> type[Any]:
     """Make a metadata class that has more fields."""
     parameters = getattr(metadata_cls, "__dataclass_params__", None)
-    return make_dataclass(
+    made: type[Any] = make_dataclass(
         name_prefix + metadata_cls.__name__,
         fields,
         bases=(metadata_cls,),
-        namespace={"__module__": metadata_cls.__module__},
         eq=parameters is None or parameters.eq,
         frozen=parameters is not None and parameters.frozen,
     )
+    made.__module__ = metadata_cls.__module__  # from 3.12 on a `__module__` in namespace is ignored
+    return made
 
 
 def _check_fields(fields: object) -> None:

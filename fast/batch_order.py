@@ -220,9 +220,10 @@ def reorder_batch_to_split_decodes_and_prefills(
 
 def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
     """Return each request's scheduled tokens."""
-    num_reqs = len(req_ids)
-    if type(scheduled) is dict and num_reqs > 1:
-        # All are looked up, judged and copied at once, with no Python step for each.
+    if type(scheduled) is not dict and not hasattr(scheduled, "get"):
+        raise TypeError(f"num_scheduled_tokens must be a mapping, got {type(scheduled).__name__}")
+    if type(scheduled) is dict and len(req_ids) > 1:
+        # All are looked up and packed at once, without a Python step for each.
         with suppress(KeyError):
             tokens = pack_ints(itemgetter(*req_ids)(scheduled))
             if tokens is not None:

@@ -8,9 +8,8 @@ from fast._checks import (
     check_num_tokens,
     check_starts,
     check_tensor,
-    to_host,
 )
-from fast._native.memory import plain
+from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.kernel_blocks import map_to_kernel_blocks
 from fast.kernels import block_table as kernels
@@ -112,14 +111,15 @@ class BlockTables(RequestRows):
                 f"idx_mapping has {num_reqs} entries, expected at most {self.max_num_reqs}"
             )
         if is_checked():
-            check_ints("idx_mapping", idx_mapping.tolist(), -1, self.max_num_reqs - 1, IndexError)
+            rows = to_host("idx_mapping", idx_mapping).tolist()
+            check_ints("idx_mapping", rows, -1, self.max_num_reqs - 1, IndexError)
         self._notice_table_writes()
         if not uses_kernels(self._tables):
             self._on_host.gather(idx_mapping)
         else:
             if self._host is not None:  # a simulator runs the kernel
                 self._host.forget_rows()
-            rows = plain("idx_mapping", idx_mapping)
+            indices = plain("idx_mapping", idx_mapping)
             launch_blocks(
                 kernels.gather_block_tables,
                 self.max_num_reqs,
@@ -127,8 +127,8 @@ class BlockTables(RequestRows):
                 *self._state,
                 self._gathered,
                 self._num_gathered,
-                flat(rows),
-                rows.stride(0),
+                flat(indices),
+                indices.stride(0),
                 num_reqs,
             )
         return tuple([view[:num_reqs] for view in self._gathered_views])
@@ -174,11 +174,12 @@ class BlockTables(RequestRows):
                 f" {self.max_num_batched_tokens}"
             )
         if is_checked():
-            starts, where = to_host(query_start_loc), to_host(positions)
+            starts = to_host("query_start_loc", query_start_loc)
+            where = to_host("positions", positions)
             check_starts("query_start_loc", starts)  # without groups too
             check_num_tokens(starts, len(where))
             for view, size in zip(self._gathered_views, self.block_sizes, strict=True):
-                check_slots(to_host(view), starts, where, Layout(size, size))
+                check_slots(to_host("gathered", view), starts, where, Layout(size, size))
         self._notice_slot_writes()
         if uses_kernels(self._tables):
             begins = plain("query_start_loc", query_start_loc)

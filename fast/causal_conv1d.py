@@ -5,9 +5,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fast._checks import IntArray, check_host, check_starts, check_tensor, to_host
+from fast._checks import IntArray, check_host, check_starts, check_tensor
 from fast._native.causal_conv1d import list_programs
-from fast._native.memory import plain
+from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.kernels import causal_conv1d as kernels
 from fast.kernels.causal_conv1d import BLOCK_M
@@ -102,10 +102,10 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
                 f" {len(starts)}"
             )
     if is_checked():
-        values = to_host(starts)
+        values = to_host("query_start_loc_p", starts)
         check_starts("query_start_loc_p", values)
         if copy is not None:
-            _check_copy(values, to_host(copy))
+            _check_copy(values, to_host("query_start_loc_p_cpu", copy))
     return starts.cpu() if copy is None else copy
 
 

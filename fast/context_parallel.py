@@ -3,9 +3,9 @@
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import INT32, MAX_SIZE, check_int, check_minimum, check_tensor, to_host
+from fast._checks import INT32, MAX_SIZE, check_int, check_minimum, check_tensor
 from fast._native.context_parallel import count_local_tokens
-from fast._native.memory import plain
+from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.operators import in_graph, operator
@@ -67,7 +67,7 @@ def get_dcp_local_seq_lens(
         traced = in_graph("get_dcp_local_seq_lens", seq_lens, size, wanted, interleave, out=out)
         return traced if out is None else traced[: len(seq_lens)]
     if is_checked():
-        check_minimum("seq_lens", to_host(seq_lens), 0)
+        check_minimum("seq_lens", to_host("seq_lens", seq_lens), 0)
 
     num_reqs, ranks = seq_lens.shape[0], size if dcp_rank is None else 1
     shape = (num_reqs, size) if dcp_rank is None else (num_reqs,)

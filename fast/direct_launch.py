@@ -25,10 +25,10 @@ from fast.kernels.cuda import Array, Kernel, array_members, import_cuda
 Argument: TypeAlias = torch.Tensor | int
 Flatten: TypeAlias = Callable[..., tuple[int, ...]]
 
-TESTED: Final = {"numba-cuda": ("0.30", "0.31"), "cuda-core": ("0.7", "2.0")}
+TESTED: Final = {"numba-cuda": ("0.30", "0.31"), "cuda-core": ("0.5.1", "2.0")}
 """Of each package, the first version that is trusted, and the first that is not. With a driver that
-does nothing it ran with numba-cuda 0.30.4, whose arrays are private, and with cuda-core 0.7.0,
-1.0.0 and 1.2.2, whose names are public."""
+does nothing it ran with numba-cuda 0.30.4, whose arrays are private, and with cuda-core 0.5.1,
+0.6.0, 0.7.0, 1.0.0 and 1.2.2, whose names are public."""
 
 NAMES: Final = (
     "Device",
@@ -43,6 +43,11 @@ NAMES: Final = (
 
 ARRAY_MEMBERS: Final = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 """What `flatten` makes words of: one of each, and for each dimension one of the last two."""
+
+
+WORD: Final = re.compile(r"(\.u64)(?: \.ptr(?: \.align \d+)?)? (\S+)")
+"""A parameter of 8 bytes in PTX. From compute capability 10.0 on NVVM also marks pointers, and the
+alignment of what they point to: `.u64 .ptr .align 1 name`."""
 
 
 class UnfitError(Exception):
@@ -84,12 +89,15 @@ def check_installed() -> None:
 
 
 def load(kernel: Kernel, index: int) -> tuple[Any, Flatten]:
-    """Compile a kernel for a GPU, load it there, and return it with what makes its words.
+    """Compile a kernel for a GPU and load it there, unless it is; return it with its `flatten`.
 
     Raises:
         UnfitError: the kernel takes other words than `flatten` makes.
-        ImportError: numba-cuda is not installed.
+        ImportError: numba-cuda is not installed, or finds no compiler.
     """
+    if index in kernel.loaded:
+        found: tuple[Any, Flatten] = kernel.loaded[index]
+        return found
     import_cuda()  # a clear error, before cuda.core's
     core = _core()
     device = core.Device(index)
@@ -112,7 +120,8 @@ def check_entry(kernel: Kernel, ptx: str, entry: str) -> None:
         UnfitError: it takes others.
     """
     declared = re.search(rf"\.entry {re.escape(entry)}\((.*?)\)", ptx, re.DOTALL)
-    taken = [] if declared is None else re.findall(r"\.param\s+(.*?),?\n", declared[1])
+    found = [] if declared is None else re.findall(r"\.param\s+(.*?),?\n", declared[1])
+    taken = [" ".join(word.groups()) if (word := WORD.fullmatch(one)) else one for one in found]
     num_words = sum(5 + 2 * array.num_dims if array else 1 for array in kernel.parameters)
     if taken != [f".u64 {entry}_param_{number}" for number in range(num_words)]:
         kinds = ", ".join(sorted({words.rpartition(" ")[0] for words in taken}))
@@ -128,7 +137,7 @@ def launch(
 
     Raises:
         UnfitError: the kernel takes other words than `flatten` makes.
-        ImportError: numba-cuda is not installed.
+        ImportError: numba-cuda is not installed, or finds no compiler.
     """
     loaded, flatten = kernel.loaded.get(index) or load(kernel, index)
     if index not in _THREAD.entered:

@@ -16,8 +16,8 @@ from fast._checks import (
     check_same_device,
     check_starts,
     check_tensor,
-    to_host,
 )
+from fast._native.memory import to_host
 
 TENSORS: Final = (
     ("query_start_loc", torch.int32, 1),
@@ -58,7 +58,7 @@ class Fields:
     def values(self, name: str) -> IntArray | None:
         """Return the values of a tensor on the host; waits for the device."""
         tensor = self.tensors.get(name)
-        return None if tensor is None else to_host(tensor)
+        return None if tensor is None else to_host(name, tensor)
 
     def either(self, name: str) -> IntArray | None:
         """Return the values of `name_cpu`, or of `name`."""
@@ -114,7 +114,7 @@ def check_values(fields: Fields, block_size: int | None) -> None:
         check_starts("query_start_loc", starts)
         query_lens = starts[1:].astype(np.int64) - starts[:-1]
         _check_tokens(int(starts[-1]), fields)
-    _check_lengths(fields, starts)
+    check_lengths(fields)
     if seq_lens is not None:
         check_minimum("seq_lens", seq_lens, 0)
     if seq_lens is not None and query_lens is not None:
@@ -158,9 +158,14 @@ def _check_tokens(num_tokens: int, fields: Fields) -> None:
         )
 
 
-def _check_lengths(fields: Fields, starts: IntArray | None) -> None:
-    """Refuse fields of unlike numbers of requests, or tokens without slots."""
+def check_lengths(fields: Fields) -> None:
+    """Refuse fields of unlike numbers of requests, or tokens without slots.
+
+    Raises:
+        ValueError: a field is too long or too short for the others.
+    """
     num_reqs = fields.counts.get("num_reqs")
+    starts = fields.tensors.get("query_start_loc_cpu", fields.tensors.get("query_start_loc"))
     if starts is not None:
         if num_reqs is not None and len(starts) != num_reqs + 1:
             raise ValueError(

@@ -4,8 +4,10 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_int, to_host
+from fast._checks import check_dense, check_int
+from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 
 BLOCK_ID_DTYPES: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -37,11 +39,14 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     """
     if not isinstance(block_ids, torch.Tensor):
         raise TypeError(f"block_ids must be a torch tensor, got {type(block_ids).__name__}")
+    check_dense("block_ids", block_ids)
     if block_ids.dtype not in BLOCK_ID_DTYPES:
         raise TypeError(f"block_ids must be int8 to int64 or uint8, got {block_ids.dtype}")
     if block_ids.dim() == 0:
         raise ValueError("block_ids must have at least 1 dimension, got shape ()")
     number = check_int("blocks_per_kv_block", blocks_per_kv_block)
+    if not is_dynamo_compiling():
+        block_ids = plain("block_ids", block_ids)
     shape = (*block_ids.shape[:-1], block_ids.shape[-1] * number)
     if block_ids.numel() == 0:
         return block_ids.new_empty(shape)
@@ -49,7 +54,7 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     if greatest < 0:
         raise ValueError(f"blocks_per_kv_block is {number}, which {block_ids.dtype} cannot count")
     if is_checked():
-        values = to_host(block_ids)
+        values = to_host("block_ids", block_ids)
         wrong = np.argwhere((values < 0) | (values > greatest))
         if len(wrong):
             index = tuple(wrong[0].tolist())

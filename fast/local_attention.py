@@ -8,10 +8,11 @@ from fast._checks import check_int
 from fast._native.local_attention import find_virtual_requests, gather_columns
 from fast.batch_fields import read_block_table, read_counts, read_slot_mapping
 from fast.checked_mode import is_checked
-from fast.launch import uses_kernels
+from fast.kernels import local_attention as kernels
+from fast.launch import launch_blocks, uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
 from fast.pinned import upload
-from fast.sentinels import NULL_BLOCK_ID
+from fast.slots import flat
 
 
 def make_local_attention_virtual_batches(
@@ -117,9 +118,16 @@ def _gather_on_device(
     table: torch.Tensor, rows: torch.Tensor, first: torch.Tensor, columns: int
 ) -> torch.Tensor:
     """Return `columns` columns of some rows of a table, each from its own first."""
-    width = table.shape[1]
-    if width == 0:
-        return table.new_full((len(rows), columns), NULL_BLOCK_ID)
-    steps = torch.arange(columns, dtype=torch.int64, device=table.device)
-    indices = (first.unsqueeze(1) + steps).clamp_(0, width - 1)
-    return table[rows.unsqueeze(1), indices]
+    gathered = table.new_empty((len(rows), columns))
+    launch_blocks(
+        kernels.gather_columns,
+        len(rows),
+        1,
+        flat(table),
+        *table.stride(),
+        *table.shape,
+        rows,
+        first,
+        gathered,
+    )
+    return gathered

@@ -8,16 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_int, check_list, check_same_device, check_tensor
+from fast._checks import check_int, check_list, check_same_device
+from fast._native.memory import vector
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
-from fast.invariants import check_fields, check_values
+from fast.invariants import check_fields, check_lengths, check_values
 from fast.runner_inputs import (
     check_buffer,
     check_group_tensors,
     check_host_vector_of_at_least,
     check_one_each,
     check_slot_mappings,
+    first_of,
 )
 
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -98,22 +100,21 @@ class CommonAttentionMetadata:
             The metadata of those; `max_*`, `causal` and the logits fields are as they were.
 
         Raises:
-            TypeError: not an int.
-            ValueError: more than there are, or fewer tokens than the requests have.
+            TypeError: not an int, or a field of another type or dtype.
+            ValueError: more than there are, or fewer tokens than the requests have; fields of
+                unlike lengths.
 
         Example:
             See the class.
 
         Source: the definition is kvtwin's own; the name is vLLM's.
         """
+        check_lengths(check_fields(self))
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
-        starts = self.query_start_loc_cpu
-        check_tensor("query_start_loc_cpu", starts, torch.int32, 1)
-        if len(starts) <= reqs:
-            raise ValueError(
-                f"query_start_loc_cpu has {len(starts)} entries, expected at least {reqs + 1}"
-            )
+        starts = vector(
+            "query_start_loc_cpu", self.query_start_loc_cpu, torch.int32, self.num_reqs + 1
+        )
         needed = int(starts[reqs])
         if tokens < needed:
             raise ValueError(
@@ -191,6 +192,8 @@ def build_attn_metadata(
     block_tables: list[torch.Tensor] | tuple[torch.Tensor, ...],
     slot_mappings: list[torch.Tensor] | tuple[torch.Tensor, ...] | torch.Tensor,
     kv_cache_config: Any,  # noqa: ANN401  (an engine's own config serves too)
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
 ) -> dict[str, Any]:
     """Have the builder of each KV cache group build its metadata of a batch.
 
@@ -212,14 +215,17 @@ def build_attn_metadata(
         slot_mappings: for each group int64[at least num_tokens], in slots, handed on as they are;
             or int64[groups, at least num_tokens], whose rows they are.
         kv_cache_config: its `kv_cache_groups` are read, and the `layer_names` of each.
+        max_query_len: at least the longest query, in tokens; None: the longest. If both bounds are
+            given, no value of the buffers is read.
+        max_seq_len: at least the longest sequence, in tokens; None: the longest.
 
     Returns:
         What the builder of a layer's group built, for each layer, by name.
 
     Raises:
         TypeError: an argument of another type or dtype.
-        ValueError: counts that do not agree, tensors on unlike devices; in checked mode a batch
-            that contradicts itself.
+        ValueError: counts that do not agree, a bound outside 0 to 2**31 - 1, tensors on unlike
+            devices; in checked mode a batch that contradicts itself.
         AttributeError: an object without what is read.
 
     Example:
@@ -254,6 +260,10 @@ def build_attn_metadata(
     """
     num_reqs = check_int("num_reqs", num_reqs, 0, None)
     num_tokens = check_int("num_tokens", num_tokens, 0, None)
+    if max_query_len is not None:
+        max_query_len = check_int("max_query_len", max_query_len, 0)
+    if max_seq_len is not None:
+        max_seq_len = check_int("max_seq_len", max_seq_len, 0)
     groups = kv_cache_config.kv_cache_groups
     check_list("kv_cache_config.kv_cache_groups", groups)
     check_list("attn_metadata_builders", attn_metadata_builders)
@@ -269,14 +279,18 @@ def build_attn_metadata(
     )
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
 
-    starts_cpu, lens_cpu = starts_cpu[: num_reqs + 1], lens_cpu[:num_reqs]
-    max_query_len, max_seq_len = find_maxima(starts_cpu, lens_cpu, num_reqs)
+    starts_cpu = first_of("query_start_loc.cpu", starts_cpu, num_reqs + 1)
+    lens_cpu = first_of("seq_lens.cpu", lens_cpu, num_reqs)
+    if max_query_len is None or max_seq_len is None:
+        longest_query, longest_seq = find_maxima(starts_cpu, lens_cpu, num_reqs)
+        max_query_len = longest_query if max_query_len is None else max_query_len
+        max_seq_len = longest_seq if max_seq_len is None else max_seq_len
     batch_of_all_groups = (
-        starts[: num_reqs + 1],
+        first_of("query_start_loc.gpu", starts, num_reqs + 1),
         starts_cpu,
-        lens[:num_reqs],
+        first_of("seq_lens.gpu", lens, num_reqs),
         lens_cpu,
-        num_computed_tokens_cpu[:num_reqs],
+        first_of("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs),
         num_reqs,
         num_tokens,
         max_query_len,

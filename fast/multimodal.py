@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_int, check_kind, check_same_device, check_type, to_host
-from fast._native.memory import as_array, plain
+from fast._checks import check_dense, check_int, check_same_device, check_type
+from fast._native.memory import as_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -95,7 +95,7 @@ def scatter_mm_placeholders(
         _check_out(out, embeds, is_embed, num_placeholders)
     if uses_kernels(embeds):
         if is_checked():
-            _check_num_embeds("embeds has", num_embeds, to_host(is_embed))
+            _check_num_embeds("embeds has", num_embeds, to_host("is_embed", is_embed))
         placeholders = embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
         scatter_on_device(embeds, is_embed, NANS[embeds.dtype], placeholders)
         return placeholders
@@ -177,7 +177,7 @@ def gather_mm_placeholders(
         if num_embeds is None:
             num_embeds = int(is_embed.count_nonzero())
         elif is_checked():
-            _check_num_embeds(said, num_embeds, to_host(is_embed))
+            _check_num_embeds(said, num_embeds, to_host("is_embed", is_embed))
         embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out
         gather_on_device(placeholders, is_embed, embeds)
         return embeds
@@ -212,6 +212,7 @@ the model's embedding method
     expected_num_items = check_int("expected_num_items", expected_num_items, 0, None)
     cause = "the likely cause is the model's embedding method"
     if isinstance(mm_embeddings, torch.Tensor):
+        check_dense("mm_embeddings", mm_embeddings)
         _check_item("mm_embeddings[0]", mm_embeddings.shape[1:], cause)
         num_items = mm_embeddings.shape[0] if mm_embeddings.dim() else 0
     else:
@@ -219,6 +220,7 @@ the model's embedding method
         items: Any = mm_embeddings
         for i, item in enumerate(items):
             check_type(f"mm_embeddings[{i}]", item, torch.Tensor, "a torch tensor")
+            check_dense(f"mm_embeddings[{i}]", item)
             _check_item(f"mm_embeddings[{i}]", item.shape, cause)
         num_items = len(items)
     if num_items != expected_num_items:
@@ -236,8 +238,7 @@ def _check_rows(name: str, rows: object) -> None:
     """Refuse what is no matrix."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(rows).__name__}")
-    if rows.layout is not torch.strided or rows.is_nested:
-        check_kind(name, rows)
+    check_dense(name, rows)
     if rows.dim() != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
 
@@ -246,8 +247,7 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
     """Refuse a mask that is no bool vector, or not on the rows' device."""
     if not isinstance(is_embed, torch.Tensor):
         raise TypeError(f"is_embed must be a torch tensor or None, got {type(is_embed).__name__}")
-    if is_embed.layout is not torch.strided or is_embed.is_nested:
-        check_kind("is_embed", is_embed)
+    check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
             f"is_embed must be a vector of {torch.bool}, got {is_embed.dtype} of shape"
@@ -275,7 +275,8 @@ def _take_rows(
         placeholders = placeholders.detach()
     if out is None:
         return placeholders.index_select(0, chosen)
-    return torch.index_select(placeholders, 0, chosen, out=out)
+    with torch.inference_mode(out.is_inference()):  # torch writes to inference tensors only there
+        return torch.index_select(placeholders, 0, chosen, out=out)
 
 
 def _told_num_embeds(

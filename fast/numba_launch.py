@@ -11,14 +11,14 @@ import torch
 
 from fast.current import current_stream
 from fast.direct_launch import Argument
-from fast.kernels.cuda import Kernel, import_cuda
+from fast.kernels.cuda import Kernel, compiling, import_cuda
 
 
 def load(kernel: Kernel, index: int) -> None:
     """Compile a kernel for its signature, and load it onto a GPU.
 
     Raises:
-        ImportError: numba-cuda is not installed.
+        ImportError: numba-cuda is not installed, or finds no compiler.
     """
     with import_cuda().gpus[index]:
         _dispatcher(kernel, index)
@@ -30,7 +30,7 @@ def launch(
     """Launch a kernel on torch's current stream of a GPU, which is the current one.
 
     Raises:
-        ImportError: numba-cuda is not installed.
+        ImportError: numba-cuda is not installed, or finds no compiler.
     """
     cuda = import_cuda()
     with cuda.gpus[index]:  # a new thread is in no context
@@ -48,7 +48,9 @@ def launch(
 @cache
 def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is untyped)
     """Return the kernel, compiled for its signature and no other, and loaded onto this GPU."""
-    return import_cuda().jit(kernel.signature)(kernel.for_numba())
+    cuda = import_cuda()
+    with compiling():
+        return cuda.jit(kernel.signature)(kernel.for_numba())
 
 
 @lru_cache(maxsize=1024)

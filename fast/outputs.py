@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_kind, check_same_device
+from fast._checks import check_dense, check_same_device
 from fast._native.memory import check_memory
 from fast.checked_mode import is_checked
 
@@ -37,8 +37,7 @@ def check_rows_out(
     """
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
-    if out.layout is not torch.strided or out.is_nested:
-        check_kind("out", out)
+    check_dense("out", out)
     if out.dtype is not dtype:
         raise TypeError(f"out must be {dtype}, got {out.dtype}")
     found = tuple(out.shape)

@@ -203,11 +203,22 @@ _THREAD: Final = _Thread()
 _RESERVE: Final = Reserve(_pin)
 
 
+def prepare_graphs() -> None:
+    """Pin what is uploaded while the next graphs are captured, when CUDA may refuse to pin."""
+    _RESERVE.prepare()
+
+
 def upload(array: Array, device: torch.device, *, pin_memory: bool) -> torch.Tensor:
     """Copy an array to a device, on torch's current stream there, without waiting for it.
 
     Captured into a CUDA graph, the copy brings at each replay what the array held at the capture;
     the memory for that is kept as long as the process lives.
+
+    While another thread captures a graph in torch's default mode, `capture_error_mode="global"`,
+    CUDA forbids two things that an upload does: to query an event, and to allocate memory, on the
+    device or pinned, where torch has none left. Either one ends that capture with an error, as any
+    allocation of torch's would. Capture with `capture_error_mode="thread_local"` if other threads
+    go on calling.
 
     Args:
         array: what travels; on the CPU the result is its memory.
@@ -237,7 +248,7 @@ def upload(array: Array, device: torch.device, *, pin_memory: bool) -> torch.Ten
 
 def _make_ring(key: tuple[int, int], device: torch.device) -> Ring:
     """Make a ring for the current stream, in the place of the thread's oldest if there are many."""
-    _RESERVE.prepare()
+    prepare_graphs()
     rings = _THREAD.rings
     if len(rings) >= MOST_RINGS:
         del rings[next(iter(rings))]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fast._checks import check_host, check_same_device, check_tensor
+from fast._native.memory import check_memory
 
 
 def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401  (an engine's own buffer serves too)
@@ -25,6 +26,20 @@ def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, tor
         check_host(f"{name}.cpu", cpu)
         _check(f"{name}.gpu", gpu, torch.int32, 1, length)
     return cpu, gpu
+
+
+def first_of(name: str, vector: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a view of a vector's first entries.
+
+    Raises:
+        TypeError: it is of a kind that has no memory of its own.
+        ValueError: it has no memory.
+    """
+    try:
+        return vector[:length]
+    except RuntimeError:  # torch makes no view where the storage was resized to less
+        check_memory(name, vector)
+        raise
 
 
 def check_host_vector_of_at_least(name: str, vector: torch.Tensor, length: int) -> None:

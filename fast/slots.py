@@ -16,9 +16,8 @@ from fast._checks import (
     check_same_device,
     check_starts,
     check_tensor,
-    to_host,
 )
-from fast._native.memory import plain
+from fast._native.memory import plain, to_host
 from fast._native.slots import fill_slots
 from fast.checked_mode import is_checked
 from fast.kernels import block_table as kernels
@@ -124,7 +123,9 @@ def compute_slot_mapping(
     if out is not None:
         _check_out(out, block_table, query_start_loc, positions)
     if is_checked():
-        check_slots(to_host(block_table), to_host(query_start_loc), to_host(positions), layout)
+        table = to_host("block_table", block_table)
+        starts = to_host("query_start_loc", query_start_loc)
+        check_slots(table, starts, to_host("positions", positions), layout)
 
     if not uses_kernels(block_table):
         # Contiguous entries are written in half of the time.

@@ -2,7 +2,7 @@
 
 import torch
 
-from fast._checks import check_int
+from fast._checks import check_dense, check_int
 
 
 def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -79,3 +79,4 @@ def reshape_attn_output_for_spec_decode(attn_output: torch.Tensor) -> torch.Tens
 def _check_tensor(name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+    check_dense(name, value)

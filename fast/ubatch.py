@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
     IntArray,
@@ -18,8 +19,8 @@ from fast._checks import (
     check_tensor,
     check_type,
     is_int,
-    to_host,
 )
+from fast._native.memory import plain, to_host
 from fast._native.ubatch import BatchVectors, add_up, find_requests
 from fast.batch_fields import read_causal, read_count, read_rest
 from fast.checked_mode import is_checked
@@ -127,8 +128,10 @@ def slice_query_start_locs(query_start_loc: torch.Tensor, request_slice: slice) 
     if len(query_start_loc) == 0:
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
     start, stop = _check_slice("request_slice", request_slice, len(query_start_loc) - 1)
+    if not is_dynamo_compiling():
+        query_start_loc = plain("query_start_loc", query_start_loc)
     if is_checked():
-        check_starts("query_start_loc", to_host(query_start_loc))
+        check_starts("query_start_loc", to_host("query_start_loc", query_start_loc))
     return query_start_loc[start : stop + 1] - query_start_loc[start]
 
 
@@ -253,6 +256,8 @@ def _cut(
         starts, seq_lens = on_device[: size + 1], on_device[size + 1 :]
     rest = read_rest(metadata, host.num_reqs, num_tokens)
     encoder_seq_lens = metadata.encoder_seq_lens
+    if encoder_seq_lens is not None:
+        check_array("encoder_seq_lens", encoder_seq_lens, host.num_reqs)
     # By position, which saves 0.3 us.
     return CommonAttentionMetadata(
         starts,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fast._checks import check_host, check_int, check_kind, check_same_device, to_host
+from fast._checks import check_dense, check_host, check_int, check_same_device
 from fast._native.logits_indices import count_logits_indices
-from fast._native.memory import plain
+from fast._native.memory import plain, to_host
 from fast.batch_fields import read_count, read_counts, read_rest, read_vector
 from fast.checked_mode import is_checked
 from fast.kernels import fast_prefill as kernels
@@ -129,7 +129,8 @@ def _find_starts(
         counted = _count_on_device(starts, num_reqs, indices, num_indices)
         if copy is None:
             counted_cpu = counted.cpu()
-            return counted, counted_cpu, int(np.diff(to_host(counted_cpu)).max(initial=0))
+            query_lens = np.diff(to_host("query_start_loc", counted_cpu))
+            return counted, counted_cpu, int(query_lens.max(initial=0))
     wanted = (indices if copy is None else copy)[:num_indices]
     wanted_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted)
     on_host = torch.from_numpy(wanted_starts)
@@ -179,7 +180,7 @@ def _check_wanted(
         check_host("logits_indices_cpu", copy)
     if is_checked():
         validate_metadata(metadata)
-        num_tokens = int(to_host(metadata.query_start_loc)[-1])
+        num_tokens = int(to_host("query_start_loc", metadata.query_start_loc)[-1])
         _check_values(indices, num_indices, num_tokens, copy)
 
 
@@ -189,7 +190,7 @@ def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor
         raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
-    check_kind(name, indices)
+    check_dense(name, indices)
     if indices.dim() != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
     if indices.shape[0] < num_indices:
@@ -204,7 +205,7 @@ def _check_values(
     indices: torch.Tensor, num_indices: int, num_tokens: int, copy: torch.Tensor | None
 ) -> None:
     """Refuse wanted tokens that don't increase or are none, or that differ from their copy."""
-    values = to_host(indices)[:num_indices]
+    values = to_host("logits_indices_padded", indices)[:num_indices]
     outside = np.flatnonzero((values < 0) | (values >= num_tokens))
     if len(outside):
         at = outside[0]
@@ -220,7 +221,7 @@ def _check_values(
         )
     if copy is None:
         return
-    copied = to_host(copy)[:num_indices]
+    copied = to_host("logits_indices_cpu", copy)[:num_indices]
     unlike = np.flatnonzero(values != copied)
     if len(unlike):
         at = unlike[0]

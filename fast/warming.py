@@ -1,5 +1,7 @@
 """Making ready for the first request: everything compiled, loaded, and called a few times."""
 
+import warnings
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Final
 
@@ -21,6 +23,7 @@ from fast.launchers import load
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.metadata import CommonAttentionMetadata, build_attn_metadata
 from fast.multimodal import gather_mm_placeholders, scatter_mm_placeholders
+from fast.pinned import prepare_graphs
 from fast.slots import compute_slot_mapping
 from fast.ubatch import create_ubatch_slices, split_attn_metadata
 from fast.wanted_tokens import make_kv_sharing_fast_prefill_common_attn_metadata
@@ -33,10 +36,12 @@ torch's first call of each kind takes 100 us."""
 def warmup() -> None:
     """Compile all that `fast` compiles, and call it, so that no request pays for it.
 
-    The loops of the host path come from numba's cache on disk, if they are there. Where there is a
+    The loops of the host path come from numba's cache on disk, if they are there; those that check
+    bounds in checked mode are compiled when they are first called there. Where there is a
     GPU and numba-cuda, the kernels are compiled for the current device and loaded, as they must be
-    before a CUDA graph captures them. Then every hot function is called for a small batch on the
-    CPU: the first call of a request takes about as long as the later ones.
+    before a CUDA graph captures them. Where numba-cuda finds no compiler, a `RuntimeWarning` says
+    what to set, and only the host path is warmed up. Then every hot function is called for a small
+    batch on the CPU: the first call of a request takes about as long as the later ones.
 
     Example:
         >>> import fast
@@ -53,11 +58,16 @@ def warmup() -> None:
 
 
 def _load_kernels() -> None:
-    for kernel in KERNELS:
-        try:
+    if find_spec("numba_cuda") is None:
+        return  # the host path is all there is
+    try:
+        for kernel in KERNELS:
             load(kernel, torch.cuda.current_device())
-        except ImportError:
-            return  # the host path is all there is
+    except ImportError as error:
+        message = f"kernels are not loaded, so calls with CUDA tensors will fail: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return
+    prepare_graphs()
 
 
 class _Rehearsal:

@@ -125,7 +125,7 @@ def subclass_attention_backend(
 
     Returns:
         A subclass, whose `get_builder_cls()`, called on it or on an instance, returns
-        `builder_cls`.
+        `builder_cls`. Its `__module__` is that of `attention_backend_cls`.
 
     Raises:
         TypeError: A prefix that is no str, or what should be a class and is none.
@@ -149,9 +149,10 @@ def subclass_attention_backend(
     base = check_class("attention_backend_cls", attention_backend_cls)
     builders = check_class("builder_cls", builder_cls)
     name = check_str("name_prefix", name_prefix) + base.__name__
+    members = {"__module__": base.__module__, "get_builder_cls": staticmethod(lambda: builders)}
     return make_once(
         ("backend", name_prefix, id(base), id(builders)),
-        lambda: type(name, (base,), {"get_builder_cls": staticmethod(lambda: builders)}),
+        lambda: type(name, (base,), members),
     )
 
 
@@ -176,7 +177,8 @@ def subclass_attention_metadata(
 
     Returns:
         A dataclass that extends `metadata_cls`. It is frozen if that one is, and compares by value
-        if that one does; where that is no dataclass, it is not frozen and compares by value.
+        if that one does; where that is no dataclass, it is not frozen and compares by value. Its
+        `__module__` is that of `metadata_cls`.
 
     Raises:
         TypeError: A prefix or a name that is no str, a class that is none; fields, or an entry of
@@ -202,16 +204,19 @@ def subclass_attention_metadata(
         (field_name, *key_of_value(annotation), *key_of_value(default))
         for field_name, annotation, default in fields
     )
-    return make_once(
-        ("metadata", name_prefix, id(base), key_of_fields),
-        lambda: dataclasses.make_dataclass(
+
+    def make() -> type[Any]:
+        made: type[Any] = dataclasses.make_dataclass(
             name,
             fields,
             bases=(base,),
             eq=not is_dataclass or base.__dataclass_params__.eq,
             frozen=is_dataclass and base.__dataclass_params__.frozen,
-        ),
-    )
+        )
+        made.__module__ = base.__module__
+        return made
+
+    return make_once(("metadata", name_prefix, id(base), key_of_fields), make)
 
 
 def _check_fields(fields: object) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from reference._checks import Int32Array, Int64Array, IntArray, check_int, check_list
+from reference._checks import (
+    MAX_INT32,
+    Int32Array,
+    Int64Array,
+    IntArray,
+    check_int,
+    check_list,
+)
 from reference.invariants import validate_metadata
 from reference.runner_inputs import (
     HostAndDevice,
@@ -151,6 +158,8 @@ def build_attn_metadata(
     block_tables: list[Int32Array] | tuple[Int32Array, ...],
     slot_mappings: list[Int64Array] | tuple[Int64Array, ...] | Int64Array,
     kv_cache_config: Any,  # noqa: ANN401  # an engine's own serves too
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
 ) -> dict[str, Any]:
     """Build the metadata of every layer for a step.
 
@@ -174,6 +183,10 @@ def build_attn_metadata(
         slot_mappings: For each group int64[at least num_tokens], in slots; a list or tuple of them,
             or one int64[num_groups, at least num_tokens] whose rows they are, as views.
         kv_cache_config: Its list `kv_cache_groups` is read, and the `layer_names` of each.
+        max_query_len: The `max_query_len` of the metadata, an upper bound of the requests' query
+            lengths, in tokens; None: their maximum.
+        max_seq_len: The `max_seq_len` of the metadata, an upper bound of the sequence lengths, in
+            tokens; None: their maximum.
 
     Returns:
         What was built, by layer name, in the order of the groups and their layers: one object for
@@ -181,9 +194,10 @@ def build_attn_metadata(
 
     Raises:
         TypeError: An argument of another type or dtype.
-        ValueError: A negative number; not as many builders, tables or slots as groups; fewer
-            starts, lengths, computed tokens or rows than the requests need, in either half of a
-            buffer, or fewer slots than tokens; a batch that `validate` refuses.
+        ValueError: A negative number; a bound above 2**31 - 1, or below what it bounds; not as many
+            builders, tables or slots as groups; fewer starts, lengths, computed tokens or rows than
+            the requests need, in either half of a buffer, or fewer slots than tokens; a batch that
+            `validate` refuses.
         AttributeError: A buffer, a builder, the config or a group without what is read of it.
 
     Example:
@@ -211,6 +225,10 @@ def build_attn_metadata(
     """
     num_reqs = check_int("num_reqs", num_reqs, 0)
     num_tokens = check_int("num_tokens", num_tokens, 0)
+    if max_query_len is not None:
+        max_query_len = check_int("max_query_len", max_query_len, 0, MAX_INT32)
+    if max_seq_len is not None:
+        max_seq_len = check_int("max_seq_len", max_seq_len, 0, MAX_INT32)
     groups = check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)
     check_list("attn_metadata_builders", attn_metadata_builders, len(groups))
     starts, starts_cpu = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
@@ -219,7 +237,11 @@ def build_attn_metadata(
     tables = check_tables(block_tables, len(groups), num_reqs)
     slots = check_slots(slot_mappings, len(groups), num_tokens)
 
-    query_lens = [int(starts_cpu[i + 1]) - int(starts_cpu[i]) for i in range(num_reqs)]
+    if max_query_len is None:
+        query_lens = [int(starts_cpu[i + 1]) - int(starts_cpu[i]) for i in range(num_reqs)]
+        max_query_len = max([0, *query_lens])
+    if max_seq_len is None:
+        max_seq_len = max([0, *lens_cpu.tolist()])
     batches = []
     for i in range(len(groups)):
         batch = CommonAttentionMetadata(
@@ -230,8 +252,8 @@ def build_attn_metadata(
             num_computed_tokens_cpu=computed,
             num_reqs=num_reqs,
             num_actual_tokens=num_tokens,
-            max_query_len=max([0, *query_lens]),
-            max_seq_len=max([0, *lens_cpu.tolist()]),
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
             block_table_tensor=tables[i],
             slot_mapping=slots[i],
         )

@@ -1,24 +1,61 @@
 #!/usr/bin/env bash
-# Everything only a GPU can show, in one call of under 8 minutes: the conformance run on target cuda; no
-# synchronisation, side streams, graph capture and replay of every hot function; uploads by pinned
-# rings; the host cost of a launch by both launchers; device time and the share of a copy's bandwidth
-# that rows reach; real models whose tokens are compared with generate's; what every hot function costs
-# host and device; and compute-sanitizer over the kernels, where it is installed. It closes with a
-# short table, and exits with 0 if all was shown; keep what it printed under tools/results/.
+# Everything only a GPU can show, in sections that can be called one by one.
 #
-#   bash tools/gpu_check.sh [workers]
+#   tools/gpu_check.sh [SECTION...]     all sections if none is named; --help lists them
 #
-# Each section has its limit, in seconds, and all together GPU_CHECK_SECONDS (465): what hangs is
-# killed, and what no time is left for is told. Where there is no GPU nothing is run.
+# Each section takes at most ten minutes, `versions` about one: call it first. What hangs is killed. The
+# whole logs are kept in $OUT (tools/results if it is not set), one file for each section. It closes
+# with a table and the figures that the tests print, and exits with 0 if all was shown, 1 if not, 2 for
+# a section that does not exist.
+#
+# On a machine without a package registry (Python 3.12, torch, nvcc), carry the wheels that it lacks:
+#
+#   python3 -m pip install -q --no-index --no-deps --no-compile --target .site .whl/*.whl &&
+#   PYTHONPATH=$PWD:$PWD/.site tools/gpu_check.sh versions
+#
+# where the wheels are at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes. Then
+# the others: `device-path bench`, `conformance`, `sanitizer`, `kernels real-models`. PYTHONPATH is
+# kept. CUDA_HOME, which numba-cuda needs to find its compiler where other libraries of the toolkit come
+# from wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
-export PYTHONPATH="$PWD" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
-workers=${1:-12}
-seconds=${GPU_CHECK_SECONDS:-465}
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
+workers=${GPU_CHECK_WORKERS:-12}
+logs=${OUT:-tools/results}
+pytest=(python3 -m pytest -p no:cacheprovider -q -W default)
 rows=()
 status=0
+
+# A section is a function, with `-` for `_` in its name, and a line here.
+sections='versions      what is installed, and warmup() with warnings as errors
+device-path   tests/gpu: no waiting, side streams, graphs, uploads, host cost, bandwidth
+bench         what every hot function costs host and device
+conformance   the conformance run on targets host and cuda
+sanitizer     compute-sanitizer (memcheck, racecheck) over the kernels, where it is installed
+kernels       tests/fast: kernels compiled and simulated
+real-models   tokens of real models, compared with those of generate'
+
+versions() { check versions 240 python3 -m tools.gpu_versions; }
+device_path() { check device-path 420 "${pytest[@]}" tests/gpu -rA -s; }
+bench() { check bench 420 python3 -m tools.bench --quick --device cuda; }
+conformance() {
+    check conformance 540 "${pytest[@]}" conformance --target host,cuda -n "$workers"
+}
+kernels() { check kernels 300 "${pytest[@]}" tests/fast -n "$workers"; }
+real_models() { check real-models 240 python3 -m tools.runner --device cuda; }
+sanitizer() {
+    local program tool tests=("${pytest[@]}" tests/gpu -k "waits_for_the_device or rows_of_any_bytes")
+    if ! program=$(command -v compute-sanitizer || ls "${CUDA_HOME:-}/bin/compute-sanitizer" \
+        /usr/local/cuda/bin/compute-sanitizer 2> /dev/null | head -n 1) || [ -z "$program" ]; then
+        row sanitizer - 0 "compute-sanitizer is not installed here"
+        return
+    fi
+    # torch asks the driver for what it may not have: such errors are none.
+    for tool in memcheck racecheck; do
+        check "$tool" 270 "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
+            "${tests[@]}"
+    done
+}
 
 row() {  # name, state, seconds, what to say
     rows+=("$(printf '%-12s %-8s %4ss  %s' "$@")")
@@ -26,64 +63,70 @@ row() {  # name, state, seconds, what to say
 }
 
 check() {  # name, limit in seconds, command...
-    local name=$1 limit=$2 begin=$SECONDS left=$((seconds - SECONDS)) state=ok
+    local name=$1 limit=$2 begin=$SECONDS state=ok
     shift 2
     if [ -z "$gpu" ]; then
         row "$name" "no GPU" 0 "$*"
         return
     fi
-    if [ "$left" -le 0 ]; then
-        row "$name" "no time" 0 "$*"
-        return
-    fi
-    [ "$limit" -le "$left" ] || limit=$left
     echo "=== $name, at most ${limit}s: $*"
-    timeout --kill-after=5 "$limit" "$@" > "$logs/$name" 2>&1
+    timeout --kill-after=5 "$limit" "$@" > "$logs/$name.log" 2>&1
     case $? in
         0) ;;
         124 | 137) state=TIMEOUT ;;
         *) state=FAILS ;;
     esac
-    tail -n 40 "$logs/$name"
+    tail -n 40 "$logs/$name.log"
     row "$name" "$state" $((SECONDS - begin)) "$(
-        grep -E '(passed|failed|error|ERROR SUMMARY|RACECHECK SUMMARY|all equal|generate gives)' \
-            "$logs/$name" | tail -n 1
+        grep -E '(passed|failed|error|ERROR SUMMARY|RACECHECK SUMMARY|all equal|generate gives|ok:)' \
+            "$logs/$name.log" | tail -n 1
     )"
 }
 
-gpu=$(timeout 60 python3 -c 'import torch
-if torch.cuda.is_available(): print(torch.cuda.get_device_name())')
-pytest=(python3 -m pytest -p no:cacheprovider -q -W default)
+find_toolkit() {  # the folder of the CUDA toolkit whose nvcc is found first; nothing if there is none
+    local folder
+    for folder in \
+        "$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")" \
+        "$(nvcc --dryrun -E -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' | head -n 1)" \
+        /usr/local/cuda; do
+        if [ -d "$folder/nvvm" ]; then
+            (cd "$folder" && pwd -P)
+            return
+        fi
+    done
+}
 
-# What is timed comes first, with nothing beside it.
-check device-path 120 "${pytest[@]}" tests/gpu -rA -s
-check bench 60 python3 -m tools.bench --quick --device cuda
-check conformance 170 "${pytest[@]}" conformance --target host,cuda -n "$workers"
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
-for tool in memcheck racecheck; do
-    if [ -z "$sanitizer" ]; then
-        row "$tool" - 0 "compute-sanitizer is not installed here"
-    else
-        check "$tool" 50 "$sanitizer" --tool "$tool" --error-exitcode 1 "${pytest[@]}" tests/gpu \
-            -k "waits_for_the_device or rows_of_any_bytes"
+names=$(cut -d ' ' -f 1 <<< "$sections")
+if [ "${1:-}" = --help ]; then
+    printf 'tools/gpu_check.sh [SECTION...]\n\n%s\n' "$sections"
+    exit 0
+fi
+for section in "$@"; do
+    if ! grep -qxF -e "$section" <<< "$names"; then
+        printf 'gpu_check.sh: there is no section %s; there are\n%s\n' "$section" "$sections" >&2
+        exit 2
     fi
 done
-check kernels 60 "${pytest[@]}" tests/fast -n "$workers"
-check real-models 60 python3 -m tools.runner --device cuda
+mkdir -p "$logs" || exit 2
+if [ -z "${CUDA_HOME:-}" ]; then
+    toolkit=$(find_toolkit 2> /dev/null)
+    [ -z "$toolkit" ] || export CUDA_HOME="$toolkit"
+fi
+# The first import of torch on a machine may take minutes.
+gpu=$(timeout 180 python3 -c 'import torch
+if torch.cuda.is_available(): print(torch.cuda.get_device_name())')
+for section in ${*:-$names}; do
+    "${section//-/_}"
+done
 
 echo
 echo "gpu_check, $(date -u +%F), ${gpu:-no GPU}, driver $(
     nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null || echo unknown
-), ${SECONDS}s"
-python3 -c 'import sys
-from importlib.metadata import PackageNotFoundError, version
-def find(name):
-    try: return version(name)
-    except PackageNotFoundError: return "missing"
-names = ("torch", "numba", "numba-cuda", "cuda-core", "cuda-bindings")
-print("Python", sys.version.split()[0], *(f"{name} {find(name)}" for name in names))'
+), ${SECONDS}s, logs in $logs"
 printf '%s\n' "${rows[@]}"
 # The first of a test stands behind a dot of pytest's.
-[ ! -f "$logs/device-path" ] || grep -ohE \
-    '(host cost|device time|share of copy bandwidth) of .*|launcher: .*' "$logs/device-path"
+for log in versions device-path; do
+    [[ " ${*:-$names} " != *"$log"* ]] || [ ! -f "$logs/$log.log" ] || grep -ohE \
+        '(host cost|device time|share of copy bandwidth) of .*|launcher: .*' "$logs/$log.log"
+done
 exit "$status"

@@ -7,9 +7,15 @@ what it takes of a GPU. Exit status: 0; 1 if a kernel spills registers or does n
 what compiles them is not installed.
 """
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.kernels", "-e '.[test,cuda]'")
+
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import pkgutil
@@ -26,7 +32,8 @@ from rich.table import Table
 import fast.kernels
 from fast.kernels.cuda import KERNELS, Kernel, import_cuda
 
-ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100")
+ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
+"""The GPUs for which kernels are compiled: A100, H100 and H200, B200, B300, and RTX 50."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +161,7 @@ def measure(kernel: Kernel, arch: str) -> Usage:
         RuntimeError: It cannot be linked, or the linker does not say what it takes.
         Exception: Whatever numba raises if it cannot be compiled.
     """
-    capability = _capability(arch)
-    with pretended_gpu(capability):
-        ptx, _ = kernel.compile_ptx(capability)
+    ptx, _ = compile_for(kernel, arch)
     log = link(ptx, arch)
     return Usage(
         kernel=kernel.name,
@@ -169,6 +174,22 @@ def measure(kernel: Kernel, arch: str) -> Usage:
         stack_bytes=max(_numbers(r"(\d+)(?: bytes)? stack", log)),
         ptx_instructions=len(re.findall(r"^\t(?!\.).*;$", ptx, re.MULTILINE)),
     )
+
+
+@functools.cache
+def compile_for(kernel: Kernel, arch: str) -> tuple[str, str]:
+    """Compile a kernel to PTX, once for each architecture, and return it and its entry's name.
+
+    Args:
+        kernel: Of `fast`.
+        arch: Such as `sm_90`.
+
+    Raises:
+        Exception: Whatever numba raises if it cannot be compiled.
+    """
+    major, minor = divmod(int(arch.removeprefix("sm_")), 10)
+    with pretended_gpu((major, minor)):
+        return kernel.compile_ptx((major, minor))
 
 
 @contextlib.contextmanager
@@ -254,12 +275,6 @@ def _architecture(text: str) -> str:
     return text
 
 
-def _capability(arch: str) -> tuple[int, int]:
-    """Return the compute capability of an architecture: (9, 0) for `sm_90`."""
-    major, minor = divmod(int(arch.removeprefix("sm_")), 10)
-    return major, minor
-
-
 def _numbers(pattern: str, log: str) -> list[int]:
     """Return all numbers that a pattern finds in the linker's log.
 
@@ -275,7 +290,3 @@ def _numbers(pattern: str, log: str) -> list[int]:
 def _text(log: bytearray) -> str:
     """Return a log without the zero that ends it."""
     return log.decode(errors="replace").rstrip("\0").strip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

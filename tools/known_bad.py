@@ -12,6 +12,11 @@ call was wrong.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.known_bad")
+
 import argparse
 import dataclasses
 import json
@@ -33,6 +38,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
+from conformance.command_line import starting_workers
 from conformance.lists import names_in, near
 from tools.parser import Parser
 
@@ -231,12 +237,16 @@ def judge_in_processes(chosen: Sequence[int], workers: int) -> Iterator[tuple[in
     queue = sorted(chosen, key=lambda index: entries[index].bug is not None)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        waiting = {pool.submit(_judge_numbered, index): index for index in queue}
+        with starting_workers():
+            waiting = {pool.submit(_judge_numbered, index): index for index in queue}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
-        finally:
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 def _judge_numbered(index: int) -> Outcome:
@@ -391,7 +401,3 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,6 +15,11 @@ module, or a declaration is wrong; 2 when the call was wrong.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.mutate", "-e '.[test,mutation]'")
+
 import argparse
 import os
 import random
@@ -269,7 +274,3 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,11 +22,15 @@ blocks, 0 to 1).
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.plan")
+
 import argparse
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console, JustifyMethod
@@ -233,7 +237,3 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

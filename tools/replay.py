@@ -9,6 +9,11 @@ status is 0 when all results agree, 1 at the first that does not, 2 when the cal
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.replay")
+
 import argparse
 import statistics
 import sys
@@ -236,7 +241,3 @@ class Replay:
         colour = "red" if self.num_mismatches else "green"
         table.add_row("mismatches", f"{self.num_mismatches}", style=colour)
         Console().print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,6 +10,11 @@ when the call was wrong.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.vectors")
+
 import argparse
 import inspect
 import json
@@ -268,7 +273,3 @@ def _print_table(out: Path, rows: dict[str, dict[str, int]]) -> None:
     table.add_section()
     table.add_row("all", *(f"{sum(c[kind] for c in rows.values()):,}" for kind in kinds))
     Console().print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.contracts import Breaks, Call, Draw, Fault, replaced
 from conformance.faults.arrays import changed
-from conformance.strategies.attn_metadata import Buffer
+from conformance.strategies.attn_metadata import BOUNDS, Buffer
 from conformance.strategies.engines import Own, OwnClass
 
 
@@ -141,6 +141,14 @@ def _computed(value: Callable[[Call, int], int]) -> Breaks:
     return breaks
 
 
+def _below_maximum(name: str) -> Breaks:
+    def breaks(call: Call, _: Draw) -> Call | None:
+        maximum = call.facts.maximum(name)
+        return call.replacing(**{name: maximum - 1}) if maximum and call.facts.batches else None
+
+    return breaks
+
+
 def _fewer_tokens(call: Call, _: Draw) -> Call | None:
     tokens = call.facts.batch.num_tokens
     return call.replacing(num_tokens=tokens - 1) if tokens and call.facts.batches else None
@@ -184,6 +192,9 @@ BUILD_ATTN_METADATA_FAULTS = [
     *COUNTS,
     *_int_faults("num_reqs"),
     *_int_faults("num_tokens"),
+    *_int_faults("max_query_len"),
+    *_int_faults("max_seq_len"),
+    *(Fault(f"{name} is above int32", ValueError, name, replaced(name, 2**31)) for name in BOUNDS),
     *_buffer_faults("query_start_loc", 1),
     *_buffer_faults("seq_lens", 0),
     Fault("computed counts are too few", ValueError, "num_computed_tokens_cpu", _computed_too_few),
@@ -312,6 +323,7 @@ BUILD_ATTN_METADATA_FAULTS = [
                 "num_computed_tokens_cpu",
                 _computed(lambda c, i: c.facts.batch.num_computed_tokens[i] + 1),
             ),
+            *((f"{name} is below the maximum", name, _below_maximum(name)) for name in BOUNDS),
             ("tokens are fewer than the requests have", "num_actual_tokens", _fewer_tokens),
         )
     ),

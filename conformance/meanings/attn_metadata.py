@@ -11,7 +11,7 @@ import numpy as np
 from conformance.contracts import Call
 from conformance.laws import Access, Change, Meaning, Reader
 from conformance.strategies.arrays import guarded
-from conformance.strategies.attn_metadata import Buffer
+from conformance.strategies.attn_metadata import BOUNDS, Buffer
 
 
 def given_to(built: Any) -> Any:
@@ -41,6 +41,7 @@ def _rebuilding(call: Call, change: Change) -> Call:
         num_computed_tokens_cpu=guarded(batch.reported_computed_tokens(), np.int32),
         block_tables=[group.block_table() for group in batches],
         slot_mappings=[group.slot_mapping() for group in batches],
+        **dict.fromkeys(BOUNDS),  # the changed batch has other maxima
     )
     step = dataclasses.replace(call.facts, batches=batches, batch=batch)
     return dataclasses.replace(call, facts=step)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.overwrites import Overwrite
 from conformance.script.asked import poisons_of
 from conformance.script.fitting import Block, fitted
 from conformance.script.header import module_of
@@ -21,6 +22,11 @@ HELD = {
     )
 }
 """What hands out, right after an object is made, all that its operations write."""
+
+OVERWRITE = lines_of("""
+def overwrite(held, number, axis, first, value):  # what a caller does to what it was given
+    [*held[0], held[1]][number][(slice(None),) * axis + (slice(first, None),)] = value
+""")
 
 
 def script_of_session(session: Session, target: Target, about: str, num_steps: int) -> str:
@@ -45,6 +51,7 @@ def script_of_session(session: Session, target: Target, about: str, num_steps: i
     told = ", ".join(f"{name}={text}" for name, text in arguments.items())
     steps = []
     for op in operations:
+        steps += [f"        (None, {_overwritten(one)}, '', False)," for one in op.overwrites]
         inside = ", ".join(f"{n!r}: {writer.write(v, n)}" for n, v in op.arguments.items())
         steps.append(f"        ({op.method!r}, {{{inside}}}, {_refusal(op)!r}, {op.is_value}),")
     held = HELD.get(made.function, "None").format(**made.arguments)
@@ -69,6 +76,9 @@ def script_of_session(session: Session, target: Target, about: str, num_steps: i
         doing[2] += " sys.exit(f'{method} raised {type(error).__name__}: {error}')"
     if not any(op.is_value for op in operations):
         del doing[0]
+    if any(op.overwrites for op in operations):
+        doing.insert(0, "        if not method: overwrite(held, *arguments); continue")
+        head += OVERWRITE
     main = [
         "for checked in (True, False):",
         *(["    impl.checks(checked)"] if has_checks else []),
@@ -83,6 +93,11 @@ def script_of_session(session: Session, target: Target, about: str, num_steps: i
         Block([*doing, *comparison_of([_ANYTHING]), *main]),
     ]
     return fitted(about, target, [], blocks)
+
+
+def _overwritten(overwrite: Overwrite) -> tuple[int, int, int, int]:
+    """Return what the script's `overwrite` takes; a tensor is written in one way there."""
+    return overwrite.array, overwrite.axis, overwrite.first, overwrite.value
 
 
 def _refusal(operation: Any) -> str:

@@ -74,6 +74,13 @@ class Step:
     slots: str
     has_one_table: bool = False
 
+    def maximum(self, bound: str) -> int:
+        """Return what `max_query_len` or `max_seq_len` bounds."""
+        lengths = self.batch.query_lens if bound == "max_query_len" else self.batch.seq_lens
+        return max(lengths, default=0)
+
+
+BOUNDS = ("max_query_len", "max_seq_len")
 
 TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), ((), ()))
 """What stands behind the batch: nothing, or an old step's, which no one may read."""
@@ -142,6 +149,10 @@ def build_attn_metadata_calls(draw: Draw, preset: Preset) -> Call:
         "slot_mappings": tuple(slots) if how == "tuple" else slots,
         "kv_cache_config": reference.KVCacheConfig(3, [], config_groups),
     }
+    for bound in BOUNDS:
+        raised = draw(st.sampled_from(("left out", None, 0, 0, 1, 1000)))
+        if raised != "left out":
+            arguments[bound] = None if raised is None else step.maximum(bound) + raised
     return Call("build_attn_metadata", arguments, step)
 
 

@@ -53,9 +53,11 @@ class MetadataClass(Blueprint):
         if not self.is_dataclass:
             return type("Lengths", (base,), {})
         fields: list[Any] = [("longest", int), ("total", int, 3)]
-        return dataclasses.make_dataclass(
+        made: type = dataclasses.make_dataclass(
             "Lengths", fields, bases=(base,), eq=self.has_eq, frozen=self.is_frozen
         )
+        made.__module__ = "engine"  # `make_dataclass` names another one
+        return made
 
 
 FIELDS = (("num_padded", int, 0), ("note", str, "none"), ("scale", float, None), ("total", int, 7))

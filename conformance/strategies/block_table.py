@@ -16,8 +16,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.contracts import Arguments, Call, Draw
+from conformance.overwrites import WAYS, Overwrite
 from conformance.strategies.arrays import guarded
 from conformance.strategies.presets import Preset
+from reference import PAD_SLOT_ID
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Operation:
         error: The class of the exception that it gets then.
         argument: The name that the exception's message must mention.
         is_value: Whether that stands in the values of a tensor, looked at in checked mode only.
+        overwrites: What the caller writes into the results of earlier calls just before it.
     """
 
     method: str
@@ -39,6 +42,7 @@ class Operation:
     error: type[Exception] | None = None
     argument: str = ""
     is_value: bool = False
+    overwrites: tuple[Overwrite, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,9 @@ TABLE_EVENTS = (
     "fewer slots than the last time",
     "dummy tables after blocks were gathered",
     "dummy slots after more slots",
+    "gathered rows are overwritten before they are gathered again",
+    "padded rows are overwritten before the next gather",
+    "slots are overwritten before the next ones",
 )
 """What may happen to block tables; a run must meet each."""
 
@@ -91,6 +98,7 @@ class TableModel:
         widths: The most blocks of a row, by group.
         lengths: The blocks of each row, by group.
         gathered: The blocks of each gathered row, by group.
+        num_gathered: The requests of the last gather.
         num_slots: The tokens of the last slot mapping.
         next_id: A block id not used yet.
         events: What has happened that is worth a situation.
@@ -103,6 +111,7 @@ class TableModel:
     widths: list[int] = dataclasses.field(init=False)
     lengths: list[list[int]] = dataclasses.field(init=False)
     gathered: list[list[int]] = dataclasses.field(init=False)
+    num_gathered: int = 0
     num_slots: int = 0
     next_id: int = 1
     events: set[str] = dataclasses.field(default_factory=set)
@@ -154,18 +163,44 @@ def block_tables_sessions(
         "max_num_batched_tokens": model.max_num_tokens,
         "max_model_len": model.max_model_len,
         "device": "cpu",
-        "pin_memory": False,
+        "pin_memory": draw(st.booleans()),
     }
 
     def valid() -> list[Operation]:
         count = draw(st.sampled_from((1, 16, 30, 8, 30)))
-        return [draw(st.sampled_from(OPERATIONS))(model, draw) for _ in range(count)]
+        return [_operation(model, draw) for _ in range(count)]
 
     operations = valid()
     if tried:
         operations += filter(None, (make(model) for make in tried))
         operations += valid()
     return Session(Call("BlockTables", arguments), tuple(operations), frozenset(model.events))
+
+
+def _operation(model: TableModel, draw: Draw) -> Operation:
+    """Draw an operation, sometimes after a caller has written into earlier results."""
+    make = draw(st.sampled_from(OPERATIONS))
+    overwrites = _overwrites(model, draw, make) if draw(st.sampled_from((0, 1, 0, 0))) else ()
+    operation: Operation = make(model, draw)
+    return dataclasses.replace(operation, overwrites=overwrites)
+
+
+def _overwrites(model: TableModel, draw: Draw, make: object) -> tuple[Overwrite, ...]:
+    """Draw what a caller writes into the gathered tables or the slots."""
+    way = draw(st.sampled_from(tuple(WAYS)))
+    num_groups, gathers = len(model.block_sizes), make in {_gather, _dummy_tables}
+    if num_groups and (gathers or (make is not _slots and draw(st.booleans()))):
+        # What is not gathered again is read by the next slots, which take no negative block ids.
+        value = draw(st.sampled_from((-1, 7, -(2**31)) if gathers else (7, 0, 2**31 - 1)))
+        first = draw(st.sampled_from((0, model.num_gathered % model.max_num_reqs)))
+        has_blocks = any(map(any, model.gathered))
+        model.note(TABLE_EVENTS[-3], happens=make is _gather and has_blocks and not first)
+        model.note(TABLE_EVENTS[-2], happens=make is _gather and has_blocks and first > 0)
+        return tuple(Overwrite(g, 0, first, value, way) for g in range(num_groups))
+    first = draw(st.sampled_from((0, model.num_slots % model.max_num_tokens)))
+    model.note(TABLE_EVENTS[-1], happens=make is _slots and model.num_slots > 0)
+    value = draw(st.sampled_from((7, PAD_SLOT_ID, 2**40)))
+    return (Overwrite(num_groups, 1, first, value, way),)
 
 
 def _append(model: TableModel, draw: Draw) -> Operation:
@@ -240,6 +275,7 @@ def _gather(model: TableModel, draw: Draw) -> Operation:
         )
         model.note("rows with blocks are no longer gathered", happens=any(old[len(new) :]))
         model.gathered[group] = new + [0] * (model.max_num_reqs - len(new))
+    model.num_gathered = len(mapping)
     stride = draw(st.sampled_from((1, 2)))
     model.note("a strided mapping is gathered", happens=stride > 1 and len(mapping) > 1)
     return Operation("gather_block_tables", {"idx_mapping": guarded(mapping, np.int32, stride)})

@@ -222,6 +222,7 @@ class BackendClass(Blueprint):
         base = object if self.is_own else find(carrier.implementation, "AttentionBackend")
         builder = carrier.carry(self.builder, "builder")
         members = {
+            "__module__": "engine",
             "get_name": staticmethod(lambda: self.name),
             "get_builder_cls": staticmethod(lambda: builder),
             "get_kv_cache_shape": staticmethod(_get_kv_cache_shape),

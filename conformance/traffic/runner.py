@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.traffic import derived, model_inputs
 from conformance.traffic.batch import Batch
-from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
+from conformance.traffic.buffers import NUM_CP_RANKS, PADDED_REQUEST, Buffers
 from conformance.traffic.coordinates import coordinates_of
 from conformance.traffic.fast_prefill import FastPrefill, make_fast_prefill
 from conformance.traffic.input_batch import InputBatch
@@ -32,6 +32,10 @@ from conformance.zoo.observation import observe
 from conformance.zoo.serving import Serving
 
 STEPS_BETWEEN_DUMMY_RUNS = 16
+STEPS_BETWEEN_OVERWRITES = 3
+"""Every third step, of even and of odd ones, the runner writes into results of earlier calls."""
+STALE_SLOT = 7
+"""What it writes there into slots: one that a layer would take for a live one."""
 SHORT_EXTEND_TOKENS = 64
 """The threshold of the order with four regions: with that of decodes, short extends are rare."""
 
@@ -44,6 +48,9 @@ class Runner:
     ones move into the holes, and a swap of two positions swaps their rows. In odd steps, as where
     rows are found through `idx_mapping`: holes stay, with what is in them, until a request
     overwrites them, and a swap moves no row.
+
+    In every third step it writes into the tables and slots that earlier calls returned, as runners
+    do with padded rows: what the next calls return must not depend on that.
 
     Args:
         implementation: The module whose functions are called, looked up by name at call time.
@@ -96,6 +103,7 @@ class Runner:
         self.rows = TableRows(self._on_tables, max_num_reqs, len(self._groups))
         self._input_batch = InputBatch(max_num_reqs)
         self._coordinates: dict[str, Coordinates] = {}
+        self._overwrites = False
 
     def execute(self, step: Step) -> dict[str, Answer]:
         """Do the whole of a step.
@@ -118,6 +126,9 @@ class Runner:
             self.results["mm_budget"] = make_budget(self.call, self._persistent.config)
         if step.index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
+        self._overwrites = step.index % STEPS_BETWEEN_OVERWRITES == STEPS_BETWEEN_OVERWRITES - 1
+        if self._overwrites:
+            self._persistent.all_slots[...] = STALE_SLOT
         compacts = step.index % 2 == 0
         self.rows.free(step, compacts=compacts)
         self.rows.append(step)
@@ -192,6 +203,9 @@ class Runner:
         tables = self._on_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
         self._coordinates[name] = Coordinates(list(self.rows.slots.last_req_ids))
+        if self._overwrites:
+            for table in tables:
+                table[...] = PADDED_REQUEST
 
     def _own_places(self, name: str) -> None:
         """Say of a list of requests that each place is the request's that stands there."""

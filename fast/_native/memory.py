@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_host, check_kind, check_tensor
+from fast._checks import (
+    PLAIN_CLASSES,
+    check_host,
+    check_kind,
+    check_tensor,
+    is_functional,
+    is_kind,
+)
 
 
 def vector(name: str, value: torch.Tensor, dtype: torch.dtype, length: int) -> torch.Tensor:
@@ -104,6 +111,8 @@ def check_memory(name: str, value: torch.Tensor) -> int:
         TypeError: it is of a kind that has no memory of its own.
         ValueError: it has no memory, as after its storage was resized to 0.
     """
+    if is_functional(value) or (type(value) not in PLAIN_CLASSES and not _has_memory(value)):
+        check_kind(name, value)
     try:
         address = value.data_ptr()
     except RuntimeError:  # NotImplementedError is one
@@ -112,6 +121,27 @@ def check_memory(name: str, value: torch.Tensor) -> int:
         check_kind(name, value)
         raise ValueError(f"{name} has no memory: it is on {value.device}, with no storage")
     return address
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    """Return whether a tensor of another class is more than a wrapper, as `FakeTensor` is."""
+    if is_kind(value, "FakeTensor"):
+        return False
+    try:
+        return value.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def to_host(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's values as a NumPy array; synchronises, so for checked mode only.
+
+    Raises:
+        TypeError: it is of a kind that has no memory of its own.
+        ValueError: it has no memory.
+    """
+    array: npt.NDArray[Any] = plain(name, value).detach().cpu().numpy()
+    return array
 
 
 def as_written_array(

@@ -13,12 +13,15 @@ until its name is among `fast.direct_launch.TESTED`, its own dispatcher launches
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, NamedTuple, NoReturn
 
 INSTALL: Final = "kernels need numba-cuda: pip install kvtwin[cuda]"
+TOOLKIT: Final = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
 PARAMETER: Final = re.compile(r"u?int(8|16|32|64)(\[(?::, )?::1\])|int64")
 """A parameter in a signature; of an array, the bits of an item and the dimensions."""
 
@@ -149,9 +152,11 @@ class Kernel:
             The PTX, and the name of the entry in it.
 
         Raises:
-            ImportError: numba-cuda is not installed.
+            ImportError: numba-cuda is not installed, or finds no compiler.
         """
-        ptx, _ = import_cuda().compile_ptx(self.for_numba(), self.signature, cc=compute_capability)
+        cuda = import_cuda()
+        with compiling():
+            ptx, _ = cuda.compile_ptx(self.for_numba(), self.signature, cc=compute_capability)
         entry = next(line for line in ptx.splitlines() if ".entry" in line)
         return ptx, entry.split()[-1].rstrip("(")
 
@@ -189,14 +194,44 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
     """Import numba-cuda's `cuda`.
 
     Raises:
-        ImportError: it is not installed. (numba's own `cuda`, which is deprecated, does not count.)
+        ImportError: it is not installed, or numba's own `cuda`, which is deprecated, was imported
+            in its place.
     """
+    # Puts numba-cuda in the place of numba's own `cuda`. A .pth file of numba-cuda does it when
+    # Python starts, but not from a folder of PYTHONPATH, where Python reads no .pth files.
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("_numba_cuda_redirector")
     try:
-        import numba_cuda  # noqa: F401, PLC0415  (whether it is there is what is asked)
-        from numba import cuda as real  # noqa: PLC0415  (numba takes 0.3 s to import)
+        import numba_cuda  # noqa: PLC0415  (numba takes 0.3 s to import)
+        from numba import cuda as real  # noqa: PLC0415  (likewise)
     except ImportError as error:
         raise ImportError(INSTALL) from error
+    folder = Path(numba_cuda.__file__).resolve().parent
+    if folder not in Path(real.__file__).resolve().parents:
+        raise ImportError(
+            f"numba.cuda is {real.__file__}, expected that of numba-cuda in {folder}: import"
+            " _numba_cuda_redirector before numba.cuda"
+        )
     return real
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Say what to set where numba-cuda finds no compiler (NVVM, libdevice) while it compiles.
+
+    It looks among the installed packages and in `CUDA_HOME`. It does not guess that folder where
+    another library of the toolkit, as torch's wheels bring them, is a package.
+
+    Raises:
+        ImportError: it finds none.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # By name: cuda.pathfinder is there only where numba-cuda is.
+        if all(kind.__name__ != "DynamicLibNotFoundError" for kind in type(error).__mro__):
+            raise
+        raise ImportError(f"{TOOLKIT} ({error})") from error
 
 
 def import_intrinsic() -> Any:  # noqa: ANN401  (numba is untyped)

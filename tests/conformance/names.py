@@ -164,7 +164,8 @@ SHARED: dict[str, dict[str, str | None]] = {
         "CommonAttentionMetadata.validate": "self, block_size=None",
         "build_attn_metadata": (
             "attn_metadata_builders, num_reqs, num_tokens, query_start_loc, seq_lens, "
-            "num_computed_tokens_cpu, block_tables, slot_mappings, kv_cache_config"
+            "num_computed_tokens_cpu, block_tables, slot_mappings, kv_cache_config, "
+            "max_query_len=None, max_seq_len=None"
         ),
     },
     "batch_order": {

@@ -91,7 +91,7 @@ def step() -> dict[str, Any]:
 @pytest.fixture
 def simulate() -> Callable[..., None]:
     """Return what runs a kernel in the simulator, where its greenlets are installed."""
-    pytest.importorskip("greenlet")
+    pytest.importorskip("greenlet", reason="the simulator needs greenlet: kvtwin[test] has it")
     from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
 
     return simulate

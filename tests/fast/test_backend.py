@@ -77,6 +77,7 @@ def test_subclass_attention_backend() -> None:
 
     made = fast.subclass_attention_backend("ChunkedLocal", Paged, Own)
     assert "ChunkedLocalPaged" == made.__name__
+    assert Paged.__module__ == made.__module__
     assert issubclass(made, Paged)
     assert Own is made.get_builder_cls()
     assert Own is made().get_builder_cls()
@@ -138,6 +139,7 @@ def test_subclass_attention_metadata(*, frozen: bool, eq: bool) -> None:
         "Padded", Base, [("padding", int, 0), ("rest", str, "")]
     )
     assert "PaddedBase" == made.__name__
+    assert Base.__module__ == made.__module__
     assert issubclass(made, Base)
     assert ["longest", "padding", "rest"] == [field.name for field in dataclasses.fields(made)]
     one = made(8, rest="x")

@@ -1,18 +1,25 @@
+import contextlib
 import inspect
+import os
 import re
+import site
+import subprocess
 import sys
 from collections.abc import Callable
-from types import FunctionType
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from fast import direct_launch, numba_launch
 from fast.kernels import (
     block_table,
     causal_conv1d,
     cuda,
     fast_prefill,
+    local_attention,
     moves,
     multimodal,
     unsigned,
@@ -20,9 +27,11 @@ from fast.kernels import (
 from fast.kernels.cuda import KERNELS, DeviceFunction, Kernel
 from fast.launch import launch_blocks, launch_threads, simulated_by
 from fast.launchers import load
-from tools.kernels import pretended_gpu
+from fast.sentinels import NULL_BLOCK_ID
+from fast.slots import flat
+from tools.kernels import ARCHITECTURES, compile_for
 
-MODULES = (block_table, causal_conv1d, fast_prefill, multimodal)
+MODULES = (block_table, causal_conv1d, fast_prefill, local_attention, multimodal)
 
 
 def test_every_kernel_is_registered() -> None:
@@ -30,7 +39,7 @@ def test_every_kernel_is_registered() -> None:
     declared = [
         value for module in MODULES for value in vars(module).values() if isinstance(value, Kernel)
     ]
-    assert len(declared) >= 12
+    assert len(declared) >= 13
     assert {id(kernel) for kernel in declared} == {id(kernel) for kernel in KERNELS}
     assert len(KERNELS) == len({kernel.name for kernel in KERNELS})
 
@@ -136,6 +145,24 @@ def run_logits() -> list[torch.Tensor]:
     return [wanted_starts]
 
 
+def gather_columns(
+    table: torch.Tensor, rows: list[int], first: list[int], num_columns: int
+) -> torch.Tensor:
+    """Gather columns of some rows of a table."""
+    gathered = torch.full((len(rows), num_columns), 77, dtype=torch.int32)
+    launch_blocks(
+        local_attention.gather_columns, len(rows), 1, flat(table), *table.stride(), *table.shape,
+        int32(rows), int32(first), gathered,
+    )  # fmt: skip
+    return gathered
+
+
+def run_columns() -> list[torch.Tensor]:
+    """Gather columns of a strided table, past its last and out of all bounds too."""
+    table = torch.arange(60, dtype=torch.int32).view(6, 10)[::2, 1::3]
+    return [gather_columns(table, [2, 0, 0, 1, 3, -1, 1], [0, 1, 2, 2**31 - 2, 0, 0, -7], 9)]
+
+
 MASK = (torch.arange(150) % 7 < 5).to(torch.uint8)
 NUM_EMBEDS = int(MASK.sum())
 
@@ -189,6 +216,7 @@ RUNS = {
     block_table.compute_slot_mappings: run_slots_of_groups,
     causal_conv1d.fill_programs: run_programs,
     fast_prefill.count_logits_indices: run_logits,
+    local_attention.gather_columns: run_columns,
     multimodal.count_embeds: run_count,
     multimodal.rank_embeds: run_rank,
     multimodal.scatter_rows: run_scatter,
@@ -211,6 +239,22 @@ def test_any_block_and_any_order(kernel: Kernel, simulate: Callable[..., None]) 
             results.append([tensor.tolist() for tensor in RUNS[kernel]()])
     assert kernel in launched
     assert all(results[0] == result for result in results)
+
+
+def test_which_columns_are_gathered(simulate: Callable[..., None]) -> None:
+    """A table is stepped through by its strides; nothing outside of it is read, or followed."""
+    with simulated_by(simulate, threads=4):
+        [gathered] = run_columns()
+        nothing = gather_columns(torch.zeros(2, 0, dtype=torch.int32), [0, 1], [0, 5], 3)
+    rows = [[41, 44, 47], [1, 4, 7], [1, 4, 7], [21, 24, 27]]
+    assert [*rows[0], *[47] * 6] == gathered[0].tolist()
+    assert [4, *[7] * 8] == gathered[1].tolist()
+    assert [7] * 9 == gathered[2].tolist()
+    assert [27] * 9 == gathered[3].tolist()
+    assert [[NULL_BLOCK_ID] * 9] * 2 == gathered[4:6].tolist()  # there are no such rows
+    assert [21] * 7 == gathered[6, :7].tolist()
+    assert [21, 21, 24][1:] == gathered[6, 7:].tolist()
+    assert [[NULL_BLOCK_ID] * 3] * 2 == nothing.tolist()
 
 
 def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
@@ -238,34 +282,38 @@ def test_moves(size: int, simulate: Callable[..., None]) -> None:
     assert expected == target.tolist()
 
 
+def compiled(kernel: Kernel, arch: str) -> str:
+    """Return a kernel's PTX."""
+    pytest.importorskip("numba_cuda")
+    return compile_for(kernel, arch)[0]
+
+
+on_all_architectures = pytest.mark.parametrize("arch", ARCHITECTURES)
+
+
+@on_all_architectures
 @pytest.mark.parametrize("kernel", [multimodal.scatter_rows, multimodal.gather_rows])
-def test_rows_move_16_bytes_at_once(kernel: Kernel) -> None:
+def test_rows_move_16_bytes_at_once(kernel: Kernel, arch: str) -> None:
     """The machine loads and stores 16 bytes, and 8, 4, 2 and 1 where rows begin elsewhere."""
-    pytest.importorskip("numba_cuda")
-    with pretended_gpu((9, 0)):
-        ptx, _ = kernel.compile_ptx((9, 0))
-    for word in ("v2.u64", "u64", "u32", "u16", "u8"):
-        assert f"ld.global.{word}" in ptx
-        assert f"st.global.{word}" in ptx
+    ptx = compiled(kernel, arch)
+    for word in ("v2.[ub]64", "[ub]64", "[ub]32", "[ub]16", "[ub]8"):
+        assert re.search(rf"ld\.global\.{word}\b", ptx), word
+        assert re.search(rf"st\.global\.{word}\b", ptx), word
 
 
+@on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_kernels_compute_with_integers(kernel: Kernel) -> None:
+def test_kernels_compute_with_integers(kernel: Kernel, arch: str) -> None:
     """Numba compares 64 bits without a sign and 64 with one as floats: no kernel asks it to."""
-    pytest.importorskip("numba_cuda")
-    with pretended_gpu((9, 0)):
-        ptx, _ = kernel.compile_ptx((9, 0))
-    assert [] == re.findall(r"\.f(?:16|32|64)\b", ptx)
+    assert [] == re.findall(r"\.f(?:16|32|64)\b", compiled(kernel, arch))
 
 
+@on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_kernels_divide_unsigned_32_bits(kernel: Kernel) -> None:
+def test_kernels_divide_unsigned_32_bits(kernel: Kernel, arch: str) -> None:
     """Only the slots of one table, which may be wider than 2**32 positions, divide 64 bits."""
-    pytest.importorskip("numba_cuda")
-    with pretended_gpu((9, 0)):
-        ptx, _ = kernel.compile_ptx((9, 0))
     kinds = {"u32", "u64"} if kernel is block_table.compute_slot_mapping else {"u32"}
-    assert set(re.findall(r"\b(?:div|rem)\.(\w+)", ptx)) <= kinds
+    assert set(re.findall(r"\b(?:div|rem)\.(\w+)", compiled(kernel, arch))) <= kinds
 
 
 @pytest.mark.parametrize(
@@ -320,3 +368,76 @@ def test_without_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         load(block_table.move_row, 0)
     monkeypatch.undo()
     cuda.import_cuda.cache_clear()
+
+
+WHERE_CUDA_IS = """
+from fast.kernels.cuda import import_cuda
+print(import_cuda().__file__)
+"""
+
+
+def run_without_pth_files(script: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the installed packages in `PYTHONPATH`, where it reads no .pth files."""
+    spec = pytest.importorskip("numba_cuda").__spec__
+    folders = [Path(__file__).parents[2], Path(spec.origin).parents[1], *site.getsitepackages()]
+    return subprocess.run(  # noqa: S603  # our own
+        [sys.executable, "-S", "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_numba_cuda_is_found_in_pythonpath() -> None:
+    """In folders whose .pth files Python does not read, numba-cuda's `cuda` is imported too."""
+    done = run_without_pth_files(WHERE_CUDA_IS)
+    assert done.stdout.endswith("/numba_cuda/numba/cuda/__init__.py\n"), done.stderr
+
+
+def test_numbas_own_cuda_is_refused() -> None:
+    """Where numba's deprecated `cuda` was imported first, the error says so; it is never used."""
+    done = run_without_pth_files(f"from numba import cuda{WHERE_CUDA_IS}")
+    message = (
+        r"ImportError: numba\.cuda is .*/numba/cuda/__init__\.py, expected that of numba-cuda in"
+    )
+    assert re.search(message, done.stderr), done.stderr
+    assert "" == done.stdout
+
+
+class DynamicLibNotFoundError(RuntimeError):
+    """Stands for cuda.pathfinder's error of this name."""
+
+
+@pytest.mark.parametrize("launcher", [direct_launch, numba_launch])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DynamicLibNotFoundError("cannot infer CUDA_HOME"), ImportError),
+        (RuntimeError("something else"), RuntimeError),
+    ],
+)
+def test_without_a_toolkit(
+    launcher: ModuleType,
+    error: Exception,
+    expected: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where numba-cuda finds no compiler, both launchers say which variable to set."""
+
+    def fail(*_args: object, **_named: object) -> None:
+        raise error
+
+    numba = SimpleNamespace(compile_ptx=fail, jit=fail, gpus={0: contextlib.nullcontext()})
+    device = SimpleNamespace(
+        set_current=lambda: None, compute_capability=SimpleNamespace(major=9, minor=0)
+    )
+    core = SimpleNamespace(Device=lambda _: device)
+    for module in (cuda, direct_launch, numba_launch):
+        monkeypatch.setattr(module, "import_cuda", lambda: numba)
+    monkeypatch.setattr(direct_launch, "_core", lambda: core)
+    with pytest.raises(expected, match=str(error)) as caught:
+        launcher.load(Kernel(block_table.move_row.py_func, "void(int64)", 64), 0)
+    assert (expected is ImportError) == (
+        "set CUDA_HOME to the toolkit's folder" in str(caught.value)
+    )

@@ -4,9 +4,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fast
 from fast import make_local_attention_virtual_batches as make_virtual
+from fast.launch import simulated_by
 
 Make = Callable[..., fast.CommonAttentionMetadata]
 
@@ -163,3 +165,36 @@ def test_checked(make_batch: Make) -> None:
     batch.block_table_tensor = batch.block_table_tensor[:, :2]
     with fast.checks(enabled=True), pytest.raises(ValueError, match="needs 3 blocks of 2"):
         make_virtual(4, batch, 2)
+
+
+class Allocations(TorchDispatchMode):
+    """Adds up the bytes of all tensors that are made inside, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        """Call an operator, and keep what it returns."""
+        del types
+        result = func(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor):
+            self.storages[result.untyped_storage().data_ptr()] = result
+        return result
+
+
+def test_the_device_path_needs_no_scratch(make_batch: Make) -> None:
+    """For long chunks of many requests it allocates the virtual table, and no index of its size."""
+    num_reqs, chunk = 1024, 8192
+    batch = make_batch([1] * num_reqs, [5000] * num_reqs)
+    with simulated_by(lambda *_: None), Allocations() as made:
+        local = make_virtual(chunk, batch, 16)
+    table = local.block_table_tensor
+    assert (num_reqs, chunk // 16) == table.shape
+    from_batch = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in vars(batch).values()
+        if isinstance(tensor, torch.Tensor)
+    }
+    new = [made.storages[at].untyped_storage().nbytes() for at in made.storages.keys() - from_batch]
+    assert sum(new) <= table.nbytes + 2**16

@@ -287,6 +287,48 @@ def test_build_attn_metadata_of_no_requests(step: dict[str, Any], *, checked: bo
         )
 
 
+@pytest.mark.parametrize("checked", [False, True])
+def test_build_attn_metadata_hands_on_given_bounds(step: dict[str, Any], *, checked: bool) -> None:
+    """Each bound that is given stands in the metadata, as an int; one that is not is found."""
+    for given, wanted in (
+        ((2, 6), (2, 6)),
+        ((np.int32(4), 4096), (4, 4096)),
+        ((8, None), (8, 6)),
+        ((None, 7), (2, 7)),
+        ((2**31 - 1, 2**31 - 1), (2**31 - 1, 2**31 - 1)),
+    ):
+        bounds = dict(zip(("max_query_len", "max_seq_len"), given, strict=True))
+        with fast.checks(checked):
+            fast.build_attn_metadata(**step, **bounds)
+        for builder in step["attn_metadata_builders"]:
+            batch = builder.given[-1][1]
+            assert wanted == (batch.max_query_len, batch.max_seq_len)
+            assert {int} == {type(batch.max_query_len), type(batch.max_seq_len)}
+
+
+def test_build_attn_metadata_reads_no_values_if_both_bounds_are_given(
+    step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unchecked, the maxima are not looked for; bounds that are too small are then believed."""
+    monkeypatch.setattr("fast.metadata.find_maxima", None)
+    fast.build_attn_metadata(**step, max_query_len=1, max_seq_len=0)
+    batch = step["attn_metadata_builders"][0].given[0][1]
+    assert (1, 0) == (batch.max_query_len, batch.max_seq_len)
+
+
+@pytest.mark.parametrize("name", ["max_query_len", "max_seq_len"])
+@pytest.mark.parametrize(
+    ("bound", "error"),
+    [(True, TypeError), (2.0, TypeError), (-1, ValueError), (2**31, ValueError)],
+)
+def test_build_attn_metadata_refuses_bounds(
+    name: str, bound: object, error: type[Exception], step: dict[str, Any]
+) -> None:
+    """What is no bound is refused in any mode, also if the other bound is not given."""
+    with fast.checks(enabled=False), pytest.raises(error, match=rf"^{name}\b.* {bound}\b"):
+        fast.build_attn_metadata(**step, **{name: bound})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -299,6 +341,11 @@ def test_build_attn_metadata_of_no_requests(step: dict[str, Any], *, checked: bo
             {"seq_lens": SimpleNamespace(cpu=int32([6, 1, 0]), gpu=int32([6, 2, 0]))},
             r"seq_lens\[1\] is 2, but seq_lens_cpu\[1\] is 1",
         ),
+        (
+            {"max_query_len": 1, "max_seq_len": 9},
+            "max_query_len is 1",
+        ),
+        ({"max_seq_len": 5}, "max_seq_len is 5"),
     ],
 )
 def test_build_attn_metadata_checks_values(

@@ -1,8 +1,13 @@
 """Warming up: everything is compiled and called, and nothing of the caller's matters to it."""
 
+import re
+
+import pytest
 import torch
 
 import fast
+from fast import warming
+from fast.kernels.cuda import KERNELS, Kernel
 
 HOT = [
     "compute_slot_mapping",
@@ -23,8 +28,6 @@ HOT = [
 
 def test_every_hot_function_is_called(monkeypatch) -> None:  # noqa: ANN001
     """Each is called a few times, the methods of the block tables too."""
-    from fast import warming  # noqa: PLC0415
-
     called: dict[str, int] = {}
 
     def counting(name: str, function):  # noqa: ANN001, ANN202
@@ -48,3 +51,63 @@ def test_warms_up_in_any_mode() -> None:
     """Checked mode, inference mode and another default device change nothing."""
     with fast.checks(True), torch.inference_mode(), torch.device("meta"):
         fast.warmup()
+
+
+class Gpu:
+    """Stands for a GPU onto which kernels are loaded."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[Kernel, int]] = []
+        self.error: ImportError | None = None
+        self.graphs_prepared = 0
+
+    def load(self, kernel: Kernel, index: int) -> None:
+        """Load a kernel."""
+        if self.error is not None:
+            raise self.error
+        self.loaded.append((kernel, index))
+
+    def prepare_graphs(self) -> None:
+        """Pin memory."""
+        self.graphs_prepared += 1
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Put a stand-in in a GPU's place."""
+    gpu = Gpu()
+    monkeypatch.setattr(warming, "load", gpu.load)
+    monkeypatch.setattr(warming, "prepare_graphs", gpu.prepare_graphs)
+    monkeypatch.setattr(warming, "find_spec", {"numba_cuda": "installed"}.get)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    return gpu
+
+
+def test_what_a_graph_needs_is_there(gpu: Gpu) -> None:
+    """On a GPU all kernels are loaded, and what captured uploads read is pinned."""
+    fast.warmup()
+    assert [(kernel, 1) for kernel in KERNELS] == gpu.loaded
+    assert 1 == gpu.graphs_prepared
+
+
+def test_without_a_compiler_the_host_path_is_warmed_up(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A toolkit that numba-cuda does not find is a warning, once, that says what to set."""
+    gpu.error = ImportError("set CUDA_HOME")
+    runs: list[str] = []
+    monkeypatch.setattr(warming._Rehearsal, "run", lambda _: runs.append("run"))
+    message = "kernels are not loaded, so calls with CUDA tensors will fail: set CUDA_HOME"
+    with pytest.warns(RuntimeWarning, match=f"^{re.escape(message)}$") as warned:
+        fast.warmup()
+    assert [__file__] == [one.filename for one in warned]
+    assert warming.NUM_REHEARSALS == len(runs)
+
+
+def test_without_numba_cuda_nothing_is_loaded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without numba-cuda the host path is all there is, and no warning says so."""
+    monkeypatch.setattr(warming, "find_spec", lambda _: None)
+    gpu.error = ImportError("not reached")
+    fast.warmup()
+    assert 0 == gpu.graphs_prepared

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tools.bench.device import SLEEP_CYCLES
+
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
@@ -21,6 +23,22 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def call_behind_a_wait(stream: torch.cuda.Stream, call: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return what a call on a stream returns, and whether the stream was still busy then.
+
+    The same is done once before: to allocate, on the device or pinned, may be to wait for it. A
+    call whose memory is there already returns while the stream is in the wait.
+    """
+    for _ in range(2):
+        result = None  # its memory is free for the second call
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(SLEEP_CYCLES)
+            result = call()
+            is_queued = not stream.query()
+        stream.synchronize()
+    return result, is_queued
 
 
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from on_gpu import captured, no_waiting
+from on_gpu import call_behind_a_wait, captured, no_waiting
 
 import fast
 from fast import current, direct_launch
 from fast.kernels.cuda import KERNELS
 from fast.launchers import LAUNCHERS, launched_by, load
-from tools.bench.device import SLEEP_CYCLES, host_cost_us
+from tools.bench.device import host_cost_us
 from tools.bench.launches import make_launch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -45,14 +45,16 @@ def test_slots(launcher: str, arguments: Arguments) -> None:
     del launcher
     assert SLOTS == fast.compute_slot_mapping(*arguments, 2).tolist()
     table, starts, positions = arguments
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(SLEEP_CYCLES)
-        positions.sub_(1)
+    before = positions.clone()
+    torch.cuda.synchronize()
+
+    def move_and_compute() -> torch.Tensor:
+        torch.sub(before, 1, out=positions)
         slots = fast.compute_slot_mapping(table, starts, positions, 2)
-        is_queued = not stream.query()
-    stream.synchronize()
+        positions.fill_(77)
+        return slots
+
+    slots, is_queued = call_behind_a_wait(torch.cuda.Stream(), move_and_compute)
     assert is_queued
     assert NEW_SLOTS == slots.tolist()
 

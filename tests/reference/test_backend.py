@@ -109,6 +109,7 @@ def test_subclass_of_a_backend() -> None:
     """It is the backend, but for its name and its builders, whether it is asked or an instance."""
     backend = subclass_attention_backend("Fast", Backend, Builder)
     assert backend.__name__ == "FastBackend"
+    assert Backend.__module__ == backend.__module__
     assert issubclass(backend, Backend)
     assert Builder is backend.get_builder_cls()
     assert Builder is backend().get_builder_cls()
@@ -170,6 +171,7 @@ def test_subclass_of_a_metadata() -> None:
         "Fast", Plain, [("lens", list[int] | None, None), ("n", int, 3)]
     )
     assert cls.__name__ == "FastPlain"
+    assert Plain.__module__ == cls.__module__
     assert issubclass(cls, Plain)
     assert {"num_reqs": 7, "scale": 0.5, "lens": None, "n": 3} == vars(cls(7, 0.5))
     assert cls(7, 0.5, [1], 4) == cls(num_reqs=7, scale=0.5, lens=[1], n=4)

@@ -171,6 +171,26 @@ def test_the_greatest_query_length_is_no_tokens_index() -> None:
     assert (2, 5) == (batch.max_query_len, batch.max_seq_len)
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((3, 8), (3, 8)),
+        ((np.int32(4), 4096), (4, 4096)),
+        ((9, None), (9, 8)),
+        ((None, 9), (3, 9)),
+        ((2**31 - 1, 2**31 - 1), (2**31 - 1, 2**31 - 1)),
+    ],
+)
+def test_given_bounds(given: tuple[Any, Any], wanted: tuple[int, int]) -> None:
+    """A bound that is given stands in the metadata, as an int; one that is not is the maximum."""
+    call = make_call(max_query_len=given[0], max_seq_len=given[1])
+    build_attn_metadata(**call)
+    for builder in call["attn_metadata_builders"]:
+        bounds = builder.batch.max_query_len, builder.batch.max_seq_len
+        assert wanted == bounds
+        assert [int, int] == list(map(type, bounds))
+
+
 def test_no_requests() -> None:
     """The greatest of nothing is 0; buffers, tables and slots may be as short as that."""
     call = make_call(
@@ -241,6 +261,20 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_reqs": True}, TypeError, "num_reqs is True (bool), but must be an int"),
     ({"num_tokens": -1}, ValueError, "num_tokens is -1, but must be at least 0"),
     ({"num_tokens": 7.0}, TypeError, "num_tokens is 7.0 (float), but must be an int"),
+    ({"max_query_len": True}, TypeError, "max_query_len is True (bool), but must be an int"),
+    ({"max_seq_len": 8.0}, TypeError, "max_seq_len is 8.0 (float), but must be an int"),
+    ({"max_query_len": -1}, ValueError, "max_query_len is -1, but must be at least 0"),
+    (
+        {"max_seq_len": 2**31},
+        ValueError,
+        "max_seq_len is 2147483648, but must be at most 2147483647",
+    ),
+    (
+        {"max_query_len": 2, "max_seq_len": 8},
+        ValueError,
+        "max_query_len is 2, but request 1 has query length 3",
+    ),
+    ({"max_seq_len": 7}, ValueError, "max_seq_len is 7, but seq_lens[1] is 8"),
     (
         {"attn_metadata_builders": [Builder()]},
         ValueError,

@@ -1,6 +1,6 @@
-"""What `tools/gpu_check.sh` does of itself: sections, limits, the table, the exit status.
+"""What `tools/gpu_check.sh` does of itself: sections, limits, logs, the table, the exit status.
 
-Commands of the tests' own stand in for Python, for the driver's tool and for compute-sanitizer.
+Commands of the tests' own stand in for Python, nvcc, the driver's tool and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -10,116 +10,294 @@ import re
 import shutil
 import subprocess
 import time
+import warnings
+from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "gpu_check.sh"
+from tools import gpu_versions
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tools" / "gpu_check.sh"
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bash") is None or shutil.which("timeout") is None,
     reason="the script takes bash and timeout",
 )
 
+SECTIONS = [
+    "versions",
+    "device-path",
+    "bench",
+    "conformance",
+    "sanitizer",
+    "kernels",
+    "real-models",
+]
+
 PYTHON = """#!/bin/sh
 case "$*" in
     *torch.cuda.is_available*) echo "$GPU" ;;
-    *importlib.metadata*) echo "Python 3.12" ;;
+    *tools.gpu_versions*)
+        echo "PYTHONPATH $PYTHONPATH"; echo "CUDA_HOME $CUDA_HOME"; echo "launcher: direct"
+        echo "warmup() ok: 9.1 s" ;;
     *"$BREAKS"*) echo "1 failed in 2s"; exit 1 ;;
     *"$HANGS"*) sleep 60 ;;
-    *tests/gpu*) echo ".host cost of a launch, direct: 4.0 us"; echo "5 passed in 3s" ;;
+    *tests/gpu*)
+        for i in 1 2 3 4 5 6 7 8 9 10; do echo "$i"; echo; echo; echo; echo; done
+        echo ".host cost of a launch, direct: 4.0 us"; echo "5 passed in 3s" ;;
     *) echo "9 passed in 4s" ;;
 esac
 """
 SANITIZER = """#!/bin/sh
-echo "ERROR SUMMARY: 0 errors for $2"
+echo "ERROR SUMMARY: 0 errors for $*"
 """
 
 
-def run(folder: Path, **settings: str) -> tuple[int, dict[str, str], str]:
-    """Run the script; return its exit status, the table's rows by name, and all it printed."""
+class Done(NamedTuple):
+    """What a run of the script left.
+
+    Attributes:
+        status: Its exit status.
+        rows: The table's rows by name: state and what is said.
+        printed: All that it printed.
+        logs: The texts of the logs by name.
+    """
+
+    status: int
+    rows: dict[str, str]
+    printed: str
+    logs: dict[str, str]
+
+
+def run(folder: Path, *sections: str, **settings: str) -> Done:
+    """Run the script in an environment of its own.
+
+    Args:
+        folder: Where commands and logs lie.
+        sections: The arguments.
+        settings: Variables; `commands`, further commands to stand in, by name.
+    """
+    programs = folder / "bin"
+    programs.mkdir()
     commands = {"python3": PYTHON, "nvidia-smi": "#!/bin/sh\necho 580\n"}
     if settings.pop("sanitizer", ""):
         commands["compute-sanitizer"] = SANITIZER
     for name, text in commands.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    chosen = {"GPU": "H200", "BREAKS": "nothing", "HANGS": "nothing", **settings}
-    environment = {**os.environ, "PATH": f"{folder}:/usr/bin:/bin", **chosen}
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    chosen = {"GPU": "H200", "BREAKS": "nothing", "HANGS": "nothing", "OUT": str(folder / "logs")}
+    kept = {name: value for name, value in os.environ.items() if "CUDA" not in name}
+    path = f"{settings.pop('toolkit', folder)}/bin:{programs}:/usr/bin:/bin"
     done = subprocess.run(  # noqa: S603  # our own
-        ["/usr/bin/env", "bash", SCRIPT, "3"],
+        ["/usr/bin/env", "bash", SCRIPT, *sections],
         capture_output=True,
         text=True,
         check=False,
-        env=environment,
+        env={**kept, "PATH": path, **chosen, **settings},
     )
     table = done.stdout.partition("\ngpu_check, ")[2]
-    rows = re.findall(
-        r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU|no time) +\d+s  (.*)$", table, re.MULTILINE
-    )
-    return done.returncode, {name: f"{state}: {said}" for name, state, said in rows}, done.stdout
+    found = re.findall(r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU) +\d+s  (.*)$", table, re.MULTILINE)
+    rows = {name: f"{state}: {said}" for name, state, said in found}
+    logs = {log.name: log.read_text() for log in (folder / "logs").glob("*")}
+    return Done(done.returncode, rows, done.stdout + done.stderr, logs)
 
 
 def test_all_is_shown(tmp_path: Path) -> None:
-    """Where every section succeeds each has a row, figures stand below, and the status is 0."""
-    status, rows, printed = run(tmp_path, sanitizer="yes")
+    """Without arguments every section runs; figures stand below the table, and the status is 0."""
+    done = run(tmp_path, sanitizer="yes")
+    sanitized = "--report-api-errors no --error-exitcode 1 python3 -m pytest"
+    assert "ok: warmup() ok: 9.1 s" == done.rows.pop("versions")
+    for tool in ("memcheck", "racecheck"):
+        started = f"ok: ERROR SUMMARY: 0 errors for --tool {tool} {sanitized}"
+        assert done.rows.pop(tool).startswith(started)
     assert {
         "device-path": "ok: 5 passed in 3s",
         "bench": "ok: 9 passed in 4s",
         "conformance": "ok: 9 passed in 4s",
-        "memcheck": "ok: ERROR SUMMARY: 0 errors for memcheck",
-        "racecheck": "ok: ERROR SUMMARY: 0 errors for racecheck",
         "kernels": "ok: 9 passed in 4s",
         "real-models": "ok: 9 passed in 4s",
-    } == rows
-    assert "=== conformance, at most 170s: python3 -m pytest" in printed
-    assert "--target host,cuda -n 3\n" in printed
-    assert re.search(r"\ngpu_check, \d{4}-\d\d-\d\d, H200, driver 580, \d+s\n", printed)
-    assert printed.endswith("\nhost cost of a launch, direct: 4.0 us\n")
-    assert status == 0
+    } == done.rows
+    assert "=== conformance, at most 540s: python3 -m pytest" in done.printed
+    assert "--target host,cuda -n 12\n" in done.printed
+    assert re.search(
+        r"\ngpu_check, \d{4}-\d\d-\d\d, H200, driver 580, \d+s, logs in ", done.printed
+    )
+    assert done.printed.endswith("\nlauncher: direct\nhost cost of a launch, direct: 4.0 us\n")
+    assert done.status == 0
+
+
+def test_logs_are_kept_whole(tmp_path: Path) -> None:
+    """Each command's whole log is in `OUT`, where eight files at most come back from a machine."""
+    done = run(tmp_path, sanitizer="yes")
+    assert 50 < done.logs["device-path.log"].count("\n")
+    names = {f"{section}.log" for section in SECTIONS} - {"sanitizer.log"}
+    assert names | {"memcheck.log", "racecheck.log"} == set(done.logs)
+    assert len(done.logs) <= 8
+
+
+def test_sections_are_called_one_by_one(tmp_path: Path) -> None:
+    """Only the sections that are named run, in that order, with as many workers as are set."""
+    done = run(tmp_path, "kernels", "conformance", GPU_CHECK_WORKERS="3")
+    assert ["kernels", "conformance"] == list(done.rows)
+    assert "--target host,cuda -n 3\n" in done.printed
+    assert "launcher" not in done.printed
+    assert done.status == 0
+
+
+def test_help_lists_the_sections(tmp_path: Path) -> None:
+    """`--help` says what sections there are, and runs nothing."""
+    done = run(tmp_path, "--help")
+    assert SECTIONS == re.findall(r"^([\w-]+)  +\w", done.printed, re.MULTILINE)
+    assert (0, {}) == (done.status, done.logs)
+
+
+def test_a_section_that_does_not_exist(tmp_path: Path) -> None:
+    """A misspelt section is an error before anything runs."""
+    done = run(tmp_path, "versions", "kernel")
+    assert done.printed.startswith("gpu_check.sh: there is no section kernel; there are\nversions ")
+    assert (2, {}) == (done.status, done.logs)
+
+
+def test_carried_packages_stay_on_the_path(tmp_path: Path) -> None:
+    """`PYTHONPATH` keeps what the caller put there, behind the repository."""
+    done = run(tmp_path, "versions", PYTHONPATH="/carried:/more")
+    assert f"PYTHONPATH {ROOT}:/carried:/more\n" in done.logs["versions.log"]
+
+
+def test_without_a_pythonpath(tmp_path: Path) -> None:
+    """Without one of the caller's it is the repository alone: no empty entry."""
+    done = run(tmp_path, "versions", PYTHONPATH="")
+    assert f"PYTHONPATH {ROOT}\n" in done.logs["versions.log"]
+
+
+def make_toolkit(folder: Path, nvcc: str = "#!/bin/sh\n") -> Path:
+    """Make a CUDA toolkit's folder."""
+    for name in ("bin", "nvvm"):
+        (folder / name).mkdir(parents=True)
+    (folder / "bin" / "nvcc").write_text(nvcc)
+    (folder / "bin" / "nvcc").chmod(0o755)
+    return folder.resolve()
+
+
+def test_cuda_home_is_where_nvcc_is(tmp_path: Path) -> None:
+    """Unset, `CUDA_HOME` is the folder of the toolkit whose nvcc is found."""
+    toolkit = make_toolkit(tmp_path / "cuda-13.0")
+    done = run(tmp_path, "versions", toolkit=str(toolkit))
+    assert f"CUDA_HOME {toolkit}\n" in done.logs["versions.log"]
+
+
+def test_cuda_home_is_where_nvcc_says_it_is(tmp_path: Path) -> None:
+    """Where nvcc is a script that calls another one, that one says where the toolkit is."""
+    toolkit = make_toolkit(tmp_path / "cuda-13.0")
+    script = tmp_path / "local"
+    (script / "bin").mkdir(parents=True)
+    (script / "bin" / "nvcc").write_text(f"#!/bin/sh\necho '#$ TOP={toolkit}/bin/..' >&2\n")
+    (script / "bin" / "nvcc").chmod(0o755)
+    done = run(tmp_path, "versions", toolkit=str(script))
+    assert f"CUDA_HOME {toolkit}\n" in done.logs["versions.log"]
+
+
+def test_cuda_home_of_the_caller_is_kept(tmp_path: Path) -> None:
+    """A `CUDA_HOME` that is set stays."""
+    toolkit = make_toolkit(tmp_path / "cuda-13.0")
+    done = run(tmp_path, "versions", toolkit=str(toolkit), CUDA_HOME="/opt/mine")
+    assert "CUDA_HOME /opt/mine\n" in done.logs["versions.log"]
 
 
 def test_a_failure_fails(tmp_path: Path) -> None:
     """A section that fails has its row say so, the others run, and the status is 1."""
-    status, rows, _ = run(tmp_path, BREAKS="tools.bench")
-    assert "FAILS: 1 failed in 2s" == rows["bench"]
-    assert "ok: 9 passed in 4s" == rows["real-models"]
-    assert status == 1
+    done = run(tmp_path, BREAKS="tools.bench")
+    assert "FAILS: 1 failed in 2s" == done.rows["bench"]
+    assert "ok: 9 passed in 4s" == done.rows["real-models"]
+    assert done.status == 1
 
 
 def test_without_compute_sanitizer(tmp_path: Path) -> None:
     """Where compute-sanitizer is not installed that is said, and is no failure."""
     if Path("/usr/local/cuda/bin/compute-sanitizer").exists():
         pytest.skip("it is installed here")
-    status, rows, _ = run(tmp_path)
-    assert "-: compute-sanitizer is not installed here" == rows["memcheck"] == rows["racecheck"]
-    assert status == 0
+    done = run(tmp_path, "sanitizer")
+    assert {"sanitizer": "-: compute-sanitizer is not installed here"} == done.rows
+    assert done.status == 0
 
 
 def test_what_hangs_is_killed(tmp_path: Path) -> None:
-    """A section that hangs ends with the time there is, and the rest say that none is left."""
+    """A command that hangs ends at its limit, and the next section runs."""
+    text = SCRIPT.read_text()
+    assert text.count("check bench 420 ") == 1
+    copy = tmp_path / "tools" / "gpu_check.sh"
+    copy.parent.mkdir()
+    copy.write_text(text.replace("check bench 420 ", "check bench 2 "))
     begin = time.monotonic()
-    status, rows, _ = run(tmp_path, HANGS="tools.bench", GPU_CHECK_SECONDS="3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "SCRIPT", copy)
+        done = run(tmp_path, "bench", "real-models", HANGS="tools.bench")
     assert time.monotonic() - begin < 20
-    states = {name: said.partition(":")[0] for name, said in rows.items()}
-    assert "ok" == states["device-path"]
-    assert "TIMEOUT" == states["bench"]
-    assert "no time" == states["conformance"] == states["kernels"] == states["real-models"]
-    assert status == 1
+    states = {name: said.partition(":")[0] for name, said in done.rows.items()}
+    assert {"bench": "TIMEOUT", "real-models": "ok"} == states
+    assert done.status == 1
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
     """Where there is no GPU nothing is run, each section says so, and the status is 1."""
-    status, rows, printed = run(tmp_path, GPU="", sanitizer="yes")
-    assert {"no GPU"} == {said.partition(":")[0] for said in rows.values()}
-    assert 7 == len(rows)
-    assert "no GPU: python3 -m tools.runner --device cuda" == rows["real-models"]
-    assert "===" not in printed
-    assert status == 1
+    done = run(tmp_path, GPU="", sanitizer="yes")
+    assert {"no GPU"} == {said.partition(":")[0] for said in done.rows.values()}
+    assert 8 == len(done.rows)
+    assert "no GPU: python3 -m tools.runner --device cuda" == done.rows["real-models"]
+    assert "===" not in done.printed
+    assert done.status == 1
 
 
-def test_all_limits_fit_into_eight_minutes() -> None:
-    """The time for all is under 8 minutes, with what killing and the table take."""
-    seconds = re.search(r"GPU_CHECK_SECONDS:-(\d+)", SCRIPT.read_text())
-    assert seconds is not None
-    assert int(seconds[1]) + 10 < 8 * 60
+def test_each_section_takes_ten_minutes_at_most() -> None:
+    """With the first, cold import of torch, `versions` too; the sanitizer's two tools together."""
+    text = SCRIPT.read_text()
+    limits = {
+        name: int(limit) for name, limit in re.findall(r"check \"?\$?([\w-]+)\"? (\d+) ", text)
+    }
+    limits["sanitizer"] = 2 * limits.pop("tool")
+    assert set(SECTIONS) == set(limits)
+    [first] = re.findall(r"gpu=\$\(timeout (\d+) python3", text)
+    assert int(first) >= 180
+    assert limits["versions"] + int(first) < 600
+    assert max(limits.values()) <= 540
+
+
+def test_versions_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions are printed, of missing packages too, and the status says that there is no GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_versions, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
+    assert 1 == gpu_versions.main()
+    printed = capsys.readouterr().out
+    lines = rf"Python 3\.\d+\.\d+\ntorch {re.escape(version('torch'))}\n"
+    lines += "no-such-package is missing\nCUDA_HOME /opt/cuda\nno GPU\n"
+    assert re.fullmatch(lines, printed)
+
+
+def test_versions_on_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU, the launcher and the time of a warmup are printed; a warning there is an error."""
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(gpu_versions.fast, "warmup", lambda: None)
+    assert 0 == gpu_versions.main()
+    printed = capsys.readouterr().out
+    assert "\nH200, sm_90, CUDA " in printed
+    assert re.search(r"\nnumba.cuda is .*/numba_cuda/numba/cuda/__init__.py\n", printed)
+    assert re.search(r"\nlauncher: direct\nwarmup\(\) ok: \d\.\d s\n$", printed)
+
+    def warn() -> None:
+        warnings.warn("kernels are not loaded", RuntimeWarning, stacklevel=1)
+
+    monkeypatch.setattr(gpu_versions.fast, "warmup", warn)
+    with pytest.raises(RuntimeWarning, match="kernels are not loaded"):
+        gpu_versions.main()

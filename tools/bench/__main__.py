@@ -1,8 +1,5 @@
 """`python -m tools.bench`."""
 
-import sys
+from conformance.command_line import run
 
-from tools.bench.command_line import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+run("tools.bench.command_line", "-e '.[test,bench]'")

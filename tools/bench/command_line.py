@@ -63,11 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.trace,
             1 if options.quick else NUM_OF_TRACE,
         )
-        if options.png is not None:
-            import matplotlib  # noqa: F401, ICN001, PLC0415  # asked for before an hour's work
-    except (ImportError, KeyError, OSError, ValueError) as error:
+    except (KeyError, OSError, ValueError) as error:
         message = str(error.args[0] if isinstance(error, KeyError) else error)
         parser.error(message.replace("--impl", "--peer"))
+    if options.png is not None:
+        import matplotlib  # noqa: F401, ICN001, PLC0415  # asked for before an hour's work
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
     torch.set_num_threads(1)

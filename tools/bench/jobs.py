@@ -250,6 +250,13 @@ def _build(batch: Batch, side: Side) -> Prepared:
     return _prepared(side, "build_attn_metadata", **build_arguments(batch, side))
 
 
+def _build_bounded(batch: Batch, side: Side) -> Prepared:
+    arguments = build_arguments(batch, side)
+    arguments["max_query_len"] = int(batch.query_lens.max())
+    arguments["max_seq_len"] = int(batch.seq_lens.max())
+    return _prepared(side, "build_attn_metadata", **arguments)
+
+
 def _append(batch: Batch, side: Side) -> Prepared:
     tables = make_tables(batch, side)
     call = side.call("BlockTables.append_block_ids", tables, *append_arguments(batch))
@@ -293,6 +300,9 @@ JOBS: Final = (
     Job("BlockTables.compute_slot_mappings", "BlockTables.compute_slot_mappings", _slots_of_all),
     Job("compute_slot_mapping", "compute_slot_mapping", _slots),
     Job("build_attn_metadata", "build_attn_metadata", _build, is_copier=True),
+    Job(
+        "build_attn_metadata (bounds given)", "build_attn_metadata", _build_bounded, is_copier=True
+    ),
     Job("split_decodes_and_prefills", "split_decodes_and_prefills", _split),
     Job("split_decodes_prefills_and_extends", "split_decodes_prefills_and_extends", _split_extends),
     Job(

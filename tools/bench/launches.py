@@ -8,7 +8,11 @@ does nothing either (`tools.bench.no_driver`), so what a real one takes of a lau
 
 from __future__ import annotations
 
-import sys
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.bench.launches", "-e '.[test,cuda]'")
+
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -55,7 +59,3 @@ def main() -> int:
                 cost_us = time_in_turn({name: launch}, Spin())[name].median_us
         print(f"host cost of a launch, {name}: {cost_us:.1f} us{left_out}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

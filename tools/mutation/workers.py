@@ -9,11 +9,13 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Final
 
+from conformance.command_line import starting_workers
 from tools.mutation.judge import PROJECT, Bench, Limited
 
 ENVIRONMENT: Final = {
@@ -110,13 +112,14 @@ def run_all(tasks: Iterable[Task], workers: int, bench: Bench) -> Iterator[tuple
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tools.mutation.preload", "tools.mutation.reach"])
+    with _environment(bench), starting_workers():
+        forkserver.ensure_running()
     waiting = iter(tasks)
     running: dict[Connection, _Running] = {}
     try:
         while True:
             while len(running) < workers and (task := next(waiting, None)) is not None:
-                with _environment(bench):
-                    connection, started = _start(context, task)
+                connection, started = _start(context, task)
                 running[connection] = started
             if not running:
                 return

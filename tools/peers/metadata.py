@@ -20,16 +20,18 @@ def build_attn_metadata(
     block_tables: Any,
     slot_mappings: Any,
     kv_cache_config: Any,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
 ) -> dict[str, Any]:
     """Have the builder of each group build its metadata; arguments are those of `reference`."""
     starts_cpu = query_start_loc.cpu[: num_reqs + 1]
     lens_cpu = seq_lens.cpu[:num_reqs]
     starts, lens = query_start_loc.gpu[: num_reqs + 1], seq_lens.gpu[:num_reqs]
     computed = num_computed_tokens_cpu[:num_reqs]
-    max_query_len = max_seq_len = 0
-    if num_reqs:
-        max_query_len = int(np.diff(starts_cpu.numpy()).max())
-        max_seq_len = int(lens_cpu.numpy().max())
+    if max_query_len is None:
+        max_query_len = int(np.diff(starts_cpu.numpy()).max(initial=0))
+    if max_seq_len is None:
+        max_seq_len = int(lens_cpu.numpy().max(initial=0))
     built = {}
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
         metadata = CommonAttentionMetadata(

@@ -1,8 +1,5 @@
 """Run the runner's command line: `python -m tools.runner`."""
 
-import sys
+from conformance.command_line import run
 
-from tools.runner.command_line import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+run("tools.runner.command_line", "-e '.[runner]'")

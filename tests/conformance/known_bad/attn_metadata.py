@@ -22,7 +22,9 @@ class _Dry:
         """Build nothing."""
 
 
-def _check(bug: str | None, builders: Any, arguments: tuple[Any, ...]) -> None:
+def _check(
+    bug: str | None, builders: Any, arguments: tuple[Any, ...], bounds: dict[str, Any]
+) -> None:
     """Refuse what the real function refuses, but for a bug."""
     config = arguments[-1]
     dry = type(builders)(_Dry() for _ in builders)
@@ -35,11 +37,19 @@ def _check(bug: str | None, builders: Any, arguments: tuple[Any, ...]) -> None:
         counts[5] = [t if len(t) >= len(rows) else rows for t in arguments[5]]
     if bug == "the batch is believed":
         with fast.checks(False):
-            REAL_BUILD(dry, *counts)
+            REAL_BUILD(dry, *counts, **bounds)
         return
+    if bug == "a bound is believed":
+        with fast.checks(False):
+            REAL_BUILD(dry, *counts, **bounds)
+        bounds = {}
+    if bug == "a bool is a bound":
+        bounds = {name: int(n) if isinstance(n, bool) else n for name, n in bounds.items()}
+    if bug == "a bound may be any int":
+        bounds = {n: b if isinstance(b, bool | float) else None for n, b in bounds.items()}
     if bug == "a bool is a count":
         counts[:2] = [int(n) if isinstance(n, bool) else n for n in counts[:2]]
-    REAL_BUILD(dry, *counts)
+    REAL_BUILD(dry, *counts, **bounds)
 
 
 def _longest_query(bug: str | None, starts: torch.Tensor, lens: torch.Tensor) -> Any:
@@ -53,6 +63,16 @@ def _longest_query(bug: str | None, starts: torch.Tensor, lens: torch.Tensor) ->
     return longest if bug == "maxima are tensors" else int(longest)
 
 
+def _bounds(bug: str | None, given: dict[str, Any], *found: Any) -> list[Any]:
+    """Return the two bounds: what is given, otherwise what was found."""
+    bounds = list(given.values())
+    if bug == "bounds are swapped" and None not in bounds:
+        bounds.reverse()
+    if bug == "bounds are ignored" or (bug == "one bound alone is ignored" and None in bounds):
+        bounds = [None, None]
+    return [f if b is None else int(b) for f, b in zip(found, bounds, strict=True)]
+
+
 def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
     def build_attn_metadata(
         attn_metadata_builders: Any,
@@ -64,9 +84,13 @@ def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
         block_tables: Any,
         slot_mappings: Any,
         kv_cache_config: Any,
+        max_query_len: Any = None,
+        max_seq_len: Any = None,
     ) -> dict[str, Any]:
         given = (num_reqs, num_tokens, query_start_loc, seq_lens, num_computed_tokens_cpu)
-        _check(bug, attn_metadata_builders, (*given, block_tables, slot_mappings, kv_cache_config))
+        bounds = {"max_query_len": max_query_len, "max_seq_len": max_seq_len}
+        rest = (block_tables, slot_mappings, kv_cache_config)
+        _check(bug, attn_metadata_builders, (*given, *rest), bounds)
         n, tokens = int(num_reqs), int(num_tokens)
         cut = len(query_start_loc.cpu) if bug == "the starts are not cut" else n + 1
         starts, starts_cpu = query_start_loc.gpu[:cut], query_start_loc.cpu[:cut]
@@ -86,6 +110,7 @@ def _make(bug: str | None) -> Callable[..., dict[str, Any]]:
         longest_query = _longest_query(bug, starts_cpu[: n + 1], lens_cpu)
         if bug == "max_query_len is the whole buffer's":
             longest_query = max(query_start_loc.cpu.diff().tolist(), default=0)
+        longest_query, longest = _bounds(bug, bounds, longest_query, longest)
         if bug == "padded tokens are dropped":
             tokens = int(starts_cpu[-1])
         if bug == "padded requests are dropped":
@@ -160,6 +185,9 @@ ATTN_METADATA = rewritten(
         "max_seq_len is the whole buffer's": "Right until a long request has left its row.",
         "the longest of nothing is 1": "A dummy run launches a grid for nobody.",
         "maxima are tensors": "They compare and print like ints; a kernel's launch waits for them.",
+        "bounds are ignored": "The same, unless a bound is above the maximum.",
+        "bounds are swapped": "The first test has one request, which is a prefill.",
+        "one bound alone is ignored": "One pass finds both.",
         "the starts are not cut": "The first entries are right.",
         "computed counts are not cut": "Likewise.",
         "buffers are copied": "The right values; a captured graph reads the copy.",
@@ -184,6 +212,9 @@ ATTN_METADATA = rewritten(
         "tables too short pass": "The last requests read another's blocks.",
         "the batch is believed": "Nobody looks at the values, in checked mode either.",
         "a bool is a count": "`True` is one request.",
+        "a bound is believed": "Checked mode looks at the batch without the bounds.",
+        "a bool is a bound": "`True` is 1.",
+        "a bound may be any int": "A negative one, or one that no int32 holds.",
     },
     laws={
         "test_each_builder_builds_once": {

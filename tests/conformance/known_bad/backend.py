@@ -83,7 +83,10 @@ def _make_subclass(bug: str | None) -> Callable[..., Any]:
             get = lambda self: builder_cls  # noqa: E731, ARG005
         elif bug == "the builder is an object":
             get = staticmethod(lambda: builder_cls.__call__)
-        made = type(name, (attention_backend_cls,), {"get_builder_cls": get})
+        members = {"__module__": attention_backend_cls.__module__, "get_builder_cls": get}
+        if bug == "the class says that it is of the maker's module":
+            del members["__module__"]
+        made = type(name, (attention_backend_cls,), members)
         if bug == "the backend itself is changed":
             attention_backend_cls.get_builder_cls = get
         return made
@@ -134,8 +137,11 @@ def _make_metadata(bug: str | None) -> Callable[..., Any]:
             eq=has_eq,
             frozen=is_frozen,
         )
+        if bug != "the class says that it is of the maker's module":
+            made.__module__ = metadata_cls.__module__
         if bug == "attributes are set, no fields made":
-            made = type(made.__name__, (metadata_cls,), {name: d for name, _, d in fields})
+            members = {"__module__": metadata_cls.__module__} | {n: d for n, _, d in fields}
+            made = type(made.__name__, (metadata_cls,), members)
         known_classes[id(real)] = real, made
         return made
 
@@ -167,6 +173,7 @@ BACKEND = [
                 "it is asked by class alone": "No `staticmethod`: an object is one argument more.",
                 "it is asked by object alone": "A method: the class is asked without `self`.",
                 "the builder is an object": "It makes builders too.",
+                "the class says that it is of the maker's module": "Nothing looks at it.",
                 "the backend itself is changed": "Its other layers get the builder too.",
             }
         },
@@ -187,6 +194,8 @@ BACKEND = [
                 "fields are those of the first call": "Sorted: by position they are others.",
                 "fields that the class has stay as they are": "The new default is lost.",
                 "attributes are set, no fields made": "They read alike; `replace` loses them.",
+                "the class says that it is of the maker's module": "Python 3.12 ignores "
+                "`__module__` in a namespace.",
             },
             "test_what_reads_alike_may_differ": {
                 "each call makes a class": "`isinstance` fails for what another layer made.",

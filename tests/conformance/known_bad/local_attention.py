@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 
 import fast
+from fast.kernels import local_attention as kernels
+from known_bad.edits import Edit, edits_of
 from known_bad.entries import rewritten
 
 REAL = fast.make_local_attention_virtual_batches
@@ -101,28 +103,96 @@ def _columns(
     return table[row.unsqueeze(1), wanted.clamp(max=last)]
 
 
-LOCAL_ATTENTION = rewritten(
-    "make_local_attention_virtual_batches",
-    _make,
-    answers={
-        "the last length is a remainder": "0 for a sequence that ends on a chunk boundary.",
-        "the first chunk is entered at its start": "Right for a prompt's first piece.",
-        "an idle request is left out": "`repeat_interleave` of 0; a graph's padding vanishes.",
-        "an idle request starts at its first chunk": "It has no query, so its length hardly "
-        "matters; but a kernel's schedule is made of it.",
-        "positions follow the computed tokens": "The same, but for batches in which fewer are "
-        "computed.",
-        "columns past the table wrap around": "Somebody's block, in a column that is never read.",
-        "columns past the table are nulls": "No key there is ever read, either way.",
-        "columns end one before the last": "The clamp's off by one: the last block is read as the "
-        "one before.",
-        "rows are the virtual requests'": "Right while each request touches one chunk.",
-        "max_query_len is the batch's": "An upper bound too.",
-        "max_seq_len is the chunk": "An upper bound too.",
-        "lengths are int64": "Equal values; the kernel reads every other one as 0.",
-        "slots are copied": "The right values; a graph reads the other buffer.",
-        "causal is the batch's": "Right for decoders.",
-        "padded tokens are dropped": "Right outside CUDA graphs.",
-    },
-    refusals={"a chunk is rounded to blocks": "Another model than was asked for."},
-)
+EDITS = {
+    "kernel: columns past the table wrap around": Edit(
+        "gather_columns",
+        "max(np.int64(0), min(first + k, num_columns - 1))",
+        "(first + k) % num_columns",
+        "Somebody's block, in a column that is never read.",
+    ),
+    "kernel: columns past the table are the next row's": Edit(
+        "gather_columns",
+        "max(np.int64(0), min(first + k, num_columns - 1))",
+        "first + k",
+        "It never leaves a table that has rows to come; it leaves the request.",
+    ),
+    "kernel: columns past the table are nulls": Edit(
+        "gather_columns",
+        "        if is_in_table:",
+        "        if is_in_table and first + k < num_columns:",
+        "No key there is ever read, either way.",
+    ),
+    "kernel: the clamp is one too far": Edit(
+        "gather_columns",
+        "num_columns - 1)",
+        "num_columns)",
+        "One entry past the row, which is usually the next row's.",
+    ),
+    "kernel: a table of no columns is like any other": Edit(
+        "gather_columns",
+        " and num_columns > 0",
+        "",
+        "Only a dummy run has one.",
+    ),
+    "kernel: rows are taken in order": Edit(
+        "gather_columns",
+        "row = np.int64(rows[here])",
+        "row = np.int64(min(np.int64(here), num_rows - 1))",
+        "Right while each request touches one chunk.",
+    ),
+    "kernel: a dense table": Edit(
+        "gather_columns",
+        "row * row_stride + column * column_stride",
+        "row * num_columns + column",
+        "Right for every contiguous table.",
+    ),
+    "kernel: every row begins at its first column": Edit(
+        "gather_columns",
+        "first = np.int64(first_columns[here])",
+        "first = np.int64(0)",
+        "Right for prompts of one chunk.",
+    ),
+    "kernel: one column for each thread": Edit(
+        "gather_columns",
+        "while k < gathered.shape[1]:",
+        "while k < min(gathered.shape[1], cuda.blockDim.x):",
+        "Right for chunks of no more blocks than a block has threads.",
+    ),
+    "kernel: one column too many": Edit(
+        "gather_columns",
+        "while k < gathered.shape[1]:",
+        "while k <= gathered.shape[1]:",
+        "`<=` for `<`: the next virtual request's first column, which it mostly writes itself.",
+    ),
+}
+"""Bugs of the kernel that gathers the blocks of virtual requests."""
+
+LOCAL_ATTENTION = [
+    *edits_of(kernels, "make_local_attention_virtual_batches", EDITS),
+    *rewritten(
+        "make_local_attention_virtual_batches",
+        _make,
+        answers={
+            "the last length is a remainder": "0 for a sequence that ends on a chunk boundary.",
+            "the first chunk is entered at its start": "Right for a prompt's first piece.",
+            "an idle request is left out": "`repeat_interleave` of 0; a graph's padding vanishes.",
+            "an idle request starts at its first chunk": "It has no query, so its length hardly "
+            "matters; but a kernel's schedule is made of it.",
+            "positions follow the computed tokens": "The same, but for batches in which fewer are "
+            "computed.",
+            "columns past the table wrap around": "Somebody's block, in a column that is never "
+            "read.",
+            "columns past the table are nulls": "No key there is ever read, either way.",
+            "columns end one before the last": "The clamp's off by one: the last block is read as "
+            "the one before.",
+            "rows are the virtual requests'": "Right while each request touches one chunk.",
+            "max_query_len is the batch's": "An upper bound too.",
+            "max_seq_len is the chunk": "An upper bound too.",
+            "lengths are int64": "Equal values; the kernel reads every other one as 0.",
+            "slots are copied": "The right values; a graph reads the other buffer.",
+            "causal is the batch's": "Right for decoders.",
+            "padded tokens are dropped": "Right outside CUDA graphs.",
+        },
+        refusals={"a chunk is rounded to blocks": "Another model than was asked for."},
+    ),
+]

@@ -1,0 +1,179 @@
+"""How each command line starts and ends: `python -m conformance` and `python -m tools.NAME`.
+
+| what happens | printed to stderr | exit status |
+|---|---|---|
+| Ctrl-C | one line | 130 |
+| the reader of the output closes the pipe | nothing | 141, as for a process that SIGPIPE ends |
+| the device that is written to is full | one line | 1 |
+| a package is missing | one line, which names the extra to install | 2 |
+
+A character that the encoding of stdout lacks is printed as `?`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import importlib.util
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final, NoReturn
+
+FAILED: Final = 1
+USAGE_ERROR: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
+CLOSED_PIPE: Final = 128 + signal.SIGPIPE
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def run(module: str, install: str = "-e '.[test]'") -> NoReturn:
+    """Import a module, call its `main()`, and exit with the status that this returns.
+
+    A module that `python -m` runs calls this before it imports anything that takes long.
+
+    Args:
+        module: The module. Where a package is run it is its `command_line` or `__main__`.
+        install: What to give `pip install` for the packages that the command line needs.
+    """
+    program = f"python -m {module.removesuffix('.__main__').removesuffix('.command_line')}"
+    INTERRUPTS.handle(program)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        status = _status_of(module)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _has_closed_pipe():
+            status = CLOSED_PIPE
+        elif error.errno in FULL:
+            status = FAILED
+            _report(program, f"cannot write: {error.strerror}")
+        else:
+            raise
+    except ImportError as error:
+        package = _missing_package(error)
+        if package is not None:
+            _report(program, f"needs {package}: pip install {install}")
+        elif _missing_package(error.__cause__) is not None:  # `error` says what to install
+            _report(program, str(error))
+        else:
+            raise
+        status = USAGE_ERROR
+    _close_output()
+    sys.exit(status)
+
+
+def _status_of(module: str) -> str | int | None:
+    """Import a module, call its `main()`, and return the exit status."""
+    status: str | int | None
+    try:
+        main = importlib.import_module(module).main
+        INTERRUPTS.unwinds = True
+        status = main()
+    except SystemExit as ended:
+        # rich turns a closed pipe into this.
+        status = CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code
+    except BaseException:
+        if not INTERRUPTS.happened:
+            raise
+    finally:
+        INTERRUPTS.unwinds = False
+    if INTERRUPTS.happened:  # `main` may have caught the exception itself
+        INTERRUPTS.report()
+        return INTERRUPTED
+    print(end="", flush=True)  # noqa: T201  # what is left in the buffer, if there is a stdout
+    return status
+
+
+class _Interrupts:
+    """Handles Ctrl-C in this process.
+
+    While modules are imported the process ends at once: inside a compiled package an exception
+    may be swallowed, or turned into another one. In `main` the first Ctrl-C raises
+    KeyboardInterrupt, so that files are closed and processes ended, and a second one ends this
+    process at once. A SIGINT that is ignored, as under nohup, stays so.
+
+    Attributes:
+        unwinds: Whether Ctrl-C raises KeyboardInterrupt, or ends the process at once.
+        happened: Whether KeyboardInterrupt was raised.
+    """
+
+    def __init__(self) -> None:
+        self.unwinds = False
+        self.happened = False
+        self._program = ""
+
+    def handle(self, program: str) -> None:
+        """Handle Ctrl-C from now on.
+
+        Args:
+            program: The command line that the user ran.
+        """
+        self._program = program
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+
+    def report(self) -> None:
+        """Print the line that says why the process ends."""
+        _report(self._program, "interrupted")
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.unwinds and not self.happened:
+            self.happened = True
+            signal.default_int_handler(number, frame)
+        self.report()
+        os._exit(INTERRUPTED)
+
+
+INTERRUPTS: Final = _Interrupts()
+"""Of this process."""
+
+
+@contextlib.contextmanager
+def starting_workers() -> Iterator[None]:
+    """Let the processes that are started inside ignore Ctrl-C, which a terminal sends to all.
+
+    This process ends them. Otherwise each would print a traceback. Ctrl-C does nothing inside.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _report(program: str, message: str) -> None:
+    """Write a line to stderr, past Python's buffers: a signal handler may interrupt their use."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{program}: {message}\n".encode("ascii", "backslashreplace"))
+
+
+def _missing_package(error: BaseException | None) -> str | None:
+    """Return the package that an import did not find; None if only a module of it is missing."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    return package if importlib.util.find_spec(package) is None else None
+
+
+def _has_closed_pipe() -> bool:
+    """Tell whether nothing reads stdout or stderr any more."""
+    poll = select.poll()
+    for descriptor in (1, 2):  # of stdout and stderr
+        poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _close_output() -> None:
+    """Drop what cannot be written: Python would try once more at its end, and complain."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

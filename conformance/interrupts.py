@@ -1,0 +1,71 @@
+"""Interrupts a call as a signal handler does: by an exception between two instructions."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt before one instruction of a package's Python code.
+
+    Args:
+        package: The package, or a module.
+        at: The number of the instruction, from 1 on, of those that a call runs.
+
+    Attributes:
+        seen: The instructions that were run.
+        place: Where the call was interrupted, empty if it was not.
+
+    Example:
+        >>> import fast
+        >>> interrupter = Interrupter(fast, 1)
+        >>> interrupter.run(lambda: fast.extract_layer_index("model.layers.3")), interrupter.seen
+        (True, 1)
+        >>> interrupter.run(lambda: len("nothing of the package"))
+        False
+    """
+
+    def __init__(self, package: ModuleType, at: int) -> None:
+        file = Path(package.__file__ or "")
+        self._own = f"{file.parent}/" if hasattr(package, "__path__") else str(file)
+        self._kernels = f"{self._own}kernels/"  # on a GPU no signal arrives
+        self.at = at
+        self.seen = 0
+        self.place = ""
+
+    def run(self, call: Callable[[], object]) -> bool:
+        """Make a call and return whether it was interrupted."""
+        frame = inspect.currentframe()
+        if frame is not None:
+            frame.f_trace_opcodes = True  # before Python 3.13, one frame must be so at first
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    def _enter(self, frame: FrameType, _event: str, _value: object) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(self._own) or file.startswith(self._kernels):
+            return None
+        frame.f_trace = self._step  # from Python 3.13 on, before instructions are asked for
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _value: object) -> Any:
+        if event == "opcode":
+            self.seen += 1
+            if self.seen == self.at:
+                code = frame.f_code
+                self.place = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_name})"
+                raise KeyboardInterrupt
+        return self._step

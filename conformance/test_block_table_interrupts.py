@@ -1,0 +1,144 @@
+"""Block tables after an exception out of a signal handler: an operation happens, or it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import accumulate
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.checks import law
+from conformance.comparison import first_difference
+from conformance.contracts import Call, Draw
+from conformance.interrupts import Interrupter
+from conformance.meanings.block_table import gathering
+from conformance.sessions import construct, perform
+from conformance.strategies.block_table import Operation, Session
+from conformance.strategies.presets import MINIMAL, Preset
+from conformance.targets import REFERENCE, Target
+
+LONGEST, NUM_TOKENS = 6, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted:
+    """Block tables, and an operation that is interrupted.
+
+    Attributes:
+        session: How they are made, and what is done to them before.
+        operation: What is interrupted.
+        part: Before which of the operation's instructions, in hundredths of their number.
+        later: What is done to them afterwards.
+    """
+
+    session: Session
+    operation: Operation
+    part: int
+    later: tuple[Operation, ...]
+
+
+def _appending(rows: list[int], counts: list[list[int]], first: int, *, new: bool) -> Operation:
+    """Return the operation that gives rows so many blocks in each group, or more of them."""
+    arguments = {
+        "req_indices": rows,
+        "cu_num_new_blocks": [[0, *accumulate(of_group)] for of_group in counts],
+        "new_block_ids": [list(range(first, first + sum(of_group))) for of_group in counts],
+        "overwrite": [new] * len(rows),
+    }
+    return Operation("append_block_ids", arguments)
+
+
+@st.composite
+def interrupted_operations(draw: Draw, preset: Preset) -> Interrupted:
+    """Draw rows of some lengths, which are gathered, and an operation on two of them."""
+    del preset
+    sizes = draw(st.sampled_from(([2], [2, 3])))
+    rows = list(range(draw(st.integers(2, 4))))
+    counts = [[draw(st.sampled_from((1, 2, 0))) for _ in rows] for _ in sizes]
+    arguments = {
+        "block_sizes": sizes,
+        "max_num_reqs": len(rows),
+        "max_num_batched_tokens": NUM_TOKENS,
+        "max_model_len": LONGEST,
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    earlier = _appending(rows, counts, 10, new=False), gathering(rows)
+    a, b = draw(st.permutations(rows))[:2]
+    one_each = [[1] * len(rows) for _ in sizes]
+    operation = draw(
+        st.sampled_from(
+            (
+                Operation("swap_rows", {"a": a, "b": b}),
+                Operation("move_row", {"src": a, "dst": b}),
+                Operation("clear_row", {"r": a}),
+                _appending(rows, one_each, 30, new=False),
+                _appending(rows, one_each, 30, new=True),
+                gathering([b, -1]),
+            )
+        )
+    )
+    # To each row of the two until it is full: how long it is must be known on the host too.
+    more = [_appending([row], [[1]] * len(sizes), 50 + row, new=False) for row in [a, b] * 3]
+    later = (gathering(rows), *more, gathering(rows), gathering([a]))
+    session = Session(Call("BlockTables", arguments), earlier)
+    part = draw(st.sampled_from((*range(60, 101), *range(0, 60, 4))))  # checks come before writes
+    return Interrupted(session, operation, part, later)
+
+
+class _Tables:
+    """A side's block tables, with views of all that they write."""
+
+    def __init__(self, side: Target, session: Session) -> None:
+        self.side, self.tables = side, construct(side, session)
+        arguments = session.constructor.arguments
+        self.held = (
+            self.tables.get_dummy_block_tables(arguments["max_num_reqs"]),
+            self.tables.get_dummy_slot_mappings(arguments["max_num_batched_tokens"]),
+        )
+        for operation in session.operations:
+            self.perform(operation)
+
+    def perform(self, operation: Operation) -> str:
+        """Call the method and return the name of the exception's class, if it is refused."""
+        result = perform(self.side, self.tables, operation)
+        return type(result).__name__ if isinstance(result, Exception) else ""
+
+    def is_like(self, other: _Tables) -> bool:
+        """Tell whether another's tables and slots hold the same."""
+        return first_difference(self.held, other.held, "held", other.side.device or "cpu") is None
+
+
+@law(
+    "BlockTables",
+    interrupted_operations,
+    situations={
+        "a swap of rows is interrupted": lambda e: e.operation.method == "swap_rows",
+        "a move of a row is interrupted": lambda e: e.operation.method == "move_row",
+        "an append is interrupted": lambda e: e.operation.method == "append_block_ids",
+    },
+    has_kernel=True,
+    presets=[MINIMAL],
+)
+def test_interrupted_operations_happen_or_not(target: Target, example: Interrupted) -> None:
+    """An exception out of a signal handler leaves the tables as before the operation or after."""
+    under_test = target.under_test
+    package: Any = target.implementation if under_test is None else under_test.module
+    unbegun, done = (_Tables(REFERENCE, example.session) for _ in range(2))
+    done.perform(example.operation)
+    with target.running(checked=True):
+        counted = Interrupter(package, 0)
+        uninterrupted = _Tables(target, example.session)
+        counted.run(lambda: uninterrupted.perform(example.operation))
+        interrupter = Interrupter(package, 1 + example.part * counted.seen // 100)
+        interrupted = _Tables(target, example.session)
+        is_interrupted = interrupter.run(lambda: interrupted.perform(example.operation))
+        possible = [unbegun, done] if is_interrupted else [done]
+        possible = [one for one in possible if one.is_like(interrupted)]
+        for each in example.later:
+            refusal = interrupted.perform(each)
+            possible = [one for one in possible if one.perform(each) == refusal]
+            possible = [one for one in possible if one.is_like(interrupted)]
+    where = f"{example.operation.method}, interrupted at {interrupter.place}"
+    assert possible, f"{where}, has neither happened nor not"

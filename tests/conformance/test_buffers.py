@@ -1,0 +1,56 @@
+"""The checks of `CpuGpuBuffer`, where copies end after the calls that begin them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.targets import REFERENCE, Target
+from conformance.test_buffers import Copies, _play
+
+PENDING: list[Callable[[], object]] = []
+"""Copies that have begun."""
+
+
+def synchronize() -> None:
+    """Let all copies end."""
+    while PENDING:
+        PENDING.pop(0)()
+
+
+class SlowBuffer:
+    """A buffer whose copies do not end before somebody synchronises."""
+
+    def __init__(self, *size: int, dtype: torch.dtype, device: str, pin_memory: bool) -> None:
+        del device, pin_memory
+        self.cpu, self.gpu = (torch.zeros(size, dtype=dtype) for _ in range(2))
+
+    def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
+        """Begin to copy from `cpu`."""
+        return self._copy(self.gpu[:n], self.cpu[:n])
+
+    def copy_to_cpu(self, n: int | None = None) -> torch.Tensor:
+        """Begin to copy from `gpu`."""
+        return self._copy(self.cpu[:n], self.gpu[:n])
+
+    def _copy(self, there: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+        PENDING.append(lambda: there.copy_(here))
+        return there
+
+
+def test_copies_are_awaited_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the pinned half is read when its copy has ended, and written again no earlier."""
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    slow: Any = ModuleType("slow")
+    slow.CpuGpuBuffer = SlowBuffer
+    steps = (("cpu", 7, None), ("gpu", 9, 2), ("cpu", 3, 1), ("gpu", 4, None))
+    example = Copies((3, 2), np.int32, steps)
+    got = _play(Target("cuda", slow, "cuda"), example)
+    for expected, actual in zip(_play(REFERENCE, example), got, strict=True):
+        assert expected.tolist() == actual.tolist()
+    assert [] == PENDING

@@ -1,0 +1,56 @@
+"""Which targets a run has, and what it says of one that cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from conformance import targets
+from conformance.targets import choose_targets
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return what makes a package look as if it were not installed."""
+
+    def hide(package: str) -> None:
+        def find(name: str) -> Any:  # noqa: ANN401  (a module's spec)
+            return None if name == package else "installed"
+
+        monkeypatch.setattr(targets, "find_spec", find)
+
+    return hide
+
+
+def test_sim_needs_greenlet(hide: Callable[[str], None]) -> None:
+    """The simulator's target is refused without its package, asked for by name or by default."""
+    hide("greenlet")
+    message = r"target 'sim' needs greenlet, which is not installed: pip install kvtwin\[test\]"
+    with pytest.raises(ValueError, match=message):
+        choose_targets("host,sim")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=message):
+            choose_targets(None)
+    assert ["host"] == [target.name for target in choose_targets("host")]
+
+
+def test_cuda_needs_numba_cuda(
+    hide: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is a GPU its target is refused without numba-cuda."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    hide("numba_cuda")
+    message = r"target 'cuda' needs numba_cuda, which is not installed: pip install kvtwin\[cuda\]"
+    with pytest.raises(ValueError, match=message):
+        choose_targets("cuda")
+    assert ["sim"] == [target.name for target in choose_targets("sim")]
+    hide("greenlet")
+    assert ["cuda"] == [target.name for target in choose_targets("cuda")]
+
+
+def test_skips_are_printed_with_their_reasons(pytestconfig: pytest.Config) -> None:
+    """The project's pytest options ask for the reasons of skips, by whatever command it is run."""
+    assert {"a", "s", "A"} & set(pytestconfig.getoption("reportchars"))

@@ -1,0 +1,222 @@
+"""Checked mode in threads and asyncio tasks: a block holds for its own, and leaves nothing."""
+
+import asyncio
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import fast
+
+
+def refuses() -> bool:
+    """Say whether a call refuses a bad value, as it does in checked mode alone."""
+    try:
+        fast.get_dcp_local_seq_lens(torch.tensor([-1], dtype=torch.int32))
+    except ValueError:
+        return True
+    return False
+
+
+class Actor:
+    """A thread that does one thing after another when it is told to, and nothing in between."""
+
+    def __init__(self) -> None:
+        self._acts: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def do(self, act: Callable[[], object]) -> Any:  # noqa: ANN401  (what the act returns)
+        """Have the thread do something, and return what came of it."""
+        self._acts.put(act)
+        answer, error = self._answers.get(timeout=60)
+        if error is not None:
+            raise error
+        return answer
+
+    def end(self) -> None:
+        """End the thread."""
+        self._acts.put(None)
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while (act := self._acts.get()) is not None:
+            try:
+                self._answers.put((act(), None))
+            except BaseException as error:  # noqa: BLE001  (raised again by who told it)
+                self._answers.put((None, error))
+
+
+@contextmanager
+def actors(count: int) -> Iterator[list[Actor]]:
+    """Start threads, and end them."""
+    started = [Actor() for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for actor in started:
+            actor.end()
+
+
+def test_blocks_of_two_threads_overlap() -> None:
+    """When the first thread leaves its block, the second's still checks; then nothing does."""
+    with actors(3) as (one, two, outside):
+        entered = [actor.do(lambda: fast.checks(enabled=True).__enter__()) for actor in (one, two)]
+        assert (True, True, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
+        one.do(lambda: entered[0].__exit__(None, None, None))
+        assert (False, True, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
+        two.do(lambda: entered[1].__exit__(None, None, None))
+        assert (False, False, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
+    assert not refuses()
+
+
+def test_blocks_begin_at_the_same_time() -> None:
+    """Two threads between making a block and entering it leave no trace in one another."""
+    with actors(3) as (one, two, outside):
+        first = one.do(lambda: fast.checks(enabled=True))
+        second = two.do(lambda: fast.checks(enabled=True))
+        one.do(first.__enter__)
+        two.do(second.__enter__)
+        assert one.do(refuses)
+        assert two.do(refuses)
+        one.do(lambda: first.__exit__(None, None, None))
+        assert two.do(refuses)
+        two.do(lambda: second.__exit__(None, None, None))
+        assert (False, False, False) == tuple(each.do(refuses) for each in (one, two, outside))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_in_any_order(seed: int) -> None:
+    """Threads that enter and leave blocks in any order are each checked as their own blocks say."""
+    chance = random.Random(seed)  # noqa: S311  (no secret)
+    with actors(4) as threads:
+        blocks: dict[Actor, list[tuple[bool, Any]]] = {actor: [] for actor in threads}
+        for _ in range(40):
+            actor = chance.choice(threads)
+            if blocks[actor] and chance.random() < 0.45:
+                _, block = blocks[actor].pop()
+                fault = chance.choice([(None, None, None), (KeyError, KeyError(), None)])
+                actor.do(lambda block=block, fault=fault: block.__exit__(*fault))
+            else:
+                enabled = chance.random() < 0.6
+                block = actor.do(lambda enabled=enabled: fast.checks(enabled).__enter__())
+                blocks[actor].append((enabled, block))
+            expected = [bool(held) and held[-1][0] for held in blocks.values()]
+            assert expected == [each.do(refuses) for each in threads]
+        for actor, held in blocks.items():
+            for _, block in reversed(held):
+                actor.do(lambda block=block: block.__exit__(None, None, None))
+        assert [False] * 4 == [each.do(refuses) for each in threads]
+    assert not refuses()
+
+
+def test_threads_that_nobody_orders() -> None:
+    """Eight threads enter and leave blocks as fast as they can; each is always right."""
+    barrier = threading.Barrier(8)
+
+    def run(seed: int) -> list[tuple[bool, bool]]:
+        chance = random.Random(seed)  # noqa: S311  (no secret)
+        seen = []
+        barrier.wait(timeout=60)
+        for _ in range(200):
+            enabled = chance.random() < 0.5
+            with fast.checks(enabled):
+                seen.append((enabled, refuses()))
+                with fast.checks(not enabled):
+                    seen.append((not enabled, refuses()))
+                seen.append((enabled, refuses()))
+            seen.append((False, refuses()))
+        return seen
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = [pair for each in pool.map(run, range(8)) for pair in each]
+    wrong = [pair for pair in seen if pair[0] != pair[1]]
+    assert not wrong, f"{len(wrong)} of {len(seen)} calls"
+    assert not refuses()
+
+
+def test_tasks_have_blocks_of_their_own() -> None:
+    """A block of one asyncio task does not hold for another in the same thread."""
+
+    async def run(enabled: bool, turns: list[asyncio.Event], seen: list[bool]) -> None:
+        with fast.checks(enabled):
+            for mine, other in (turns, turns[::-1], turns):
+                other.set()
+                await asyncio.sleep(0)
+                seen.append(refuses())
+                mine.set()
+                await asyncio.sleep(0)
+        seen.append(refuses())
+
+    async def run_both() -> tuple[list[bool], list[bool]]:
+        turns = [asyncio.Event(), asyncio.Event()]
+        on: list[bool] = []
+        off: list[bool] = []
+        await asyncio.gather(run(True, turns, on), run(False, turns[::-1], off))
+        return on, off
+
+    assert ([True, True, True, False], [False] * 4) == asyncio.run(run_both())
+    assert not refuses()
+
+
+def test_a_plain_call_holds_for_all_threads() -> None:
+    """`fast.checks(True)` without `with` switches the mode of the process, outside of blocks."""
+    with actors(2) as (one, two):
+        block = one.do(lambda: fast.checks(enabled=False).__enter__())
+        try:
+            fast.checks(enabled=True)
+            assert (False, True) == (one.do(refuses), two.do(refuses))
+            with actors(1) as (new,):
+                assert new.do(refuses)
+            one.do(lambda: block.__exit__(None, None, None))
+            assert one.do(refuses)
+        finally:
+            fast.checks(enabled=False)
+        assert (False, False) == (one.do(refuses), two.do(refuses))
+
+
+def test_a_plain_call_inside_a_block() -> None:
+    """A plain call inside a block is about the process, and stays when the block ends."""
+    with actors(2) as (one, other):
+        try:
+            block = one.do(lambda: fast.checks(enabled=True).__enter__())
+            one.do(lambda: fast.checks(enabled=True))
+            assert (True, True) == (one.do(refuses), other.do(refuses))
+            one.do(lambda: fast.checks(enabled=False))
+            assert (True, False) == (one.do(refuses), other.do(refuses))
+            one.do(lambda: fast.checks(enabled=True))
+            one.do(lambda: block.__exit__(None, None, None))
+            assert (True, True) == (one.do(refuses), other.do(refuses))
+        finally:
+            fast.checks(enabled=False)
+        assert (False, False) == (one.do(refuses), other.do(refuses))
+
+
+def test_one_object_is_entered_twice() -> None:
+    """A block that is entered again inside itself is left twice."""
+    block = fast.checks(enabled=True)
+    with block:
+        with block:
+            assert refuses()
+        assert refuses()
+    assert not refuses()
+
+
+def test_a_block_is_left_by_an_exception() -> None:
+    """An exception through nested blocks leaves all of them."""
+
+    def fail() -> None:
+        with fast.checks(enabled=True), fast.checks(enabled=False):
+            assert not refuses()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not refuses()

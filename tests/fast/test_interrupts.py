@@ -1,0 +1,184 @@
+"""Exceptions out of signal handlers: a method of block tables happens, or it does not.
+
+A handler runs between two instructions, so KeyboardInterrupt is raised before each instruction of
+`fast` in turn, until the call completes.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+import reference
+from conformance.interrupts import Interrupter
+from fast.kernels.cuda import Kernel
+from fast.launch import simulated_by
+
+Act = Callable[[Any], object]
+OnPath = Callable[[], AbstractContextManager[None]]
+Observed = list[list[list[int]] | str]
+
+BLOCK_SIZES = [2, 4]
+NUM_REQS, NUM_TOKENS, LONGEST = 3, 4, 12
+
+
+def array(tables: object, values: list[int], dtype: str) -> Any:  # noqa: ANN401  (either twin's)
+    """Return an array of the kind that the tables take."""
+    values_array = np.array(values, dtype)
+    return torch.from_numpy(values_array) if isinstance(tables, fast.BlockTables) else values_array
+
+
+def gather(*slots: int) -> Act:
+    """Return the gather of these request slots."""
+    return lambda tables: tables.gather_block_tables(array(tables, list(slots), "int32"))
+
+
+def compute_slots(starts: list[int], positions: list[int]) -> Act:
+    """Return the computation of these tokens' slots."""
+    return lambda tables: tables.compute_slot_mappings(
+        array(tables, starts, "int32"), array(tables, positions, "int64")
+    )
+
+
+def append(rows: list[int], ids: list[int], *, overwrite: bool) -> Act:
+    """Return the operation that gives each row one of the ids, in both groups."""
+    ends = list(range(len(rows) + 1))
+    other_ids = [block_id + 10 for block_id in ids]
+    overwrites = [overwrite] * len(rows)
+    return lambda tables: tables.append_block_ids(rows, [ends, ends], [ids, other_ids], overwrites)
+
+
+SETUP: list[Act] = [
+    append([0, 2], [31, 32], overwrite=False),
+    append([0], [33], overwrite=False),
+    gather(2, 0, 1),
+    compute_slots([0, 2, 3, 3], [0, 1, 2, 9]),
+    append([1], [34], overwrite=False),
+]
+"""Brings the tables into a state in which every row is of another length."""
+
+INTERRUPTED: dict[str, Act] = {
+    "append": append([0, 1], [41, 42], overwrite=False),
+    "overwrite": append([0, 2], [41, 42], overwrite=True),
+    "move_row": lambda tables: tables.move_row(0, 2),
+    "swap_rows": lambda tables: tables.swap_rows(0, 1),
+    "clear_row": lambda tables: tables.clear_row(0),
+    "gather": gather(0, -1),
+    "compute_slots": compute_slots([0, 1, 2], [3, 0]),
+    "dummy_tables": lambda tables: tables.get_dummy_block_tables(1),
+    "dummy_slots": lambda tables: tables.get_dummy_slot_mappings(1),
+}
+
+AFTERWARDS: list[Act] = [
+    gather(2, 0, 1),  # as before the interrupted call: what has not changed need not be written
+    *(append([row], [50 + row], overwrite=False) for row in [0, 1, 2] * 3),  # until a row is full
+    gather(2, 0, 1),
+    compute_slots([0, 2, 3], [0, 2, 1]),
+    lambda tables: tables.swap_rows(0, 2),
+    gather(2, 0),
+]
+"""What the caller goes on with, whether the interrupted call happened or not."""
+
+
+class Life:
+    """Block tables of one of the twins, with views of all that they hand out."""
+
+    def __init__(self, twin: ModuleType) -> None:
+        self.tables = twin.BlockTables(
+            BLOCK_SIZES, NUM_REQS, NUM_TOKENS, LONGEST, "cpu", pin_memory=False
+        )
+        self.views = [
+            *self.tables.get_dummy_block_tables(NUM_REQS),
+            self.tables.get_dummy_slot_mappings(NUM_TOKENS),
+        ]
+        for act in SETUP:
+            act(self.tables)
+
+    def observe(self) -> Observed:
+        """Return what the views show now and after each later operation, unless it is refused."""
+        shown: Observed = [self._show()]
+        for act in AFTERWARDS:
+            try:
+                act(self.tables)
+            except (IndexError, ValueError) as error:
+                shown.append(type(error).__name__)
+            else:
+                shown.append(self._show())
+        return shown
+
+    def _show(self) -> list[list[int]]:
+        return [view.reshape(-1).tolist() for view in self.views]
+
+
+def state_of(value: Any) -> Any:  # noqa: ANN401  (whatever an object holds)
+    """Return all that an object of `fast` holds, to be compared."""
+    if isinstance(value, torch.Tensor):
+        return value._version, value.tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [state_of(each) for each in value]
+    if type(value).__module__.partition(".")[0] == "fast":
+        slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+        held = {name: getattr(value, name, None) for name in slots} | getattr(value, "__dict__", {})
+        return {name: state_of(each) for name, each in held.items()}
+    return value
+
+
+def interruptions(act: Act, on_path: OnPath) -> Iterator[tuple[Interrupter, Life]]:
+    """Yield the tables of each interrupted call, and who interrupted it."""
+    at = 1
+    while True:
+        life, interrupter = Life(fast), Interrupter(fast, at)
+        with on_path():
+            is_interrupted = interrupter.run(functools.partial(act, life.tables))
+        if not is_interrupted:
+            assert at > 1, "no instruction of fast was seen"
+            return
+        yield interrupter, life
+        at += 1
+
+
+@pytest.fixture(params=["host", "sim"])
+def on_path(request: pytest.FixtureRequest) -> OnPath:
+    """Return what makes calls inside it take the host path, or the device path in the simulator."""
+    if request.param == "host":
+        return contextlib.nullcontext
+    simulate = request.getfixturevalue("simulate")
+
+    def launch(kernel: Kernel, grid: tuple[int, int], threads: int, args: tuple[Any, ...]) -> None:
+        simulate(kernel, grid, threads, args, seed=3)
+
+    return lambda: simulated_by(launch, threads=2)
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupted_call_happens_or_not(name: str, on_path: OnPath) -> None:
+    """After an exception before any instruction, the tables are as before the call or after it."""
+    act = INTERRUPTED[name]
+    act(Life(fast).tables)  # loops are compiled when first called
+    unbegun, done = Life(reference), Life(reference)
+    act(done.tables)
+    expected = [unbegun.observe(), done.observe()]
+    assert expected[0] != expected[1], "the call changes nothing"
+    num_calls, broken = 0, []
+    known: list[tuple[Any, bool]] = []  # what became of each state; most calls leave the same one
+    for interrupter, life in interruptions(act, on_path):
+        num_calls += 1
+        state = state_of(life.tables)
+        is_right = next((right for each, right in known if each == state), None)
+        if is_right is None:
+            with on_path():
+                is_right = life.observe() in expected
+            known.append((state, is_right))
+        if not is_right:
+            broken.append(interrupter.place)
+    told = "\n".join(dict.fromkeys(broken))
+    assert not broken, f"{len(broken)} of {num_calls} interrupted calls left neither state:\n{told}"

@@ -1,0 +1,56 @@
+"""How speed is got stays inside `fast/_native`: shown by the source of every other module."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fast
+from fast._native.compiler import COMPILED
+
+ROOT = Path(fast.__file__).parent
+OUTSIDE = sorted(
+    path for path in ROOT.rglob("*.py") if "_native" not in path.relative_to(ROOT).parts
+)
+COMPARED = {"direct_launch.py", "kv_views.py", "outputs.py", "row_moves.py"}
+"""Where an address is read on whatever device, but nothing there: for a kernel's launch, to see how
+memory is aligned or whether it overlaps."""
+
+TYPES = {"Int", "Int32s", "Int64s"}
+"""What kernels and loops annotate their parameters with."""
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Return all names and attributes that a module speaks of."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_loop_and_no_address_outside(path: Path) -> None:
+    """No other module calls a loop, reads memory by address, or packs with `marshal`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set(names_in(tree))
+    tricks = {"address_of", "int32s_at", "int64s_at", "marshal", "entry_point", "carray", "ctypes"}
+    if path.name not in COMPARED:
+        tricks.add("data_ptr")
+    loops = {loop.py_func.__name__ for loop in COMPILED} - {"compute_slot_mapping"}
+    assert set() == names & tricks
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fast._native"):
+            imported = {alias.name for alias in node.names}
+            if node.module == "fast._native.compiler":
+                assert imported <= TYPES | {"compile_loops"}
+            assert set() == imported & loops
+
+
+def test_the_scan_sees_loops() -> None:
+    """The scan would be empty if loops or modules were not found."""
+    assert len(COMPILED) >= 20
+    assert len(OUTSIDE) > 60

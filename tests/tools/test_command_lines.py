@@ -1,0 +1,294 @@
+"""How each command line ends: by Ctrl-C, without a reader, on a full device, without a package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance import command_line
+
+ROOT = Path(command_line.__file__).parents[1]
+NAMES = (
+    "conformance",
+    "tools.bench",
+    "tools.bench.launches",
+    "tools.kernels",
+    "tools.known_bad",
+    "tools.mutate",
+    "tools.plan",
+    "tools.replay",
+    "tools.runner",
+    "tools.vectors",
+)
+SHORT_RUNS = {
+    "conformance": "test_config.py --profile dev --target host -p no:cacheprovider",
+    "tools.bench": "--quick --functions get_dcp_local_seq_lens",
+    "tools.bench.launches": "",
+    "tools.kernels": "--arch sm_90",
+    "tools.known_bad": "--functions AttentionMetadata --workers 1",
+    "tools.mutate": "--list-survivors --modules sentinels --db {folder}/session.sqlite",
+    "tools.plan": "--model llama-3.1-8b --memory-gib 16",
+    "tools.replay": "--steps 2",
+    "tools.runner": "--model llama --requests 1 --micro-batches 1",
+    "tools.vectors": "--functions map_to_kernel_blocks --examples 1 --out {folder}/vectors",
+}
+NEEDS = {
+    "tools.bench.launches": ("numba_cuda",),
+    "tools.kernels": ("numba_cuda",),
+    "tools.mutate": ("cosmic_ray",),
+    "tools.runner": ("transformers",),
+}
+"""Packages without which a command line does nothing; those of the extra `test` are there."""
+
+HIDDEN = {
+    "conformance": ("hypothesis", "'kvtwin[test]'"),
+    "tools.bench": ("matplotlib", "-e '.[test,bench]'"),
+    "tools.bench.launches": ("hypothesis", "-e '.[test,cuda]'"),
+    "tools.kernels": ("rich", "-e '.[test,cuda]'"),
+    "tools.known_bad": ("tqdm", "-e '.[test]'"),
+    "tools.mutate": ("cosmic_ray", "-e '.[test,mutation]'"),
+    "tools.plan": ("rich", "-e '.[test]'"),
+    "tools.replay": ("tqdm", "-e '.[test]'"),
+    "tools.runner": ("rich", "-e '.[runner]'"),
+    "tools.vectors": ("hypothesis", "-e '.[test]'"),
+}
+"""A package that each needs, and what should be installed then."""
+
+TOY = """
+import ctypes, os, pathlib, signal, sys, time
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def main():
+    {body}
+    return 3
+"""
+
+full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+def start(
+    *arguments: str, stdout: int = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[str]:
+    """Start Python in the repository's folder."""
+    return subprocess.Popen(  # noqa: S603  # our own
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for a process; return its exit status and what it printed to stdout and to stderr."""
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out or "", err
+
+
+def start_toy(folder: Path, body: str, **options: str | int) -> subprocess.Popen[str]:
+    """Start a command line whose `main` has this body."""
+    folder.joinpath("toy.py").write_text(TOY.format(body=body), encoding="utf-8")
+    code = "from conformance.command_line import run; run('toy')"
+    path = os.pathsep.join(map(str, (ROOT, folder)))
+    return start("-c", code, PYTHONPATH=path, **options)  # type: ignore[arg-type]  # stdout is an int
+
+
+def without_reader() -> int:
+    """Return the end of a pipe that nothing reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ctrl_c_during_imports(name: str, tmp_path: Path) -> None:
+    """It ends a command line that still imports what takes long: one line, and status 130."""
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    for package in ("numba", "rich", "torch", "tqdm"):
+        (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
+    process = start("-m", name, PYTHONPATH=str(tmp_path))
+    while not begun.exists():
+        assert process.poll() is None, ended(process)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert (130, "", f"python -m {name}: interrupted\n") == ended(process)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
+    """It names the package and the extra to install; the status is 2."""
+    package, install = HIDDEN[name]
+    code = f"import sys; sys.modules[{package!r}] = None"
+    (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
+    options = ("--png", str(tmp_path / "growth.png")) if package == "matplotlib" else ()
+    line = f"python -m {name}: needs {package}: pip install {install}\n"
+    assert (2, "", line) == ended(start("-m", name, *options, PYTHONPATH=str(tmp_path)))
+
+
+@full_device
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_device_and_ascii(name: str, tmp_path: Path) -> None:
+    """A real run whose output is ASCII ends with a line, since it cannot print."""
+    for package in NEEDS.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{name} needs {package}")
+    if name == "tools.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
+        pytest.skip(f"{name} needs a GPU or a C compiler")
+    arguments = SHORT_RUNS[name].format(folder=tmp_path).split()
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        process = start(*("-m", name, *arguments), stdout=full.fileno(), LC_ALL="C", PYTHONUTF8="0")
+        status, _, err = ended(process)
+    assert (1, False) == (status, "Traceback" in err), err
+    assert f"\npython -m {name}: cannot write: No space left on device\n" in f"\n{err}"
+
+
+@pytest.mark.parametrize("name", ["conformance", "tools.plan"])
+def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
+    """Neither pytest nor rich prints anything more; the status is 141."""
+    arguments = SHORT_RUNS[name].format(folder=tmp_path).split()
+    pipe = without_reader()
+    process = start("-m", name, *arguments, stdout=pipe)
+    os.close(pipe)
+    assert (141, "", "") == ended(process)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written(unbuffered: str, tmp_path: Path) -> None:
+    """It makes no difference whether stdout is buffered."""
+    pipe = without_reader()
+    process = start_toy(tmp_path, "print('x')", stdout=pipe, PYTHONUNBUFFERED=unbuffered)
+    os.close(pipe)
+    assert (141, "", "") == ended(process)
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
+            process = start_toy(
+                tmp_path, "print('x')", stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered
+            )
+            line = "python -m toy: cannot write: No space left on device\n"
+            assert (1, "", line) == ended(process)
+
+
+def test_another_broken_pipe_is_an_error(tmp_path: Path) -> None:
+    """A pipe to a worker that died is no closed output."""
+    status, _, err = ended(start_toy(tmp_path, "raise BrokenPipeError(32, 'Broken pipe')"))
+    assert (1, "BrokenPipeError: [Errno 32] Broken pipe") == (status, err.splitlines()[-1])
+
+
+def test_a_missing_module_of_a_package_is_an_error(tmp_path: Path) -> None:
+    """There is no extra to install for it."""
+    status, _, err = ended(start_toy(tmp_path, "import conformance.nowhere"))
+    assert (1, True) == (status, "Traceback" in err)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "interrupt(); time.sleep(9)",
+        "raise sys.exit(interrupt())",
+        "try: interrupt(); time.sleep(9)\n    except KeyboardInterrupt: pass",
+        "try: interrupt(); time.sleep(9)\n    except KeyboardInterrupt: raise ValueError",
+        "try: interrupt(); time.sleep(9)\n    finally: interrupt(); time.sleep(9)",
+    ],
+    ids=["plain", "while it ends", "caught", "turned into another", "twice"],
+)
+def test_ctrl_c_during_main(body: str, tmp_path: Path) -> None:
+    """It is one line and status 130, whatever the program makes of the exception."""
+    assert (130, "", "python -m toy: interrupted\n") == ended(start_toy(tmp_path, body))
+
+
+def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
+    """What `finally` says is done."""
+    body = f"try: interrupt(); time.sleep(9)\n    finally: pathlib.Path('{tmp_path}/done').touch()"
+    assert 130 == ended(start_toy(tmp_path, body))[0]
+    assert (tmp_path / "done").exists()
+
+
+def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
+    """C code that calls Python may ignore the exception; then the run ends after that test."""
+    (tmp_path / "conftest.py").write_text(
+        "import ctypes, os, signal\n"
+        "@ctypes.CFUNCTYPE(None)\n"
+        "def callback():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    for _ in range(10**6): pass\n"
+        "def pytest_runtest_teardown():\n"
+        "    callback()\n",
+        encoding="utf-8",
+    )
+    arguments = SHORT_RUNS["conformance"].split()
+    conftest = f"--confcutdir={tmp_path}"
+    process = start(
+        *("-m", "conformance", *arguments, conftest, "-p", "conftest", "-W", "ignore", "-q"),
+        PYTHONPATH=str(tmp_path),
+    )
+    status, out, err = ended(process)
+    assert (130, 1) == (status, err.count("python -m conformance: interrupted\n")), out + err
+    assert "1 passed" in out
+
+
+def has_processes(group: int) -> bool:
+    """Tell whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ctrl_c_ends_workers_too() -> None:
+    """A terminal sends it to all processes: there is one line, and no process is left."""
+    arguments = ("-m", "tools.known_bad", "--functions", "compute_slot_mapping", "--workers", "2")
+    process = subprocess.Popen(  # noqa: S603  # our own
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    begun = process.stderr.read(1)  # of the progress bar: the workers are started
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    status, _, err = ended(process)
+    assert (130, False) == (status, "Traceback" in begun + err), err
+    assert 1 == err.count("python -m tools.known_bad: interrupted\n")
+    deadline = time.monotonic() + 60
+    while has_processes(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not has_processes(process.pid)
+
+
+def test_characters_that_ascii_lacks(tmp_path: Path) -> None:
+    """They are printed as question marks, in a locale of ASCII; otherwise as they are."""
+    body = r"print('3 \u00b5s \u2192 \u2502')"
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    assert (3, "3 ?s ? ?\n", "") == ended(start_toy(tmp_path, body, **ascii_locale))
+    assert (3, "3 µs → │\n", "") == ended(start_toy(tmp_path, body, PYTHONUTF8="1"))
+
+
+def test_the_list_is_whole() -> None:
+    """Each module that is run by its name is listed above, and starts in one way."""
+    found = {"conformance"}
+    for path in sorted((ROOT / "tools").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"^ *run\(\"", text, re.MULTILINE):
+            dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found.add(dotted.removesuffix(".__main__"))
+        else:  # the benchmark's own process, which nobody starts
+            assert '__name__ == "__main__"' not in text or path.name == "startup.py"
+    assert set(NAMES) == found == set(SHORT_RUNS) == set(HIDDEN)

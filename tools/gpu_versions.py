@@ -1,0 +1,76 @@
+"""Print what a GPU machine has, and warm `fast` up there with warnings as errors.
+
+    python -m tools.gpu_versions
+
+The first section of `tools/gpu_check.sh`. Exit status: 0; 1 if there is no GPU, or it fails.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import time
+import warnings
+from typing import Final
+
+import torch
+
+import fast
+from fast import direct_launch
+from fast.kernels.cuda import import_cuda
+
+PACKAGES: Final = (
+    "torch",
+    "numpy",
+    "numba",
+    "numba-cuda",
+    "cuda-core",
+    "cuda-bindings",
+    "cuda-pathfinder",
+    "nvidia-nvjitlink",
+    "ml_dtypes",
+    "hypothesis",
+    "greenlet",
+    "pytest",
+    "pytest-xdist",
+    "transformers",
+)
+
+
+def main() -> int:
+    """Print versions, warm up, and return the exit status."""
+    print(f"Python {sys.version.split()[0]}")
+    for package in PACKAGES:
+        print(f"{package} {_version(package)}")
+    print(f"CUDA_HOME {os.environ.get('CUDA_HOME', 'is not set')}")
+    if not torch.cuda.is_available():
+        print("no GPU")
+        return 1
+    major, minor = torch.cuda.get_device_capability()
+    print(f"{torch.cuda.get_device_name()}, sm_{major}{minor}, CUDA {torch.version.cuda} of torch")
+    begin = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        print(f"numba.cuda is {import_cuda().__file__}")
+        try:
+            direct_launch.check_installed()
+        except direct_launch.UnfitError as error:
+            print(f"launcher: numba, since {error}")
+        else:
+            print("launcher: direct")
+        fast.warmup()
+    print(f"warmup() ok: {time.monotonic() - begin:.1f} s")
+    return 0
+
+
+def _version(package: str) -> str:
+    """Return the version of a package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "is missing"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
