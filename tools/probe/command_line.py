@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         names = options.functions or known
         jobs = [Job(name, options.seed, 0, options.cases) for name in names]
+    subjects.prepare([job.function for job in jobs])
     deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     is_replay = options.replay is not None
     reports = []

@@ -55,7 +55,9 @@ def is_own(error: BaseException | None) -> bool:
     if error is None or isinstance(error, HostilityError):
         return True
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and ("/conformance/" in frames[-1].filename or "/probe/" in frames[-1].filename)
+    if not frames or frames[-1].filename.endswith("probe/calling.py"):  # poisoned `np.empty`
+        return False
+    return "/conformance/" in frames[-1].filename or "/probe/" in frames[-1].filename
 
 
 def judge_error(call: Call, outcome: Outcome, valid: Call) -> Iterator[Finding]:

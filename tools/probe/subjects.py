@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -72,6 +72,13 @@ def unprobed() -> list[str]:
     """Return public names of `fast` that are neither probed nor have a reason not to be."""
     probed = {name.split(".")[0] for name in names()}
     return sorted(set(fast.__all__) - probed - set(NO_FUNCTIONS))
+
+
+def prepare(chosen: Sequence[str]) -> None:
+    """Draw what several workers need, so that each is forked with it."""
+    if set(chosen) & set(_constructors()):
+        for function in contracts():
+            _few_calls(function)
 
 
 def make_subject(name: str) -> Subject:
