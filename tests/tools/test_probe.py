@@ -36,7 +36,7 @@ def test_every_public_name_is_probed_or_excused() -> None:
 
 def test_a_few_cases_of_each_function_find_nothing() -> None:
     """A small run over everything reports no violation."""
-    status, output = probe("--cases", "20", "--workers", "1")
+    status, output = probe("--cases", "10")
     assert (0, []) == (status, re.findall(r"--replay .*", output)), output
     assert f"{len(names())} functions" in output
 

@@ -35,6 +35,7 @@ class PlacingCarrier(Carrier):
     ) -> None:
         super().__init__(implementation, "cpu", has_own_objects=has_own_objects)
         self._memory, self._random, self._changes_allowed = memory, random, changes
+        self.may_span = True
         self._path = ""
         self._pages: list[tuple[str, int, int]] = []
 
@@ -46,7 +47,7 @@ class PlacingCarrier(Carrier):
 
     def _carry_array(self, array: Array, path: str) -> Any:
         self._path = path
-        if self._random.random() < 0.7:
+        if self.may_span and self._random.random() < 0.7:
             array = spanned(array)
         return super()._carry_array(array, path)
 

@@ -58,7 +58,8 @@ def sites_of(call: Call, deepest: int = 6) -> list[Site]:
 
 
 def _inside(value: Any, steps: tuple[Step, ...], deepest: int, seen: set[int]) -> Iterator[Site]:
-    yield Site(steps, value)
+    if steps != (("attribute", "arguments"), ("item", "self")):
+        yield Site(steps, value)
     if deepest == 0 or id(value) in seen:
         return
     if isinstance(value, list | tuple | dict) or hasattr(value, "__dict__"):
@@ -76,10 +77,16 @@ def _entries(value: Any) -> Iterator[tuple[Step, Any]]:
             yield ("item", key), entry
     elif isinstance(value, np.ndarray | type | str):
         return
+    elif isinstance(value, Blueprint) and not _holds_arrays(value):
+        return  # a caller's own class: how it is made is not the function's business
     elif isinstance(value, Blueprint | SimpleNamespace) or dataclasses.is_dataclass(value):
         for name, entry in vars(value).items():
             if not name.startswith("_"):
                 yield ("attribute", name), entry
+
+
+def _holds_arrays(value: Any) -> bool:
+    return any(isinstance(inner, np.ndarray) for inner in vars(value).values())
 
 
 def replaced_at(call: Call, site: Site, value: Any) -> Call:

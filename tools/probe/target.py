@@ -49,21 +49,25 @@ class ProbedTarget(Target):
         memory: where they lie.
         random: how they lie there.
         changes: the arguments that the function may change.
+        may_span: whether views of one memory may be placed apart.
     """
 
     memory: GuardedMemory = dataclasses.field(default_factory=GuardedMemory)
     random: Random = dataclasses.field(default_factory=Random)
     changes: frozenset[str] = frozenset()
+    may_span: bool = True
 
     def carrier(self, *, has_own_objects: bool = False) -> Carrier:
         """Return a new carrier into guarded memory."""
-        return PlacingCarrier(
+        carrier = PlacingCarrier(
             self.implementation,
             self.memory,
             self.random,
             self.changes,
             has_own_objects=has_own_objects,
         )
+        carrier.may_span = self.may_span
+        return carrier
 
     def lookup(self, function: str) -> Callable[..., Any]:
         """Return a function, a method, or a short play of several calls."""
