@@ -38,10 +38,10 @@ def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's
         ValueError: one is negative.
         AttributeError: one is missing.
     """
-    return (
-        read_count("num_reqs", metadata.num_reqs),
-        read_count("num_actual_tokens", metadata.num_actual_tokens),
-    )
+    num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
+    if type(num_reqs) is int and type(num_tokens) is int and num_reqs >= 0 and num_tokens >= 0:
+        return num_reqs, num_tokens
+    return read_count("num_reqs", num_reqs), read_count("num_actual_tokens", num_tokens)
 
 
 def read_count(name: str, value: Any) -> int:  # noqa: ANN401  (not checked yet)
@@ -81,7 +81,8 @@ def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:  # noqa: ANN
         AttributeError: it is missing.
     """
     table: torch.Tensor = metadata.block_table_tensor
-    check_tensor("block_table_tensor", table, INT32, 2)
+    if not (type(table) is torch.Tensor and table.dtype is INT32 and table.ndim == 2):
+        check_tensor("block_table_tensor", table, INT32, 2)
     if table.shape[0] < num_reqs:
         raise ValueError(
             f"block_table_tensor has {len(table)} rows, expected at least num_reqs = {num_reqs}"
@@ -98,8 +99,9 @@ def read_slot_mapping(metadata: Any, num_tokens: int) -> torch.Tensor:  # noqa: 
         AttributeError: they are missing.
     """
     slots: torch.Tensor = metadata.slot_mapping
-    check_tensor("slot_mapping", slots, torch.int64, 1)
-    if slots.shape[0] < num_tokens:
+    if not (type(slots) is torch.Tensor and slots.dtype is torch.int64 and slots.ndim == 1):
+        check_tensor("slot_mapping", slots, torch.int64, 1)
+    if slots.nelement() < num_tokens:
         raise ValueError(
             f"slot_mapping has {len(slots)} entries, expected at least num_actual_tokens ="
             f" {num_tokens}"
@@ -116,6 +118,13 @@ def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:  # noqa:
         AttributeError: it is missing.
     """
     vector: torch.Tensor = getattr(metadata, name)
+    if (
+        type(vector) is torch.Tensor
+        and vector.dtype is INT32
+        and vector.ndim == 1
+        and vector.nelement() == length
+    ):
+        return vector
     check_tensor(name, vector, INT32, 1)
     if vector.shape[0] != length:
         raise ValueError(f"{name} has {len(vector)} entries, expected {length}")

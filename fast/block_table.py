@@ -3,6 +3,7 @@
 import torch
 
 from fast._checks import (
+    check_batch_size,
     check_int,
     check_ints,
     check_num_tokens,
@@ -162,17 +163,13 @@ class BlockTables(RequestRows):
 
         Source: the definition is kvtwin's own; the name is vLLM's.
         """
+        if self._host is not None and not uses_kernels(self._tables) and not is_checked():
+            self._notice_slot_writes()
+            self._host.fill_slots(query_start_loc, positions)  # which checks both
+            return self._slots[:, : positions.shape[0]]
         check_batch(query_start_loc, positions, self._tables.device)
         num_reqs, num_tokens = query_start_loc.shape[0] - 1, positions.shape[0]
-        if num_reqs > self.max_num_reqs:
-            raise ValueError(
-                f"query_start_loc has {num_reqs} requests, expected at most {self.max_num_reqs}"
-            )
-        if num_tokens > self.max_num_batched_tokens:
-            raise ValueError(
-                f"positions has {num_tokens} entries, expected at most"
-                f" {self.max_num_batched_tokens}"
-            )
+        check_batch_size(num_reqs, num_tokens, self.max_num_reqs, self.max_num_batched_tokens)
         if is_checked():
             starts = to_host("query_start_loc", query_start_loc)
             where = to_host("positions", positions)

@@ -53,7 +53,9 @@ def get_dcp_local_seq_lens(
 
     Source: the definition is kvtwin's own; the name is vLLM's decode context parallelism.
     """
-    check_tensor("seq_lens", seq_lens, torch.int32, 1)
+    is_on_host = type(seq_lens) is torch.Tensor and seq_lens.is_cpu and not uses_kernels(seq_lens)
+    if not is_on_host or out is not None or is_checked():  # otherwise the loop's caller checks it
+        check_tensor("seq_lens", seq_lens, torch.int32, 1)
     size = check_int("dcp_size", dcp_size)
     interleave = check_int("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
     if size * interleave > MAX_SIZE:
@@ -69,20 +71,21 @@ def get_dcp_local_seq_lens(
     if is_checked():
         check_minimum("seq_lens", to_host("seq_lens", seq_lens), 0)
 
+    if out is None and is_on_host:
+        return count_local_tokens(seq_lens, size, None if dcp_rank is None else rank, interleave)
     num_reqs, ranks = seq_lens.shape[0], size if dcp_rank is None else 1
     shape = (num_reqs, size) if dcp_rank is None else (num_reqs,)
     if out is not None:
         check_rows_out(out, INT32, shape, (seq_lens,), seq_lens.device, may_be_longer=True)
-    if uses_kernels(seq_lens):
+    if not is_on_host:
         lens = plain("seq_lens", seq_lens)
         on_device = _count_on_device(lens, size, rank, ranks, interleave).view(shape)
         if out is None:
             return on_device
         out[num_reqs:].zero_()
         return out[:num_reqs].copy_(on_device)
-    rows = None if out is None else out.view(-1, ranks)
-    local = count_local_tokens(seq_lens, size, rank, ranks, interleave, rows)
-    return local.view(shape) if out is None else out[:num_reqs]
+    wanted = None if dcp_rank is None else rank
+    return count_local_tokens(seq_lens, size, wanted, interleave, out)[:num_reqs]
 
 
 def _count_on_device(

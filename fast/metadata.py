@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fast._checks import check_int, check_list, check_same_device
-from fast._native.memory import vector
+from fast._native.memory import to_host
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
 from fast.invariants import check_fields, check_lengths, check_values
@@ -112,10 +112,8 @@ class CommonAttentionMetadata:
         check_lengths(check_fields(self))
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
-        starts = vector(
-            "query_start_loc_cpu", self.query_start_loc_cpu, torch.int32, self.num_reqs + 1
-        )
-        needed = int(starts[reqs])
+        starts = self.query_start_loc_cpu
+        needed = int(to_host("query_start_loc_cpu", starts)[reqs])
         if tokens < needed:
             raise ValueError(
                 f"num_actual_tokens is {tokens}, but the first {reqs} requests have {needed} tokens"

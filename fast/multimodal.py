@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fast._checks import check_dense, check_int, check_same_device, check_type
-from fast._native.memory import as_array, plain, to_host
+from fast._native.memory import as_array, as_written_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -99,15 +99,7 @@ def scatter_mm_placeholders(
         placeholders = embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
         scatter_on_device(embeds, is_embed, NANS[embeds.dtype], placeholders)
         return placeholders
-    mask = as_array("is_embed", is_embed)
-    _check_num_embeds("embeds has", num_embeds, mask)
-    if num_placeholders == 0 or embed_dim == 0:
-        return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
-    source = as_bytes("embeds", embeds)
-    shape = num_placeholders, source.shape[1]
-    target = np.empty(shape, dtype=np.uint8) if out is None else as_bytes("out", out)
-    put_rows(source, is_embed, target, _nan_row(embeds.dtype, embed_dim))
-    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
+    return _put_rows(embeds, is_embed, out)
 
 
 @operator
@@ -263,6 +255,25 @@ def _check_out(
     """Return a matrix of so many rows that can be written to."""
     inputs = (rows,) if is_embed is None else (rows, is_embed)
     return check_rows_out(out, rows.dtype, (num_rows, rows.shape[1]), inputs, rows.device)
+
+
+def _put_rows(
+    embeds: torch.Tensor, is_embed: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Put rows on the host."""
+    num_embeds, embed_dim = embeds.shape
+    num_placeholders = is_embed.shape[0]
+    mask = as_array("is_embed", is_embed)
+    _check_num_embeds("embeds has", num_embeds, mask)
+    if num_placeholders == 0 or embed_dim == 0:
+        return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
+    source = as_array("embeds", as_bytes("embeds", embeds))
+    if out is None:
+        target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
+    else:
+        target = as_written_array("out", as_bytes("out", out), np.uint8, 2)
+    put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
+    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
 
 
 def _take_rows(

@@ -98,12 +98,18 @@ def compute_slot_mapping(
 
     Source: the definition is kvtwin's own; the names are vLLM's block table.
     """
+    sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
+    is_on_host = (
+        type(block_table) is torch.Tensor and block_table.is_cpu and not uses_kernels(block_table)
+    )
+    if is_on_host and out is None and not is_checked() and not is_dynamo_compiling():
+        # The loop's caller checks the tensors.
+        return fill_slots(block_table, query_start_loc, positions, _find_layout(*sizes))
     check_tensor("block_table", block_table, torch.int32, 2)
     check_batch(query_start_loc, positions, block_table.device)
     num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
     if num_reqs > block_table.shape[0]:
         raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {len(block_table)}")
-    sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
     if is_dynamo_compiling():
         layout = _check_layout(*sizes)
         traced = in_graph(
@@ -127,7 +133,7 @@ def compute_slot_mapping(
         starts = to_host("query_start_loc", query_start_loc)
         check_slots(table, starts, to_host("positions", positions), layout)
 
-    if not uses_kernels(block_table):
+    if is_on_host:
         # Contiguous entries are written in half of the time.
         whole = None if out is None else out.contiguous()
         slots = fill_slots(block_table, query_start_loc, positions, layout, whole)

@@ -8,7 +8,7 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import Int64s, compiled, int32s_at
-from fast._native.memory import check_written, vector
+from fast._native.memory import check_written, locate
 
 
 def find_first_prefill(
@@ -19,8 +19,9 @@ def find_first_prefill(
     If all are decodes: their number, and the end of the last. With `uniform` a decode has as many
     tokens as the first one that has any, or none.
     """
-    starts = vector("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    return scan_for_prefill(starts.data_ptr(), num_reqs, threshold, uniform)
+    # What holds the memory is named, so that it lives as long as the loop runs; so below.
+    at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
+    return scan_for_prefill(at, num_reqs, threshold, uniform)
 
 
 def find_extends_and_prefills(
@@ -30,9 +31,11 @@ def find_extends_and_prefills(
     threshold: int,
 ) -> tuple[int, int, int, int]:
     """Return the first request that is no decode, the first prefill, and their first tokens."""
-    starts = vector("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    computed = vector("num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs)
-    return scan_for_extends(starts.data_ptr(), computed.data_ptr(), num_reqs, threshold)
+    at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
+    computed_at, _computed = locate(
+        "num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs
+    )
+    return scan_for_extends(at, computed_at, num_reqs, threshold)
 
 
 def plan_swaps(

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import INT32, check_num_tokens
+from fast._checks import INT32, check_batch_size, check_num_tokens
 from fast._native.append_plan import append_on_host, complete_plan, count_appended
 from fast._native.compiler import Int32s, Int64s, compiled, int32s_at
-from fast._native.memory import address_of, check_written, vector
+from fast._native.memory import check_memory, check_written, locate
 from fast._native.slots import write_slots_of_groups
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
@@ -87,8 +87,8 @@ class HostTables:
             ("counts", counts.blocks, 2),
         ):
             check_written(name, array, np.int32, ndim)
-        vector("gathered", gathered, INT32, len(tables))
-        vector("slots", slots.view(-1), torch.int64, slots.numel())
+        locate("gathered", gathered, INT32, len(tables))
+        locate("slots", slots.view(-1), torch.int64)
         self._rows = (tables, num_blocks, groups)
         self._widths = np.ascontiguousarray(groups[:, 1])
         self._gathered, self._num_gathered = gathered, num_gathered
@@ -130,9 +130,12 @@ class HostTables:
             TypeError: of another type, dtype or kind.
             ValueError: of another number of dimensions, elsewhere, or without memory.
         """
-        num_reqs = idx_mapping.shape[0]
-        rows = vector("idx_mapping", idx_mapping, INT32, num_reqs)
-        gathered = address_of("the gathered block tables", self._gathered)
+        at, rows = locate("idx_mapping", idx_mapping, INT32)
+        if rows.nelement() > len(self._sources):
+            raise ValueError(
+                f"idx_mapping has {rows.nelement()} entries, expected at most {len(self._sources)}"
+            )
+        gathered = check_memory("the gathered block tables", self._gathered)
         gather_on_host(
             *self._rows,
             self._is_changed,
@@ -140,30 +143,33 @@ class HostTables:
             self._num_gathered,
             self._sources,
             self._used,
-            rows.data_ptr(),
-            num_reqs,
+            at,
+            rows.nelement(),
         )
 
     def fill_slots(self, query_start_loc: torch.Tensor, positions: torch.Tensor) -> None:
         """Write the slots of a batch for every group.
 
         Args:
-            query_start_loc: int32[num_reqs + 1] on the CPU, of at most max_num_reqs requests.
-            positions: int64[at most max_num_batched_tokens] on the CPU.
+            query_start_loc: int32[num_reqs + 1] on the CPU.
+            positions: int64[num_tokens] on the CPU.
 
         Raises:
             TypeError: of another type, dtype or kind.
-            ValueError: of another number of dimensions, elsewhere, or without memory; more tokens
-                than positions: nothing is written.
+            ValueError: of another number of dimensions, elsewhere, or without memory; more requests
+                or tokens than the tables are for, or more tokens than positions: nothing is
+                written.
         """
-        num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
-        starts = vector("query_start_loc", query_start_loc, INT32, num_reqs + 1)
-        places = vector("positions", positions, torch.int64, num_positions)
+        at, starts = locate("query_start_loc", query_start_loc, INT32)
+        positions_at, places = locate("positions", positions, torch.int64)
+        num_reqs, num_positions = starts.nelement() - 1, places.nelement()
+        max_num_reqs, slots_of_group = self._num_gathered.shape[1], self._slots.shape[1]
+        if not (0 <= num_reqs <= max_num_reqs and num_positions <= slots_of_group):
+            check_batch_size(num_reqs, num_positions, max_num_reqs, slots_of_group)
         tables, _, groups = self._rows
-        batch = (starts.data_ptr(), num_reqs, places.data_ptr(), num_positions)
-        gathered = address_of("the gathered block tables", self._gathered)
-        slots = address_of("the slots", self._slots)
-        slots_of_group = self._slots.shape[1]
+        batch = (at, num_reqs, positions_at, num_positions)
+        gathered = check_memory("the gathered block tables", self._gathered)
+        slots = check_memory("the slots", self._slots)
         if not write_slots_of_groups(
             gathered, len(tables), groups, *batch, slots, slots_of_group, self._used
         ):

@@ -8,7 +8,7 @@ import torch
 
 from fast._checks import INT32, check_starts
 from fast._native.compiler import Int32s, Int64s, compiled, int32s_at
-from fast._native.memory import vector
+from fast._native.memory import locate
 from fast.kernels.causal_conv1d import BLOCK_M
 from fast.sentinels import PAD_SLOT_ID
 
@@ -40,17 +40,18 @@ def list_programs(starts: torch.Tensor, *, pad: bool) -> Programs:
     """List the programs of some sequences.
 
     Args:
-        starts: int32[num_sequences + 1] on the CPU, each sequence's first token, then their number.
+        starts: int32[num_sequences + 1] on the CPU, at least one entry: each sequence's first
+            token, then the number of tokens.
         pad: whether to make the padded lists.
 
     Raises:
         TypeError: starts of another type or dtype.
-        ValueError: starts that are empty or elsewhere, that are negative or decrease: memory is
+        ValueError: starts that are elsewhere, that are negative or decrease: memory is
             allocated for what they say.
     """
-    starts = vector("query_start_loc_p", starts, INT32, max(len(starts), 1))
-    nums = np.empty(len(starts) - 1, dtype=np.int32)
-    total = count_programs(starts.data_ptr(), nums)
+    at, starts = locate("query_start_loc_p", starts, INT32)
+    nums = np.empty(starts.nelement() - 1, dtype=np.int32)
+    total = count_programs(at, nums)
     if total < 0:
         check_starts("query_start_loc_p", starts.numpy())
     mlist = np.empty(total, dtype=np.int64)

@@ -5,40 +5,44 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import Int32s, compiled, int32s_at
-from fast._native.memory import as_written_array, vector
+from fast._native.memory import as_written_array, locate
 
 
 def count_local_tokens(
     seq_lens: torch.Tensor,
     size: int,
-    rank: int,
-    ranks: int,
+    rank: int | None,
     interleave: int,
-    out: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return how many tokens some ranks hold, a column for each; 0 in the rows behind.
+    """Return how many tokens of each sequence a rank holds, or each rank.
 
     Args:
         seq_lens: int32[num_reqs] on the CPU.
         size: ranks.
-        rank: the rank of the first column.
-        ranks: columns.
+        rank: the rank; None: all of them.
         interleave: consecutive positions of a rank.
-        out: int32[at least num_reqs, ranks], contiguous: written to its end. None: a new tensor.
+        out: of the result's shape or with more rows, contiguous: written to its end, 0 in the rows
+            behind. None: a new tensor.
+
+    Returns:
+        int32[num_reqs], or without a rank int32[num_reqs, size]: `out`, or a new tensor.
 
     Raises:
         TypeError: lengths of another type or dtype.
-        ValueError: lengths elsewhere, or without memory.
+        ValueError: lengths elsewhere, or without memory; an `out` of another shape.
     """
-    num_reqs = seq_lens.shape[0]
-    lens = vector("seq_lens", seq_lens, INT32, num_reqs)
+    at, lens = locate("seq_lens", seq_lens, INT32)
+    num_reqs = lens.nelement()
+    shape = (num_reqs, size) if rank is None else (num_reqs,)
     if out is None:
-        local = np.empty((num_reqs, ranks), dtype=np.int32)
+        local = np.empty(shape, dtype=np.int32)
     else:
-        local = as_written_array("out", out, np.int32, 2)
-        if len(local) < num_reqs or local.shape[1] != ranks:
-            raise ValueError(f"out has shape {local.shape}, expected ({num_reqs}, {ranks})")
-    write_local_tokens(lens.data_ptr(), num_reqs, size, rank, interleave, local)
+        local = as_written_array("out", out, np.int32, len(shape))
+        if len(local) < num_reqs or local.shape[1:] != shape[1:]:
+            raise ValueError(f"out has shape {local.shape}, expected {shape} or more rows")
+    by_rank = local if rank is None else local.reshape(-1, 1)
+    write_local_tokens(at, num_reqs, size, rank or 0, interleave, by_rank)
     return torch.from_numpy(local) if out is None else out
 
 

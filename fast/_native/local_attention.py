@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast._checks import INT32, check_starts, check_tensor
+from fast._checks import INT32, check_starts
 from fast._native.compiler import Int32s, compiled, int32s_at
-from fast._native.memory import check_written, in_memory, vector
+from fast._native.memory import check_written, locate, locate_table
 from fast.sentinels import NULL_BLOCK_ID
 
 
@@ -44,9 +44,9 @@ def find_virtual_requests(
         ValueError: starts or lengths of another size or device; starts that decrease, or that have
             more tokens than the batch: memory is allocated for what they say.
     """
-    starts = vector("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    seq_lens = vector("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
-    at = (starts.data_ptr(), seq_lens.data_ptr())
+    starts_at, starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
+    seq_lens_at, _seq_lens = locate("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
+    at = (starts_at, seq_lens_at)
     size, num_tokens = count_virtual_requests(*at, num_reqs, chunk_size)
     if not 0 <= num_tokens <= num_actual_tokens:
         check_starts("query_start_loc_cpu", starts.numpy())
@@ -70,10 +70,9 @@ def gather_columns(
             columns, at least 0. A column past the table's last is the last again.
         columns: how many, at least 1.
     """
-    check_tensor("block_table_tensor", block_table, INT32, 2)
     check_written("rows_and_first", rows_and_first, np.int32, 1)
-    # Contiguous rows are copied in a quarter of the time.
-    whole = in_memory("block_table_tensor", block_table)
+    _, whole, _, _ = locate_table("block_table_tensor", block_table, INT32)
+    whole = whole.contiguous()  # contiguous rows are copied in a quarter of the time
     num_rows, width = whole.shape
     size = len(rows_and_first) // 2
     gathered = np.empty(size * columns, dtype=np.int32)

@@ -8,7 +8,7 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import Int32s, compiled, int32s_at, int64s_at
-from fast._native.memory import vector
+from fast._native.memory import locate
 
 
 def count_logits_indices(
@@ -24,11 +24,12 @@ def count_logits_indices(
     Returns:
         int32[num_reqs + 1], and the most.
     """
-    starts = vector("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    num_indices = indices.shape[0]
-    wide = vector("logits_indices", indices.to(torch.int64), torch.int64, num_indices)
+    at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
+    if indices.dtype is not torch.int64:
+        indices = indices.to(torch.int64)
+    indices_at, wide = locate("logits_indices_padded", indices, torch.int64)
     counted = np.empty(num_reqs + 1, dtype=np.int32)
-    return counted, write_starts(starts.data_ptr(), wide.data_ptr(), num_indices, counted)
+    return counted, write_starts(at, indices_at, wide.nelement(), counted)
 
 
 @compiled("int64(int64, int64, int64, int32[::1])")

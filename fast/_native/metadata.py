@@ -7,16 +7,16 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import compiled, int32s_at
-from fast._native.memory import vector
+from fast._native.memory import locate
 
 
 def find_maxima(
     query_start_loc_cpu: torch.Tensor, seq_lens_cpu: torch.Tensor, num_reqs: int
 ) -> tuple[int, int]:
     """Return the longest query and the longest sequence of a batch, in tokens."""
-    starts = vector("query_start_loc.cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-    seq_lens = vector("seq_lens.cpu", seq_lens_cpu, INT32, num_reqs)
-    return scan_for_maxima(starts.data_ptr(), seq_lens.data_ptr(), num_reqs)
+    at, _starts = locate("query_start_loc.cpu", query_start_loc_cpu, INT32, num_reqs + 1)
+    seq_lens_at, _seq_lens = locate("seq_lens.cpu", seq_lens_cpu, INT32, num_reqs)
+    return scan_for_maxima(at, seq_lens_at, num_reqs)
 
 
 @compiled("UniTuple(int64, 2)(int64, int64, int64)")

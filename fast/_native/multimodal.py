@@ -4,24 +4,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fast._checks import check_tensor
 from fast._native.compiler import compiled
-from fast._native.memory import as_array, as_written_array, check_written
+from fast._native.memory import check_written
 
 
 def put_rows(
-    embeds: torch.Tensor,
-    is_embed: torch.Tensor,
-    placeholders: npt.NDArray[np.uint8] | torch.Tensor,
+    embeds: npt.NDArray[np.uint8],
+    is_embed: npt.NDArray[np.bool_],
+    placeholders: npt.NDArray[np.uint8],
     nan: npt.NDArray[np.uint8],
 ) -> None:
     """Copy the next row wherever a mask is True, and a row of NaN elsewhere, byte by byte.
 
     Args:
-        embeds: uint8[num_embeds, row_bytes] on the CPU.
-        is_embed: bool[num_placeholders] on the CPU.
+        embeds: uint8[num_embeds, row_bytes], with any strides.
+        is_embed: bool[num_placeholders].
         placeholders: uint8[num_placeholders, row_bytes], contiguous, written.
         nan: uint8[row_bytes].
 
@@ -29,18 +27,14 @@ def put_rows(
         TypeError: an argument of another type or dtype.
         ValueError: an argument of another shape, or not on the CPU.
     """
-    check_tensor("embeds", embeds, torch.uint8, 2)
-    check_tensor("is_embed", is_embed, torch.bool, 1)
-    if isinstance(placeholders, torch.Tensor):
-        target = as_written_array("out", placeholders, np.uint8, 2)
-    else:
-        check_written("out", placeholders, np.uint8, 2)
-        target = placeholders
+    check_written("out", placeholders, np.uint8, 2)
     check_written("nan", nan, np.uint8, 1)
-    shape = (is_embed.shape[0], embeds.shape[1])
-    if target.shape != shape or nan.shape != shape[1:]:
-        raise ValueError(f"out has shape {target.shape} in bytes, expected {shape}")
-    copy_rows(as_array("embeds", embeds), as_array("is_embed", is_embed), target, nan)
+    shape = (len(is_embed), embeds.shape[1])
+    if placeholders.shape != shape or nan.shape != shape[1:]:
+        raise ValueError(f"out has shape {placeholders.shape} in bytes, expected {shape}")
+    if embeds.dtype != np.uint8 or embeds.ndim != 2 or is_embed.dtype != np.bool_:
+        raise TypeError(f"embeds and is_embed are of {embeds.dtype} and {is_embed.dtype}")
+    copy_rows(embeds, is_embed, placeholders, nan)
 
 
 @compiled("void(uint8[:, :], boolean[:], uint8[:, ::1], uint8[::1])")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fast._checks import INT32, check_num_tokens, check_tensor
+from fast._checks import INT32, check_num_tokens
 from fast._native.compiler import (
     Int,
     Int32s,
@@ -20,7 +20,7 @@ from fast._native.compiler import (
     int64s_at,
     prefetch,
 )
-from fast._native.memory import address_of, as_written_array, vector
+from fast._native.memory import as_written_array, locate, locate_table
 from fast.sentinels import PAD_SLOT_ID
 
 AHEAD: Final = 16
@@ -52,12 +52,13 @@ def fill_slots(
         ValueError: a tensor of another number of dimensions, with too few rows, elsewhere, or
             without memory; more tokens than positions: nothing is written.
     """
-    num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
-    starts = vector("query_start_loc", query_start_loc, INT32, num_reqs + 1)
-    places = vector("positions", positions, torch.int64, num_positions)
-    check_tensor("block_table", block_table, INT32, 2)
-    table = block_table.resolve_neg() if block_table.is_neg() else block_table
+    table_at, table, row_stride, column_stride = locate_table("block_table", block_table, INT32)
+    starts_at, starts = locate("query_start_loc", query_start_loc, INT32)
+    positions_at, places = locate("positions", positions, torch.int64)
+    num_reqs, num_positions = starts.nelement() - 1, places.nelement()
     num_rows, num_columns = table.shape
+    if num_reqs < 0:
+        raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
     if num_reqs > num_rows:
         raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {num_rows}")
     if out is None:
@@ -66,9 +67,8 @@ def fill_slots(
         slots = as_written_array("out", out, np.int64, 1)
         if len(slots) < num_positions:
             raise ValueError(f"out has {len(slots)} entries, expected at least {num_positions}")
-    row_stride, column_stride = table.stride()
-    entries = (address_of("block_table", table), row_stride, column_stride, num_columns)
-    batch = (starts.data_ptr(), num_reqs, places.data_ptr(), num_positions)
+    entries = (table_at, row_stride, column_stride, num_columns)
+    batch = (starts_at, num_reqs, positions_at, num_positions)
     if not write_slots(*entries, *batch, slots, *layout):
         check_num_tokens(starts.numpy(), num_positions)
     return torch.from_numpy(slots) if out is None else out

@@ -8,7 +8,7 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import Int32s, Int64s, compiled, int32s_at
-from fast._native.memory import check_written, vector
+from fast._native.memory import check_written, locate
 
 
 def add_up(num_tokens: npt.NDArray[np.int64]) -> tuple[int, bool]:
@@ -28,11 +28,11 @@ def find_requests(num_tokens: npt.NDArray[np.int64], cuts: list[int], fits: bool
     """
     if not fits:
         limits = [0] * (2 * len(cuts) - 2)
-        write_requests.py_func(num_tokens.tolist(), cuts, limits)
+        write_requests(num_tokens.tolist(), cuts, limits)
         return limits
     check_written("num_scheduled_tokens", num_tokens, np.int64, 1)
     bounds = np.empty(2 * len(cuts) - 2, dtype=np.int64)
-    write_requests(num_tokens, np.array(cuts, dtype=np.int64), bounds)
+    write_requests_of_int64(num_tokens, np.array(cuts, dtype=np.int64), bounds)
     found: list[int] = bounds.tolist()
     return found
 
@@ -55,9 +55,14 @@ class BatchVectors:
         num_reqs: int,
     ) -> None:
         self.num_reqs = num_reqs
-        self.starts = vector("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
-        self._seq_lens = vector("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
-        self._computed = vector("num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs)
+        starts_at, self.starts = locate(
+            "query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1
+        )
+        seq_lens_at, self._seq_lens = locate("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
+        computed_at, self._computed = locate(
+            "num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs
+        )
+        self._at = (starts_at, seq_lens_at, computed_at)  # of this batch, for this call
 
     def cut(self, r0: int, r1: int, t0: int, t1: int) -> tuple[npt.NDArray[np.int32], int]:
         """Return a micro-batch's starts, lengths and computed tokens, and its longest query.
@@ -71,8 +76,7 @@ class BatchVectors:
         if not 0 <= r0 < r1 <= self.num_reqs:
             raise ValueError(f"requests {r0} to {r1} are not among {self.num_reqs}")
         vectors = np.empty(3 * (r1 - r0) + 1, dtype=np.int32)
-        at = (self.starts.data_ptr(), self._seq_lens.data_ptr(), self._computed.data_ptr())
-        return vectors, cut_requests(*at, self.num_reqs, r0, r1, t0, t1, vectors)
+        return vectors, cut_requests(*self._at, self.num_reqs, r0, r1, t0, t1, vectors)
 
 
 @compiled("Tuple((int64, boolean))(int64[::1])")
@@ -88,7 +92,6 @@ def add_checked(num_tokens: Int64s) -> tuple[Any, Any]:
     return total, wrapped >= 0
 
 
-@compiled("void(int64[::1], int64[::1], int64[::1])")
 def write_requests(num_tokens: Int64s, cuts: Int64s, bounds: Int64s) -> None:
     """Write the first request of what lies between each two cuts, and the end of its requests."""
     request = 0
@@ -103,6 +106,9 @@ def write_requests(num_tokens: Int64s, cuts: Int64s, bounds: Int64s) -> None:
             request += 1
             end += num_tokens[request]
         bounds[2 * part + 1] = request + 1
+
+
+write_requests_of_int64 = compiled("void(int64[::1], int64[::1], int64[::1])")(write_requests)
 
 
 @compiled("int64(int64, int64, int64, int64, int64, int64, int64, int64, int32[::1])")

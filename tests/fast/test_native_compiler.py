@@ -64,7 +64,7 @@ def test_compiles_when_first_called() -> None:
     """A declared loop is compiled by its first call."""
     loop: Compiled[[int], int] = Compiled(lambda x: x + 1, "int64(int64)")
     assert loop._machine_code is None
-    assert loop(3) == 4
+    assert loop.run(3) == 4
     assert loop._machine_code is not None
     assert loop._bounds_checked is None
 
@@ -91,37 +91,37 @@ def test_runs_by_a_dispatcher_that_is_made_otherwise() -> None:
 
 def test_checked_mode_has_its_own_code() -> None:
     """In a block that checks, bounds are checked; a block changes nothing of the loop itself."""
-    loop = compiled("int64(int64[::1], int64)")(lambda x, i: x[i])
+    loop: Compiled[..., int] = Compiled(lambda x, i: x[i], "int64(int64[::1], int64)")
     ones = np.ones(4, dtype=np.int64)
-    assert loop(ones, 3) == 1
+    assert loop.run(ones, 3) == 1
     code = loop._machine_code
     with fast.checks(True):
-        assert loop(ones, 3) == 1
+        assert loop.run(ones, 3) == 1
         with pytest.raises(IndexError):
-            loop(ones, 4)
+            loop.run(ones, 4)
         with fast.checks(False):
-            assert loop(ones, 3) == 1
+            assert loop.run(ones, 3) == 1
         with pytest.raises(IndexError):
-            loop(ones, 4)
+            loop.run(ones, 4)
     assert loop._machine_code is code
 
 
 def test_first_call_in_checked_mode() -> None:
     """It compiles what checked mode runs, and no more."""
-    loop = compiled("int64(int64)")(lambda x: x + 1)
+    loop: Compiled[[int], int] = Compiled(lambda x: x + 1, "int64(int64)")
     with fast.checks(True):
-        assert loop(3) == 4
+        assert loop.run(3) == 4
         assert loop._machine_code is None
     with fast.checks(False):
-        assert loop(3) == 4
+        assert loop.run(3) == 4
     assert loop._machine_code is not None
 
 
 def test_declaring_registers() -> None:
     """What `compiled` declares is what `warmup` compiles."""
     before = len(COMPILED)
-    loop = compiled("int64(int64)")(lambda x: x)
-    assert COMPILED[before:] == [loop]
+    run = compiled("int64(int64)")(lambda x: x)
+    assert [loop.run for loop in COMPILED[before:]] == [run]
 
 
 @pytest.mark.usefixtures("_new_warnings")
@@ -130,7 +130,7 @@ def test_works_where_nothing_can_be_cached() -> None:
     code = compile("def double(x):\n    return 2 * x\n", "<nowhere>", "exec")
     function = types.FunctionType(code.co_consts[0], {}, "double")
     with pytest.warns(UncachedWarning, match="cannot be used"):
-        assert Compiled(function, "int64(int64)")(4) == 8
+        assert Compiled(function, "int64(int64)").run(4) == 8
 
 
 TRIPLE = "def triple(x):\n    return 3 * x\n"
@@ -152,16 +152,16 @@ def test_damaged_cache(tmp_path: Path, suffix: str, kept: float) -> None:
     """A truncated entry of numba's cache costs compiling and a warning, which names the folder."""
     path = tmp_path / "loops.py"
     path.write_text(TRIPLE)
-    assert load(path)(2) == 6
-    assert load(path)(2) == 6  # from the cache
+    assert load(path).run(2) == 6
+    assert load(path).run(2) == 6  # from the cache
     (entry,) = (tmp_path / "__pycache__").glob(f"*.{suffix}")
     written = entry.read_bytes()
     entry.write_bytes(written[: int(kept * len(written)) if isinstance(kept, float) else kept])
     with pytest.warns(UncachedWarning, match=str(tmp_path / "__pycache__")):
-        assert load(path)(2) == 6
+        assert load(path).run(2) == 6
     with warnings.catch_warnings():  # once for each folder
         warnings.simplefilter("error")
-        assert load(path)(2) == 6
+        assert load(path).run(2) == 6
 
 
 @pytest.mark.usefixtures("_new_warnings")
@@ -176,14 +176,14 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "loops.py"
     path.write_text(TRIPLE)
     with pytest.warns(UncachedWarning, match="No space left on device"):
-        assert load(path)(2) == 6
+        assert load(path).run(2) == 6
 
 
 def test_compile_errors_are_not_hidden() -> None:
     """A loop that numba cannot compile raises numba's error."""
     loop: Compiled[[int], int] = Compiled(lambda x: x.nothing, "int64(int64)")
     with pytest.raises(Exception, match="nothing"):
-        loop(1)
+        loop.run(1)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     loop: Compiled[[int], int] = Compiled(lambda x: x, "int64(int64)")
     with pytest.raises(ValueError, match="NUMBA_DISABLE_JIT is set, but the loops of fast"):
-        loop(1)
+        loop.run(1)
 
 
 @inlined

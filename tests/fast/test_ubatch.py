@@ -8,7 +8,7 @@ import torch
 
 import fast
 from fast import UBatchSlice, _make_metadata_with_slice, create_ubatch_slices
-from fast._native.ubatch import write_requests
+from fast._native.ubatch import write_requests, write_requests_of_int64
 
 Make = Callable[..., fast.CommonAttentionMetadata]
 
@@ -80,9 +80,10 @@ def test_counts_have_no_mask(mask: Any, checked: bool) -> None:  # noqa: ANN401 
 
 def test_no_request_is_looked_for_behind_the_last() -> None:
     """Counts that come to less than a cut end at the last request."""
-    counts, bounds = np.array([2, 1, 100, 100]), np.zeros(2, np.int64)
-    write_requests(counts[:2], np.array([0, 50]), bounds)
-    assert bounds.tolist() == [0, 2]
+    for write in (write_requests, write_requests_of_int64):
+        counts, bounds = np.array([2, 1, 100, 100]), np.zeros(2, np.int64)
+        write(counts[:2], np.array([0, 50]), bounds)
+        assert bounds.tolist() == [0, 2]
 
 
 def test_create_takes_numpy() -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e '.[mu
 
 import fast
 from fast._native import slots as slot_loops
-from fast._native.compiler import Compiled
+from fast._native.compiler import COMPILED, Compiled
 from tools import mutate
 from tools.mutation import court, judge, reach
 from tools.mutation.loop_cache import LoopLocator
@@ -392,7 +392,7 @@ def test_lines_are_traced(tmp_path: Path) -> None:
 @pytest.fixture
 def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
     """Return what follows the loops of `fast` that are in a module; they are free afterwards."""
-    call = Compiled.__call__
+    codes = [(loop, loop._machine_code, loop._bounds_checked) for loop in COMPILED]
 
     def begin(name: str, path: Path) -> reach.Tracer:
         tracer = reach.Tracer({name: path})
@@ -400,7 +400,8 @@ def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
         return tracer
 
     yield begin
-    Compiled.__call__ = call  # type: ignore[method-assign]
+    for loop, loop._machine_code, loop._bounds_checked in codes:  # put back
+        assert isinstance(loop, Compiled)
 
 
 @pytest.mark.parametrize("checked", [False, True])

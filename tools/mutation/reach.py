@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FrameType
@@ -174,13 +175,25 @@ class Tracer:
             compiler: Any = importlib.import_module(f"{package}._native.compiler")
         except ModuleNotFoundError:  # it has none
             return
-        call = compiler.Compiled.__call__
+        for loop in compiler.COMPILED:
+            self._follow_loop(compiler, loop)
 
-        def follow_and_call(loop: Any, *args: object) -> object:  # noqa: ANN401  # a loop
-            self.note(loop)
-            return call(loop, *args)
+    def _follow_loop(self, compiler: Any, loop: Any) -> None:  # noqa: ANN401  # untyped here
+        """Have a loop noted whenever its machine code, of either mode, is called."""
 
-        compiler.Compiled.__call__ = follow_and_call
+        def follow(compile_code: Callable[[], Callable[..., object]]) -> Callable[..., object]:
+            code = cache(compile_code)
+
+            def run(*args: object) -> object:
+                self.note(loop)
+                return code()(*args)
+
+            return run
+
+        loop._machine_code = follow(lambda: compiler._entry_point(loop._compile()))  # noqa: SLF001
+        loop._bounds_checked = follow(  # noqa: SLF001
+            lambda: loop._compile("_bounds_checked", boundscheck=True)  # noqa: SLF001
+        )
 
     def note(self, loop: Any) -> None:  # noqa: ANN401  # or an inlined part
         """Note all lines of a loop, and of the parts that are inlined in it."""
