@@ -34,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         parser.error("needs Linux: it protects pages and reads /proc")
     import torch  # noqa: PLC0415  # so that a wrong command line is told at once
-
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
 
     import fast  # noqa: PLC0415
@@ -57,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.replay is not None:
         function, seed, case = options.replay
         if function not in known:
-            parser.error(f"nothing is probed by the name {function!r}; there is {near(function, known)}")
+            parser.error(
+                f"nothing is probed by the name {function!r}; there is {near(function, known)}"
+            )
         jobs = [Job(function, seed, case, case + 1)]
     else:
         names = options.functions or known
@@ -67,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_replay = options.replay is not None
     reports = []
     with ThreadPoolExecutor(options.workers) as pool:
-        futures = [pool.submit(run_job, job, implementation, deadline, options.hang_seconds) for job in jobs]
+        futures = [
+            pool.submit(run_job, job, implementation, deadline, options.hang_seconds)
+            for job in jobs
+        ]
         for future in as_completed(futures):
             report = future.result()
             reports.append(report)
@@ -116,7 +120,11 @@ def _make_parser() -> argparse.ArgumentParser:
         "--functions", type=_names, metavar="A,B", help="default: all that are public"
     )
     parser.add_argument(
-        "--cases", type=_positive, metavar="N", default=10_000, help="for each; default: %(default)s"
+        "--cases",
+        type=_positive,
+        metavar="N",
+        default=10_000,
+        help="for each; default: %(default)s",
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
     parser.add_argument(

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from conformance.absent import Absent
 from conformance.contracts import Call, Contract
 from tools.probe.calling import MEANING, Outcome, compare
 from tools.probe.sites import sites_of
@@ -45,7 +46,7 @@ def names_in(call: Call) -> set[str]:
     try:
         function = MEANING.lookup(call.function)
         found.update(function.__code__.co_varnames[: function.__code__.co_argcount + 9])
-    except Exception:  # noqa: BLE001, S110  # a class or a play, whose arguments are all given
+    except (Exception, Absent):  # noqa: BLE001, S110  # a class or a play: all are given
         pass
     return found - {"self"}
 
@@ -122,18 +123,24 @@ def path_of(line: str) -> str:
     >>> path_of("result[2].seq_lens[5] = 1, but should be 2")
     'result[].seq_lens[]'
     """
-    return re.sub(r"\[[^\]]*\]", "[]", line.split(" = ")[0])
+    return re.sub(r"\[[^\]]*\]", "[]", line.split(" = ", maxsplit=1)[0])
 
 
 def is_refusal(outcome: Outcome) -> bool:
     """Tell whether an exception is the twin's own words, not Python's about a strange object."""
     error = outcome.error
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    return bool(frames) and (frames[-1].line or "").lstrip().startswith(("raise", "f\"", ")"))
+    return bool(frames) and (frames[-1].line or "").lstrip().startswith(("raise", 'f"', ")"))
 
 
 def judge_twins(
-    contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str], *, checked: bool, has_one_fault: bool
+    contract: Contract,
+    wanted: Outcome,
+    got: Outcome,
+    changed: Sequence[str],
+    *,
+    checked: bool,
+    has_one_fault: bool,
 ) -> Iterator[Finding]:
     """Yield how a call ended otherwise than `reference`'s.
 
@@ -156,7 +163,13 @@ def judge_twins(
     elif theirs is None and checked and ours is not None and is_refusal(wanted):
         where = innermost_frame(ours.__traceback__ if ours else None)
         yield "accepted what reference refuses", where, f"{type(ours).__name__}: {ours}"
-    elif type(ours) is not type(theirs) and checked and ours is not None and has_one_fault and type(theirs) in ALLOWED:
+    elif (
+        type(ours) is not type(theirs)
+        and checked
+        and ours is not None
+        and has_one_fault
+        and type(theirs) in ALLOWED
+    ):
         where = innermost_frame(theirs.__traceback__ if theirs else None)
         said = f"{type(theirs).__name__}: {theirs}"
         yield "another class than reference", where, f"{said}; {type(ours).__name__}: {ours}"

@@ -42,7 +42,10 @@ class PlacingCarrier(Carrier):
     def protect(self) -> None:
         """Make every array read-only that the function may not change."""
         for path, first, length in self._pages:
-            if path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0] not in self._changes_allowed:
+            if (
+                path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+                not in self._changes_allowed
+            ):
                 self._memory.make_read_only(first, length)
 
     def _carry_array(self, array: Array, path: str) -> Any:

@@ -43,5 +43,7 @@ class Both:
 def make_prober(name: str, implementation: ModuleType, seed: int) -> RunsCases:
     """Return what runs the cases of a function."""
     if name == "BlockTables":
-        return Both(Prober(make_subject(name), implementation, seed), SessionProber(implementation, seed))
+        return Both(
+            Prober(make_subject(name), implementation, seed), SessionProber(implementation, seed)
+        )
     return Prober(make_subject(name), implementation, seed)

@@ -133,7 +133,11 @@ class _Life:
         if not self.handed_out:
             return
         ours, theirs = self.random.choice(self.handed_out[-3:])
-        pairs = list(zip(ours, theirs, strict=True)) if isinstance(ours, list | tuple) else [(ours, theirs)]
+        pairs = (
+            list(zip(ours, theirs, strict=True))
+            if isinstance(ours, list | tuple)
+            else [(ours, theirs)]
+        )
         for array, tensor in pairs:
             if array is not None and array.size and self.random.random() < 0.7:
                 at = self.random.randrange(array.shape[0])
@@ -234,9 +238,7 @@ class _Life:
         self.handed_out.clear()
 
 
-def _on(
-    tables: Any, call: Call, target: ProbedTarget | None, *, checked: bool = False
-) -> Outcome:
+def _on(tables: Any, call: Call, target: ProbedTarget | None, *, checked: bool = False) -> Outcome:
     """Call a method of one twin's object."""
     method = call.function.removeprefix(METHOD)
     if target is None:

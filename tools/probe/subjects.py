@@ -156,7 +156,7 @@ def _made_by_strategies(name: str) -> list[Call]:
                     fields = {f.name for f in dataclasses.fields(cls) if f.init}
                     arguments = {n: v for n, v in vars(value).items() if n in fields}
                     found.append(Call(name, arguments))
-    return found[:200]
+    return found[:200] or [Call(name, {})]
 
 
 @cache
@@ -165,6 +165,9 @@ def _few_calls(function: str) -> list[Call]:
 
 
 def _objects(call: Call) -> Iterator[Any]:
+    own = call.arguments.get("self")
+    if dataclasses.is_dataclass(own) and not isinstance(own, type):
+        yield own
     for site in sites_of(call):
         if dataclasses.is_dataclass(site.value) and not isinstance(site.value, type):
             yield site.value

@@ -109,7 +109,9 @@ def run_job(
         report.done += worker.cases_done
         first += worker.cases_done
         if died is not None:
-            report.violations.append(_again(died, implementation, hang_seconds) if job.stop > job.first + 1 else died)
+            if job.stop > job.first + 1:
+                died = _again(died, implementation, hang_seconds)
+            report.violations.append(died)
             deaths += 1
             first += 1
             report.done += 1
@@ -173,7 +175,8 @@ class _Worker:
         self.cases_done = max(case - self.job.first, 0) + (status == 0)
         if status == 0 or is_late:
             return None
-        how = f"signal {signal.Signals(status).name}" if os.WIFSIGNALED(status) else f"exit {status}"
+        is_killed = os.WIFSIGNALED(status)
+        how = f"signal {signal.Signals(status & 0x7F).name}" if is_killed else f"exit {status}"
         return self._death(case, f"died of {how}")
 
     def _hung(self, case: int) -> Violation:
