@@ -128,7 +128,7 @@ class Prober:
         contract = self.subject.contract
         return Manner(
             has_numpy_scalars=random.random() < 0.2 and self.subject.is_compared,
-            is_positional=random.random() < 0.2 and self.subject.name[0].islower(),
+            is_positional=random.random() < 0.2 and self.subject.is_compared,
             has_own_objects=random.random() < 0.2 and contract.takes_objects,
         )
 
