@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.implementations import is_of_fast
 from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.profiles import Kind, Profile
+from conformance.report import Mismatch
 from conformance.shrinking import note_failure
 from conformance.sides import MANNERS, Manner, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.presets import SIZES, Preset, presets_of
 from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, counting_launches
+from conformance.wording import compare_wording
 
 __all__ = [
     "Check",
@@ -184,7 +187,7 @@ def same_answer(contract: Contract) -> Check:
     manners = st.builds(Manner, **choices)
 
     def examples(preset: Preset) -> SearchStrategy[_Valid]:
-        return st.builds(_Valid, contract.calls(preset), st.integers(0, 2**16), manners)
+        return st.builds(_valid, contract.calls(preset), st.integers(0, 2**16), manners)
 
     def body(target: Target, example: _Valid) -> None:
         __tracebackhide__ = True
@@ -200,11 +203,16 @@ def same_answer(contract: Contract) -> Check:
         examples,
         body,
         f"{contract.function} answers valid calls as reference does.",
-        [*named, *(name for field, name in MANNERS.items() if free[field])],
+        [*named, *(MANNERS[field] for field, is_free in free.items() if is_free)],
         meets,
         contract.has_kernel,
         contract.has_device_path,
     )
+
+
+def _valid(call: Call, seed: int, manner: Manner) -> _Valid:
+    """Return a valid call and how to make it; with every fourth seed, with negated tensors."""
+    return _Valid(call, seed, dataclasses.replace(manner, has_negated_tensors=seed % 4 == 3))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +239,10 @@ def same_refusal(contract: Contract) -> Check:
     """Return the check that a target refuses each bad call as `reference` does.
 
     Every example breaks one valid call in every way the contract names. The exception must have
-    the same class and name the argument, and nothing may have changed.
+    the same class and name the argument, and nothing may have changed. Then messages are compared,
+    as `conformance.wording` says: those of `fast` are `reference`'s texts, those of others name the
+    same element and value. A difference of wording is reported after all others, so that a
+    declared one hides none of them.
     """
 
     @st.composite
@@ -242,17 +253,26 @@ def same_refusal(contract: Contract) -> Check:
 
     def body(target: Target, example: _Broken) -> None:
         __tracebackhide__ = True
+        wording = None
         for fault, call in example.ways:
             if fault.argument in target.missing_fields:
                 continue
-            if not fault.is_hint:
-                check_refusal(Side(REFERENCE, call), fault, contract.observe)
-            side = Side(target, call)  # once refused it is as it was, and can be asked again
-            check_refusal(side, fault, contract.observe)
+            side = Side(target, call)  # once refused it is as it was, and can be called again
+            if fault.is_hint:
+                check_refusal(side, fault, contract.observe)
+            else:
+                expected = check_refusal(Side(REFERENCE, call), fault, contract.observe)
+                actual = check_refusal(side, fault, contract.observe)
+                is_exact = is_of_fast(target.lookup(contract.function))
+                found = compare_wording(expected, actual, is_exact=is_exact)
+                if found is not None and wording is None:
+                    wording = Mismatch(call, target.name, found)
             if fault.is_value:
                 check_stays_inside(side, fault, contract.changes)
             else:
                 check_refusal(side, fault, contract.observe, checked=False)
+        if wording is not None:
+            raise wording
 
     return Check(
         contract.function,

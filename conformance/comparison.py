@@ -35,6 +35,7 @@ class Verdict(enum.Enum):
     DEVICE = "device"
     IDENTITY = "identity"
     VALUE = "value"
+    WORDING = "wording of the refusal"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,9 @@ from conformance.strategies.arrays import poisoned
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
+"""The dtypes of tensors that may be lazy negations."""
+
 _PLAIN = frozenset({int, str, bool, float, type(None)})
 """Types of values that are the same on every side, and have nothing inside."""
 
@@ -40,9 +43,11 @@ class _Root:
 
     Attributes:
         path: The first argument that lies in it.
-        drawn: It, as drawn.
+        drawn: It, as drawn, with the other sign where it is negated.
         carried: It, as carried.
         memory: The carried memory as NumPy sees it; None on a device.
+        is_negated: Whether the arguments are lazy negations of it.
+        source: The memory of the drawn arrays, which is kept: its id is no other's meanwhile.
         shown: Shape, offset and strides, in elements, of each argument that lies in it.
     """
 
@@ -50,6 +55,8 @@ class _Root:
     drawn: Array
     carried: Array | torch.Tensor
     memory: Array | None
+    is_negated: bool
+    source: Array
     shown: list[tuple[tuple[int, ...], int, list[int]]] = dataclasses.field(default_factory=list)
 
     def is_seen(self) -> Array:
@@ -105,14 +112,25 @@ class Carrier:
         device: The device of tensors, or None where arrays stay NumPy arrays (`reference`).
         has_own_objects: Whether objects are a caller's own, of classes with the same names and
             with the same attributes, in place of the implementation's.
+        negates: Whether tensors of signed numbers are lazy negations (`torch._neg_view`): their
+            memory holds the other sign.
+        written: Names of arguments that the function writes, which are never lazy negations.
     """
 
     def __init__(
-        self, implementation: ModuleType, device: str | None, *, has_own_objects: bool = False
+        self,
+        implementation: ModuleType,
+        device: str | None,
+        *,
+        has_own_objects: bool = False,
+        negates: bool = False,
+        written: frozenset[str] = frozenset(),
     ) -> None:
         self.implementation = implementation
         self.device = device
         self.has_own_objects = has_own_objects
+        self.negates = negates
+        self.written = written
         self._roots: dict[tuple[int, str], _Root] = {}
         self._arrays: list[_Shown] = []
         self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
@@ -192,13 +210,17 @@ class Carrier:
             raise ValueError(f"{path} lies in memory that is not C-contiguous; draw it in such")
         root = self._roots.get((id(drawn), where))
         if root is None:
-            copied = self._copied(drawn)
             is_numpy = where == "numpy"
+            negated = not is_numpy and self._negates(drawn, path)
+            values = np.negative(drawn) if negated else drawn
+            copied = self._copied(values)
             root = self._roots[id(drawn), where] = _Root(
                 path,
-                drawn,
+                values,
                 copied if is_numpy else _to_tensor(copied, where),
                 copied if is_numpy or where == "cpu" else None,
+                negated,
+                drawn,
             )
         offset = array.__array_interface__["data"][0] - drawn.__array_interface__["data"][0]
         offset = offset // array.itemsize if array.size else 0
@@ -207,6 +229,8 @@ class Carrier:
         carried: Array | torch.Tensor
         if isinstance(root.carried, torch.Tensor):
             carried = root.carried.as_strided(array.shape, strides, offset)
+            if root.is_negated:
+                carried = torch._neg_view(carried)  # noqa: SLF001  (torch names it so)
         else:
             data = root.carried.reshape(-1).view(np.uint8).data
             start = offset * array.itemsize
@@ -217,6 +241,10 @@ class Carrier:
     def _copied(self, drawn: Array) -> Array:
         """Return a copy of drawn memory; a subclass decides where it lies."""
         return drawn.copy()
+
+    def _negates(self, array: Array, path: str) -> bool:
+        """Tell whether an array becomes a lazy negation."""
+        return self.negates and array.dtype in NEGATED and _argument(path) not in self.written
 
     @contextlib.contextmanager
     def idle_step(self) -> Iterator[None]:

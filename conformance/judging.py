@@ -39,13 +39,13 @@ def check_answers(
     """
     __tracebackhide__ = True
     once = dataclasses.replace(manner, follows_idle_step=False)
-    expected = Side(REFERENCE, call, once)
+    expected = Side(REFERENCE, call, once, contract.changes)
     wanted = expected.run()
     expected.check_unchanged(contract.changes)
     answers = []
     for checked in (True, False):
         is_twice = manner.follows_idle_step and not (checked or target.is_simulated)
-        actual = Side(target, call, manner if is_twice else once)
+        actual = Side(target, call, manner if is_twice else once, contract.changes)
         with target.running(checked=checked, seed=seed):
             try:
                 got = actual.run()
@@ -109,7 +109,7 @@ def check_refusal(
     observe: Callable[[Mapping[str, Any]], object] | None = None,
     *,
     checked: bool = True,
-) -> None:
+) -> BaseException:
     """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
 
     Args:
@@ -117,6 +117,9 @@ def check_refusal(
         fault: What is wrong with the call.
         observe: What to compare of a caller's own objects.
         checked: Whether in checked mode.
+
+    Returns:
+        The exception with which it is refused.
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
@@ -133,7 +136,7 @@ def check_refusal(
                 difference = first_difference(before, after, "after the refusal")
                 if difference is not None:
                     raise Mismatch(side.call, side.target.name, difference) from error
-                return
+                return error
         else:
             got = f"returned {result!r}"
     raise Mismatch(side.call, side.target.name, _outcome(got, wanted))

@@ -13,6 +13,7 @@ from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference, parts
 from conformance.contracts import Call
 from conformance.conversion import address_of
+from conformance.implementations import is_of_fast
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.sides import MANNERS, PLAIN, Manner
@@ -20,6 +21,7 @@ from conformance.situations import Situations, situations_met
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
+from conformance.wording import compare_wording
 
 
 class SessionMismatch(Mismatch):
@@ -111,11 +113,11 @@ def _run(
     lives = [_Pair(target, life, everything) for _ in range(1 if target.is_simulated else 2)]
     for step, operation in enumerate(session.operations):
         if checked or not operation.is_value:
-            lives[0].go_on(step)
+            lives[0].go_on(step, checked=checked)
     # What one object did is nothing to another of the same making.
     for step, operation in enumerate(session.operations[:NUM_STEPS_OF_ANOTHER]):
         if lives[1:] and not operation.refused:
-            lives[1].go_on(step)
+            lives[1].go_on(step, checked=checked)
 
 
 NUM_STEPS_OF_ANOTHER = 6
@@ -134,7 +136,7 @@ class _Pair:
         self.seen = everything(self.theirs, life.session)
         self.addresses = [address_of(tensor) for _, tensor in parts(self.seen, "everything")]
 
-    def go_on(self, step: int) -> None:
+    def go_on(self, step: int, *, checked: bool) -> None:
         """Do one operation to both and raise `SessionMismatch` where they differ."""
         __tracebackhide__ = True
         operation, device = self.life.session.operations[step], self.target.device or "cpu"
@@ -143,6 +145,9 @@ class _Pair:
         wanted = perform(REFERENCE, self.ours, operation, manner)
         got = perform(self.target, self.theirs, operation, manner)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
+        if difference is None and operation.refused is not None and checked:
+            is_exact = is_of_fast(getattr(self.theirs, operation.method))
+            difference = compare_wording(wanted, got, is_exact=is_exact)
         if difference is None and operation.refused is None:
             difference = first_difference(wanted, got, "result", device)
         if difference is None:

@@ -28,12 +28,14 @@ class Manner:
         has_own_objects: Whether objects are a caller's own, with the same attributes.
         follows_idle_step: Whether the same call was made before with zeros in the same memory, as a
             runner's step follows its dummy run.
+        has_negated_tensors: Whether tensors are lazy negations (`torch._neg_view`).
     """
 
     has_numpy_scalars: bool = False
     is_positional: bool = False
     has_own_objects: bool = False
     follows_idle_step: bool = False
+    has_negated_tensors: bool = False
 
     @property
     def situations(self) -> list[str]:
@@ -46,6 +48,7 @@ MANNERS = {
     "is_positional": "called by position",
     "has_own_objects": "called with a caller's own objects",
     "follows_idle_step": "called after an idle step in the same memory",
+    "has_negated_tensors": "called with lazily negated tensors",
 }
 
 PLAIN = Manner()
@@ -60,6 +63,7 @@ class Side:
         target: Whose side it is.
         call: The call as drawn.
         manner: How it is made.
+        written: Names of the arguments that the function writes.
         carrier: What copied the arguments.
         arguments: This side's copies of the arguments.
         hints: And of the hints; `reference` is given none.
@@ -68,6 +72,7 @@ class Side:
     target: Target
     call: Call
     manner: Manner = PLAIN
+    written: frozenset[str] = frozenset()
     carrier: Carrier = dataclasses.field(init=False)
     arguments: Arguments = dataclasses.field(init=False)
     hints: Arguments = dataclasses.field(init=False)
@@ -75,7 +80,12 @@ class Side:
     def __post_init__(self) -> None:
         if self.manner.has_numpy_scalars:
             self.call = self.call.with_numpy_scalars()
-        self.carrier = self.target.carrier(has_own_objects=self.manner.has_own_objects)
+        # An implementation of somebody else's need not know of torch's lazy negations.
+        self.carrier = self.target.carrier(
+            has_own_objects=self.manner.has_own_objects,
+            negates=self.manner.has_negated_tensors and self.target.launches(self.call.function),
+            written=self.written,
+        )
         self.arguments = {
             name: self.carrier.carry(value, name) for name, value in self.call.arguments.items()
         }

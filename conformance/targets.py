@@ -116,9 +116,9 @@ class Target:
         """Tell whether a failure of a function is one that is declared."""
         return any(known.explains(error) for known in self.deviations(function))
 
-    def carrier(self, *, has_own_objects: bool = False) -> Carrier:
-        """Return a new carrier of arguments to this target, its own objects or a caller's."""
-        return Carrier(self.implementation, self.device, has_own_objects=has_own_objects)
+    def carrier(self, **options: Any) -> Carrier:
+        """Return a new carrier of arguments to this target, with `Carrier`'s options."""
+        return Carrier(self.implementation, self.device, **options)
 
     @contextlib.contextmanager
     def running(self, *, checked: bool = False, seed: int = 0) -> Iterator[None]:

@@ -98,7 +98,8 @@ class _Tables:
             self.tables.get_dummy_slot_mappings(arguments["max_num_batched_tokens"]),
         )
         for operation in session.operations:
-            self.perform(operation)
+            refusal = self.perform(operation)
+            assert not refusal, f"{operation.method} raised {refusal}"
 
     def perform(self, operation: Operation) -> str:
         """Call the method and return the name of the exception's class, if it is refused."""

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from conformance.checks import law
 from conformance.comparison import first_difference, torch_dtype
 from conformance.contracts import Call, Draw
+from conformance.implementations import is_of_fast
 from conformance.judging import is_named
 from conformance.report import Mismatch
 from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
+from conformance.wording import compare_wording
 
 DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
 MOST = 2**63 - 1
@@ -142,9 +144,14 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
         (TypeError, "pin_memory", lambda t: _make(t, example, pin_memory=1)),
     ]
     for error, name, make in cases:
+        refusals: list[Any] = []
         for side in (REFERENCE, target):
             refusal = _refusal(lambda side=side, make=make: make(side))
             assert is_named(error, name, refusal), f"{side.name}: {refusal!r}"
+            refusals.append(refusal)
+        is_exact = is_of_fast(target.lookup("CpuGpuBuffer"))
+        wording = compare_wording(*refusals, is_exact=is_exact)
+        assert wording is None, wording.line
 
 
 @law("CpuGpuBuffer", copies)

@@ -6,7 +6,7 @@ for checked mode (`fast.checked_mode`).
 
 from collections.abc import Iterable, Sequence
 from types import UnionType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,43 @@ PLAIN_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 MAX_SIZE: Final = 2**31 - 1
 """The greatest size: what an int32 can hold."""
+
+
+def describe(value: object) -> str:
+    """Return a value and its type in words that are the same for both twins."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return "array"
+    if isinstance(value, torch.dtype):
+        return f"dtype {get_dtype_name(value)}"
+    if isinstance(value, type):
+        return f"class {value.__name__}"
+    if isinstance(value, list | tuple | dict | set | frozenset):  # may hold anything
+        return kind.__name__
+    if kind.__repr__ is object.__repr__:  # an address says nothing
+        return f"object of {kind.__name__}"
+    return f"{show(value)} of {kind.__name__}"
+
+
+def show(value: object) -> str:
+    """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
+    return repr(value).replace("torch.", "")
+
+
+def get_type_name(value: object) -> str:
+    """Return the name of a value's type: `array` for what is one in either twin."""
+    return "array" if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
+
+
+def get_dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype that both twins have, such as `int32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def not_a_tensor(name: str, value: object) -> str:
+    """Return the message for what is no tensor; a NumPy array is told from a tensor."""
+    wanted = "a torch tensor" if isinstance(value, np.ndarray) else "an array"
+    return f"{name} must be {wanted}, got {type(value).__name__}"
 
 
 def is_int(value: object) -> bool:
@@ -42,7 +79,7 @@ def check_int(name: str, value: object, minimum: int = 1, maximum: int | None = 
     if type(value) is int and minimum <= value and (maximum is None or value <= maximum):
         return value  # what most callers hand over, at a third of the time
     if not is_int(value):
-        raise TypeError(f"{name} must be an int, got {value!r} of {type(value).__name__}")
+        raise TypeError(f"{name} must be an int, got {describe(value)}")
     number = int(value)  # type: ignore[call-overload]  # is_int has just said so
     if maximum is None and number < minimum:
         raise ValueError(f"{name} is {number}, expected at least {minimum}")
@@ -59,7 +96,7 @@ def check_index(name: str, value: object, length: int) -> int:
         IndexError: it is outside `0 .. length - 1`.
     """
     if not is_int(value):
-        raise TypeError(f"{name} must be an int, got {value!r} of {type(value).__name__}")
+        raise TypeError(f"{name} must be an int, got {describe(value)}")
     number = int(value)  # type: ignore[call-overload]  # is_int has just said so
     if not 0 <= number < length:
         raise IndexError(f"{name} is {number}, expected 0 to {length - 1}")
@@ -73,7 +110,7 @@ def check_bool(name: str, value: object) -> None:
         TypeError: it is not.
     """
     if value is not True and value is not False and not isinstance(value, np.bool_):
-        raise TypeError(f"{name} must be a bool, got {value!r} of {type(value).__name__}")
+        raise TypeError(f"{name} must be a bool, got {describe(value)}")
 
 
 def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
@@ -83,7 +120,7 @@ def check_type(name: str, value: object, kind: type | UnionType, expected: str) 
         TypeError: it is not; the message says what was `expected`.
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {expected}, got {value!r} of {type(value).__name__}")
+        raise TypeError(f"{name} must be {expected}, got {describe(value)}")
 
 
 def check_dtype(name: str, value: object) -> torch.dtype:
@@ -92,8 +129,14 @@ def check_dtype(name: str, value: object) -> torch.dtype:
     Raises:
         TypeError: it is not one; the names of dtypes and those of NumPy are none.
     """
-    check_type(name, value, torch.dtype, "a torch dtype")
-    return cast("torch.dtype", value)
+    if isinstance(value, torch.dtype):
+        return value
+    got = describe(value)
+    if isinstance(value, np.dtype):
+        got = f"NumPy dtype {value.name if value.isnative else value.str}"
+    elif isinstance(value, type) and issubclass(value, np.generic):
+        got = f"NumPy dtype {value.__name__}"
+    raise TypeError(f"{name} must be a supported dtype, got {got}")
 
 
 def is_kind(value: object, name: str) -> bool:
@@ -109,7 +152,7 @@ def check_list(name: str, value: object, length: int | None = None) -> None:
         ValueError: its length is another.
     """
     if not isinstance(value, list):
-        raise TypeError(f"{name} must be a list, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a list, got {get_type_name(value)}")
     if length is not None and len(value) != length:
         raise ValueError(f"{name} has {len(value)} entries, expected {length}")
 
@@ -131,7 +174,7 @@ def check_ints(
     for kind in set(map(type, values)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             at = next(i for i, value in enumerate(values) if type(value) is kind)
-            raise TypeError(f"{name}[{at}] must be an int, got {values[at]!r} of {kind.__name__}")
+            raise TypeError(f"{name}[{at}] must be an int, got {describe(values[at])}")
     if values and (min(values) < minimum or max(values) > maximum):
         at = next(i for i, v in enumerate(values) if not minimum <= v <= maximum)
         raise error(f"{name}[{at}] is {values[at]}, expected {minimum} to {maximum}")
@@ -157,12 +200,14 @@ def check_tensor(
     ):
         return
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+        raise TypeError(not_a_tensor(name, value))
     if value.dtype is not dtype:
-        raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
+        names = get_dtype_name(dtype), get_dtype_name(value.dtype)
+        raise TypeError(f"{name} must be {names[0]}, got {names[1]}")
     check_dense(name, value)
     if value.dim() != ndim:
-        raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(value.shape)}")
+        wanted = f"{ndim} dimension{'s'[ndim == 1 :]}"
+        raise ValueError(f"{name} must have {wanted}, got shape {tuple(value.shape)}")
     if device is not None and value.device != device:
         check_same_device([(name, value)], device)
 
@@ -216,7 +261,8 @@ def check_array(name: str, value: object, min_length: int = 0) -> None:
         ValueError: it has another number of dimensions, or fewer than `min_length` entries.
     """
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
+        wanted = "a NumPy array" if isinstance(value, torch.Tensor | np.ndarray) else "an array"
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
     if value.dtype not in INT_DTYPES:
         raise TypeError(f"{name} must be int32 or int64, got {value.dtype}")
     if value.ndim != 1:

@@ -1,6 +1,5 @@
 """What may be appended to block tables, and how it travels to them."""
 
-from collections import Counter
 from itertools import chain
 from operator import countOf
 from typing import Final, TypeAlias
@@ -8,7 +7,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fast._checks import MAX_SIZE, check_ints, check_list
+from fast._checks import MAX_SIZE, check_ints, check_list, describe
 from fast._native.int_packing import pack_ints
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -32,12 +31,14 @@ def check_listed(
     check_list("overwrite", overwrite, len(req_indices))
     rows = check_ints("req_indices", req_indices, 0, max_num_reqs - 1, IndexError)
     if len(set(req_indices)) != len(req_indices):
-        twice = next(row for row, count in Counter(req_indices).items() if count > 1)
-        raise ValueError(f"req_indices lists request slot {twice} twice, expected once")
+        first = {row: at for at, row in reversed(list(enumerate(req_indices)))}
+        again = next(at for at, row in enumerate(req_indices) if first[row] != at)
+        row = req_indices[again]
+        raise ValueError(f"req_indices[{again}] is {row}, the same as req_indices[{first[row]}]")
     for kind in set(map(type, overwrite)):
         if kind not in (bool, np.bool_):
             at = next(i for i, value in enumerate(overwrite) if type(value) is kind)
-            raise TypeError(f"overwrite[{at}] must be a bool, got {overwrite[at]!r}")
+            raise TypeError(f"overwrite[{at}] must be a bool, got {describe(overwrite[at])}")
     return rows, np.array(overwrite, dtype=np.bool_)
 
 
@@ -65,10 +66,12 @@ def check_new_blocks(
         check_list(name_ids, new_block_ids[group])
         ends[group] = check_ints(name, cu_num_new_blocks[group], 0, len(new_block_ids[group]))
         ids.append(check_ints(name_ids, new_block_ids[group], 0, MAX_SIZE))
-        if ends[group, 0] != 0 or ends[group, -1] != len(ids[group]):
+        if ends[group, 0] != 0:
+            raise ValueError(f"{name}[0] is {ends[group, 0]}, expected 0")
+        if ends[group, -1] != len(ids[group]):
             raise ValueError(
-                f"{name} runs from {ends[group, 0]} to {ends[group, -1]}, expected from 0 to"
-                f" {len(ids[group])}, the length of {name_ids}"
+                f"{name}[{num_listed}] is {ends[group, -1]}, expected {len(ids[group])},"
+                f" the length of {name_ids}"
             )
         falls = np.flatnonzero(np.diff(ends[group]) < 0)
         if len(falls):
@@ -94,8 +97,8 @@ def check_lengths(lengths: Int64, rows: Int64, widths: Int64) -> None:
     if too_long.any():
         group, listed = np.argwhere(too_long)[0]
         raise ValueError(
-            f"new_block_ids[{group}] makes row {rows[listed]} {lengths[group, listed]} blocks"
-            f" long, expected at most {widths[group]}"
+            f"new_block_ids[{group}] brings row {rows[listed]} to {lengths[group, listed]} blocks,"
+            f" expected at most {widths[group]}"
         )
 
 

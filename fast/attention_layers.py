@@ -4,7 +4,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from fast._checks import check_dtype, check_int, check_list, check_type, is_kind
+from fast._checks import check_dtype, check_int, check_list, check_type, is_kind, show
 from fast.kv_cache_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 T = TypeVar("T")
@@ -66,22 +66,24 @@ def get_layers_from_vllm_config(
     context = vllm_config.compilation_config.static_forward_context
     if layer_names is None:
         layer_names = list(context)
-    check_list("layer_names", layer_names)
-    layers = {name: get_layer("layer_names", context, name) for name in layer_names}
+    layers = get_layers("layer_names", context, layer_names)
     return {name: layer for name, layer in layers.items() if isinstance(layer, layer_type)}
 
 
-def get_layer(where: str, context: Any, layer_name: str) -> Any:  # noqa: ANN401  (an engine's own)
-    """Return a layer of the forward context.
+def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, Any]:  # noqa: ANN401  (an engine's own)
+    """Return layers of the forward context, by name.
 
     Raises:
-        TypeError: the name is no text.
-        KeyError: the context lacks it; the message says that `where` names it.
+        TypeError: the names are no list, or one is no text.
+        KeyError: the context lacks one; the message says which entry of `where` it is.
     """
-    check_type(f"a layer's name in {where}", layer_name, str, "a str")
-    if layer_name not in context:
-        raise KeyError(f"{where} names layer {layer_name!r}, which static_forward_context lacks")
-    return context[layer_name]
+    check_list(where, layer_names)
+    for i, name in enumerate(layer_names):
+        check_type(f"{where}[{i}]", name, str, "a str")
+    for i, name in enumerate(layer_names):
+        if name not in context:
+            raise KeyError(f"{where}[{i}] is {name!r}, which static_forward_context lacks")
+    return {name: context[name] for name in layer_names}
 
 
 def get_kv_cache_spec(
@@ -218,14 +220,14 @@ def init_attn_backend(
 
 def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  # noqa: ANN401  (an engine's own)
     """Return the backend of a group's layers."""
-    check_list(where, layer_names)
+    layers = get_layers(where, context, layer_names)
     if not layer_names:
         raise ValueError(f"{where} is empty, expected at least 1 layer")
-    backends = [get_layer(where, context, name).get_attn_backend() for name in layer_names]
+    backends = [layers[name].get_attn_backend() for name in layer_names]
     for name, backend in zip(layer_names, backends, strict=True):
         if backend is not backends[0]:
             raise ValueError(
-                f"{where} names layers of unlike backends: {layer_names[0]!r} has {backends[0]!r},"
+                f"{where} has layers of unlike backends: {layer_names[0]!r} has {backends[0]!r},"
                 f" {name!r} has {backend!r}"
             )
     return backends[0]
@@ -247,7 +249,8 @@ def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's o
         if specs[name] != specs[named[0]]:
             raise ValueError(
                 f"kv_cache_groups[{index}].kv_cache_spec has unlike specs, but its layers have one"
-                f" builder: {named[0]!r} has {specs[named[0]]}, {name!r} has {specs[name]}"
+                f" builder: {named[0]!r} has {show(specs[named[0]])}, {name!r} has"
+                f" {show(specs[name])}"
             )
     return specs[named[0]]
 

@@ -5,7 +5,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from fast._checks import check_dtype, check_type, is_kind
+from fast._checks import check_dtype, check_type, is_kind, show
 from fast.base_spec import KVCacheSpec, check_specs, read_size, set_int
 
 FP8_DS_MLA_TOKEN_BYTES: Final = 656
@@ -131,7 +131,10 @@ class FullAttentionSpec(AttentionSpec):
         check_specs(specs)
         for i, spec in enumerate(specs):
             if not is_kind(spec, "FullAttentionSpec") or is_kind(spec, "MLAAttentionSpec"):
-                raise ValueError(f"specs[{i}] is {spec}, expected a FullAttentionSpec and no MLA")
+                raise ValueError(
+                    f"specs[{i}] is of class {type(spec).__name__}, expected FullAttentionSpec"
+                    " without MLA"
+                )
         return cls(**find_shared_fields(specs, HEAD_FIELDS), **find_bound(specs))
 
 
@@ -186,7 +189,9 @@ class MLAAttentionSpec(FullAttentionSpec):
         check_specs(specs)
         for i, spec in enumerate(specs):
             if not is_kind(spec, "MLAAttentionSpec"):
-                raise ValueError(f"specs[{i}] is {spec}, expected an MLAAttentionSpec")
+                raise ValueError(
+                    f"specs[{i}] is of class {type(spec).__name__}, expected MLAAttentionSpec"
+                )
         fields = (*HEAD_FIELDS, "cache_dtype_str")
         return cls(**find_shared_fields(specs, fields), **find_bound(specs))
 
@@ -202,7 +207,9 @@ def find_shared_fields(specs: list[Any], fields: tuple[str, ...]) -> dict[str, A
         for i, spec in enumerate(specs):
             value = getattr(spec, field)
             if value != expected:
-                raise ValueError(f"specs[{i}].{field} is {value!r}, unlike {expected!r} before it")
+                raise ValueError(
+                    f"specs[{i}].{field} is {show(value)}, unlike {show(expected)} of specs[0]"
+                )
     return {field: getattr(specs[0], field) for field in fields}
 
 
@@ -216,6 +223,6 @@ def find_bound(specs: list[Any]) -> dict[str, Any]:
     if sum(map(len, found.values())) > 1:
         raise ValueError(
             f"specs have sliding_window {sorted(found['sliding_window'])} and attention_chunk_size "
-            f"{sorted(found['attention_chunk_size'])}, expected one number in all at most"
+            f"{sorted(found['attention_chunk_size'])}, expected at most 1 number in all"
         )
     return {field: next(iter(values), None) for field, values in found.items()}

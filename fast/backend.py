@@ -223,8 +223,8 @@ def _make_metadata(
 
 def _check_fields(fields: object) -> None:
     """Refuse what is no list of fields."""
-    check_type("fields", fields, list | tuple, "a list or a tuple")
-    seen = set()
+    check_type("fields", fields, list | tuple, "a list or tuple")
+    seen: list[str] = []
     for i, field in enumerate(fields):  # type: ignore[var-annotated,arg-type]  # checked above
         check_type(f"fields[{i}]", field, list | tuple, "a tuple (name, type, default)")
         if len(field) != 3:
@@ -232,9 +232,10 @@ def _check_fields(fields: object) -> None:
                 f"fields[{i}] has {len(field)} parts, expected 3: name, type and default"
             )
         name = field[0]
-        check_type(f"the name in fields[{i}]", name, str, "a str")
+        check_type(f"fields[{i}][0]", name, str, "a str")
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"fields[{i}] is named {name!r}, expected an identifier")
+            raise ValueError(f"fields[{i}][0] is {name!r}, expected an identifier")
         if name in seen:
-            raise ValueError(f"fields[{i}] is named {name!r}, as a field before it is")
-        seen.add(name)
+            first = seen.index(name)
+            raise ValueError(f"fields[{i}][0] is {name!r}, the same as fields[{first}][0]")
+        seen.append(name)

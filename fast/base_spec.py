@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
 
-from fast._checks import check_int, check_list, is_kind
+from fast._checks import check_int, check_list, describe, is_kind, show
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ class KVCacheSpec:
         check_specs(specs)
         for i, spec in enumerate(specs):
             if spec != specs[0]:
-                raise ValueError(f"specs[{i}] is {spec}, expected all equal to {specs[0]}")
+                raise ValueError(
+                    f"specs[{i}] is {show(spec)}, expected the same as specs[0], {show(specs[0])}"
+                )
         return specs[0]
 
 
@@ -152,4 +154,4 @@ def check_spec(name: str, value: object) -> None:
         TypeError: it is none.
     """
     if not is_kind(value, "KVCacheSpec"):
-        raise TypeError(f"{name} must be a KVCacheSpec, got {value!r} of {type(value).__name__}")
+        raise TypeError(f"{name} must be a KVCacheSpec, got {describe(value)}")

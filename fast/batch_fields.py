@@ -4,7 +4,7 @@ What is usually right is checked in one expression, which saves 1 to 2 us a fiel
 fails, the checks that say what is wrong are made.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -12,22 +12,6 @@ from fast._checks import INT32, check_bool, check_int, check_tensor
 
 MAX_COUNT = 2**63 - 1
 """The greatest count of requests or tokens."""
-
-
-class Rest(NamedTuple):
-    """The fields that a function passes on from one metadata to another.
-
-    Attributes:
-        block_table_tensor: int32[at least num_reqs, max_blocks_per_req].
-        slot_mapping: int64[at least num_actual_tokens].
-        max_query_len: as an int.
-        max_seq_len: as an int.
-    """
-
-    block_table_tensor: torch.Tensor
-    slot_mapping: torch.Tensor
-    max_query_len: int
-    max_seq_len: int
 
 
 def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's own metadata serves too)
@@ -56,20 +40,28 @@ def read_count(name: str, value: Any) -> int:  # noqa: ANN401  (not checked yet)
     return check_int(name, value, 0, MAX_COUNT)
 
 
-def read_rest(metadata: Any, num_reqs: int, num_tokens: int) -> Rest:  # noqa: ANN401  (likewise)
-    """Return the fields that are passed on.
+def read_requests(
+    metadata: Any,  # noqa: ANN401  (likewise)
+    num_reqs: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `seq_lens`, `seq_lens_cpu` and `num_computed_tokens_cpu`, to be passed on.
 
     Raises:
-        TypeError: one is of another type or dtype.
-        ValueError: one has another number of dimensions, or too few rows or entries.
+        TypeError: one is no int32 tensor.
+        ValueError: one has another number of dimensions or of entries.
         AttributeError: one is missing.
     """
-    return Rest(
-        read_block_table(metadata, num_reqs),
-        read_slot_mapping(metadata, num_tokens),
-        read_count("max_query_len", metadata.max_query_len),
-        read_count("max_seq_len", metadata.max_seq_len),
-    )
+    seq_lens, seq_lens_cpu = metadata.seq_lens, metadata.seq_lens_cpu
+    computed = metadata.num_computed_tokens_cpu
+    if not (
+        type(seq_lens) is type(seq_lens_cpu) is type(computed) is torch.Tensor
+        and seq_lens.dtype is seq_lens_cpu.dtype is computed.dtype is INT32
+        and seq_lens.ndim == seq_lens_cpu.ndim == computed.ndim == 1
+        and seq_lens.nelement() == seq_lens_cpu.nelement() == computed.nelement() == num_reqs
+    ):
+        for name in ("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu"):
+            read_vector(metadata, name, num_reqs)
+    return seq_lens, seq_lens_cpu, computed
 
 
 def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:  # noqa: ANN401  (likewise)

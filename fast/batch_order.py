@@ -232,5 +232,8 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
     if None in counts:
         missing = [req_id for req_id in req_ids if req_id not in scheduled]
         if missing:
-            raise KeyError(f"num_scheduled_tokens has no request {missing[0]!r}")
+            at = req_ids.index(missing[0])
+            raise KeyError(
+                f"num_scheduled_tokens has no request {missing[0]!r}, which is req_ids[{at}]"
+            )
     return check_ints("num_scheduled_tokens of req_ids", counts, 0, 2**63 - 1)

@@ -71,8 +71,8 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
     common = [size for size in stated if all(size in sizes for sizes in supported)]
     if not common:
         raise ValueError(
-            f"attn_groups support no block size in common that divides kv_manager_block_size "
-            f"{manager_size}, got {', '.join(map(repr, supported))}"
+            f"kv_manager_block_size is {manager_size}, but attn_groups support no divisor of it in"
+            f" common: they support {[sizes.entries for sizes in supported]}"
         )
     return max(common)
 
@@ -116,15 +116,19 @@ def prepare_kernel_block_sizes(
         kind = find_inner_specs(spec)[0]
         if is_kind(kind, "AttentionSpec"):
             if g >= len(attn_groups):
-                raise ValueError(f"attn_groups has {len(attn_groups)} lists, none for group {g}")
+                raise ValueError(
+                    f"attn_groups has {len(attn_groups)} lists, none for kv_cache_groups[{g}]"
+                )
             check_list(f"attn_groups[{g}]", attn_groups[g])
             block_sizes.append(select_common_block_size(spec.block_size, attn_groups[g]))
         elif is_kind(kind, "MambaSpec"):
-            block_sizes.append(check_int(f"group {g}'s block_size", spec.block_size, 1, None))
+            block_sizes.append(
+                check_int(f"block_size of kv_cache_groups[{g}]", spec.block_size, 1, None)
+            )
         else:
             raise NotImplementedError(
-                f"group {g}'s kv_cache_spec is a {type(kind).__name__}, expected a kind of "
-                "AttentionSpec or MambaSpec"
+                f"kv_cache_groups[{g}] has a spec of class {type(kind).__name__}, "
+                "expected AttentionSpec or MambaSpec"
             )
     return block_sizes
 
@@ -135,6 +139,7 @@ class _SupportedSizes:
     Attributes:
         ints: those that it states one by one.
         bases: those of whose multiples it supports each.
+        entries: all, in the order in which it states them.
     """
 
     def __init__(self, name: str, backend: Any) -> None:  # noqa: ANN401  (an engine's own)
@@ -143,18 +148,16 @@ class _SupportedSizes:
         check_type(self.name, entries, list | tuple, "a list or tuple")
         self.ints: list[int] = []
         self.bases: list[int] = []
+        self.entries: list[int | MultipleOf] = []
         for i, entry in enumerate(entries):
             multiple = is_kind(entry, "MultipleOf")
             size = entry.base if multiple else entry
             if not is_int(size) or size < 1:
                 raise ValueError(
-                    f"{self.name}[{i}] is {entry!r}, expected an int or MultipleOf an int, "
-                    "at least 1"
+                    f"{self.name}[{i}] is {entry!r}, expected an int or a MultipleOf of at least 1"
                 )
             (self.bases if multiple else self.ints).append(int(size))
+            self.entries.append(MultipleOf(int(size)) if multiple else int(size))
 
     def __contains__(self, size: int) -> bool:
         return size in self.ints or any(size % base == 0 for base in self.bases)
-
-    def __repr__(self) -> str:
-        return f"{self.name} of {[*self.ints, *map(MultipleOf, self.bases)]}"

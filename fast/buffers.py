@@ -5,7 +5,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from fast._checks import check_bool, check_device, check_int
+from fast._checks import check_bool, check_device, check_dtype, check_int, get_dtype_name
 
 
 class CpuGpuBuffer:
@@ -42,8 +42,7 @@ class CpuGpuBuffer:
         if not size:
             raise ValueError("size is empty, expected at least 1 dimension")
         shape = [check_int(f"size[{i}]", length, 0, 2**63 - 1) for i, length in enumerate(size)]
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch dtype, got {dtype!r}")
+        check_dtype("dtype", dtype)
         check_bool("pin_memory", pin_memory)
         device = check_device("device", device)
         pinned = bool(pin_memory) and torch.cuda.is_available()
@@ -61,7 +60,8 @@ class CpuGpuBuffer:
         try:
             return self.cpu.numpy()
         except TypeError as error:
-            raise TypeError(f"dtype {self.cpu.dtype} has no NumPy view") from error
+            name = get_dtype_name(self.cpu.dtype)
+            raise TypeError(f"dtype {name} has no NumPy view; use cpu") from error
 
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
         """Copy the first entries to the device, without blocking.

@@ -92,7 +92,7 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
     """Return the starts on the host, one behind another, from their copy if there is one."""
     check_tensor("query_start_loc_p", starts, torch.int32, 1)
     if starts.shape[0] == 0:
-        raise ValueError("query_start_loc_p is empty, expected num_sequences + 1 entries")
+        raise ValueError("query_start_loc_p is empty, expected num_reqs + 1 entries")
     if copy is not None:
         check_tensor("query_start_loc_p_cpu", copy, torch.int32, 1)
         check_host("query_start_loc_p_cpu", copy)
@@ -106,7 +106,9 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
         check_starts("query_start_loc_p", values)
         if copy is not None:
             _check_copy(values, to_host("query_start_loc_p_cpu", copy))
-    return starts.cpu() if copy is None else copy
+    if copy is not None:
+        return copy
+    return starts if starts.is_cpu else plain("query_start_loc_p", starts).cpu()
 
 
 def _check_copy(starts: IntArray, copy: IntArray) -> None:

@@ -60,8 +60,8 @@ def get_dcp_local_seq_lens(
     interleave = check_int("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
     if size * interleave > MAX_SIZE:
         raise ValueError(
-            f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is more than"
-            f" {MAX_SIZE}"
+            f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is"
+            f" {size * interleave}, expected at most {MAX_SIZE}"
         )
     rank = 0 if dcp_rank is None else check_int("dcp_rank", dcp_rank, 0, size - 1)
     if is_dynamo_compiling():

@@ -16,6 +16,8 @@ from fast._checks import (
     check_same_device,
     check_starts,
     check_tensor,
+    get_dtype_name,
+    not_a_tensor,
 )
 from fast._native.memory import to_host
 
@@ -133,9 +135,10 @@ def _names() -> list[str]:
 
 def _check_logits_indices(indices: object) -> None:
     if not isinstance(indices, torch.Tensor):
-        raise TypeError(f"logits_indices_padded must be a tensor, got {type(indices).__name__}")
+        raise TypeError(not_a_tensor("logits_indices_padded", indices))
     if indices.dtype not in {torch.int32, torch.int64}:
-        raise TypeError(f"logits_indices_padded must be int32 or int64, got {indices.dtype}")
+        name = get_dtype_name(indices.dtype)
+        raise TypeError(f"logits_indices_padded must be int32 or int64, got {name}")
     check_tensor("logits_indices_padded", indices, indices.dtype, 1)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_dense, check_int
+from fast._checks import check_dense, check_int, get_dtype_name, not_a_tensor
 from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 
@@ -38,10 +38,11 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
     Source: the definition is kvtwin's own; the name is vLLM's block table.
     """
     if not isinstance(block_ids, torch.Tensor):
-        raise TypeError(f"block_ids must be a torch tensor, got {type(block_ids).__name__}")
+        raise TypeError(not_a_tensor("block_ids", block_ids))
     check_dense("block_ids", block_ids)
     if block_ids.dtype not in BLOCK_ID_DTYPES:
-        raise TypeError(f"block_ids must be int8 to int64 or uint8, got {block_ids.dtype}")
+        name = get_dtype_name(block_ids.dtype)
+        raise TypeError(f"block_ids must be int8 or int16 or int32 or int64 or uint8, got {name}")
     if block_ids.dim() == 0:
         raise ValueError("block_ids must have at least 1 dimension, got shape ()")
     number = check_int("blocks_per_kv_block", blocks_per_kv_block)
@@ -52,7 +53,8 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
         return block_ids.new_empty(shape)
     greatest = (torch.iinfo(block_ids.dtype).max - (number - 1)) // number
     if greatest < 0:
-        raise ValueError(f"blocks_per_kv_block is {number}, which {block_ids.dtype} cannot count")
+        name = get_dtype_name(block_ids.dtype)
+        raise ValueError(f"blocks_per_kv_block is {number}, more than {name} can count")
     if is_checked():
         values = to_host("block_ids", block_ids)
         wrong = np.argwhere((values < 0) | (values > greatest))
@@ -60,7 +62,7 @@ def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> t
             index = tuple(wrong[0].tolist())
             raise ValueError(
                 f"block_ids{list(index)} is {values[index]}, expected 0 to {greatest}, as each is"
-                f" {number} kernel blocks in {block_ids.dtype}"
+                f" {number} kernel blocks in {get_dtype_name(block_ids.dtype)}"
             )
     steps = torch.arange(number, dtype=torch.int64, device=block_ids.device)
     wide = block_ids.to(torch.int64).unsqueeze(-1) * number + steps

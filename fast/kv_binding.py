@@ -36,8 +36,8 @@ def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int
     if len(numbers) == 2 and modules > 1 and "attn" in layer_name:
         return numbers[0] * modules + numbers[1]
     raise ValueError(
-        f"layer_name is {layer_name!r}, with {len(numbers)} integers between dots, expected 1, or "
-        "2 of an attention layer that is one of several"
+        f"layer_name is {layer_name!r} and has {len(numbers)} integers between dots, "
+        "expected 1, or 2 for an attention layer where num_attn_module is above 1"
     )
 
 

@@ -62,10 +62,11 @@ def _allocate_kv_cache(
     for t, tensor in enumerate(kv_cache_config.kv_cache_tensors):
         sizes.append(check_int(f"kv_cache_tensors[{t}].size", tensor.size, 0, 2**63 - 1))
         check_list(f"kv_cache_tensors[{t}].shared_by", tensor.shared_by)
-        for name in tensor.shared_by:
-            check_type(f"an entry of kv_cache_tensors[{t}].shared_by", name, str, "a str")
+        for i, name in enumerate(tensor.shared_by):
+            where = f"kv_cache_tensors[{t}].shared_by[{i}]"
+            check_type(where, name, str, "a str")
             if name in layer_tensors:
-                raise ValueError(f"kv_cache_tensors name layer {name!r} twice")
+                raise ValueError(f"{where} is {name!r}, a layer that is named before")
             layer_tensors[name] = t
     missing, extra = set(needed) - set(layer_tensors), set(layer_tensors) - set(needed)
     if missing or extra:

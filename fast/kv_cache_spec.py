@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from fast._checks import check_type, is_kind
+from fast._checks import check_type, describe, is_kind
 from fast.attention_spec import AttentionSpec, FullAttentionSpec, MLAAttentionSpec
 from fast.base_spec import KVCacheSpec, check_spec
 from fast.bounded_attention_spec import (
@@ -71,8 +71,8 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         for name, spec in self.kv_cache_specs.items():
             if spec.block_size != self.block_size:
                 raise ValueError(
-                    f"kv_cache_specs[{name!r}] has block_size {spec.block_size}, "
-                    f"expected {self.block_size}"
+                    f"kv_cache_specs[{name!r}].block_size is {spec.block_size}, "
+                    f"expected block_size {self.block_size}"
                 )
         object.__setattr__(self, "kv_cache_specs", dict(self.kv_cache_specs))
 
@@ -173,7 +173,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         kind = next((kind for kind in UNIFORM_KINDS if is_kind(first, kind)), None)
         if kind is None:
             raise NotImplementedError(
-                f"specs[{first_name!r}] is a {type(first).__name__}, expected one of "
+                f"specs[{first_name!r}] is of class {type(first).__name__}, expected one of "
                 f"{', '.join(UNIFORM_KINDS)}"
             )
         if not all(is_kind(spec, kind) for spec in specs.values()):
@@ -277,7 +277,7 @@ def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return [spec]
     if not spec.kv_cache_specs:
-        raise ValueError("kv_cache_spec.kv_cache_specs is empty, expected at least 1 spec")
+        raise ValueError("kv_cache_specs is empty, expected at least 1 spec")
     return list(spec.kv_cache_specs.values())
 
 
@@ -289,7 +289,7 @@ def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
 def _check_named_specs(name: str, specs: object) -> None:
     """Refuse what is not a dict of names to specs, with at least one."""
     if not isinstance(specs, dict):
-        raise TypeError(f"{name} must be a dict, got {type(specs).__name__}")
+        raise TypeError(f"{name} must be a dict, got {describe(specs)}")
     if not specs:
         raise ValueError(f"{name} is empty, expected at least 1 spec")
     for layer_name, spec in specs.items():

@@ -42,14 +42,18 @@ def find_cached_groups(kv_cache_config: Any) -> list[Any]:  # noqa: ANN401  (an 
         ValueError: they name a layer twice.
     """
     check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
-    groups = [group for group in kv_cache_config.kv_cache_groups if not is_encoder_only(group)]
+    groups = []
     seen = set()
-    for group in groups:
-        check_list("layer_names", group.layer_names)
-        for name in group.layer_names:
-            check_type("an entry of layer_names", name, str, "a str")
+    for g, group in enumerate(kv_cache_config.kv_cache_groups):
+        if is_encoder_only(group):
+            continue
+        groups.append(group)
+        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+        for i, name in enumerate(group.layer_names):
+            where = f"kv_cache_groups[{g}].layer_names[{i}]"
+            check_type(where, name, str, "a str")
             if name in seen:
-                raise ValueError(f"kv_cache_groups name layer {name!r} twice")
+                raise ValueError(f"{where} is {name!r}, a layer that is named before")
             seen.add(name)
     return groups
 
@@ -73,18 +77,24 @@ def find_layers(
     for group, kernel_block_size in zip(groups, block_sizes, strict=True):
         raws = {name: _get_raw(name, raw_tensors) for name in group.layer_names}
         for name, spec in _find_layer_specs(group, raws).items():
-            page_size = check_int(f"layer {name!r}: page_size_bytes", spec.page_size_bytes, 1, None)
+            if not is_kind(spec, "AttentionSpec") and not is_kind(spec, "MambaSpec"):
+                raise NotImplementedError(
+                    f"layer {name!r} has a spec of class {type(spec).__name__}, "
+                    "expected AttentionSpec or MambaSpec"
+                )
+            where = f"page_size_bytes of layer {name!r}"
+            page_size = check_int(where, spec.page_size_bytes, 1, None)
             layer = CachedLayer(name, spec, raws[name], page_size, kernel_block_size)
             first = first_over.setdefault(id(layer.raw), layer)
             if page_size != first.page_size_bytes:
                 raise ValueError(
-                    f"layer {name!r} has pages of {page_size} bytes, but {first.name!r} over the "
-                    f"same raw tensor has pages of {first.page_size_bytes}"
+                    f"page_size_bytes of layer {name!r} is {page_size}, but that of "
+                    f"{first.name!r} with the same raw tensor is {first.page_size_bytes}"
                 )
             if layer.raw.numel() % page_size:
                 raise ValueError(
-                    f"layer {name!r} has a raw tensor of {layer.raw.numel()} bytes, expected whole "
-                    f"pages of page_size_bytes {page_size}"
+                    f"kv_cache_raw_tensors[{name!r}] has {layer.raw.numel()} bytes, expected a "
+                    f"multiple of its page_size_bytes {page_size}"
                 )
             layers.append(layer)
     return layers
@@ -109,8 +119,8 @@ def _find_layer_specs(
     for name, raw in raws.items():
         if name not in own and id(raw) not in over:
             raise KeyError(
-                f"kv_cache_specs lacks layer {name!r}, and every layer of its group whose raw "
-                "tensor it shares"
+                f"kv_cache_specs lacks layer {name!r} and every layer of its group with the "
+                "same raw tensor"
             )
         specs[name] = own[name] if name in own else over[id(raw)]
     return specs
@@ -124,6 +134,6 @@ def _get_raw(name: str, raw_tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     check_tensor(f"kv_cache_raw_tensors[{name!r}]", raw, torch.int8, 1)
     if not raw.is_contiguous():
         raise ValueError(
-            f"kv_cache_raw_tensors[{name!r}] must be contiguous, got stride {raw.stride()}"
+            f"kv_cache_raw_tensors[{name!r}] must be contiguous, got stride {raw.stride(0)}"
         )
     return raw

@@ -93,22 +93,26 @@ def _find_groups_to_join(
     for layer, target in shared_kv_cache_layers.items():
         check_type("a layer of shared_kv_cache_layers", layer, str, "a str")
         check_type(f"shared_kv_cache_layers[{layer!r}]", target, str, "a str")
+        name = f"shared_kv_cache_layers[{layer!r}] is {target!r},"
         if layer == target:
-            raise ValueError(f"shared_kv_cache_layers has layer {layer!r} share from itself")
+            raise ValueError(f"{name} the layer itself, expected another")
         if target in shared_kv_cache_layers:
             raise KeyError(
-                f"shared_kv_cache_layers[{layer!r}] is {target!r}, which shares a cache itself, "
-                "expected a layer with a cache of its own"
+                f"{name} which shares a cache itself, expected a layer with a cache of its own"
             )
         if target not in groups_of:
-            raise KeyError(f"kv_cache_groups lack {target!r}, whose cache layer {layer!r} shares")
+            raise KeyError(f"{name} which kv_cache_groups lack")
         home, *_ = groups_of[target]
         if layer not in groups_of:
             joined[layer] = home
         elif any(group is not home for group in groups_of[layer]):
+            other = next(
+                g
+                for g, group in enumerate(kv_cache_groups)
+                if layer in group.layer_names and group is not home
+            )
             raise ValueError(
-                f"layer {layer!r} of shared_kv_cache_layers stands in another group than its "
-                f"target {target!r}"
+                f"{name} which is not in kv_cache_groups[{other}], the group of {layer!r}"
             )
     return joined
 

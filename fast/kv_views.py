@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_dtype, check_int, check_type, is_kind
+from fast._checks import check_dtype, check_int, check_type, get_dtype_name, is_kind
 from fast.kv_cache_spec import KVCacheConfig, find_inner_specs
 from fast.kv_cached_layers import CachedLayer, find_layers
 
@@ -74,13 +74,8 @@ def _reshape_kv_cache(
             if layer.name not in attn_backends:
                 raise KeyError(f"attn_backends lacks layer {layer.name!r}")
             views[layer.name] = _view_attention(layer, attn_backends[layer.name], pages_are_blocks)
-        elif is_kind(layer.spec, "MambaSpec"):
-            views[layer.name] = _view_states(layer)
         else:
-            raise NotImplementedError(
-                f"layer {layer.name!r} has a {type(layer.spec).__name__}, expected a kind of "
-                "AttentionSpec or MambaSpec"
-            )
+            views[layer.name] = _view_states(layer)
     return views
 
 
@@ -103,12 +98,12 @@ def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) ->
         larger = _ask_shape(layer, backend, num_blocks + 1, block_size)
         blocks = _find_block_dimension(layer, shape, larger)
         order = [blocks, *(dimension for dimension in order if dimension != blocks)]
-    dtype = check_dtype(f"layer {layer.name!r}: dtype", spec.dtype)
+    dtype = check_dtype(f"dtype of layer {layer.name!r}", spec.dtype)
     if math.prod(shape) * dtype.itemsize != layer.raw.numel():
         raise ValueError(
-            f"layer {layer.name!r} has get_kv_cache_shape() {shape} of {dtype}, "
-            f"{math.prod(shape) * dtype.itemsize} bytes, expected the {layer.raw.numel()} of its "
-            "raw tensor"
+            f"attn_backends[{layer.name!r}].get_kv_cache_shape() is {tuple(shape)} of "
+            f"{get_dtype_name(dtype)}, {math.prod(shape) * dtype.itemsize} bytes, but "
+            f"kv_cache_raw_tensors[{layer.name!r}] has {layer.raw.numel()}"
         )
     strides = [0] * len(shape)
     step = 1
@@ -123,18 +118,19 @@ def _view_states(layer: CachedLayer) -> list[torch.Tensor]:
     views = []
     offset, page_size = 0, layer.page_size_bytes
     for i, (shape, dtype) in enumerate(zip(layer.spec.shapes, layer.spec.dtypes, strict=True)):
-        check_dtype(f"layer {layer.name!r}: dtypes[{i}]", dtype)
+        check_dtype(f"dtypes[{i}] of layer {layer.name!r}", dtype)
         if offset % dtype.itemsize or page_size % dtype.itemsize:
             raise ValueError(
-                f"layer {layer.name!r} has state {i} of {dtype} at byte {offset} of pages of "
-                f"{page_size} bytes, expected multiples of {dtype.itemsize}"
+                f"state {i} of layer {layer.name!r} is at byte {offset} of pages of {page_size} "
+                f"bytes, expected multiples of {dtype.itemsize}, the itemsize of "
+                f"{get_dtype_name(dtype)}"
             )
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
         strides = [page_size // dtype.itemsize, *strides]
         start, offset = offset, offset + math.prod(shape) * dtype.itemsize
         if offset > page_size:
             raise ValueError(
-                f"layer {layer.name!r} has state {i} end at byte {offset}, past its page of "
+                f"state {i} of layer {layer.name!r} ends at byte {offset}, past its "
                 f"page_size_bytes {page_size}"
             )
         views.append(_view_bytes(layer, dtype, [layer.num_blocks, *shape], strides, start))
@@ -154,8 +150,8 @@ def _view_bytes(
     address = raw.untyped_storage().data_ptr() + begin
     if raw.numel() > 0 and (begin % itemsize or address % itemsize):
         raise ValueError(
-            f"kv_cache_raw_tensors[{layer.name!r}] begins at address {address} and byte {begin} of "
-            f"its storage, expected multiples of {itemsize} for {dtype}"
+            f"kv_cache_raw_tensors[{layer.name!r}] is not aligned for {get_dtype_name(dtype)}, "
+            f"expected an address that is a multiple of {itemsize}"
         )
     with torch.inference_mode(mode=False):  # a view too outlives the mode in which it is made
         # No bytes may lie anywhere, with any stride; `view` wants the stride 1 and whole numbers.
@@ -171,7 +167,7 @@ def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: in
     shape = backend.get_kv_cache_shape(
         num_blocks, block_size, spec.num_kv_heads, spec.head_size, **keywords
     )
-    name = f"layer {layer.name!r}: get_kv_cache_shape()"
+    name = f"attn_backends[{layer.name!r}].get_kv_cache_shape()"
     check_type(name, shape, tuple | list, "a tuple or list")
     return [check_int(f"{name}[{d}]", length, 0, None) for d, length in enumerate(shape)]
 
@@ -186,7 +182,7 @@ def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:
         order = ask()
     except NotImplementedError:
         return identity
-    name = f"layer {layer.name!r}: get_kv_cache_stride_order()"
+    name = f"attn_backends[{layer.name!r}].get_kv_cache_stride_order()"
     check_type(name, order, tuple | list, "a tuple or list")
     order = [check_int(f"{name}[{i}]", d, 0, ndim - 1) for i, d in enumerate(order)]
     if sorted(order) != identity:
@@ -201,7 +197,7 @@ def _find_block_dimension(layer: CachedLayer, shape: list[int], larger: list[int
     ]
     if len(shape) != len(larger) or len(grown) != 1:
         raise ValueError(
-            f"layer {layer.name!r} has get_kv_cache_shape() {shape}, and {larger} for one more "
-            "block, expected one dimension to grow"
+            f"attn_backends[{layer.name!r}].get_kv_cache_shape() is {tuple(shape)}, and "
+            f"{tuple(larger)} for one more block, expected one dimension to grow"
         )
     return grown[0]

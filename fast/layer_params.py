@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast._checks import check_int, check_list, check_type
-from fast.attention_layers import get_layer
+from fast._checks import check_int, check_type
+from fast.attention_layers import get_layers
 
 NO_WINDOW = -1
 """The window of a layer that sees all that is before a token."""
@@ -76,10 +76,9 @@ def get_per_layer_parameters(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_list("layer_names", layer_names)
     check_type("cls_", cls_, type, "a class")
     context = vllm_config.compilation_config.static_forward_context
-    layers = {name: get_layer("layer_names", context, name) for name in layer_names}
+    layers = get_layers("layer_names", context, layer_names)
     return {name: _read_parameters(name, layer, cls_) for name, layer in layers.items()}
 
 
@@ -125,7 +124,7 @@ def _read_parameters(name: str, layer: Any, cls_: type[Any]) -> PerLayerParamete
     impl = getattr(layer, "impl", None)
     if impl is None or not isinstance(impl, cls_):
         raise TypeError(
-            f"impl of layer {name!r} is a {type(impl).__name__}, expected a {cls_.__name__}"
+            f"impl of layer {name!r} must be of class {cls_.__name__}, got {type(impl).__name__}"
         )
     window = getattr(impl, "sliding_window", None)
     return PerLayerParameters(
@@ -139,8 +138,8 @@ def _read_parameters(name: str, layer: Any, cls_: type[Any]) -> PerLayerParamete
 def _first_entry(name: str, window: object) -> int:
     """Return how many tokens to the left a window reaches."""
     where = f"impl.sliding_window of layer {name!r}"
-    check_type(where, window, tuple | list, "a tuple or a list")
+    check_type(where, window, tuple | list, "a list or tuple")
     entries = tuple(window)  # type: ignore[var-annotated,arg-type]  # checked above
     if not entries:
-        raise ValueError(f"{where} is empty, expected how many tokens to the left it reaches")
-    return check_int(f"the first entry of {where}", entries[0], NO_WINDOW, None)
+        raise ValueError(f"{where} is empty, expected at least 1 entry")
+    return check_int(f"impl.sliding_window[0] of layer {name!r}", entries[0], NO_WINDOW, None)

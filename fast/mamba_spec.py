@@ -51,8 +51,8 @@ class MambaSpec(KVCacheSpec):
             raise ValueError("shapes is empty, expected at least 1 state")
         if len(self.shapes) != len(self.dtypes):
             raise ValueError(
-                f"shapes has {len(self.shapes)} entries and dtypes has {len(self.dtypes)}, "
-                "expected as many"
+                f"dtypes has {len(self.dtypes)} entries, expected {len(self.shapes)}, as many as"
+                " shapes"
             )
         shapes = tuple(_check_shape(f"shapes[{i}]", shape) for i, shape in enumerate(self.shapes))
         dtypes = tuple(check_dtype(f"dtypes[{i}]", dtype) for i, dtype in enumerate(self.dtypes))

@@ -44,10 +44,11 @@ def compute_mm_encoder_budget(
     if no_chunks:
         step = _read(scheduler_config, "scheduler_config.max_num_batched_tokens", 1)
         if largest > step:
+            modality = max(max_tokens_by_modality, key=lambda name: max_tokens_by_modality[name])
             raise ValueError(
-                f"an item of max_tokens_by_modality has {largest} tokens and must stay in one step"
-                f" (disable_chunked_mm_input), but max_num_batched_tokens is {step}: raise"
-                " max_num_batched_tokens"
+                f"scheduler_config.max_num_batched_tokens is {step}, less than"
+                f" max_tokens_by_modality[{modality!r}], {largest}: with"
+                " disable_chunked_mm_input an item must fit into one step"
             )
     compute = _read(scheduler_config, "scheduler_config.max_num_encoder_input_tokens", 0)
     cache = _read(scheduler_config, "scheduler_config.encoder_cache_size", 0)
@@ -184,7 +185,7 @@ class MultiModalBudget:
         check_type("modality", modality, str, "a str")
         if modality not in self.mm_limits:
             known = sorted(self.mm_limits)
-            raise KeyError(f"modality {modality!r} has no limit; there are {known}")
+            raise KeyError(f"modality is {modality!r}, expected one of mm_limits: {known}")
         size = check_int("max_tokens_per_item", max_tokens_per_item, 0, None)
         encoder_budget = self.get_encoder_budget()
         if size == 0 or encoder_budget == 0:

@@ -8,8 +8,15 @@ import numpy.typing as npt
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_dense, check_int, check_same_device, check_type
-from fast._native.memory import as_array, as_written_array, plain, to_host
+from fast._checks import (
+    check_dense,
+    check_int,
+    check_same_device,
+    check_type,
+    get_dtype_name,
+    not_a_tensor,
+)
+from fast._native.memory import as_array, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -79,7 +86,8 @@ def scatter_mm_placeholders(
         return embeds
     _check_rows("embeds", embeds)
     if embeds.dtype not in NANS:
-        raise TypeError(f"embeds must be of a dtype that has NaN, got {embeds.dtype}")
+        name = get_dtype_name(embeds.dtype)
+        raise TypeError(f"embeds must be of a dtype that has NaN, got {name}")
     if is_embed is None:
         return _check_out(out, embeds, None, len(embeds)).copy_(embeds.detach())
     _check_mask(is_embed, embeds)
@@ -196,8 +204,8 @@ def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: i
         >>> sanity_check_mm_encoder_outputs([torch.zeros(3, 8), torch.zeros(5, 8)], 2)
         >>> sanity_check_mm_encoder_outputs(torch.zeros(3, 8), 3)
         Traceback (most recent call last):
-        ValueError: mm_embeddings[0] has shape (8,), expected 2 dimensions; the likely cause is \
-the model's embedding method
+        ValueError: mm_embeddings has shape (3, 8), expected 3 dimensions, 2 for each item; the \
+likely cause is the model's embedding method
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
@@ -205,15 +213,25 @@ the model's embedding method
     cause = "the likely cause is the model's embedding method"
     if isinstance(mm_embeddings, torch.Tensor):
         check_dense("mm_embeddings", mm_embeddings)
-        _check_item("mm_embeddings[0]", mm_embeddings.shape[1:], cause)
-        num_items = mm_embeddings.shape[0] if mm_embeddings.dim() else 0
+        if mm_embeddings.dim() != 3:
+            shape = tuple(mm_embeddings.shape)
+            raise ValueError(
+                f"mm_embeddings has shape {shape}, expected 3 dimensions, 2 for each item; {cause}"
+            )
+        num_items = mm_embeddings.shape[0]
     else:
-        check_type("mm_embeddings", mm_embeddings, list | tuple, "a tensor, or a list or tuple")
+        expected = "an array, or a list or tuple of arrays"
+        check_type("mm_embeddings", mm_embeddings, list | tuple, expected)
         items: Any = mm_embeddings
         for i, item in enumerate(items):
-            check_type(f"mm_embeddings[{i}]", item, torch.Tensor, "a torch tensor")
+            if not isinstance(item, torch.Tensor):
+                raise TypeError(not_a_tensor(f"mm_embeddings[{i}]", item))
             check_dense(f"mm_embeddings[{i}]", item)
-            _check_item(f"mm_embeddings[{i}]", item.shape, cause)
+            if item.dim() != 2:
+                raise ValueError(
+                    f"mm_embeddings[{i}] has shape {tuple(item.shape)}, expected 2 dimensions;"
+                    f" {cause}"
+                )
         num_items = len(items)
     if num_items != expected_num_items:
         raise ValueError(
@@ -221,16 +239,13 @@ the model's embedding method
         )
 
 
-def _check_item(name: str, shape: tuple[int, ...], cause: str) -> None:
-    if len(shape) != 2:
-        raise ValueError(f"{name} has shape {tuple(shape)}, expected 2 dimensions; {cause}")
-
-
 def _check_rows(name: str, rows: object) -> None:
     """Refuse what is no matrix."""
     if not isinstance(rows, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(rows).__name__}")
+        raise TypeError(not_a_tensor(name, rows))
     check_dense(name, rows)
+    if rows.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor in memory, got a quantised tensor")
     if rows.dim() != 2:
         raise ValueError(f"{name} must have 2 dimensions, got shape {tuple(rows.shape)}")
 
@@ -238,11 +253,11 @@ def _check_rows(name: str, rows: object) -> None:
 def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
     """Refuse a mask that is no bool vector, or not on the rows' device."""
     if not isinstance(is_embed, torch.Tensor):
-        raise TypeError(f"is_embed must be a torch tensor or None, got {type(is_embed).__name__}")
+        raise TypeError(not_a_tensor("is_embed", is_embed))
     check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
-            f"is_embed must be a vector of {torch.bool}, got {is_embed.dtype} of shape"
+            f"is_embed must be a vector of bool, got {get_dtype_name(is_embed.dtype)} of shape"
             f" {tuple(is_embed.shape)}"
         )
     if is_embed.device != rows.device:
@@ -268,12 +283,9 @@ def _put_rows(
     if num_placeholders == 0 or embed_dim == 0:
         return embeds.new_empty((num_placeholders, embed_dim)) if out is None else out
     source = as_array("embeds", as_bytes("embeds", embeds))
-    if out is None:
-        target = np.empty((num_placeholders, source.shape[1]), dtype=np.uint8)
-    else:
-        target = as_written_array("out", as_bytes("out", out), np.uint8, 2)
-    put_rows(source, mask, target, _nan_row(embeds.dtype, embed_dim))
-    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
+    nan = _nan_row(embeds.dtype, embed_dim)
+    placeholders = put_rows(source, mask, nan, None if out is None else as_bytes("out", out))
+    return placeholders.view(embeds.dtype) if out is None else out
 
 
 def _take_rows(
@@ -299,19 +311,28 @@ def _told_num_embeds(
         num_embeds = check_int("num_embeds", num_embeds, 0, most)
     if out is None:
         return "num_embeds is", num_embeds
-    has_rows = isinstance(out, torch.Tensor) and out.dim() > 0
-    room = min(out.shape[0], most) if has_rows else most  # type: ignore[attr-defined]  # just asked
+    room = most
+    if isinstance(out, torch.Tensor):
+        check_dense("out", out)
+        if out.dim() != 2:
+            raise ValueError(f"out must have 2 dimensions, got shape {tuple(out.shape)}")
+        room = out.shape[0]
+        if room > most:
+            raise ValueError(f"out has {room} rows, but placeholders has {most}")
     _check_out(out, placeholders, is_embed, room)
     if num_embeds is not None and num_embeds != room:
+        if is_checked():
+            _check_num_embeds("out has", room, to_host("is_embed", is_embed))
         raise ValueError(f"num_embeds is {num_embeds}, but out has {room} rows")
-    return "out has room for", room
+    return "out has", room
 
 
 def _check_num_embeds(said: str, num_embeds: int, mask: npt.NDArray[np.bool_]) -> None:
     """Refuse a number of embeddings that a mask does not have."""
     found = np.count_nonzero(mask)
     if num_embeds != found:
-        raise ValueError(f"{said} {num_embeds} embeddings, but is_embed has {found} True entries")
+        unit = "" if said == "num_embeds is" else " rows"
+        raise ValueError(f"{said} {num_embeds}{unit}, but is_embed has {found} True entries")
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from fast._checks import check_dense, check_same_device
+from fast._checks import check_dense, check_same_device, get_dtype_name, not_a_tensor
 from fast._native.memory import check_memory
 from fast.checked_mode import is_checked
 
@@ -36,10 +36,10 @@ def check_rows_out(
             checked mode, it shares memory with an input.
     """
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out must be a torch tensor, got {type(out).__name__}")
+        raise TypeError(not_a_tensor("out", out))
     check_dense("out", out)
     if out.dtype is not dtype:
-        raise TypeError(f"out must be {dtype}, got {out.dtype}")
+        raise TypeError(f"out must be {get_dtype_name(dtype)}, got {get_dtype_name(out.dtype)}")
     found = tuple(out.shape)
     is_longer = may_be_longer and out.dim() == len(shape) and found[0] >= shape[0]
     if found != shape and not (is_longer and found[1:] == shape[1:]):
@@ -48,7 +48,7 @@ def check_rows_out(
     if out.device != device:
         check_same_device([("out", out)], device)
     if not out.is_contiguous() or out.is_conj() or out.is_neg():
-        raise ValueError(f"out has strides {tuple(out.stride())}, expected memory in one piece")
+        raise ValueError("out is not contiguous, expected memory in one piece")
     if out.requires_grad:
         raise ValueError("out requires a gradient, expected memory that is only written")
     if not is_dynamo_compiling():

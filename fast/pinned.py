@@ -224,7 +224,7 @@ def upload(array: Array, device: torch.device, *, pin_memory: bool) -> torch.Ten
         array: what travels; on the CPU the result is its memory.
         device: where to.
         pin_memory: whether by way of pinned memory; if not, the copy begins after all that is on
-            the stream already, and the call may wait for it.
+            the stream already, the call may wait for it, and no graph can capture it.
 
     Returns:
         The tensor there, of the same shape and dtype.

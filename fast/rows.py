@@ -59,7 +59,7 @@ class RequestRows(TableMemory):
             >>> tables = BlockTables([2], 4, 8, 8, "cpu", pin_memory=False)
             >>> tables.append_block_ids([0], [[0, 5]], [[1, 2, 3, 4, 5]], [False])
             Traceback (most recent call last):
-            ValueError: new_block_ids[0] makes row 0 5 blocks long, expected at most 4
+            ValueError: new_block_ids[0] brings row 0 to 5 blocks, expected at most 4
 
         Source: the definition is kvtwin's own; the name is vLLM's.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fast._checks import check_host, check_same_device, check_tensor
+from fast._checks import check_host, check_same_device, check_tensor, describe
 from fast._native.memory import check_memory
 
 
@@ -83,7 +83,7 @@ def check_group_tensors(
             or on another device.
     """
     if not isinstance(tensors, list | tuple):
-        raise TypeError(f"{name} must be a list or a tuple, got {type(tensors).__name__}")
+        raise TypeError(f"{name} must be a list or tuple, got {describe(tensors)}")
     check_one_each(name, tensors, num_groups)
     for group, tensor in enumerate(tensors):
         if not (

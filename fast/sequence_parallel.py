@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fast._checks import check_bool, check_int, check_type, is_int
+from fast._checks import check_bool, check_int, check_list, check_type, describe, is_int
 
 
 def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> bool:  # noqa: ANN401  (an engine's own config serves too)
@@ -57,9 +57,7 @@ def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> boo
             " tensor-parallel ranks: the runner pads it where sequence parallelism is on"
         )
     splitting_ops = [] if config.splitting_ops is None else config.splitting_ops
-    check_type(
-        "compilation_config.splitting_ops", splitting_ops, list | tuple, "a list, a tuple or None"
-    )
+    check_type("compilation_config.splitting_ops", splitting_ops, list | tuple, "a list or tuple")
     if not splitting_ops:
         return True
     is_cut_by_compiler = config.use_inductor_graph_partition
@@ -69,11 +67,10 @@ def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> boo
     sizes = config.compile_sizes
     if sizes is None:
         return False
-    check_type("compilation_config.compile_sizes", sizes, list, "a list of ints or None")
+    check_list("compilation_config.compile_sizes", sizes)
     for i, size in enumerate(sizes):
         if not is_int(size):
             raise TypeError(
-                f"compilation_config.compile_sizes[{i}] must be an int, got {size!r} of"
-                f" {type(size).__name__}"
+                f"compilation_config.compile_sizes[{i}] must be an int, got {describe(size)}"
             )
     return num_tokens in sizes

@@ -13,12 +13,11 @@ from fast._checks import (
     check_int,
     check_minimum,
     check_num_tokens,
-    check_same_device,
     check_starts,
     check_tensor,
 )
 from fast._native.memory import plain, to_host
-from fast._native.slots import fill_slots
+from fast._native.slots import check_slots_out, fill_slots
 from fast.checked_mode import is_checked
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
@@ -102,14 +101,17 @@ def compute_slot_mapping(
     is_on_host = (
         type(block_table) is torch.Tensor and block_table.is_cpu and not uses_kernels(block_table)
     )
-    if is_on_host and out is None and not is_checked() and not is_dynamo_compiling():
+    if is_on_host and not is_checked() and not is_dynamo_compiling():
         # The loop's caller checks the tensors.
-        return fill_slots(block_table, query_start_loc, positions, _find_layout(*sizes))
+        return fill_slots(block_table, query_start_loc, positions, _find_layout(*sizes), out)
     check_tensor("block_table", block_table, torch.int32, 2)
     check_batch(query_start_loc, positions, block_table.device)
     num_reqs, num_positions = query_start_loc.shape[0] - 1, positions.shape[0]
     if num_reqs > block_table.shape[0]:
-        raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {len(block_table)}")
+        rows = len(block_table)
+        raise ValueError(
+            f"query_start_loc has {num_reqs} requests, but block_table has {rows} rows"
+        )
     if is_dynamo_compiling():
         layout = _check_layout(*sizes)
         traced = in_graph(
@@ -127,19 +129,16 @@ def compute_slot_mapping(
         return traced if out is None else traced[:num_positions]
     layout = _find_layout(*sizes)
     if out is not None:
-        _check_out(out, block_table, query_start_loc, positions)
+        check_slots_out(out, positions)
     if is_checked():
+        if out is not None:
+            check_own_memory(out, (block_table, query_start_loc, positions))
         table = to_host("block_table", block_table)
         starts = to_host("query_start_loc", query_start_loc)
         check_slots(table, starts, to_host("positions", positions), layout)
 
     if is_on_host:
-        # Contiguous entries are written in half of the time.
-        whole = None if out is None else out.contiguous()
-        slots = fill_slots(block_table, query_start_loc, positions, layout, whole)
-        if out is None:
-            return slots
-        return (out if whole is out else out.copy_(slots))[:num_positions]
+        return fill_slots(block_table, query_start_loc, positions, layout, out)
     block_table = plain("block_table", block_table)
     query_start_loc = plain("query_start_loc", query_start_loc)
     positions = plain("positions", positions)
@@ -244,15 +243,17 @@ def _check_layout(
     interleave = check_int("cp_kv_cache_interleave_size", interleave)
     if block_size % interleave:
         raise ValueError(
-            f"block_size {block_size} is no multiple of cp_kv_cache_interleave_size {interleave}"
+            f"cp_kv_cache_interleave_size is {interleave}, expected a divisor of block_size"
+            f" {block_size}"
         )
     if block_size % kernel_size:
         raise ValueError(
-            f"block_size {block_size} is no multiple of kernel_block_size {kernel_size}"
+            f"kernel_block_size is {kernel_size}, expected a divisor of block_size {block_size}"
         )
     if block_size * world_size > MAX_SIZE:
         raise ValueError(
-            f"block_size {block_size} times cp_world_size {world_size} is more than {MAX_SIZE}"
+            f"block_size {block_size} times cp_world_size {world_size} is"
+            f" {block_size * world_size}, expected at most {MAX_SIZE}"
         )
     return Layout(block_size, kernel_size, world_size, rank, interleave)
 
@@ -270,18 +271,3 @@ def _find_layout(*sizes: Any) -> Layout:  # noqa: ANN401  (not judged yet)
     except TypeError:  # or what cannot be kept, such as a list
         layout = None
     return layout or _check_layout(*sizes)
-
-
-def _check_out(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-    """Refuse an `out` that cannot take the slots; in checked mode, one that is an input too."""
-    positions = inputs[-1]
-    check_tensor("out", out, torch.int64, 1)
-    check_same_device([("out", out)], positions.device)
-    if len(out) < len(positions):
-        raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
-    if out.is_neg():
-        raise ValueError("out is a lazy negation, expected memory that can be written")
-    if len(out) > 1 and out.stride(0) == 0:
-        raise ValueError("out is one element repeated, expected one for each token")
-    if is_checked():
-        check_own_memory(out, inputs)

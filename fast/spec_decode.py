@@ -2,7 +2,7 @@
 
 import torch
 
-from fast._checks import check_dense, check_int
+from fast._checks import check_dense, check_int, not_a_tensor
 
 
 def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch
     num_tokens, num_heads, dim = query.shape
     if num_tokens % batch_size:
         raise ValueError(
-            f"batch_size {batch_size} does not divide the {num_tokens} tokens of query"
+            f"batch_size is {batch_size}, expected a divisor of the {num_tokens} tokens of query"
         )
     return query.view(batch_size, num_tokens // batch_size, num_heads, dim)
 
@@ -71,12 +71,12 @@ def reshape_attn_output_for_spec_decode(attn_output: torch.Tensor) -> torch.Tens
         return attn_output.view(batch_size * num_tokens, num_heads, dim)
     except RuntimeError as error:
         raise ValueError(
-            f"attn_output of shape {tuple(attn_output.shape)} has strides {attn_output.stride()},"
-            " which allow no view: its requests do not lie one behind another"
+            f"attn_output of shape {tuple(attn_output.shape)} cannot be viewed as"
+            f" {(batch_size * num_tokens, num_heads, dim)}: its requests are not contiguous"
         ) from error
 
 
 def _check_tensor(name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+        raise TypeError(not_a_tensor(name, value))
     check_dense(name, value)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -17,12 +17,19 @@ from fast._checks import (
     check_minimum,
     check_starts,
     check_tensor,
-    check_type,
+    get_type_name,
     is_int,
 )
 from fast._native.memory import plain, to_host
 from fast._native.ubatch import BatchVectors, add_up, find_requests
-from fast.batch_fields import read_causal, read_count, read_rest
+from fast.batch_fields import (
+    read_block_table,
+    read_causal,
+    read_count,
+    read_counts,
+    read_slot_mapping,
+    read_vector,
+)
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
@@ -91,7 +98,7 @@ def create_ubatch_slices(
     """
     check_array("num_scheduled_tokens", num_scheduled_tokens)
     if not is_int(split_points) and not isinstance(split_points, list):
-        raise TypeError(f"split_points must be an int or a list, got {type(split_points).__name__}")
+        raise TypeError(f"split_points must be an int or a list, got {get_type_name(split_points)}")
     if is_checked():
         check_minimum("num_scheduled_tokens", num_scheduled_tokens, 0)
     tokens = num_scheduled_tokens.astype(np.int64)
@@ -183,7 +190,7 @@ def _make_metadata_with_slice(
     """
     if is_checked():
         validate_metadata(attn_metadata)
-    return _cut("ubatch_slice", ubatch_slice, attn_metadata, _read(attn_metadata))
+    return _cut("ubatch_slice", ubatch_slice, _read(attn_metadata))
 
 
 def split_attn_metadata(
@@ -214,50 +221,71 @@ def split_attn_metadata(
         validate_metadata(common_attn_metadata)
     if not ubatch_slices:
         return []
-    host = _read(common_attn_metadata)
+    batch = _read(common_attn_metadata)
     return [
-        _cut(f"ubatch_slices[{i}]", ubatch_slice, common_attn_metadata, host)
+        _cut(f"ubatch_slices[{i}]", ubatch_slice, batch)
         for i, ubatch_slice in enumerate(ubatch_slices)
     ]
 
 
-def _read(metadata: Any) -> BatchVectors:  # noqa: ANN401  (an engine's own metadata serves too)
-    return BatchVectors(
+class _Batch(NamedTuple):
+    """What micro-batches are cut from, checked once for all of them."""
+
+    metadata: Any
+    host: BatchVectors
+    num_tokens: int
+    device: torch.device | None
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    max_seq_len: int
+    causal: bool
+    encoder_seq_lens: IntArray | None
+
+
+def _read(metadata: Any) -> _Batch:  # noqa: ANN401  (an engine's own metadata serves too)
+    num_reqs, num_tokens = read_counts(metadata)
+    host = BatchVectors(
         metadata.query_start_loc_cpu,
         metadata.seq_lens_cpu,
         metadata.num_computed_tokens_cpu,
-        read_count("num_reqs", metadata.num_reqs),
+        num_reqs,
+    )
+    starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
+    encoder_seq_lens = metadata.encoder_seq_lens
+    if encoder_seq_lens is not None:
+        check_array("encoder_seq_lens", encoder_seq_lens, num_reqs)
+    return _Batch(
+        metadata,
+        host,
+        num_tokens,
+        starts.device if uses_kernels(starts) else None,
+        read_block_table(metadata, num_reqs),
+        read_slot_mapping(metadata, num_tokens),
+        read_count("max_seq_len", metadata.max_seq_len),
+        read_causal(metadata),
+        encoder_seq_lens,
     )
 
 
-def _cut(
-    name: str,
-    ubatch_slice: UBatchSlice,
-    metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
-    host: BatchVectors,
-) -> CommonAttentionMetadata:
+def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttentionMetadata:
+    host = batch.host
     r0, r1 = _check_slice(f"{name}.request_slice", ubatch_slice.request_slice, host.num_reqs)
-    num_tokens = read_count("num_actual_tokens", metadata.num_actual_tokens)
-    t0, t1 = _check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
+    t0, t1 = _check_slice(f"{name}.token_slice", ubatch_slice.token_slice, batch.num_tokens)
     if r0 == r1 or t0 == t1:
         raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
     size = r1 - r0
     vectors, longest = host.cut(r0, r1, t0, t1)
     if longest < 0:
         _refuse_tokens(name, host.starts.numpy(), r0, r1, t0, t1)
+    if longest == 0:  # padding alone: only then is the bound read, which an engine's may lack
+        longest = read_count("max_query_len", batch.metadata.max_query_len)
     starts_cpu = torch.from_numpy(vectors[: size + 1])
     seq_lens_cpu = torch.from_numpy(vectors[size + 1 : 2 * size + 1])
     starts, seq_lens = starts_cpu, seq_lens_cpu
-    whole = metadata.query_start_loc
-    check_type("query_start_loc", whole, torch.Tensor, "a torch tensor")
-    if uses_kernels(whole):  # starts and lengths travel in one copy
-        device = whole.device
-        on_device = upload(vectors[: 2 * size + 1], device, pin_memory=True)
+    if batch.device is not None:  # starts and lengths travel in one copy
+        on_device = upload(vectors[: 2 * size + 1], batch.device, pin_memory=True)
         starts, seq_lens = on_device[: size + 1], on_device[size + 1 :]
-    rest = read_rest(metadata, host.num_reqs, num_tokens)
-    encoder_seq_lens = metadata.encoder_seq_lens
-    if encoder_seq_lens is not None:
-        check_array("encoder_seq_lens", encoder_seq_lens, host.num_reqs)
+    encoder_seq_lens = batch.encoder_seq_lens
     # By position, which saves 0.3 us.
     return CommonAttentionMetadata(
         starts,
@@ -267,11 +295,11 @@ def _cut(
         torch.from_numpy(vectors[2 * size + 1 :]),
         size,
         t1 - t0,
-        longest or rest.max_query_len,
-        rest.max_seq_len,
-        rest.block_table_tensor[r0:r1],
-        rest.slot_mapping[t0:t1],
-        read_causal(metadata),
+        longest,
+        batch.max_seq_len,
+        batch.block_table[r0:r1],
+        batch.slot_mapping[t0:t1],
+        batch.causal,
         encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
     )
 
@@ -298,8 +326,8 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
         if type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
             return start, stop  # what most callers hand over, at a third of the time
     if not isinstance(value, slice):
-        raise TypeError(f"{name} must be a slice, got {type(value).__name__}")
-    if value.step is not None and check_int(f"{name}.step", value.step) != 1:
+        raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
+    if value.step is not None and check_int(f"{name}.step", value.step, -(2**31), None) != 1:
         raise ValueError(f"{name}.step is {value.step}, expected None or 1")
     stop = check_int(f"{name}.stop", value.stop, 0, length)
     return check_int(f"{name}.start", value.start, 0, stop), stop

@@ -6,10 +6,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from fast._checks import check_dense, check_host, check_int, check_same_device
+from fast._checks import (
+    INT32,
+    STRIDED,
+    check_dense,
+    check_host,
+    check_int,
+    check_same_device,
+    get_dtype_name,
+    not_a_tensor,
+)
 from fast._native.logits_indices import count_logits_indices
-from fast._native.memory import plain, to_host
-from fast.batch_fields import read_count, read_counts, read_rest, read_vector
+from fast._native.memory import check_vector, plain, to_host
+from fast.batch_fields import (
+    read_block_table,
+    read_count,
+    read_counts,
+    read_requests,
+    read_slot_mapping,
+    read_vector,
+)
 from fast.checked_mode import is_checked
 from fast.kernels import fast_prefill as kernels
 from fast.launch import launch_threads, uses_kernels
@@ -87,24 +103,24 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         return metadata
     num_indices = check_int("num_logits_indices", num_indices, 0)
     num_reqs, num_tokens = read_counts(metadata)
-    rest = read_rest(metadata, num_reqs, num_tokens)
     _check_wanted(metadata, indices, num_indices, logits_indices_cpu)
     starts, starts_cpu, max_query_len = _find_starts(
-        metadata, indices, num_indices, logits_indices_cpu
+        metadata, num_reqs, indices, num_indices, logits_indices_cpu
     )
+    seq_lens, seq_lens_cpu, computed = read_requests(metadata, num_reqs)
     # By position, which saves 0.3 us.
     cut = CommonAttentionMetadata(
         starts,
         starts_cpu,
-        read_vector(metadata, "seq_lens", num_reqs),
-        read_vector(metadata, "seq_lens_cpu", num_reqs),
-        read_vector(metadata, "num_computed_tokens_cpu", num_reqs),
+        seq_lens,
+        seq_lens_cpu,
+        computed,
         num_reqs,
         num_indices,
         max_query_len,
-        rest.max_seq_len,
-        rest.block_table_tensor,
-        rest.slot_mapping,
+        read_count("max_seq_len", metadata.max_seq_len),
+        read_block_table(metadata, num_reqs),
+        read_slot_mapping(metadata, num_tokens),
     )
     if type(metadata) is CommonAttentionMetadata or not isinstance(
         metadata, CommonAttentionMetadata
@@ -115,29 +131,30 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
 
 def _find_starts(
     metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
+    num_reqs: int,
     indices: torch.Tensor,
     num_indices: int,
     copy: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return where requests start among the wanted tokens, there and on the CPU, and the most."""
-    num_reqs = read_count("num_reqs", metadata.num_reqs)
-    starts_cpu = read_vector(metadata, "query_start_loc_cpu", num_reqs + 1)
-    check_host("query_start_loc_cpu", starts_cpu)
+    starts_cpu = metadata.query_start_loc_cpu
     counted = None
     if uses_kernels(indices):
+        check_vector("query_start_loc_cpu", starts_cpu, INT32, num_reqs + 1)
         starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
         counted = _count_on_device(starts, num_reqs, indices, num_indices)
         if copy is None:
             counted_cpu = counted.cpu()
             query_lens = np.diff(to_host("query_start_loc", counted_cpu))
             return counted, counted_cpu, int(query_lens.max(initial=0))
-    wanted = (indices if copy is None else copy)[:num_indices]
-    wanted_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted)
+    wanted = indices if copy is None else copy
+    wanted_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted, num_indices)
     on_host = torch.from_numpy(wanted_starts)
     if counted is None:
         counted = on_host
-        if metadata.query_start_loc.is_cuda:
-            counted = upload(wanted_starts, metadata.query_start_loc.device, pin_memory=True)
+        starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
+        if starts.is_cuda:
+            counted = upload(wanted_starts, starts.device, pin_memory=True)
     return counted, on_host, max_query_len
 
 
@@ -187,11 +204,11 @@ def _check_wanted(
 def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor:
     """Refuse what is no vector of indices, or one with too few."""
     if not isinstance(indices, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(indices).__name__}")
+        raise TypeError(not_a_tensor(name, indices))
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
-        raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
-    check_dense(name, indices)
-    if indices.dim() != 1:
+        raise TypeError(f"{name} must be int32 or int64, got {get_dtype_name(indices.dtype)}")
+    if indices.ndim != 1 or indices.layout is not STRIDED:
+        check_dense(name, indices)
         raise ValueError(f"{name} must have 1 dimension, got shape {tuple(indices.shape)}")
     if indices.shape[0] < num_indices:
         raise ValueError(

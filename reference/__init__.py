@@ -15,6 +15,11 @@ Errors: a wrong value, shape, length or combination is a `ValueError`; a wrong t
 `TypeError`; a name that is not there a `KeyError`; an index out of range an `IndexError`; an
 attribute that an object lacks an `AttributeError`. An int is a Python or NumPy integer, not a bool.
 Sizes of a batch are at most 2**31 - 1. Everything is checked before anything is changed.
+
+Messages have the same text in `fast`, in checked mode, whose tensors are "arrays" here and there:
+`positions must be int64, got int32`, with the dtype's bare name; `seq_lens must be an array, got
+list`. Where a value is at fault they name the argument, its index and its value, then what is
+allowed: `seq_lens[3] is 5, less than its query length 8`.
 """
 
 from reference.access import kv_reads, kv_writes

@@ -7,9 +7,11 @@ overflows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import UnionType
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +42,62 @@ DTYPES = (
 """The dtypes of buffers and caches, by name: those that torch has too."""
 
 
+def describe(value: object) -> str:
+    """Return a value and its type in words that are the same for both twins."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return "array"
+    if is_numpy_dtype(value):
+        return f"dtype {get_dtype_name(value)}"
+    if isinstance(value, type):
+        return f"class {value.__name__}"
+    if isinstance(value, list | tuple | dict | set | frozenset):  # may hold anything
+        return kind.__name__
+    if kind.__repr__ is object.__repr__:  # an address says nothing
+        return f"object of {kind.__name__}"
+    return f"{show(value)} of {kind.__name__}"
+
+
+def is_numpy_dtype(value: object) -> bool:
+    """Say whether a value is a NumPy dtype or scalar type."""
+    return isinstance(value, np.dtype) or (
+        isinstance(value, type) and issubclass(value, np.generic)
+    )
+
+
+def get_dtype_name(value: Any) -> str:  # noqa: ANN401  # a dtype or a scalar type
+    """Return the name of a NumPy dtype or scalar type, such as `int32`."""
+    if isinstance(value, np.dtype):
+        return value.name if value.isnative else value.str
+    return str(value.__name__)
+
+
+def show(value: object) -> str:
+    """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
+    return re.sub(r"dtype\('?(\w+)'?\)", r"\1", repr(value))
+
+
+def get_type_name(value: object) -> str:
+    """Return the name of a value's type: `array` for what is one in either twin."""
+    return "array" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def is_int(value: object) -> TypeGuard[int | np.integer[Any]]:
+    """Say whether a value is a Python or NumPy integer, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_int(
     name: str, value: object, minimum: int | None = None, maximum: int | None = None
 ) -> int:
     """Return an integer as a Python int; refuse bools, other types, and what is out of bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), but must be an int")
-    if minimum is not None and value < minimum:
-        raise ValueError(f"{name} is {value}, but must be at least {minimum}")
-    if maximum is not None and value > maximum:
-        raise ValueError(f"{name} is {value}, but must be at most {maximum}")
+    if not is_int(value):
+        raise TypeError(f"{name} must be an int, got {describe(value)}")
+    is_small = minimum is not None and value < minimum
+    is_large = maximum is not None and value > maximum
+    if is_small or is_large:
+        allowed = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
+        raise ValueError(f"{name} is {value}, expected {allowed}")
     return int(value)
 
 
@@ -62,22 +110,21 @@ def check_index(name: str, value: object, length: int) -> int:
     """Return an index in 0 .. length - 1; outside it is an `IndexError`."""
     index = check_int(name, value)
     if not 0 <= index < length:
-        raise IndexError(f"{name} is {index}, but must be in 0 .. {length - 1}")
+        raise IndexError(f"{name} is {index}, expected 0 to {length - 1}")
     return index
 
 
 def check_bool(name: str, value: object) -> bool:
     """Return a Python or NumPy bool as a Python bool."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), but must be a bool")
+        raise TypeError(f"{name} must be a bool, got {describe(value)}")
     return bool(value)
 
 
 def check_str(name: str, value: object) -> str:
     """Return a str."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), but must be a str")
-    return value
+    check_type(name, value, str, "a str")
+    return cast("str", value)
 
 
 def check_dtype(name: str, value: object) -> np.dtype[Any]:
@@ -86,7 +133,8 @@ def check_dtype(name: str, value: object) -> np.dtype[Any]:
     if isinstance(value, type) and issubclass(value, np.generic) and value.__name__ in DTYPES:
         dtype = np.dtype(value)
     if not isinstance(dtype, np.dtype) or dtype.name not in DTYPES or not dtype.isnative:
-        raise TypeError(f"{name} is {dtype!r}, but must be a NumPy dtype of {', '.join(DTYPES)}")
+        got = f"NumPy dtype {get_dtype_name(value)}" if is_numpy_dtype(value) else describe(value)
+        raise TypeError(f"{name} must be a supported dtype, got {got}")
     return dtype
 
 
@@ -98,12 +146,18 @@ def is_kind(value: object, *names: str) -> bool:
     return any(cls.__name__ in names for cls in type(value).__mro__)
 
 
+def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
+    """Refuse what is not an instance of `kind`; the message says what was `expected`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {expected}, got {describe(value)}")
+
+
 def check_list(name: str, value: object, length: int | None = None) -> list[Any]:
     """Return a list, of the given length if one is given."""
     if not isinstance(value, list):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a list")
+        raise TypeError(f"{name} must be a list, got {get_type_name(value)}")
     if length is not None and len(value) != length:
-        raise ValueError(f"{name} has {len(value)} entries, but must have {length}")
+        raise ValueError(f"{name} has {len(value)} entries, expected {length}")
     return value
 
 
@@ -115,23 +169,20 @@ def check_strs(name: str, value: object) -> list[str]:
 
 def check_sequence(name: str, value: object) -> list[Any] | tuple[Any, ...]:
     """Return a list or a tuple."""
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a list or tuple")
-    return value
+    check_type(name, value, list | tuple, "a list or tuple")
+    return cast("list[Any] | tuple[Any, ...]", value)
 
 
 def check_class(name: str, value: object) -> type[Any]:
     """Return a class."""
-    if not isinstance(value, type):
-        raise TypeError(f"{name} is {value!r}, but must be a class")
-    return value
+    check_type(name, value, type, "a class")
+    return cast("type[Any]", value)
 
 
 def check_dict(name: str, value: object) -> dict[Any, Any]:
     """Return a dict."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a dict")
-    return value
+    check_type(name, value, dict, "a dict")
+    return cast("dict[Any, Any]", value)
 
 
 def check_ints(
@@ -142,20 +193,27 @@ def check_ints(
     return [check_int(f"{name}[{i}]", entry, minimum, maximum) for i, entry in enumerate(entries)]
 
 
+def not_an_array(name: str, value: object) -> str:
+    """Return the message for what is no array; a tensor or masked array is told from our own."""
+    is_similar = type(value).__name__ in {"Tensor", "MaskedArray"}
+    wanted = "a NumPy array" if is_similar else "an array"
+    return f"{name} must be {wanted}, got {type(value).__name__}"
+
+
 def check_array(name: str, value: object, dtypes: Dtypes, ndim: int | None) -> Array:
     """Return an array of one of the dtypes, with so many dimensions (None: at least one).
 
     One that may lack entries, a masked array, is none.
     """
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")
+        raise TypeError(not_an_array(name, value))
     allowed = [np.dtype(dtype) for dtype in (dtypes if isinstance(dtypes, Sequence) else [dtypes])]
     if value.dtype not in allowed:
         names = " or ".join(dtype.name for dtype in allowed)
-        raise TypeError(f"{name} has dtype {value.dtype}, but must have {names}")
+        raise TypeError(f"{name} must be {names}, got {value.dtype}")
     if value.ndim != ndim and (ndim is not None or value.ndim == 0):
-        wanted = "at least 1 dimension" if ndim is None else f"{ndim} dimension(s)"
-        raise ValueError(f"{name} has shape {value.shape}, but must have {wanted}")
+        wanted = "at least 1 dimension" if ndim is None else f"{ndim} dimension{'s'[ndim == 1 :]}"
+        raise ValueError(f"{name} must have {wanted}, got shape {value.shape}")
     return value
 
 
@@ -163,7 +221,7 @@ def check_counts(name: str, value: object, length: int | None = None) -> list[in
     """Return the first `length` (or all) entries of a vector of token counts, none negative."""
     array = check_array(name, value, COUNT_DTYPES, ndim=1)
     if length is not None and len(array) < length:
-        raise ValueError(f"{name} has {len(array)} entries, but must have at least {length}")
+        raise ValueError(f"{name} has {len(array)} entries, expected at least {length}")
     counts: list[int] = array[:length].tolist()
     for i, count in enumerate(counts):
         check_int(f"{name}[{i}]", count, 0)
@@ -173,30 +231,29 @@ def check_counts(name: str, value: object, length: int | None = None) -> list[in
 def check_query_start_loc(name: str, value: object) -> list[int]:
     """Return where each request's tokens start; they begin at 0 and do not decrease."""
     starts: list[int] = check_array(name, value, np.int32, ndim=1).tolist()
+    check_starts(name, starts)
+    return starts
+
+
+def check_starts(name: str, starts: list[int]) -> None:
+    """Refuse starts that are none: they begin at 0 and do not decrease."""
     if not starts:
-        raise ValueError(f"{name} has 0 entries, but must have one more than there are requests")
+        raise ValueError(f"{name} is empty, expected num_reqs + 1 entries")
     if starts[0] != 0:
-        raise ValueError(f"{name}[0] is {starts[0]}, but must be 0")
+        raise ValueError(f"{name}[0] is {starts[0]}, expected 0")
     for i in range(1, len(starts)):
         if starts[i] < starts[i - 1]:
-            raise ValueError(
-                f"{name}[{i}] is {starts[i]}, less than {starts[i - 1]} before it, "
-                "but must not decrease"
-            )
-    return starts
+            raise ValueError(f"{name}[{i}] is {starts[i]}, less than {starts[i - 1]} before it")
 
 
 def check_slice(name: str, value: object, length: int) -> tuple[int, int]:
     """Return start and stop of a slice of ints, with 0 <= start <= stop <= length."""
     if not isinstance(value, slice):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a slice")
-    start = check_int(f"{name}.start", value.start)
-    stop = check_int(f"{name}.stop", value.stop)
+        raise TypeError(f"{name} must be a slice, got {get_type_name(value)}")
     if value.step is not None and check_int(f"{name}.step", value.step) != 1:
-        raise ValueError(f"{name}.step is {value.step}, but must be None or 1")
-    if not 0 <= start <= stop <= length:
-        raise ValueError(f"{name} is {start}:{stop}, but must lie within 0:{length}")
-    return start, stop
+        raise ValueError(f"{name}.step is {value.step}, expected None or 1")
+    stop = check_int(f"{name}.stop", value.stop, 0, length)
+    return check_int(f"{name}.start", value.start, 0, stop), stop
 
 
 @dataclass(frozen=True)
@@ -230,19 +287,21 @@ def check_block_layout(
     kernel_block = block
     if kernel_block_size is not None:
         kernel_block = check_size("kernel_block_size", kernel_block_size)
-    if block % kernel_block != 0:
-        raise ValueError(f"kernel_block_size is {kernel_block}, but must divide block_size {block}")
     world = check_size("cp_world_size", cp_world_size)
-    if block * world > MAX_INT32:
-        raise ValueError(
-            f"block_size {block} times cp_world_size {world} is {block * world}, "
-            f"but must be at most {MAX_INT32}"
-        )
     rank = check_int("cp_rank", cp_rank, 0, world - 1)
     interleave = check_size("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size)
     if block % interleave != 0:
         raise ValueError(
-            f"cp_kv_cache_interleave_size is {interleave}, but must divide block_size {block}"
+            f"cp_kv_cache_interleave_size is {interleave}, expected a divisor of block_size {block}"
+        )
+    if block % kernel_block != 0:
+        raise ValueError(
+            f"kernel_block_size is {kernel_block}, expected a divisor of block_size {block}"
+        )
+    if block * world > MAX_INT32:
+        raise ValueError(
+            f"block_size {block} times cp_world_size {world} is {block * world}, "
+            f"expected at most {MAX_INT32}"
         )
     return BlockLayout(block, kernel_block, world, rank, interleave)
 
@@ -253,19 +312,19 @@ def check_tokens(query_start_loc: object, positions: object) -> tuple[list[int],
     array = check_array("positions", positions, np.int64, ndim=1)
     if starts[-1] > len(array):
         raise ValueError(
-            f"query_start_loc ends at {starts[-1]}, but positions has only {len(array)} entries"
+            f"query_start_loc[-1] is {starts[-1]}, but positions has {len(array)} entries"
         )
     return starts, array
 
 
-def check_out(value: object, length: int, inputs: Mapping[str, Array]) -> Array:
+def check_out(value: object, length: int, inputs: Iterable[Array]) -> Array:
     """Return an array to write to: long enough, and no part of it an input or another part."""
     out = check_array("out", value, np.int64, ndim=1)
     if len(out) < length:
-        raise ValueError(f"out has {len(out)} entries, but must have at least {length}")
-    _check_own_memory(out, inputs)
+        raise ValueError(f"out has {len(out)} entries, expected at least {length}")
     if len(out) > 1 and abs(out.strides[0]) < out.itemsize:
-        raise ValueError(f"out has stride {out.strides[0]} bytes, so its entries share memory")
+        raise ValueError("out is one element repeated, expected one for each token")
+    _check_own_memory(out, inputs)
     return out
 
 
@@ -273,30 +332,30 @@ def check_rows_out(
     value: object,
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
-    inputs: Mapping[str, Array],
+    inputs: Iterable[Array],
     *,
     may_be_longer: bool = False,
 ) -> Array:
     """Return an array whose rows can be written to: in one piece, and no part of it an input."""
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"out is a {type(value).__name__}, but must be a NumPy array")
+        raise TypeError(not_an_array("out", value))
     if value.dtype != dtype:
-        raise TypeError(f"out has dtype {value.dtype}, but must have {dtype}")
+        raise TypeError(f"out must be {dtype}, got {value.dtype}")
     is_longer = may_be_longer and value.ndim == len(shape) and len(value) >= shape[0]
     wanted = (len(value), *shape[1:]) if is_longer else shape
     if value.shape != wanted:
-        at_least = ", or more rows" if may_be_longer else ""
-        raise ValueError(f"out has shape {value.shape}, but must have {shape}{at_least}")
+        more = " or more rows" if may_be_longer else ""
+        raise ValueError(f"out has shape {value.shape}, expected {shape}{more}")
     if not value.flags.c_contiguous:
-        raise ValueError(f"out has strides {value.strides} bytes, but must lie in one piece")
+        raise ValueError("out is not contiguous, expected memory in one piece")
     _check_own_memory(value, inputs)
     return value
 
 
-def _check_own_memory(out: Array, inputs: Mapping[str, Array]) -> None:
+def _check_own_memory(out: Array, inputs: Iterable[Array]) -> None:
     """Refuse what cannot be written to, or is an input's memory too."""
     if not out.flags.writeable:
-        raise ValueError("out is read-only, but is to be written")
-    for name, array in inputs.items():
+        raise ValueError("out is read-only, expected memory that can be written")
+    for array in inputs:
         if np.shares_memory(out, array):
-            raise ValueError(f"out shares memory with {name}, but must not")
+            raise ValueError("out shares memory with an input, expected memory of its own")

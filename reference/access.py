@@ -116,7 +116,7 @@ def _slot_of_place(
     block_id = int(metadata.block_table_tensor[request, column])
     if block_id < 0:
         raise ValueError(
-            f"block_table_tensor[{request}, {column}] is {block_id}, but must be at least 0"
+            f"block_table_tensor[{request}, {column}] is {block_id}, expected at least 0"
         )
     return block_id * layout.kernel_block_size + offset
 

@@ -13,6 +13,7 @@ from reference._checks import (
     check_list,
     check_strs,
     is_kind,
+    show,
 )
 from reference.kv_cache_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
@@ -77,7 +78,9 @@ def get_layers_from_vllm_config(
         layer_names = list(context)
     for i, layer_name in enumerate(check_strs("layer_names", layer_names)):
         if layer_name not in context:
-            raise KeyError(f"layer_names[{i}] is {layer_name!r}, but there is no such layer")
+            raise KeyError(
+                f"layer_names[{i}] is {layer_name!r}, which static_forward_context lacks"
+            )
     return {
         layer_name: context[layer_name]
         for layer_name in layer_names
@@ -140,7 +143,7 @@ def get_kv_cache_spec(
         if layer.attn_type != AttentionType.DECODER:
             raise ValueError(
                 f"layer {layer_name!r} has attn_type {layer.attn_type!r}, "
-                f"but must have {AttentionType.DECODER!r}"
+                f"expected {AttentionType.DECODER!r}"
             )
         num_kv_heads = check_int(f"num_kv_heads of layer {layer_name!r}", layer.num_kv_heads, 1)
         head_size = check_int(f"head_size of layer {layer_name!r}", layer.head_size, 1)
@@ -208,7 +211,7 @@ def init_attn_backend(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    groups = check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)
+    groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
     plans = []
     for i, group in enumerate(groups):
         name = f"kv_cache_groups[{i}]"
@@ -231,18 +234,20 @@ def _get_backend_of_group(name: str, group: Any, vllm_config: Any) -> Any:  # no
     """Return the backend that all layers of a group have."""
     layer_names = check_strs(f"{name}.layer_names", group.layer_names)
     if not layer_names:
-        raise ValueError(f"{name}.layer_names has 0 entries, but must have at least 1")
+        raise ValueError(f"{name}.layer_names is empty, expected at least 1 layer")
     context = vllm_config.compilation_config.static_forward_context
     backends = []
-    for layer_name in layer_names:
+    for i, layer_name in enumerate(layer_names):
         if layer_name not in context:
-            raise KeyError(f"{name} names {layer_name!r}, but there is no such layer")
+            raise KeyError(
+                f"{name}.layer_names[{i}] is {layer_name!r}, which static_forward_context lacks"
+            )
         backends.append(context[layer_name].get_attn_backend())
     for layer_name, backend in zip(layer_names, backends, strict=True):
         if backend is not backends[0]:
             raise ValueError(
-                f"{name} has layers of unlike backends: {layer_names[0]!r} has {backends[0]!r}, "
-                f"but {layer_name!r} has {backend!r}"
+                f"{name}.layer_names has layers of unlike backends: {layer_names[0]!r} has "
+                f"{backends[0]!r}, {layer_name!r} has {backend!r}"
             )
     return backends[0]
 
@@ -254,12 +259,15 @@ def _get_spec_for_builder(name: str, group: Any) -> Any:  # noqa: ANN401  # an e
     specs = group.kv_cache_spec.kv_cache_specs
     owners = [layer_name for layer_name in group.layer_names if layer_name in specs]
     if not owners:
-        raise KeyError(f"{name}.kv_cache_spec has a spec for none of {group.layer_names}")
+        raise KeyError(
+            f"{name}.kv_cache_spec has no spec of any of the group's layers {group.layer_names}"
+        )
     for layer_name in owners:
         if specs[layer_name] != specs[owners[0]]:
             raise ValueError(
-                f"{name} has layers of unlike specs: {owners[0]!r} has {specs[owners[0]]}, "
-                f"but {layer_name!r} has {specs[layer_name]}"
+                f"{name}.kv_cache_spec has unlike specs, but its layers have one builder: "
+                f"{owners[0]!r} has {show(specs[owners[0]])}, "
+                f"{layer_name!r} has {show(specs[layer_name])}"
             )
     return specs[owners[0]]
 

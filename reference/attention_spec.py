@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from reference._checks import check_dtype, check_int, check_str, is_kind
+from reference._checks import check_dtype, check_int, check_type, is_kind, show
 from reference.base_spec import KVCacheSpec, check_specs_list, read_config
 
 FP8_DS_MLA = "fp8_ds_mla"
@@ -108,9 +108,9 @@ class FullAttentionSpec(AttentionSpec):
         The length is `ceil(max_model_len / (dcp * pcp))`: decode and prefill context parallelism
         spread each sequence over so many ranks.
         """
-        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         dcp = read_config(vllm_config, "parallel_config.decode_context_parallel_size")
         pcp = read_config(vllm_config, "parallel_config.prefill_context_parallel_size")
+        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         return self._pages_bytes(-(-max_model_len // (dcp * pcp)))
 
     @classmethod
@@ -133,8 +133,8 @@ class FullAttentionSpec(AttentionSpec):
         for i, spec in enumerate(check_specs_list(specs)):
             if not is_kind(spec, "FullAttentionSpec") or is_kind(spec, "MLAAttentionSpec"):
                 raise ValueError(
-                    f"specs[{i}] is a {type(spec).__name__}, but must be a FullAttentionSpec, "
-                    "and no MLAAttentionSpec"
+                    f"specs[{i}] is of class {type(spec).__name__}, expected FullAttentionSpec "
+                    "without MLA"
                 )
         return cls(**_merge_full_attention_fields(specs))
 
@@ -144,16 +144,15 @@ def _merge_full_attention_fields(specs: list[Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for field in ("block_size", "num_kv_heads", "head_size", "dtype"):
         fields[field] = _check_one_value(field, specs)
-    for field in ("sliding_window", "attention_chunk_size"):
-        given = [getattr(spec, field) for spec in specs if getattr(spec, field) is not None]
-        if any(value != given[0] for value in given):
-            raise ValueError(f"{field} is one of {given} in specs, but must be the same")
-        fields[field] = given[0] if given else None
-    if fields["sliding_window"] is not None and fields["attention_chunk_size"] is not None:
+    windows = sorted({spec.sliding_window for spec in specs} - {None})
+    chunk_sizes = sorted({spec.attention_chunk_size for spec in specs} - {None})
+    if len(windows) + len(chunk_sizes) > 1:
         raise ValueError(
-            f"specs have sliding_window {fields['sliding_window']} and attention_chunk_size "
-            f"{fields['attention_chunk_size']}, but must not have both"
+            f"specs have sliding_window {windows} and attention_chunk_size {chunk_sizes}, "
+            "expected at most 1 number in all"
         )
+    fields["sliding_window"] = windows[0] if windows else None
+    fields["attention_chunk_size"] = chunk_sizes[0] if chunk_sizes else None
     return fields
 
 
@@ -163,7 +162,8 @@ def _check_one_value(field: str, specs: list[Any]) -> object:
     for i, spec in enumerate(specs):
         if getattr(spec, field) != first:
             raise ValueError(
-                f"specs[{i}].{field} is {getattr(spec, field)}, but must be {first} as in specs[0]"
+                f"specs[{i}].{field} is {show(getattr(spec, field))}, "
+                f"unlike {show(first)} of specs[0]"
             )
     return first
 
@@ -199,8 +199,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cache_dtype_str is not None:
-            check_str("cache_dtype_str", self.cache_dtype_str)
+        check_type("cache_dtype_str", self.cache_dtype_str, str | None, "a str or None")
 
     @property
     def page_size_bytes(self) -> int:
@@ -231,7 +230,7 @@ class MLAAttentionSpec(FullAttentionSpec):
         for i, spec in enumerate(check_specs_list(specs)):
             if not is_kind(spec, "MLAAttentionSpec"):
                 raise ValueError(
-                    f"specs[{i}] is a {type(spec).__name__}, but must be an MLAAttentionSpec"
+                    f"specs[{i}] is of class {type(spec).__name__}, expected MLAAttentionSpec"
                 )
         fields = _merge_full_attention_fields(specs)
         fields["cache_dtype_str"] = _check_one_value("cache_dtype_str", specs)

@@ -7,7 +7,7 @@ import keyword
 from abc import ABC, abstractmethod
 from typing import Any
 
-from reference._checks import check_class, check_sequence, check_str
+from reference._checks import check_class, check_sequence, check_str, check_type
 from reference.attention_layers import (
     AttentionType,
     get_kv_cache_spec,
@@ -107,7 +107,7 @@ class AttentionBackend(ABC):
         Raises:
             NotImplementedError: Here; it means the order of the shape itself.
         """
-        raise NotImplementedError("the cache lies in memory in the order of its shape")
+        raise NotImplementedError("no order is stated: dimensions lie in memory as in the shape")
 
 
 def subclass_attention_backend(
@@ -223,13 +223,16 @@ def _check_fields(fields: object) -> None:
     """Check that each of some new fields has a name of its own, a type and a default."""
     names: list[str] = []
     for i, entry in enumerate(check_sequence("fields", fields)):
-        if len(check_sequence(f"fields[{i}]", entry)) != 3:
-            raise ValueError(f"fields[{i}] is {entry!r}, but must be a name, a type and a default")
+        check_type(f"fields[{i}]", entry, list | tuple, "a tuple (name, type, default)")
+        if len(entry) != 3:
+            raise ValueError(
+                f"fields[{i}] has {len(entry)} parts, expected 3: name, type and default"
+            )
         name = check_str(f"fields[{i}][0]", entry[0])
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"fields[{i}][0] is {name!r}, but must be an identifier")
+            raise ValueError(f"fields[{i}][0] is {name!r}, expected an identifier")
         if name in names:
             raise ValueError(
-                f"fields[{i}][0] is {name!r}, which fields[{names.index(name)}][0] is too"
+                f"fields[{i}][0] is {name!r}, the same as fields[{names.index(name)}][0]"
             )
         names.append(name)

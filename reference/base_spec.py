@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
 
-from reference._checks import check_int, check_list, is_kind
+from reference._checks import check_int, check_list, describe, is_kind, show
 
 
 def read_config(vllm_config: object, path: str, minimum: int = 1) -> int:
@@ -19,7 +19,7 @@ def check_specs_list(specs: object) -> list[Any]:
     """Return a list of specs, of which there must be one."""
     entries = check_list("specs", specs)
     if not entries:
-        raise ValueError("specs has 0 entries, but must have at least 1")
+        raise ValueError("specs is empty, expected at least 1 spec")
     for i, spec in enumerate(entries):
         check_spec(f"specs[{i}]", spec)
     return entries
@@ -28,7 +28,7 @@ def check_specs_list(specs: object) -> list[Any]:
 def check_spec(name: str, value: object) -> None:
     """Refuse what is no spec: what does not extend a class named `KVCacheSpec`."""
     if not is_kind(value, "KVCacheSpec"):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a KVCacheSpec")
+        raise TypeError(f"{name} must be a KVCacheSpec, got {describe(value)}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class KVCacheSpec:
         entries = check_specs_list(specs)
         for i, spec in enumerate(entries):
             if spec != entries[0]:
-                raise ValueError(f"specs[{i}] is {spec}, but must equal specs[0], {entries[0]}")
+                raise ValueError(
+                    f"specs[{i}] is {show(spec)}, expected the same as specs[0], {show(entries[0])}"
+                )
         first: Self = entries[0]
         return first
 

@@ -216,8 +216,7 @@ def reorder_batch_to_split_decodes_and_prefills(
     Source: the definition is kvtwin's own; the names are vLLM's.
     """
     threshold = check_size("decode_threshold", decode_threshold)
-    if check_int("regions", regions) not in (3, 4):
-        raise ValueError(f"regions is {regions}, but must be 3 or 4")
+    regions = check_int("regions", regions, 3, 4)
     tokens = _check_scheduled_tokens(input_batch, scheduler_output)
     computed = check_counts(
         "num_computed_tokens_cpu", input_batch.num_computed_tokens_cpu, len(tokens)
@@ -253,10 +252,9 @@ def _check_scheduled_tokens(
     for position, request_id in enumerate(check_list("req_ids", input_batch.req_ids)):
         if request_id not in scheduled:
             raise KeyError(
-                f"num_scheduled_tokens has no request {request_id!r}, "
-                f"but req_ids[{position}] is that"
+                f"num_scheduled_tokens has no request {request_id!r}, which is req_ids[{position}]"
             )
-        name = f"num_scheduled_tokens[{request_id!r}]"
+        name = f"num_scheduled_tokens of req_ids[{position}]"
         tokens.append(check_int(name, scheduled[request_id], 0, MAX_INT64))
     return tokens
 

@@ -80,8 +80,8 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
         if manager_size % size == 0 and all(_supports(sizes, size) for sizes in supported):
             return size
     raise ValueError(
-        f"kv_manager_block_size is {manager_size}, but no size that divides it is supported by all "
-        f"of attn_groups, which support {supported}"
+        f"kv_manager_block_size is {manager_size}, but attn_groups support no divisor of it in "
+        f"common: they support {supported}"
     )
 
 
@@ -95,7 +95,7 @@ def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:  
         number = size.base if is_multiple else size
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
             raise ValueError(
-                f"{name}[{i}] is {size!r}, but must be an int or a MultipleOf, of at least 1"
+                f"{name}[{i}] is {size!r}, expected an int or a MultipleOf of at least 1"
             )
         checked.append(MultipleOf(int(number)) if is_multiple else int(number))
     return checked
@@ -147,7 +147,9 @@ def prepare_kernel_block_sizes(
     """
     check_list("attn_groups", attn_groups)
     kernel_block_sizes = []
-    for g, group in enumerate(check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)):
+    for g, group in enumerate(
+        check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
+    ):
         kind = get_kind_spec(group.kv_cache_spec)
         block_size = group.kv_cache_spec.block_size
         if is_kind(kind, "EncoderOnlyAttentionSpec"):
@@ -155,15 +157,17 @@ def prepare_kernel_block_sizes(
         if is_kind(kind, "AttentionSpec"):
             if g >= len(attn_groups):
                 raise ValueError(
-                    f"attn_groups has {len(attn_groups)} lists, but KV cache group {g} needs one"
+                    f"attn_groups has {len(attn_groups)} lists, none for kv_cache_groups[{g}]"
                 )
             groups = check_list(f"attn_groups[{g}]", attn_groups[g])
             kernel_block_sizes.append(select_common_block_size(block_size, groups))
         elif is_kind(kind, "MambaSpec"):
-            kernel_block_sizes.append(check_int(f"block_size of group {g}", block_size, 1))
+            kernel_block_sizes.append(
+                check_int(f"block_size of kv_cache_groups[{g}]", block_size, 1)
+            )
         else:
             raise NotImplementedError(
-                f"KV cache group {g} has a {type(kind).__name__}, "
-                "but must have an AttentionSpec or a MambaSpec"
+                f"kv_cache_groups[{g}] has a spec of class {type(kind).__name__}, "
+                "expected AttentionSpec or MambaSpec"
             )
     return kernel_block_sizes

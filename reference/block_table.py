@@ -137,23 +137,18 @@ class BlockTables:
 
         new_rows: list[dict[int, list[int]]] = []
         for group in range(self._num_groups):
-            starts = self._check_starts(group, cu_num_new_blocks[group], len(slots))
             name = f"new_block_ids[{group}]"
-            ids = check_ints(name, new_block_ids[group], 0, MAX_INT32)
-            if starts[-1] != len(ids):
-                raise ValueError(
-                    f"cu_num_new_blocks[{group}] ends at {starts[-1]}, "
-                    f"but {name} has {len(ids)} entries"
-                )
+            given_ids = check_list(name, new_block_ids[group])
+            starts = self._check_starts(group, cu_num_new_blocks[group], len(slots), len(given_ids))
+            ids = check_ints(name, given_ids, 0, MAX_INT32)
             new_rows.append({})
             for j, slot in enumerate(slots):
                 kept = [] if overwrites[j] else self._rows[group][slot]
                 row = kept + ids[starts[j] : starts[j + 1]]
                 if len(row) > self._max_blocks[group]:
                     raise ValueError(
-                        f"{name} brings row {slot} to {len(row)} blocks, but max_model_len "
-                        f"{self._max_model_len} needs at most {self._max_blocks[group]} "
-                        f"of {self._block_sizes[group]}"
+                        f"{name} brings row {slot} to {len(row)} blocks, expected at most "
+                        f"{self._max_blocks[group]}"
                     )
                 new_rows[group][slot] = row
 
@@ -164,24 +159,32 @@ class BlockTables:
     def _check_request_slots(self, req_indices: object) -> list[int]:
         """Return the listed request slots: each one exists, and is listed once."""
         slots: list[int] = []
+        first_listed: dict[int, int] = {}  # by request slot
         for j, value in enumerate(check_list("req_indices", req_indices)):
             slot = check_index(f"req_indices[{j}]", value, self._max_num_reqs)
-            if slot in slots:
+            if slot in first_listed:
                 raise ValueError(
-                    f"req_indices[{j}] is {slot}, which req_indices[{slots.index(slot)}] is too"
+                    f"req_indices[{j}] is {slot}, the same as req_indices[{first_listed[slot]}]"
                 )
+            first_listed[slot] = j
             slots.append(slot)
         return slots
 
-    def _check_starts(self, group: int, value: object, num_slots: int) -> list[int]:
+    def _check_starts(self, group: int, value: object, num_slots: int, num_ids: int) -> list[int]:
         """Return where each request slot's new ids of a group start, and the end of the last."""
         name = f"cu_num_new_blocks[{group}]"
-        starts = check_ints(name, value)
         check_list(name, value, num_slots + 1)
+        starts = check_ints(name, value, 0, num_ids)
         if starts[0] != 0:
-            raise ValueError(f"{name}[0] is {starts[0]}, but must be 0")
-        for j in range(num_slots):
-            check_int(f"{name}[{j + 1}]", starts[j + 1], starts[j])
+            raise ValueError(f"{name}[0] is {starts[0]}, expected 0")
+        if starts[-1] != num_ids:
+            raise ValueError(
+                f"{name}[{num_slots}] is {starts[-1]}, expected {num_ids}, "
+                f"the length of new_block_ids[{group}]"
+            )
+        for j in range(1, num_slots + 1):
+            if starts[j] < starts[j - 1]:
+                raise ValueError(f"{name}[{j}] is {starts[j]}, less than {starts[j - 1]} before it")
         return starts
 
     def move_row(self, src: int, dst: int) -> None:
@@ -254,13 +257,13 @@ class BlockTables:
         slots = check_array("idx_mapping", idx_mapping, np.int32, ndim=1).tolist()
         if len(slots) > self._max_num_reqs:
             raise ValueError(
-                f"idx_mapping has {len(slots)} entries, but max_num_reqs is {self._max_num_reqs}"
+                f"idx_mapping has {len(slots)} entries, expected at most {self._max_num_reqs}"
             )
         for b, slot in enumerate(slots):
             if not PADDED_REQUEST <= slot < self._max_num_reqs:
                 raise IndexError(
                     f"idx_mapping[{b}] is {slot}, "
-                    f"but must be in {PADDED_REQUEST} .. {self._max_num_reqs - 1}"
+                    f"expected {PADDED_REQUEST} to {self._max_num_reqs - 1}"
                 )
 
         for rows, gathered in zip(self._rows, self._gathered, strict=True):
@@ -293,12 +296,12 @@ class BlockTables:
         if len(starts) - 1 > self._max_num_reqs:
             raise ValueError(
                 f"query_start_loc has {len(starts) - 1} requests, "
-                f"but max_num_reqs is {self._max_num_reqs}"
+                f"expected at most {self._max_num_reqs}"
             )
         if len(positions) > self._max_num_batched_tokens:
             raise ValueError(
                 f"positions has {len(positions)} entries, "
-                f"but max_num_batched_tokens is {self._max_num_batched_tokens}"
+                f"expected at most {self._max_num_batched_tokens}"
             )
         slots_of_groups = [
             compute_slot_mapping(table, query_start_loc, positions, block_size)

@@ -49,8 +49,8 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
         The length is `attention_chunk_size + max_num_batched_tokens`, but at most `max_model_len`.
         """
-        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         step = read_config(vllm_config, "scheduler_config.max_num_batched_tokens")
+        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         return self._pages_bytes(min(self.attention_chunk_size + step, max_model_len))
 
 
@@ -105,10 +105,10 @@ class SlidingWindowSpec(AttentionSpec):
         if dcp > 1:
             raise ValueError(
                 f"vllm_config.parallel_config.decode_context_parallel_size is {dcp}, "
-                "but must be 1 with a SlidingWindowSpec"
+                "expected 1: a sliding window is not spread over ranks"
             )
-        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         step = read_config(vllm_config, "scheduler_config.max_num_batched_tokens")
+        max_model_len = read_config(vllm_config, "model_config.max_model_len")
         length = min(self.sliding_window - 1 + step, max_model_len)
         return self._pages_bytes(length) + self.page_size_bytes
 

@@ -47,7 +47,7 @@ class CpuGpuBuffer:
         pin_memory: bool,
     ) -> None:
         if not size:
-            raise ValueError("size has 0 dimensions, but must have at least 1")
+            raise ValueError("size is empty, expected at least 1 dimension")
         shape = tuple(
             check_int(f"size[{i}]", length, 0, MAX_INT64) for i, length in enumerate(size)
         )
@@ -63,7 +63,7 @@ class CpuGpuBuffer:
             TypeError: bfloat16, float8_e4m3fn and float8_e5m2, which NumPy alone does not have.
         """
         if self.cpu.dtype.name in NO_NUMPY_VIEW:
-            raise TypeError(f"np: dtype {self.cpu.dtype.name} has no NumPy view; use cpu")
+            raise TypeError(f"dtype {self.cpu.dtype.name} has no NumPy view; use cpu")
         return self.cpu
 
     def copy_to_gpu(self, n: int | None = None) -> Array:

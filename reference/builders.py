@@ -149,9 +149,15 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
             speculative_config = self.vllm_config.speculative_config
             num_drafts = getattr(speculative_config, "num_speculative_tokens", None)
             if num_drafts is not None:
-                threshold = max(threshold, 1 + check_int("num_speculative_tokens", num_drafts, 0))
+                threshold = max(
+                    threshold,
+                    1 + check_int("speculative_config.num_speculative_tokens", num_drafts, 0),
+                )
         dcp_size = self.vllm_config.parallel_config.decode_context_parallel_size
-        if check_int("decode_context_parallel_size", dcp_size, 1) > 1 and not with_varlen:
+        if (
+            check_int("parallel_config.decode_context_parallel_size", dcp_size, 1) > 1
+            and not with_varlen
+        ):
             threshold = 1
         self.reorder_batch_threshold = threshold
 
@@ -230,7 +236,7 @@ class AttentionGroup:
         "builder of ['layers.0']"
         >>> group.get_metadata_builder(2)
         Traceback (most recent call last):
-        IndexError: ubatch_id is 2, but must be in 0 .. 1
+        IndexError: ubatch_id is 2, expected 0 to 1
 
     Source: the definition is kvtwin's own; the names are vLLM's.
     """

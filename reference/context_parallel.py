@@ -64,7 +64,7 @@ def get_dcp_local_seq_lens(
     if size * interleave > MAX_INT32:
         raise ValueError(
             f"dcp_size {size} times cp_kv_cache_interleave_size {interleave} is "
-            f"{size * interleave}, but must be at most {MAX_INT32}"
+            f"{size * interleave}, expected at most {MAX_INT32}"
         )
     ranks = range(size)
     shape: tuple[int, ...] = (len(lengths), size)
@@ -72,7 +72,7 @@ def get_dcp_local_seq_lens(
         rank = check_int("dcp_rank", dcp_rank, 0, size - 1)
         ranks, shape = range(rank, rank + 1), (len(lengths),)
     if out is not None:
-        check_rows_out(out, np.dtype(np.int32), shape, {"seq_lens": seq_lens}, may_be_longer=True)
+        check_rows_out(out, np.dtype(np.int32), shape, [seq_lens], may_be_longer=True)
 
     counted = [
         _local_length(length, rank, size, interleave) for length in lengths for rank in ranks

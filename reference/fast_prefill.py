@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from reference._checks import Array, check_class, check_str
+from reference._checks import MAX_INT32, Array, check_class, check_int, check_str
 from reference.backend import subclass_attention_backend
 from reference.extended_metadata import extend_metadata, extend_metadata_cls
 from reference.made_classes import make_once
@@ -96,14 +96,17 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     """
     logits_indices_padded = common_attn_metadata.logits_indices_padded
     num_logits_indices = common_attn_metadata.num_logits_indices
-    if logits_indices_padded is None and num_logits_indices is not None:
-        raise ValueError("logits_indices_padded is None, but num_logits_indices is set")
-    if logits_indices_padded is not None and num_logits_indices is None:
-        raise ValueError("num_logits_indices is None, but logits_indices_padded is set")
+    if (logits_indices_padded is None) != (num_logits_indices is None):
+        is_first = logits_indices_padded is None
+        missing = "logits_indices_padded" if is_first else "num_logits_indices"
+        raise ValueError(
+            f"{missing} is None, but the other logits field is set: fast prefill needs both"
+        )
     if common_attn_metadata.max_query_len == 1:
         return common_attn_metadata
     if logits_indices_padded is None or num_logits_indices is None:
         return common_attn_metadata
+    check_int("num_logits_indices", num_logits_indices, 0, MAX_INT32)
     validate_metadata(common_attn_metadata)
     all_starts: list[int] = common_attn_metadata.query_start_loc.tolist()
     indices = _check_indices(logits_indices_padded, int(num_logits_indices), all_starts[-1])
@@ -145,20 +148,19 @@ def _check_indices(
     """Return the indices that count; they increase strictly, and are those of tokens."""
     if len(logits_indices_padded) < num_logits_indices:
         raise ValueError(
-            f"logits_indices_padded has {len(logits_indices_padded)} entries, but must have at "
-            f"least num_logits_indices {num_logits_indices}"
+            f"logits_indices_padded has {len(logits_indices_padded)} entries, expected at least "
+            f"num_logits_indices = {num_logits_indices}"
         )
     indices: list[int] = logits_indices_padded[:num_logits_indices].tolist()
     for i, index in enumerate(indices):
         if not 0 <= index < num_tokens:
             raise ValueError(
-                f"logits_indices_padded[{i}] is {index}, but must be in 0 .. {num_tokens - 1}: "
-                f"query_start_loc ends at {num_tokens}"
+                f"logits_indices_padded[{i}] is {index}, expected 0 to {num_tokens - 1}"
             )
         if i > 0 and index <= indices[i - 1]:
             raise ValueError(
-                f"logits_indices_padded[{i}] is {index}, but must be greater than "
-                f"{indices[i - 1]} before it"
+                f"logits_indices_padded[{i}] is {index}, expected more than {indices[i - 1]} "
+                "before it"
             )
     return indices
 
@@ -232,7 +234,7 @@ def create_fast_prefill_custom_backend(
     check_str("prefix", prefix)
     backend = check_class("underlying_attn_backend", underlying_attn_backend)
     underlying_builder_cls = check_class(
-        "get_builder_cls() of underlying_attn_backend", backend.get_builder_cls()
+        "the builder of underlying_attn_backend", backend.get_builder_cls()
     )
     builder_cls = make_once(
         ("fast prefill builder", prefix, id(underlying_builder_cls)),
@@ -270,8 +272,8 @@ def _make_builder_cls(prefix: str, underlying_builder_cls: type[Any]) -> type[An
             return extend_metadata(metadata, metadata_classes[id(underlying_cls)], logits_fields)
         except TypeError as error:
             raise TypeError(
-                f"{underlying_builder_cls.__name__}.build returned a {underlying_cls.__name__}, "
-                f"which cannot be extended: {error}"
+                f"{underlying_builder_cls.__name__} built a {underlying_cls.__name__}, which "
+                f"cannot be extended by the logits fields: {error}"
             ) from error
 
     builder_cls = type(

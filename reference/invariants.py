@@ -9,24 +9,25 @@ import numpy as np
 
 from reference._checks import (
     COUNT_DTYPES,
-    Dtypes,
+    MAX_INT64,
     check_array,
     check_bool,
     check_int,
-    check_query_start_loc,
     check_size,
+    check_starts,
 )
 
 
 def validate_metadata(metadata: object, block_size: int | None = None) -> None:
     """Raise on the first invariant that does not hold of a metadata, or of an engine's own.
 
-    In this order: types, dtypes and dimensions, counts of at least 0; `query_start_loc` starts at
-    0, does not decrease, and ends at `num_actual_tokens` or before; it has `num_reqs + 1` entries,
-    per-request vectors have `num_reqs`, the block table has at least that many rows, `slot_mapping`
-    at least `num_actual_tokens` entries; what ends in `_cpu` equals its twin; `s_i >= 0`, and for
-    requests with query tokens `q_i <= s_i` and `0 <= num_computed_tokens_cpu[i] <= s_i - q_i` (less
-    only after fast prefill); `max_query_len` and `max_seq_len` are bounds; with a block size, every
+    In this order: types, dtypes and dimensions, counts of at least 0; what ends in `_cpu` equals
+    its twin; `query_start_loc` starts at 0, does not decrease, and ends at `num_actual_tokens` or
+    before; it has `num_reqs + 1` entries, per-request vectors have `num_reqs`, the block table has
+    at least that many rows, `slot_mapping` at least `num_actual_tokens` entries; `s_i >= 0`, and
+    for requests with query tokens `q_i <= s_i` and `0 <= num_computed_tokens_cpu[i] <= s_i - q_i`
+    (less only after fast prefill); `max_query_len` and `max_seq_len` are bounds; with a block size,
+    every
     block that holds one of the first `s_i` positions is inside its row.
 
     Args:
@@ -43,15 +44,15 @@ def validate_metadata(metadata: object, block_size: int | None = None) -> None:
         >>> from types import SimpleNamespace
         >>> validate_metadata(SimpleNamespace(num_reqs=2, seq_lens=np.array([4], np.int32)))
         Traceback (most recent call last):
-        ValueError: seq_lens has 1 entries, but must have 2
+        ValueError: seq_lens has 1 entries, expected num_reqs = 2
 
     Source: the definition is kvtwin's own.
     """
     if block_size is not None:
         block_size = check_size("block_size", block_size)
     fields = _check_fields(metadata)
-    _check_lengths(fields)
     _check_equal(fields)
+    _check_lengths(fields)
     _check_tokens(fields)
     _check_maxima(fields)
     if block_size is not None:
@@ -66,84 +67,100 @@ _OPTIONAL = (
 )
 """The fields that may be None."""
 
-_REQUEST_VECTORS: dict[str, Dtypes] = {
-    "seq_lens": np.int32,
-    "seq_lens_cpu": np.int32,
-    "num_computed_tokens_cpu": np.int32,
-    "encoder_seq_lens": COUNT_DTYPES,
-    "dcp_local_seq_lens": np.int32,
-}
-"""The fields with one entry for each request, and their dtypes."""
+_REQUEST_VECTORS = (
+    "seq_lens",
+    "seq_lens_cpu",
+    "num_computed_tokens_cpu",
+    "dcp_local_seq_lens",
+    "encoder_seq_lens",
+)
+"""The fields with one entry for each request."""
 
-_OTHER_FIELDS: dict[str, Callable[[str, object], Any]] = {
-    "query_start_loc": check_query_start_loc,
-    "query_start_loc_cpu": lambda name, value: check_array(name, value, np.int32, 1).tolist(),
-    "num_reqs": lambda name, value: check_int(name, value, 0),
-    "num_actual_tokens": lambda name, value: check_int(name, value, 0),
-    "max_query_len": lambda name, value: check_int(name, value, 0),
-    "max_seq_len": lambda name, value: check_int(name, value, 0),
+
+def _check_int32_vector(name: str, value: object) -> list[int]:
+    return check_array(name, value, np.int32, ndim=1).tolist()  # type: ignore[no-any-return]  # NumPy's
+
+
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "query_start_loc": _check_int32_vector,
+    "query_start_loc_cpu": _check_int32_vector,
+    "seq_lens": _check_int32_vector,
+    "seq_lens_cpu": _check_int32_vector,
+    "num_computed_tokens_cpu": _check_int32_vector,
     "block_table_tensor": lambda name, value: check_array(name, value, np.int32, 2),
     "slot_mapping": lambda name, value: check_array(name, value, np.int64, 1),
-    "causal": check_bool,
+    "dcp_local_seq_lens": _check_int32_vector,
     "logits_indices_padded": lambda name, value: check_array(name, value, COUNT_DTYPES, 1),
-    "num_logits_indices": lambda name, value: check_int(name, value, 0),
+    "num_reqs": lambda name, value: check_int(name, value, 0, MAX_INT64),
+    "num_actual_tokens": lambda name, value: check_int(name, value, 0, MAX_INT64),
+    "max_query_len": lambda name, value: check_int(name, value, 0, MAX_INT64),
+    "max_seq_len": lambda name, value: check_int(name, value, 0, MAX_INT64),
+    "num_logits_indices": lambda name, value: check_int(name, value, 0, MAX_INT64),
+    "causal": check_bool,
+    "encoder_seq_lens": lambda name, value: check_array(name, value, COUNT_DTYPES, 1),
 }
-"""The other fields, and what is asked of each by itself."""
+"""The fields, and what each must be by itself."""
 
 
 def _check_fields(metadata: object) -> dict[str, Any]:
-    """Return the fields that there are, each of its type: vectors by request as lists of ints."""
+    """Return the fields that there are, each of its type: int32 vectors as lists of ints."""
     fields: dict[str, Any] = {}
-    for name in (*_OTHER_FIELDS, *_REQUEST_VECTORS):
+    for name, check in _CHECKS.items():
         value = getattr(metadata, name, None)
-        if not hasattr(metadata, name) or (value is None and name in _OPTIONAL):
-            continue
-        if name in _OTHER_FIELDS:
-            fields[name] = _OTHER_FIELDS[name](name, value)
-        else:
-            fields[name] = check_array(name, value, _REQUEST_VECTORS[name], ndim=1).tolist()
+        if hasattr(metadata, name) and not (value is None and name in _OPTIONAL):
+            fields[name] = check(name, value)
     return fields
+
+
+def _check_equal(fields: dict[str, Any]) -> None:
+    """Check that what is held twice is the same twice; keep a copy that is there alone as both."""
+    for name in ("query_start_loc", "seq_lens"):
+        copy = fields.get(f"{name}_cpu")
+        values = fields.setdefault(name, copy)
+        if values is None:
+            del fields[name]
+        if values is None or copy is None:
+            continue
+        if len(values) != len(copy):
+            raise ValueError(f"{name} has {len(values)} entries, but {name}_cpu has {len(copy)}")
+        for i, (value, value_cpu) in enumerate(zip(values, copy, strict=True)):
+            if value_cpu != value:
+                raise ValueError(f"{name}[{i}] is {value}, but {name}_cpu[{i}] is {value_cpu}")
 
 
 def _check_lengths(fields: dict[str, Any]) -> None:
     """Check that the fields are of one batch: so many requests, so many tokens."""
     starts = fields.get("query_start_loc")
-    num_tokens = fields.get("num_actual_tokens")
-    if starts is not None and num_tokens is not None and starts[-1] > num_tokens:
-        raise ValueError(
-            f"query_start_loc ends at {starts[-1]}, but num_actual_tokens is {num_tokens}"
-        )
-    num_reqs = fields.get("num_reqs")
-    if num_reqs is None and starts is not None:
+    num_reqs, num_tokens = fields.get("num_reqs"), fields.get("num_actual_tokens")
+    if starts is not None:
+        check_starts("query_start_loc", starts)
+        if num_tokens is not None and starts[-1] > num_tokens:
+            raise ValueError(
+                f"query_start_loc[-1] is {starts[-1]}, more than num_actual_tokens {num_tokens}"
+            )
+        if num_reqs is not None and len(starts) != num_reqs + 1:
+            raise ValueError(
+                f"query_start_loc has {len(starts)} entries, expected num_reqs + 1 = {num_reqs + 1}"
+            )
         num_reqs = len(starts) - 1
-    if num_reqs is None and "seq_lens" in fields:
-        num_reqs = len(fields["seq_lens"])
-    if num_reqs is not None:
-        for name in ("query_start_loc", "query_start_loc_cpu", *_REQUEST_VECTORS):
-            length = num_reqs + 1 if name.startswith("query_start_loc") else num_reqs
-            if name in fields and len(fields[name]) != length:
-                raise ValueError(f"{name} has {len(fields[name])} entries, but must have {length}")
-        if "block_table_tensor" in fields and len(fields["block_table_tensor"]) < num_reqs:
+    for name in _REQUEST_VECTORS:
+        if name not in fields:
+            continue
+        num_reqs = len(fields[name]) if num_reqs is None else num_reqs
+        if len(fields[name]) != num_reqs:
             raise ValueError(
-                f"block_table_tensor has {len(fields['block_table_tensor'])} rows, "
-                f"but must have at least {num_reqs}"
+                f"{name} has {len(fields[name])} entries, expected num_reqs = {num_reqs}"
             )
-    if num_tokens is not None and "slot_mapping" in fields:
-        num_slots = len(fields["slot_mapping"])
-        if num_slots < num_tokens:
-            raise ValueError(
-                f"slot_mapping has {num_slots} entries, but must have at least {num_tokens}"
-            )
-
-
-def _check_equal(fields: dict[str, Any]) -> None:
-    """Check that what is held twice is the same twice."""
-    for name in ("query_start_loc", "seq_lens"):
-        if name in fields and f"{name}_cpu" in fields:
-            pairs = zip(fields[name], fields[f"{name}_cpu"], strict=True)
-            for i, (value, value_cpu) in enumerate(pairs):
-                if value_cpu != value:
-                    raise ValueError(f"{name}_cpu[{i}] is {value_cpu}, but {name}[{i}] is {value}")
+    table, slots = fields.get("block_table_tensor"), fields.get("slot_mapping")
+    if table is not None and num_reqs is not None and len(table) < num_reqs:
+        raise ValueError(
+            f"block_table_tensor has {len(table)} rows, expected at least num_reqs = {num_reqs}"
+        )
+    if slots is not None and num_tokens is not None and len(slots) < num_tokens:
+        raise ValueError(
+            f"slot_mapping has {len(slots)} entries, expected at least num_actual_tokens = "
+            f"{num_tokens}"
+        )
 
 
 def _check_tokens(fields: dict[str, Any]) -> None:
@@ -152,16 +169,18 @@ def _check_tokens(fields: dict[str, Any]) -> None:
     computed = fields.get("num_computed_tokens_cpu")
     for i, seq_len in enumerate(seq_lens):
         check_int(f"seq_lens[{i}]", seq_len, minimum=0)
-        query_len = 0 if starts is None else starts[i + 1] - starts[i]
-        if query_len == 0:
-            continue
-        if seq_len < query_len:
+    if starts is None:
+        return
+    query_lens = [starts[i + 1] - starts[i] for i in range(len(seq_lens))]
+    for i, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        if 0 < query_len and seq_len < query_len:
             raise ValueError(f"seq_lens[{i}] is {seq_len}, less than its query length {query_len}")
-        if computed is not None and not 0 <= computed[i] <= seq_len - query_len:
+    for i, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        most = seq_len - query_len
+        if computed is not None and query_len > 0 and not 0 <= computed[i] <= most:
             raise ValueError(
-                f"num_computed_tokens_cpu[{i}] is {computed[i]}, but must be in "
-                f"0 .. {seq_len - query_len}: seq_lens[{i}] is {seq_len}, "
-                f"its query length {query_len}"
+                f"num_computed_tokens_cpu[{i}] is {computed[i]}, expected 0 to {most}, which is "
+                f"seq_lens[{i}] less its query length {query_len}"
             )
 
 
@@ -172,13 +191,14 @@ def _check_maxima(fields: dict[str, Any]) -> None:
     for i, query_len in enumerate(query_lens):
         if query_len > fields.get("max_query_len", query_len):
             raise ValueError(
-                f"max_query_len is {fields['max_query_len']}, but request {i} has query length "
-                f"{query_len}"
+                f"max_query_len is {fields['max_query_len']}, less than the query length "
+                f"{query_len} of request {i}"
             )
     for i, seq_len in enumerate(fields.get("seq_lens", [])):
         if seq_len > fields.get("max_seq_len", seq_len):
             raise ValueError(
-                f"max_seq_len is {fields['max_seq_len']}, but seq_lens[{i}] is {seq_len}"
+                f"max_seq_len is {fields['max_seq_len']}, less than the sequence length {seq_len} "
+                f"of request {i}"
             )
 
 

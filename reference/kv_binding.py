@@ -41,13 +41,10 @@ def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int
     integers = [int(part) for part in parts if part.isascii() and part.isdigit()]
     if len(integers) == 1:
         return integers[0]
-    if modules == 1 or "attn" not in layer_name:
+    if len(integers) != 2 or modules == 1 or "attn" not in layer_name:
         raise ValueError(
-            f"layer_name is {layer_name!r} with integers {integers}, but must have exactly one"
-        )
-    if len(integers) != 2:
-        raise ValueError(
-            f"layer_name is {layer_name!r} with integers {integers}, but must have one or two"
+            f"layer_name is {layer_name!r} and has {len(integers)} integers between dots, "
+            "expected 1, or 2 for an attention layer where num_attn_module is above 1"
         )
     return integers[0] * modules + integers[1]
 
@@ -123,12 +120,12 @@ def order_layers(
     """Return layers by ascending index, after a check of all that binding them needs."""
     check_dict("forward_context", forward_context)
     if check_list("runner_kv_caches", runner_kv_caches):
-        raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, but must be empty")
+        raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, expected none")
     if num_attn_module is not None:
         check_int("num_attn_module", num_attn_module, 1)
     indices = {}
     for layer_name in layer_names:
         indices[layer_name] = extract_layer_index(layer_name, num_attn_module)
         if layer_name not in forward_context:
-            raise KeyError(f"forward_context has no layer {layer_name!r}, which has a cache")
+            raise KeyError(f"forward_context lacks layer {layer_name!r}")
     return sorted(indices, key=lambda layer_name: indices[layer_name])

@@ -29,7 +29,7 @@ from reference.kv_sharing import (
     add_kv_sharing_layers_to_kv_cache_groups,
     initialize_kv_cache_for_kv_sharing,
 )
-from reference.kv_views import make_attention_view, make_state_views
+from reference.kv_views import check_page_size, make_attention_view, make_state_views
 
 __all__ = [
     "_allocate_kv_cache",
@@ -78,23 +78,21 @@ def _allocate_kv_cache(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
+    tensors = check_list("kv_cache_config.kv_cache_tensors", kv_cache_config.kv_cache_tensors)
     grouped = [name for group in get_cached_groups(kv_cache_config) for name in group.layer_names]
-    tensors = check_list("kv_cache_tensors", kv_cache_config.kv_cache_tensors)
     placed: set[str] = set()
     for i, tensor in enumerate(tensors):
         check_int(f"kv_cache_tensors[{i}].size", tensor.size, 0, MAX_INT64)
-        for layer_name in check_strs(f"kv_cache_tensors[{i}].shared_by", tensor.shared_by):
+        name = f"kv_cache_tensors[{i}].shared_by"
+        for j, layer_name in enumerate(check_strs(name, tensor.shared_by)):
             if layer_name in placed:
-                raise ValueError(
-                    f"kv_cache_tensors[{i}].shared_by names layer {layer_name!r}, "
-                    "which is named before it, but must be named once"
-                )
+                raise ValueError(f"{name}[{j}] is {layer_name!r}, a layer that is named before")
             placed.add(layer_name)
     missing, extra = sorted(set(grouped) - placed), sorted(placed - set(grouped))
     if missing or extra:
         raise ValueError(
-            f"kv_cache_tensors lack the layers {missing} of kv_cache_groups, "
-            f"and have {extra} that are in none, but must have the same layers"
+            f"kv_cache_tensors must name the layers of kv_cache_groups, missing {missing}, "
+            f"extra {extra}"
         )
 
     raw_tensors = {}
@@ -178,24 +176,25 @@ def _reshape_kv_cache(
         check_list("kernel_block_sizes", kernel_block_sizes, len(groups))
         kernel_block_sizes = check_ints("kernel_block_sizes", kernel_block_sizes, 1)
     has_mamba = any(_has_mamba(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
-    page_sizes: dict[int, int] = {}
+    first_over: dict[int, tuple[str, int]] = {}  # by array: the first layer, its page size
 
     kv_caches: dict[str, Array | list[Array]] = {}
     for g, group in enumerate(groups):
-        for layer_name in group.layer_names:
-            raw = _check_raw_tensor(layer_name, kv_cache_raw_tensors)
+        raws = {name: _check_raw_tensor(name, kv_cache_raw_tensors) for name in group.layer_names}
+        for layer_name, raw in raws.items():
             spec = _get_layer_spec(layer_name, group, kv_cache_raw_tensors)
-            page_size = page_sizes.setdefault(id(raw), spec.page_size_bytes)
-            if spec.page_size_bytes != page_size:
+            page_size = check_page_size(layer_name, spec)
+            first_layer, first_size = first_over.setdefault(id(raw), (layer_name, page_size))
+            if page_size != first_size:
                 raise ValueError(
-                    f"page_size_bytes of layer {layer_name!r} is {spec.page_size_bytes}, "
-                    f"but must be {page_size}, as of the layers before it over the same array"
+                    f"page_size_bytes of layer {layer_name!r} is {page_size}, but that of "
+                    f"{first_layer!r} with the same raw tensor is {first_size}"
                 )
             if is_kind(spec, "MambaSpec"):
                 kv_caches[layer_name] = make_state_views(layer_name, raw, spec)
                 continue
             if layer_name not in attn_backends:
-                raise KeyError(f"attn_backends has no layer {layer_name!r}")
+                raise KeyError(f"attn_backends lacks layer {layer_name!r}")
             kv_caches[layer_name] = make_attention_view(
                 layer_name,
                 raw,
@@ -217,11 +216,11 @@ def _has_mamba(spec: KVCacheSpec) -> bool:
 def _check_raw_tensor(layer_name: str, kv_cache_raw_tensors: dict[str, Array]) -> Array:
     """Return the bytes of a layer."""
     if layer_name not in kv_cache_raw_tensors:
-        raise KeyError(f"kv_cache_raw_tensors has no layer {layer_name!r}")
+        raise KeyError(f"kv_cache_raw_tensors lacks layer {layer_name!r}")
     name = f"kv_cache_raw_tensors[{layer_name!r}]"
     raw = check_array(name, kv_cache_raw_tensors[layer_name], np.int8, ndim=1)
     if not raw.flags.c_contiguous:
-        raise ValueError(f"{name} has stride {raw.strides[0]}, but must be contiguous")
+        raise ValueError(f"{name} must be contiguous, got stride {raw.strides[0]}")
     return raw
 
 
@@ -241,13 +240,14 @@ def _get_layer_spec(
         owners = [candidate for candidate in candidates if candidate in inner_specs]
         if not owners:
             raise KeyError(
-                f"kv_cache_specs has no layer {layer_name!r}, nor one of its group over its array"
+                f"kv_cache_specs lacks layer {layer_name!r} and every layer of its group with the "
+                "same raw tensor"
             )
         spec = inner_specs[owners[0]]
     if not is_kind(spec, "AttentionSpec", "MambaSpec"):
         raise NotImplementedError(
-            f"layer {layer_name!r} has a {type(spec).__name__}, "
-            "but must have an AttentionSpec or a MambaSpec"
+            f"layer {layer_name!r} has a spec of class {type(spec).__name__}, "
+            "expected AttentionSpec or MambaSpec"
         )
     return spec
 

@@ -70,7 +70,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
             if spec.block_size != self.block_size:
                 raise ValueError(
                     f"kv_cache_specs[{layer_name!r}].block_size is {spec.block_size}, "
-                    f"but must be block_size, {self.block_size}"
+                    f"expected block_size {self.block_size}"
                 )
 
     def __hash__(self) -> int:
@@ -136,8 +136,8 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
                     for spec in entries
                 )
         raise NotImplementedError(
-            f"{next(iter(specs))!r} has a {type(first).__name__}, "
-            f"but must have one of {', '.join(UNIFORM_KINDS)}"
+            f"specs[{next(iter(specs))!r}] is of class {type(first).__name__}, "
+            f"expected one of {', '.join(UNIFORM_KINDS)}"
         )
 
     @classmethod
@@ -172,9 +172,9 @@ def _check_specs_dict(name: str, value: object) -> dict[str, Any]:
     """Return a dict of layer names to specs, of which there must be one."""
     specs = check_dict(name, value)
     if not specs:
-        raise ValueError(f"{name} has 0 entries, but must have at least 1")
+        raise ValueError(f"{name} is empty, expected at least 1 spec")
     for layer_name, spec in specs.items():
-        check_str(f"a layer name of {name}", layer_name)
+        check_str(f"a key of {name}", layer_name)
         check_spec(f"{name}[{layer_name!r}]", spec)
     return specs
 
@@ -254,15 +254,15 @@ def get_inner_specs(spec: Any) -> dict[str, Any]:  # noqa: ANN401  # a uniform o
 def get_cached_groups(kv_cache_config: KVCacheConfig) -> list[KVCacheGroupSpec]:
     """Return the groups that keep a cache, all but the encoder-only ones; no layer is in two."""
     groups, seen = [], set()
-    for g, group in enumerate(check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)):
+    for g, group in enumerate(
+        check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
+    ):
         if is_kind(get_kind_spec(group.kv_cache_spec), "EncoderOnlyAttentionSpec"):
             continue
         groups.append(group)
-        for layer_name in check_strs(f"kv_cache_groups[{g}].layer_names", group.layer_names):
+        name = f"kv_cache_groups[{g}].layer_names"
+        for i, layer_name in enumerate(check_strs(name, group.layer_names)):
             if layer_name in seen:
-                raise ValueError(
-                    f"kv_cache_groups[{g}] names layer {layer_name!r}, which is named before it, "
-                    "but must be in one group, once"
-                )
+                raise ValueError(f"{name}[{i}] is {layer_name!r}, a layer that is named before")
             seen.add(layer_name)
     return groups

@@ -70,7 +70,7 @@ def set_kv_cache_layout(cache_layout: KVCacheLayoutType | None) -> None:
     Example:
         >>> set_kv_cache_layout("NDH")
         Traceback (most recent call last):
-        ValueError: cache_layout is 'NDH', but must be 'NHD' or 'HND'
+        ValueError: cache_layout is 'NDH', expected 'NHD' or 'HND'
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
@@ -84,5 +84,5 @@ def _check_layout(name: str, value: object) -> KVCacheLayoutType:
     """Return a layout."""
     if not is_valid_kv_cache_layout(value):
         layouts = " or ".join(repr(layout) for layout in get_args(KVCacheLayoutType))
-        raise ValueError(f"{name} is {value!r}, but must be {layouts}")
+        raise ValueError(f"{name} is {value!r}, expected {layouts}")
     return cast("KVCacheLayoutType", value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference._checks import check_dict, check_list, check_str
+from reference._checks import check_dict, check_list, check_str, check_type
 from reference.kv_cache_spec import KVCacheGroupSpec
 
 
@@ -46,7 +46,7 @@ def initialize_kv_cache_for_kv_sharing(
     target_groups = _find_target_groups(shared_kv_cache_layers, kv_cache_groups)
     for layer_name, target in shared_kv_cache_layers.items():
         if target not in kv_caches:
-            raise KeyError(f"kv_caches has no {target!r}, the target of {layer_name!r}")
+            raise KeyError(f"kv_caches lacks {target!r}, whose cache layer {layer_name!r} shares")
 
     for layer_name, target in shared_kv_cache_layers.items():
         kv_caches[layer_name] = kv_caches[target]
@@ -87,11 +87,7 @@ def add_kv_sharing_layers_to_kv_cache_groups(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    if runner_only_attn_layers is not None and not isinstance(runner_only_attn_layers, set):
-        raise TypeError(
-            f"runner_only_attn_layers is a {type(runner_only_attn_layers).__name__}, "
-            "but must be a set or None"
-        )
+    check_type("runner_only_attn_layers", runner_only_attn_layers, set | None, "a set or None")
     target_groups = _find_target_groups(shared_kv_cache_layers, kv_cache_groups)
 
     for layer_name in shared_kv_cache_layers:
@@ -111,18 +107,20 @@ def _find_target_groups(
     for layer_name, target in pairs.items():
         check_str("a layer of shared_kv_cache_layers", layer_name)
         check_str(f"shared_kv_cache_layers[{layer_name!r}]", target)
-        name = f"shared_kv_cache_layers: {target!r}, the target of {layer_name!r},"
+        name = f"shared_kv_cache_layers[{layer_name!r}] is {target!r},"
         if target == layer_name:
-            raise ValueError(f"{name} is that layer itself, but must be another")
+            raise ValueError(f"{name} the layer itself, expected another")
         if target in pairs:
-            raise KeyError(f"{name} shares a cache itself, but must have its own")
+            raise KeyError(
+                f"{name} which shares a cache itself, expected a layer with a cache of its own"
+            )
         with_target = [group for group in kv_cache_groups if target in group.layer_names]
         if not with_target:
-            raise KeyError(f"{name} is in none of kv_cache_groups")
+            raise KeyError(f"{name} which kv_cache_groups lack")
         for g, group in enumerate(kv_cache_groups):
             if layer_name in group.layer_names and group is not with_target[0]:
                 raise ValueError(
-                    f"{name} is not in kv_cache_groups[{g}], where {layer_name!r} stands already"
+                    f"{name} which is not in kv_cache_groups[{g}], the group of {layer_name!r}"
                 )
         target_groups[layer_name] = with_target[0]
     return target_groups

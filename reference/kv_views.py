@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import Array, check_dtype, check_int
+from reference._checks import Array, check_dtype, check_int, check_type
 from reference.kv_cache_spec import AttentionSpec, KVCacheSpec, MambaSpec
 
 
@@ -31,7 +31,7 @@ def make_attention_view(
     if spec.block_size % kernel_block_size != 0:
         raise ValueError(
             f"kernel_block_sizes has {kernel_block_size} for layer {layer_name!r}, "
-            f"but must divide its block size {spec.block_size}"
+            f"expected a divisor of its block_size {spec.block_size}"
         )
     num_kernel_blocks = num_blocks * (spec.block_size // kernel_block_size)
     shape = _ask_shape(layer_name, backend, num_kernel_blocks, kernel_block_size, spec)
@@ -45,8 +45,8 @@ def make_attention_view(
     dtype = check_dtype(f"dtype of layer {layer_name!r}", spec.dtype)
     if math.prod(shape) * dtype.itemsize != raw.nbytes:
         raise ValueError(
-            f"{name} has {raw.nbytes} bytes, but must have those of the shape {shape} that "
-            f"attn_backends[{layer_name!r}] gives, {math.prod(shape) * dtype.itemsize}"
+            f"attn_backends[{layer_name!r}].get_kv_cache_shape() is {shape} of {dtype.name}, "
+            f"{math.prod(shape) * dtype.itemsize} bytes, but {name} has {raw.nbytes}"
         )
     _check_alignment(name, raw, dtype)
     return np.ndarray(shape, dtype, buffer=raw, strides=_make_strides(shape, order, dtype))
@@ -66,14 +66,14 @@ def make_state_views(layer_name: str, raw: Array, spec: MambaSpec) -> list[Array
         dtype = check_dtype(f"dtypes[{i}] of layer {layer_name!r}", state_dtype)
         if offset % dtype.itemsize != 0 or page_size % dtype.itemsize != 0:
             raise ValueError(
-                f"state {i} of layer {layer_name!r} is at byte {offset} of a page of {page_size}, "
-                f"but both must be multiples of its itemsize, {dtype.itemsize}"
+                f"state {i} of layer {layer_name!r} is at byte {offset} of pages of {page_size} "
+                f"bytes, expected multiples of {dtype.itemsize}, the itemsize of {dtype.name}"
             )
         state_bytes = math.prod(shape) * dtype.itemsize
         if offset + state_bytes > page_size:
             raise ValueError(
-                f"state {i} of layer {layer_name!r} ends at byte {offset + state_bytes}, "
-                f"but must end within its page of {page_size}"
+                f"state {i} of layer {layer_name!r} ends at byte {offset + state_bytes}, past its "
+                f"page_size_bytes {page_size}"
             )
         _check_alignment(name, raw, dtype)
         strides = (page_size, *_make_strides(shape, list(range(len(shape))), dtype))
@@ -83,13 +83,17 @@ def make_state_views(layer_name: str, raw: Array, spec: MambaSpec) -> list[Array
     return views
 
 
+def check_page_size(layer_name: str, spec: KVCacheSpec) -> int:
+    """Return the bytes of a layer's page, of which there is at least one."""
+    return check_int(f"page_size_bytes of layer {layer_name!r}", spec.page_size_bytes, 1)
+
+
 def count_blocks(name: str, raw: Array, spec: KVCacheSpec) -> int:
     """Return how many pages of a spec the bytes are, which must be whole."""
-    page_size = check_int(f"page_size_bytes of {name}", spec.page_size_bytes, 1)
+    page_size = int(spec.page_size_bytes)
     if raw.nbytes % page_size != 0:
         raise ValueError(
-            f"{name} has {raw.nbytes} bytes, but must have a multiple of its page_size_bytes, "
-            f"{page_size}"
+            f"{name} has {raw.nbytes} bytes, expected a multiple of its page_size_bytes {page_size}"
         )
     return raw.nbytes // page_size
 
@@ -110,8 +114,7 @@ def _ask_shape(
         num_blocks, block_size, spec.num_kv_heads, spec.head_size, **arguments
     )
     name = f"attn_backends[{layer_name!r}].get_kv_cache_shape()"
-    if not isinstance(shape, tuple | list):
-        raise TypeError(f"{name} is a {type(shape).__name__}, but must be a tuple or list")
+    check_type(name, shape, tuple | list, "a tuple or list")
     return tuple(check_int(f"{name}[{i}]", length, 0) for i, length in enumerate(shape))
 
 
@@ -126,11 +129,13 @@ def _ask_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> lis
     except NotImplementedError:
         return identity
     name = f"attn_backends[{layer_name!r}].get_kv_cache_stride_order()"
-    if not isinstance(order, tuple | list):
-        raise TypeError(f"{name} is a {type(order).__name__}, but must be a tuple or list")
-    dimensions = [check_int(f"{name}[{i}]", dimension) for i, dimension in enumerate(order)]
+    check_type(name, order, tuple | list, "a tuple or list")
+    dimensions = [
+        check_int(f"{name}[{i}]", dimension, 0, num_dimensions - 1)
+        for i, dimension in enumerate(order)
+    ]
     if sorted(dimensions) != identity:
-        raise ValueError(f"{name} is {order}, but must be a permutation of {identity}")
+        raise ValueError(f"{name} is {dimensions}, expected a permutation of {identity}")
     return dimensions
 
 
@@ -139,8 +144,8 @@ def _find_block_dimension(layer_name: str, shape: tuple[int, ...], larger: tuple
     grown = [d for d in range(min(len(shape), len(larger))) if larger[d] > shape[d]]
     if len(shape) != len(larger) or len(grown) != 1:
         raise ValueError(
-            f"attn_backends[{layer_name!r}].get_kv_cache_shape() is {shape}, "
-            f"and {larger} with one block more, but must grow in exactly one dimension"
+            f"attn_backends[{layer_name!r}].get_kv_cache_shape() is {shape}, and {larger} for one "
+            "more block, expected one dimension to grow"
         )
     return grown[0]
 
@@ -164,6 +169,6 @@ def _check_alignment(name: str, raw: Array, dtype: np.dtype[Any]) -> None:
     """Refuse bytes that begin at an address where no element of a dtype may stand."""
     if raw.ctypes.data % dtype.itemsize != 0:
         raise ValueError(
-            f"{name} begins at address {raw.ctypes.data:#x}, "
-            f"but must begin at a multiple of the itemsize of {dtype.name}, {dtype.itemsize}"
+            f"{name} is not aligned for {dtype.name}, expected an address that is a multiple of "
+            f"{dtype.itemsize}"
         )

@@ -88,8 +88,8 @@ def get_per_layer_parameters(
         impl = getattr(layer, "impl", None)
         if impl is None or not isinstance(impl, cls_):
             raise TypeError(
-                f"layer {layer_name!r} has an impl of {type(impl).__name__}, "
-                f"but must have one of {cls_.__name__}"
+                f"impl of layer {layer_name!r} must be of class {cls_.__name__}, "
+                f"got {type(impl).__name__}"
             )
         parameters[layer_name] = PerLayerParameters(
             window_left=_get_window_left(layer_name, impl),
@@ -107,8 +107,8 @@ def _get_window_left(layer_name: str, impl: object) -> int:
     if window is None:
         return NO_WINDOW
     if not check_sequence(name, window):
-        raise ValueError(f"{name} has 0 entries, but must have at least 1")
-    return check_int(f"the first entry of {name}", window[0], NO_WINDOW)
+        raise ValueError(f"{name} is empty, expected at least 1 entry")
+    return check_int(f"impl.sliding_window[0] of layer {layer_name!r}", window[0], NO_WINDOW)
 
 
 def infer_global_hyperparameters(
@@ -138,7 +138,7 @@ def infer_global_hyperparameters(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     if not check_dict("per_layer_params", per_layer_params):
-        raise ValueError("per_layer_params has 0 entries, but must have at least 1")
+        raise ValueError("per_layer_params is empty, expected at least 1 layer")
     parameters = [
         PerLayerParameters(
             layer.window_left, layer.logits_soft_cap, layer.sm_scale, layer.has_sinks

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reference._checks import check_dtype, check_int, check_str
+from reference._checks import check_dtype, check_int, check_str, check_type
 from reference.base_spec import KVCacheSpec, read_config
 
 
@@ -61,15 +61,20 @@ class MambaSpec(KVCacheSpec):
             for i, dtype in enumerate(_check_sequence("dtypes", self.dtypes))
         ]
         if not shapes:
-            raise ValueError("shapes has 0 entries, but must have at least 1")
+            raise ValueError("shapes is empty, expected at least 1 state")
         if len(dtypes) != len(shapes):
             raise ValueError(
-                f"dtypes has {len(dtypes)} entries, but must have {len(shapes)}, as many as shapes"
+                f"dtypes has {len(dtypes)} entries, expected {len(shapes)}, as many as shapes"
             )
         self._store("shapes", tuple(shapes))
         self._store("dtypes", tuple(dtypes))
         if self.page_size_padded is not None:
-            padded = check_int("page_size_padded", self.page_size_padded, self._states_bytes)
+            padded = check_int("page_size_padded", self.page_size_padded, 1)
+            if padded < self._states_bytes:
+                raise ValueError(
+                    f"page_size_padded is {padded}, less than the {self._states_bytes} bytes of "
+                    "the states"
+                )
             self._store("page_size_padded", padded)
         check_str("mamba_type", self.mamba_type)
         num_speculative = check_int("num_speculative_blocks", self.num_speculative_blocks, 0)
@@ -103,7 +108,7 @@ class MambaSpec(KVCacheSpec):
         if not isinstance(mode, str) or mode not in ("none", "align", "all"):
             raise ValueError(
                 f"vllm_config.cache_config.mamba_cache_mode is {mode!r}, "
-                "but must be 'none', 'align' or 'all'"
+                "expected 'none', 'align' or 'all'"
             )
         if mode == "all":
             return self._pages_bytes(read_config(vllm_config, "model_config.max_model_len"))
@@ -113,6 +118,6 @@ class MambaSpec(KVCacheSpec):
 
 def _check_sequence(name: str, value: object) -> list[Any]:
     """Return the entries of a tuple or list."""
-    if not isinstance(value, tuple | list):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a tuple or list")
-    return list(value)
+    check_type(name, value, tuple | list, "a tuple or list")
+    entries: list[Any] = list(value)  # type: ignore[call-overload]  # checked above
+    return entries

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference._checks import MAX_INT64, check_int
+from reference._checks import MAX_INT64, check_int, describe
 from reference.config import CacheConfig
 
 GIB = 2**30
@@ -61,13 +61,14 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: CacheConfig) -> 
     """
     free = check_int("init_snapshot.free_memory", init_snapshot.free_memory, 0, MAX_INT64)
     total = check_int("init_snapshot.total_memory", init_snapshot.total_memory, 0, MAX_INT64)
-    share = _check_share("gpu_memory_utilization", cache_config.gpu_memory_utilization)
+    share = _check_share("cache_config.gpu_memory_utilization", cache_config.gpu_memory_utilization)
     requested = math.ceil(total * share)
     if free < requested:
         raise ValueError(
-            f"init_snapshot.free_memory of device {init_snapshot.device} is {free / GIB:.2f} GiB "
+            f"init_snapshot.free_memory on device {init_snapshot.device} is {free / GIB:.2f} GiB "
             f"of {total / GIB:.2f} GiB, less than the desired {requested / GIB:.2f} GiB "
-            f"(gpu_memory_utilization {share}); lower gpu_memory_utilization or free memory"
+            f"(cache_config.gpu_memory_utilization {cache_config.gpu_memory_utilization}): "
+            "lower gpu_memory_utilization or free memory"
         )
     return requested
 
@@ -75,7 +76,7 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: CacheConfig) -> 
 def _check_share(name: str, value: object) -> float:
     """Return an int or float in (0, 1] as a Python float."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), but must be a float")
+        raise TypeError(f"{name} must be an int or float, got {describe(value)}")
     if not 0 < value <= 1:
-        raise ValueError(f"{name} is {value}, but must be in (0, 1]")
+        raise ValueError(f"{name} is {value}, expected more than 0 and at most 1")
     return float(value)

@@ -17,6 +17,7 @@ from reference.invariants import validate_metadata
 from reference.runner_inputs import (
     HostAndDevice,
     check_buffer,
+    check_one_each,
     check_slots,
     check_tables,
     check_vector,
@@ -229,8 +230,9 @@ def build_attn_metadata(
         max_query_len = check_int("max_query_len", max_query_len, 0, MAX_INT32)
     if max_seq_len is not None:
         max_seq_len = check_int("max_seq_len", max_seq_len, 0, MAX_INT32)
-    groups = check_list("kv_cache_groups", kv_cache_config.kv_cache_groups)
-    check_list("attn_metadata_builders", attn_metadata_builders, len(groups))
+    groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
+    check_list("attn_metadata_builders", attn_metadata_builders)
+    check_one_each("attn_metadata_builders", attn_metadata_builders, len(groups))
     starts, starts_cpu = check_buffer("query_start_loc", query_start_loc, num_reqs + 1)
     lens, lens_cpu = check_buffer("seq_lens", seq_lens, num_reqs)
     computed = check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)

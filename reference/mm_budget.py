@@ -49,16 +49,25 @@ def compute_mm_encoder_budget(
         return 0, 0
     largest = max(token_counts.values())
     compute = check_int(
-        "max_num_encoder_input_tokens", scheduler_config.max_num_encoder_input_tokens, 0
+        "scheduler_config.max_num_encoder_input_tokens",
+        scheduler_config.max_num_encoder_input_tokens,
+        0,
     )
-    cache_size = check_int("encoder_cache_size", scheduler_config.encoder_cache_size, 0)
-    if check_bool("disable_chunked_mm_input", scheduler_config.disable_chunked_mm_input):
-        step = check_int("max_num_batched_tokens", scheduler_config.max_num_batched_tokens, 1)
+    cache_size = check_int(
+        "scheduler_config.encoder_cache_size", scheduler_config.encoder_cache_size, 0
+    )
+    if check_bool(
+        "scheduler_config.disable_chunked_mm_input", scheduler_config.disable_chunked_mm_input
+    ):
+        step = check_int(
+            "scheduler_config.max_num_batched_tokens", scheduler_config.max_num_batched_tokens, 1
+        )
         if largest > step:
+            modality = max(token_counts, key=lambda name: token_counts[name])
             raise ValueError(
-                f"max_num_batched_tokens is {step}, less than the {largest} tokens of the largest "
-                "multimodal item, which disable_chunked_mm_input wants within one step; raise "
-                f"max_num_batched_tokens to at least {largest}"
+                f"scheduler_config.max_num_batched_tokens is {step}, less than "
+                f"max_tokens_by_modality[{modality!r}], {largest}: with "
+                "disable_chunked_mm_input an item must fit into one step"
             )
     return max(compute, largest), max(cache_size, largest)
 
@@ -134,13 +143,15 @@ class MultiModalBudget:
         scheduler_config: Any,  # noqa: ANN401  # likewise
         mm_registry: Any,  # noqa: ANN401  # likewise
     ) -> None:
-        self.max_model_len = check_int("max_model_len", model_config.max_model_len, 1)
-        self.max_num_reqs = check_int("max_num_seqs", scheduler_config.max_num_seqs, 1)
+        self.max_model_len = check_int("model_config.max_model_len", model_config.max_model_len, 1)
+        self.max_num_reqs = check_int(
+            "scheduler_config.max_num_seqs", scheduler_config.max_num_seqs, 1
+        )
         self._max_num_batched_tokens = check_int(
-            "max_num_batched_tokens", scheduler_config.max_num_batched_tokens, 1
+            "scheduler_config.max_num_batched_tokens", scheduler_config.max_num_batched_tokens, 1
         )
         self._enable_chunked_prefill = check_bool(
-            "enable_chunked_prefill", scheduler_config.enable_chunked_prefill
+            "scheduler_config.enable_chunked_prefill", scheduler_config.enable_chunked_prefill
         )
 
         make_cache = getattr(mm_registry, "processor_only_cache_from_config", None)
@@ -178,7 +189,7 @@ class MultiModalBudget:
             ValueError: There are no modalities.
         """
         if not self.max_tokens_by_modality:
-            raise ValueError("max_tokens_by_modality is empty, but must have a modality")
+            raise ValueError("max_tokens_by_modality is empty: the model has no modalities")
         _, modality = max(
             (max_tokens, modality) for modality, max_tokens in self.max_tokens_by_modality.items()
         )
@@ -207,7 +218,7 @@ class MultiModalBudget:
         """
         if check_str("modality", modality) not in self.mm_limits:
             raise KeyError(
-                f"modality is {modality!r}, but mm_limits has {', '.join(self.mm_limits) or 'none'}"
+                f"modality is {modality!r}, expected one of mm_limits: {sorted(self.mm_limits)}"
             )
         size = check_int("max_tokens_per_item", max_tokens_per_item, 0)
         encoder_budget = self.get_encoder_budget()
@@ -232,6 +243,6 @@ class MultiModalBudget:
 def _check_counts_by_modality(name: str, value: object) -> dict[str, int]:
     """Return a dict of counts, none negative, by modality."""
     return {
-        check_str(f"a modality of {name}", modality): check_int(f"{name}[{modality!r}]", count, 0)
+        check_str(f"a key of {name}", modality): check_int(f"{name}[{modality!r}]", count, 0)
         for modality, count in check_dict(name, value).items()
     }

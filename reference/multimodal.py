@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference._checks import Array, check_int, check_rows_out
+from reference._checks import Array, check_int, check_rows_out, check_type, not_an_array
 from reference.mm_budget import MultiModalBudget, compute_mm_encoder_budget
 
 __all__ = [
@@ -66,11 +66,13 @@ def scatter_mm_placeholders(
     _check_matrix("embeds", embeds)
     mask = [True] * len(embeds) if is_embed is None else _check_mask(is_embed)
     if embeds.dtype.name not in NAN_BITS or not embeds.dtype.isnative:
-        raise TypeError(f"embeds has dtype {embeds.dtype}, but must have {' or '.join(NAN_BITS)}")
+        raise TypeError(f"embeds must be of a dtype that has NaN, got {embeds.dtype}")
     num_embeds, embed_dim = embeds.shape
+    if num_embeds > len(mask):
+        raise ValueError(f"embeds has {num_embeds} rows, but is_embed has {len(mask)} entries")
     if mask.count(True) != num_embeds:
         raise ValueError(
-            f"is_embed has {mask.count(True)} True entries, but embeds has {num_embeds} rows"
+            f"embeds has {num_embeds} rows, but is_embed has {mask.count(True)} True entries"
         )
 
     bits = NAN_BITS[embeds.dtype.name]
@@ -129,6 +131,8 @@ def gather_mm_placeholders(
         )
 
     shape = (mask.count(True), placeholders.shape[1])
+    if is_embed is not None and isinstance(out, np.ndarray):
+        _check_num_rows(out, len(placeholders), shape[0])
     embeds = _output(out, shape, {"placeholders": placeholders, "is_embed": is_embed})
     next_embed = 0
     for i, has_embed in enumerate(mask):
@@ -136,6 +140,16 @@ def gather_mm_placeholders(
             embeds[next_embed] = placeholders[i]
             next_embed += 1
     return embeds
+
+
+def _check_num_rows(out: Array, num_placeholders: int, num_embeds: int) -> None:
+    """Refuse an output that has not a row for each embedding."""
+    if out.ndim != 2:
+        raise ValueError(f"out must have 2 dimensions, got shape {out.shape}")
+    if len(out) > num_placeholders:
+        raise ValueError(f"out has {len(out)} rows, but placeholders has {num_placeholders}")
+    if len(out) != num_embeds:
+        raise ValueError(f"out has {len(out)} rows, but is_embed has {num_embeds} True entries")
 
 
 def _output(
@@ -146,17 +160,16 @@ def _output(
     dtype = next(iter(given.values())).dtype
     if out is None:
         return np.empty(shape, dtype)
-    return check_rows_out(out, dtype, shape, given)
+    return check_rows_out(out, dtype, shape, given.values())
 
 
 def _check_mask(is_embed: object) -> list[bool]:
     """Return the entries of a bool vector."""
     if not isinstance(is_embed, np.ndarray):
-        raise TypeError(f"is_embed is a {type(is_embed).__name__}, but must be a NumPy array")
+        raise TypeError(not_an_array("is_embed", is_embed))
     if is_embed.dtype != np.bool_ or is_embed.ndim != 1:
         raise TypeError(
-            f"is_embed has dtype {is_embed.dtype} and shape {is_embed.shape}, "
-            "but must be a vector of bool"
+            f"is_embed must be a vector of bool, got {is_embed.dtype} of shape {is_embed.shape}"
         )
     entries: list[bool] = is_embed.tolist()
     return entries
@@ -165,9 +178,9 @@ def _check_mask(is_embed: object) -> list[bool]:
 def _check_matrix(name: str, value: object) -> None:
     """Check that a value is an array of two dimensions."""
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")
+        raise TypeError(not_an_array(name, value))
     if value.ndim != 2:
-        raise ValueError(f"{name} has shape {value.shape}, but must have 2 dimensions")
+        raise ValueError(f"{name} must have 2 dimensions, got shape {value.shape}")
 
 
 def sanity_check_mm_encoder_outputs(
@@ -191,37 +204,31 @@ def sanity_check_mm_encoder_outputs(
         >>> sanity_check_mm_encoder_outputs([np.zeros((5, 64)), np.zeros((9, 64))], 2)
         >>> sanity_check_mm_encoder_outputs(np.zeros((2, 5, 64)), 1)
         Traceback (most recent call last):
-        ValueError: mm_embeddings has 2 items, but must have 1; most likely the model's embedding \
-method (`embed_multimodal`) is wrong
+        ValueError: mm_embeddings has 2 items, expected 1; the likely cause is the model's \
+embedding method
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     expected = check_int("expected_num_items", expected_num_items, 0)
-    likely_cause = "most likely the model's embedding method (`embed_multimodal`) is wrong"
+    likely_cause = "the likely cause is the model's embedding method"
     if isinstance(mm_embeddings, np.ndarray):
         if mm_embeddings.ndim != 3:
             raise ValueError(
-                f"mm_embeddings has shape {mm_embeddings.shape}, but must have 3 dimensions, "
-                f"items of 2 each; {likely_cause}"
+                f"mm_embeddings has shape {mm_embeddings.shape}, expected 3 dimensions, "
+                f"2 for each item; {likely_cause}"
             )
-    elif not isinstance(mm_embeddings, list | tuple):
-        raise TypeError(
-            f"mm_embeddings is a {type(mm_embeddings).__name__}, but must be a list or tuple of "
-            f"NumPy arrays, or one; {likely_cause}"
-        )
-    if len(mm_embeddings) != expected:
-        raise ValueError(
-            f"mm_embeddings has {len(mm_embeddings)} items, but must have {expected}; "
-            f"{likely_cause}"
+    else:
+        check_type(
+            "mm_embeddings", mm_embeddings, list | tuple, "an array, or a list or tuple of arrays"
         )
     for i, item in enumerate(mm_embeddings):
         if not isinstance(item, np.ndarray):
-            raise TypeError(
-                f"mm_embeddings[{i}] is a {type(item).__name__}, but must be a NumPy array; "
-                f"{likely_cause}"
-            )
+            raise TypeError(not_an_array(f"mm_embeddings[{i}]", item))
         if item.ndim != 2:
             raise ValueError(
-                f"mm_embeddings[{i}] has shape {item.shape}, but must have 2 dimensions; "
-                f"{likely_cause}"
+                f"mm_embeddings[{i}] has shape {item.shape}, expected 2 dimensions; {likely_cause}"
             )
+    if len(mm_embeddings) != expected:
+        raise ValueError(
+            f"mm_embeddings has {len(mm_embeddings)} items, expected {expected}; {likely_cause}"
+        )

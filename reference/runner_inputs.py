@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from reference._checks import Array, Int32Array, Int64Array, check_array, check_list, check_sequence
+from reference._checks import Array, Int32Array, Int64Array, check_array, check_sequence
 
 
 class HostAndDevice(Protocol):
@@ -30,15 +30,13 @@ def check_vector(name: str, value: object, length: int) -> Int32Array:
 
 def check_buffer(name: str, value: HostAndDevice, length: int) -> tuple[Int32Array, Int32Array]:
     """Return the first entries of a buffer's half on the device and of that on the host, views."""
-    return (
-        check_vector(f"{name}.gpu", value.gpu, length),
-        check_vector(f"{name}.cpu", value.cpu, length),
-    )
+    cpu = check_vector(f"{name}.cpu", value.cpu, length)
+    return check_vector(f"{name}.gpu", value.gpu, length), cpu
 
 
 def check_tables(value: object, num_groups: int, num_reqs: int) -> list[Int32Array]:
     """Return the block table of each group, which must have a row for each request."""
-    tables = _check_one_each("block_tables", value, num_groups)
+    tables = _list_one_each("block_tables", value, num_groups)
     for i, table in enumerate(tables):
         name = f"block_tables[{i}]"
         _check_length(name, check_array(name, table, np.int32, ndim=2), num_reqs)
@@ -49,19 +47,29 @@ def check_slots(value: object, num_groups: int, num_tokens: int) -> list[Int64Ar
     """Return the slots of each group, which must have one for each token."""
     if isinstance(value, np.ndarray):
         value = list(check_array("slot_mappings", value, np.int64, ndim=2))
-    slots = _check_one_each("slot_mappings", value, num_groups)
+    slots = _list_one_each("slot_mappings", value, num_groups)
     for i, mapping in enumerate(slots):
         name = f"slot_mappings[{i}]"
         _check_length(name, check_array(name, mapping, np.int64, ndim=1), num_tokens)
     return slots
 
 
-def _check_one_each(name: str, value: object, num_groups: int) -> list[Any]:
+def _list_one_each(name: str, value: object, num_groups: int) -> list[Any]:
     """Return a list or tuple with one entry for each group, as a list."""
-    return check_list(name, list(check_sequence(name, value)), num_groups)
+    entries = list(check_sequence(name, value))
+    check_one_each(name, entries, num_groups)
+    return entries
+
+
+def check_one_each(name: str, entries: list[Any], num_groups: int) -> None:
+    """Refuse a list that has not one entry for each group."""
+    if len(entries) != num_groups:
+        raise ValueError(
+            f"{name} has {len(entries)} entries, expected {num_groups}, one for each KV cache group"
+        )
 
 
 def _check_length(name: str, array: Array, length: int) -> None:
     """Check that an array has at least so many entries, or rows."""
     if len(array) < length:
-        raise ValueError(f"{name} has {len(array)} entries, but must have at least {length}")
+        raise ValueError(f"{name} has {len(array)} entries, expected at least {length}")

@@ -51,30 +51,37 @@ def is_residual_scattered_for_sp(
         (True, False)
         >>> is_residual_scattered_for_sp(config, 6)
         Traceback (most recent call last):
-        ValueError: num_input_tokens is 6, but must be a multiple of tensor_parallel_size 4
+        ValueError: num_input_tokens is 6, expected a multiple of the 4 tensor-parallel ranks: the \
+runner pads it where sequence parallelism is on
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     num_tokens = check_int("num_input_tokens", num_input_tokens, 0)
     compilation_config = vllm_config.compilation_config
-    if not check_bool("enable_sp", compilation_config.pass_config.enable_sp):
+    if not check_bool(
+        "compilation_config.pass_config.enable_sp", compilation_config.pass_config.enable_sp
+    ):
         return False
     num_ranks = check_int(
-        "tensor_parallel_size", vllm_config.parallel_config.tensor_parallel_size, 1
+        "parallel_config.tensor_parallel_size", vllm_config.parallel_config.tensor_parallel_size, 1
     )
     if num_ranks == 1:
         return False
     if num_tokens % num_ranks != 0:
         raise ValueError(
-            f"num_input_tokens is {num_tokens}, but must be a multiple of "
-            f"tensor_parallel_size {num_ranks}"
+            f"num_input_tokens is {num_tokens}, expected a multiple of the {num_ranks} "
+            "tensor-parallel ranks: the runner pads it where sequence parallelism is on"
         )
 
     splitting_ops = compilation_config.splitting_ops
-    if splitting_ops is None or not check_sequence("splitting_ops", splitting_ops):
+    if splitting_ops is None or not check_sequence(
+        "compilation_config.splitting_ops", splitting_ops
+    ):
         return True
     is_partitioned = compilation_config.use_inductor_graph_partition
-    if check_bool("use_inductor_graph_partition", is_partitioned):
+    if check_bool("compilation_config.use_inductor_graph_partition", is_partitioned):
         return True
     compile_sizes = compilation_config.compile_sizes
-    return compile_sizes is not None and num_tokens in check_ints("compile_sizes", compile_sizes)
+    return compile_sizes is not None and num_tokens in check_ints(
+        "compilation_config.compile_sizes", compile_sizes
+    )

@@ -11,7 +11,6 @@ from reference._checks import (
     IntArray,
     check_array,
     check_block_layout,
-    check_int,
     check_out,
     check_size,
     check_tokens,
@@ -97,19 +96,11 @@ def compute_slot_mapping(
     check_array("block_table", block_table, np.int32, ndim=2)
     if len(block_table) < len(starts) - 1:
         raise ValueError(
-            f"block_table has {len(block_table)} rows, but query_start_loc has "
-            f"{len(starts) - 1} requests"
+            f"query_start_loc has {len(starts) - 1} requests, but block_table has "
+            f"{len(block_table)} rows"
         )
     if out is not None:
-        check_out(
-            out,
-            len(positions),
-            {
-                "block_table": block_table,
-                "query_start_loc": query_start_loc,
-                "positions": positions,
-            },
-        )
+        check_out(out, len(positions), [block_table, query_start_loc, positions])
 
     slots = _slots_of_tokens(block_table, starts, positions.tolist(), layout)
     if out is None:
@@ -129,21 +120,21 @@ def _slots_of_tokens(
         for token in range(starts[request], starts[request + 1]):
             position = positions[token]
             if position < 0:
-                raise ValueError(f"positions[{token}] is {position}, but must be at least 0")
+                raise ValueError(f"positions[{token}] is {position}, expected at least 0")
             place = _place_on_rank(position, layout)
             if place is None:
                 continue
             column, offset = place
             if column >= num_columns:
                 raise ValueError(
-                    f"positions[{token}] is {position} and needs column {column} of row {request} "
-                    f"of block_table, but that has {num_columns} columns"
+                    f"positions[{token}] is {position} and needs column {column}, but block_table "
+                    f"has {num_columns} columns"
                 )
             block_id = int(block_table[request, column])
             if block_id < 0:
                 raise ValueError(
-                    f"block_table[{request}, {column}] is {block_id}, but must be at least 0: "
-                    f"positions[{token}] is {position}"
+                    f"block_table[{request}, {column}] is {block_id}, expected at least 0, as it "
+                    f"holds positions[{token}]"
                 )
             slots[token] = block_id * layout.kernel_block_size + offset
     return slots
@@ -188,15 +179,16 @@ def map_to_kernel_blocks(block_ids: IntArray, blocks_per_kv_block: int) -> IntAr
     """
     check_array("block_ids", block_ids, INTEGER_DTYPES, ndim=None)
     n = check_size("blocks_per_kv_block", blocks_per_kv_block)
-    greatest = int(np.iinfo(block_ids.dtype).max)
+    greatest = (int(np.iinfo(block_ids.dtype).max) + 1) // n - 1
+    if block_ids.size > 0 and greatest < 0:
+        raise ValueError(f"blocks_per_kv_block is {n}, more than {block_ids.dtype} can count")
     for index in np.ndindex(block_ids.shape):
         block_id = int(block_ids[index])
         name = f"block_ids[{', '.join(map(str, index))}]"
-        check_int(name, block_id, 0)
-        if (block_id + 1) * n - 1 > greatest:
+        if not 0 <= block_id <= greatest:
             raise ValueError(
-                f"{name} is {block_id}, and its last kernel block {(block_id + 1) * n - 1} "
-                f"with blocks_per_kv_block {n}, but {block_ids.dtype} holds at most {greatest}"
+                f"{name} is {block_id}, expected 0 to {greatest}, as each is {n} kernel blocks in "
+                f"{block_ids.dtype}"
             )
 
     *leading, num_blocks = block_ids.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference._checks import Array, check_size
+from reference._checks import Array, check_size, not_an_array
 
 
 def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
@@ -35,11 +35,13 @@ def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
     """
     _check_is_array("query", query)
     if query.ndim != 3:
-        raise ValueError(f"query has shape {query.shape}, but must have 3 dimensions")
+        raise ValueError(f"query must have 3 dimensions, got shape {query.shape}")
     num_tokens, num_heads, dim = query.shape
     num_reqs = check_size("batch_size", batch_size)
     if num_tokens % num_reqs != 0:
-        raise ValueError(f"batch_size is {num_reqs}, but must divide the {num_tokens} tokens")
+        raise ValueError(
+            f"batch_size is {num_reqs}, expected a divisor of the {num_tokens} tokens of query"
+        )
     return query.reshape(num_reqs, num_tokens // num_reqs, num_heads, dim)
 
 
@@ -69,8 +71,8 @@ def reshape_attn_output_for_spec_decode(attn_output: Array) -> Array:
         (6, 8, 64)
         >>> reshape_attn_output_for_spec_decode(attn_output[:, :2])
         Traceback (most recent call last):
-        ValueError: attn_output has shape (2, 2, 8, 64) and strides (3072, 1024, 128, 2) in bytes, \
-which allow no view as (4, 8, 64)
+        ValueError: attn_output of shape (2, 2, 8, 64) cannot be viewed as (4, 8, 64): its \
+requests are not contiguous
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
@@ -78,17 +80,15 @@ which allow no view as (4, 8, 64)
     if attn_output.ndim == 3:
         return attn_output
     if attn_output.ndim != 4:
-        raise ValueError(
-            f"attn_output has shape {attn_output.shape}, but must have 3 or 4 dimensions"
-        )
+        raise ValueError(f"attn_output must have 3 or 4 dimensions, got shape {attn_output.shape}")
     num_reqs, tokens_of_each, num_heads, dim = attn_output.shape
     shape = (num_reqs * tokens_of_each, num_heads, dim)
     follow_each_other = attn_output.strides[0] == tokens_of_each * attn_output.strides[1]
     is_trivial = num_reqs <= 1 or tokens_of_each <= 1 or attn_output.size == 0
     if not follow_each_other and not is_trivial:
         raise ValueError(
-            f"attn_output has shape {attn_output.shape} and strides {attn_output.strides} in "
-            f"bytes, which allow no view as {shape}"
+            f"attn_output of shape {attn_output.shape} cannot be viewed as {shape}: its requests "
+            "are not contiguous"
         )
     return attn_output.reshape(shape)
 
@@ -96,4 +96,4 @@ which allow no view as (4, 8, 64)
 def _check_is_array(name: str, value: object) -> None:
     """Check that a value is an array."""
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")
+        raise TypeError(not_an_array(name, value))

@@ -16,6 +16,8 @@ from reference._checks import (
     check_list,
     check_query_start_loc,
     check_slice,
+    get_type_name,
+    is_int,
 )
 from reference.metadata import CommonAttentionMetadata, validate_metadata
 
@@ -82,8 +84,10 @@ def create_ubatch_slices(
     """
     counts = check_counts("num_scheduled_tokens", num_scheduled_tokens)
     num_tokens = sum(counts)
+    if not is_int(split_points) and not isinstance(split_points, list):
+        raise TypeError(f"split_points must be an int or a list, got {get_type_name(split_points)}")
     if num_tokens == 0:
-        raise ValueError("num_scheduled_tokens has 0 tokens, but must have at least 1")
+        raise ValueError("num_scheduled_tokens sums to 0, expected at least 1")
     if isinstance(split_points, list):
         points = check_ints("split_points", split_points, 1, num_tokens - 1)
     else:
@@ -91,8 +95,7 @@ def create_ubatch_slices(
     for i in range(1, len(points)):
         if points[i] <= points[i - 1]:
             raise ValueError(
-                f"split_points[{i}] is {points[i]}, but must be greater than {points[i - 1]} "
-                "before it"
+                f"split_points[{i}] is {points[i]}, expected more than {points[i - 1]} before it"
             )
 
     starts = [0]
@@ -224,17 +227,18 @@ def _check_ubatch_slice(
     r0, r1 = check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
     t0, t1 = check_slice(f"{name}.token_slice", ubatch_slice.token_slice, num_tokens)
     if r0 == r1 or t0 == t1:
-        raise ValueError(f"{name} is empty: requests {r0}:{r1}, tokens {t0}:{t1}")
+        raise ValueError(f"{name} is empty: requests {r0} to {r1}, tokens {t0} to {t1}")
     lies_in_padding = t0 >= starts[-1] and starts[r0] == starts[r0 + 1]
     if not (starts[r0] <= t0 < starts[r0 + 1] or lies_in_padding):
         raise ValueError(
-            f"{name} begins with token {t0}, but its first request {r0} has "
-            f"tokens {starts[r0]}:{starts[r0 + 1]}"
+            f"{name}.token_slice starts at {t0}, expected it inside request {r0}, "
+            f"tokens {starts[r0]} to {starts[r0 + 1]}"
         )
-    if max(t0, starts[r1]) < min(t1, starts[-1]):
+    first_later, last_later = max(t0, starts[r1]), min(t1, starts[-1])
+    if first_later < last_later:
         raise ValueError(
-            f"{name} has tokens {t0}:{t1}, but its last request {r1 - 1} ends at {starts[r1]}, "
-            "and the tokens from there on are a later request's"
+            f"{name}.request_slice stops at {r1}, but tokens {first_later} to {last_later} of "
+            "token_slice are of later requests"
         )
     return r0, r1, t0, t1
 

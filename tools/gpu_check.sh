@@ -13,10 +13,11 @@
 #   python3 -m pip install -q --no-index --no-deps --no-compile --target .site .whl/*.whl &&
 #   PYTHONPATH=$PWD:$PWD/.site tools/gpu_check.sh versions
 #
-# where the wheels are at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes. Then
-# the others: `device-path bench`, `conformance`, `sanitizer`, `kernels real-models`. PYTHONPATH is
-# kept. CUDA_HOME, which numba-cuda needs to find its compiler where other libraries of the toolkit come
-# from wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
+# where the wheels are at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes; if
+# `versions` shows a cuda-pathfinder below 1.4 or a cuda-core below 0.5.1, newer ones too. Then call the
+# others: `device-path bench`, `conformance`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
+# CUDA_HOME, which numba-cuda needs to find its compiler where other libraries of the toolkit come from
+# wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=0
@@ -37,7 +38,7 @@ real-models   tokens of real models, compared with those of generate'
 
 versions() { check versions 240 python3 -m tools.gpu_versions; }
 device_path() { check device-path 420 "${pytest[@]}" tests/gpu -rA -s; }
-bench() { check bench 420 python3 -m tools.bench --quick --device cuda; }
+bench() { check bench 420 python3 -m tools.bench --quick --all --device cuda; }
 conformance() {
     check conformance 540 "${pytest[@]}" conformance --target host,cuda -n "$workers"
 }

@@ -7,6 +7,11 @@ The first section of `tools/gpu_check.sh`. Exit status: 0; 1 if there is no GPU,
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.gpu_versions")
+
 import importlib.metadata
 import os
 import sys
@@ -70,7 +75,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "is missing"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,6 +15,9 @@ class Deviation:
     Examples that fail as declared do not fail the run, and the search for others goes on. The
     witness must fail as declared: once it does not, the run fails until the declaration is gone.
 
+    An implementation whose messages do not name the element and the value at fault, as
+    `reference`'s do, declares so with the `fails` of `"another wording of the refusal"`.
+
     Attributes:
         function: The function that deviates.
         reason: Why it is meant to, for whoever reads the run.

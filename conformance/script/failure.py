@@ -49,7 +49,9 @@ def script_of(
     about = _about(check, target, error)
     session = _session_of(example)
     try:
-        if session is not None and target.device == "cpu" and not target.is_simulated:
+        is_wording = isinstance(error, Mismatch) and error.difference.verdict is Verdict.WORDING
+        is_plain = target.device == "cpu" and not target.is_simulated
+        if session is not None and is_plain and not is_wording:
             return script_of_session(session, target, about, _num_steps(session, error))
         if session is None:
             asked = _asked(check, target, example, error, about)
@@ -102,6 +104,7 @@ def _asked(
         is_outcome = error.difference.verdict is Verdict.OUTCOME
         if (
             fault is None
+            or error.difference.verdict is Verdict.WORDING
             or (fault.is_value and not is_outcome)
             or ("an answer or a refusal" in str(error.difference.expected))
         ):

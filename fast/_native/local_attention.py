@@ -8,7 +8,7 @@ import torch
 
 from fast._checks import INT32, check_starts
 from fast._native.compiler import Int32s, compiled, int32s_at
-from fast._native.memory import check_written, locate, locate_table
+from fast._native.memory import locate, locate_table
 from fast.sentinels import NULL_BLOCK_ID
 
 
@@ -60,21 +60,20 @@ def find_virtual_requests(
 
 
 def gather_columns(
-    block_table: torch.Tensor, rows_and_first: npt.NDArray[np.int32], columns: int
+    block_table: torch.Tensor, virtual: VirtualRequests, columns: int
 ) -> torch.Tensor:
-    """Return int32[size, columns]: columns of some rows of a table, each from its own first.
+    """Return int32[size, columns]: the virtual requests' blocks.
 
     Args:
         block_table: int32[num_rows, max_blocks] on the CPU.
-        rows_and_first: int32[at least 2 * size], the rows, 0 to num_rows - 1, then the first
-            columns, at least 0. A column past the table's last is the last again.
-        columns: how many, at least 1.
+        virtual: the requests. A column past the table's last is the last again.
+        columns: blocks of each, at least 1.
     """
-    check_written("rows_and_first", rows_and_first, np.int32, 1)
     _, whole, _, _ = locate_table("block_table_tensor", block_table, INT32)
     whole = whole.contiguous()  # contiguous rows are copied in a quarter of the time
     num_rows, width = whole.shape
-    size = len(rows_and_first) // 2
+    size = virtual.size
+    rows_and_first = virtual.vectors[2 * size + 1 : 4 * size + 1]
     gathered = np.empty(size * columns, dtype=np.int32)
     copy_columns(whole.data_ptr(), num_rows, width, rows_and_first, gathered, columns)
     return torch.from_numpy(gathered.reshape(size, columns))

@@ -12,14 +12,15 @@ from fast._native.memory import locate
 
 
 def count_logits_indices(
-    query_start_loc_cpu: torch.Tensor, num_reqs: int, indices: torch.Tensor
+    query_start_loc_cpu: torch.Tensor, num_reqs: int, indices: torch.Tensor, num_indices: int
 ) -> tuple[npt.NDArray[np.int32], int]:
     """Return where each request starts among some tokens, and the most tokens of a request.
 
     Args:
         query_start_loc_cpu: int32[num_reqs + 1] on the CPU.
         num_reqs: requests.
-        indices: int32 or int64[num_indices] on the CPU, tokens in increasing order.
+        indices: int32 or int64[at least num_indices] on the CPU, tokens in increasing order.
+        num_indices: how many of them count.
 
     Returns:
         int32[num_reqs + 1], and the most.
@@ -28,8 +29,10 @@ def count_logits_indices(
     if indices.dtype is not torch.int64:
         indices = indices.to(torch.int64)
     indices_at, wide = locate("logits_indices_padded", indices, torch.int64)
+    if not 0 <= num_indices <= wide.nelement():
+        raise ValueError(f"{num_indices} indices are not among {wide.nelement()}")
     counted = np.empty(num_reqs + 1, dtype=np.int32)
-    return counted, write_starts(at, indices_at, wide.nelement(), counted)
+    return counted, write_starts(at, indices_at, num_indices, counted)
 
 
 @compiled("int64(int64, int64, int64, int32[::1])")

@@ -156,7 +156,7 @@ def check_memory(name: str, value: torch.Tensor) -> int:
     except RuntimeError:  # NotImplementedError is one
         check_kind(name, value)
         raise
-    if num_bytes == 0 and value.nelement():
+    if value.is_meta or (num_bytes == 0 and value.nelement()):
         raise ValueError(f"{name} has no memory: it is on {value.device}, with no storage")
     return address
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fast._checks import INT32, check_num_tokens
+from fast._checks import INT32, check_num_tokens, check_tensor
 from fast._native.compiler import (
     Int,
     Int32s,
@@ -41,11 +41,10 @@ def fill_slots(
         query_start_loc: int32[num_reqs + 1] on the CPU.
         positions: int64[num_tokens] on the CPU.
         layout: block size, kernel block size, context-parallel ranks, rank and interleave.
-        out: int64[at least num_tokens] on the CPU, contiguous: written to its end. None: a new
-            tensor of num_tokens.
+        out: int64[at least num_tokens] on the CPU, written to its end. None: a new tensor.
 
     Returns:
-        `out` or the new tensor.
+        int64[num_tokens]: a view of `out`, or the new tensor.
 
     Raises:
         TypeError: a tensor of another type, dtype or kind.
@@ -60,18 +59,40 @@ def fill_slots(
     if num_reqs < 0:
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
     if num_reqs > num_rows:
-        raise ValueError(f"query_start_loc has {num_reqs} requests, block_table {num_rows}")
+        raise ValueError(
+            f"query_start_loc has {num_reqs} requests, but block_table has {num_rows} rows"
+        )
     if out is None:
         slots = np.empty(num_positions, dtype=np.int64)
     else:
-        slots = as_written_array("out", out, np.int64, 1)
-        if len(slots) < num_positions:
-            raise ValueError(f"out has {len(slots)} entries, expected at least {num_positions}")
+        check_slots_out(out, places)
+        # Contiguous entries are written in half of the time.
+        whole = out.contiguous()
+        slots = as_written_array("out", whole, np.int64, 1)
     entries = (table_at, row_stride, column_stride, num_columns)
     batch = (starts_at, num_reqs, positions_at, num_positions)
     if not write_slots(*entries, *batch, slots, *layout):
         check_num_tokens(starts.numpy(), num_positions)
-    return torch.from_numpy(slots) if out is None else out
+    if out is None:
+        return torch.from_numpy(slots)
+    return (out if whole is out else out.copy_(whole))[:num_positions]
+
+
+def check_slots_out(out: torch.Tensor, positions: torch.Tensor) -> None:
+    """Refuse an `out` that cannot take a slot for each position.
+
+    Raises:
+        TypeError: it is no int64 tensor.
+        ValueError: it has another number of dimensions or too few entries, is on another device,
+            or cannot be written entry by entry.
+    """
+    check_tensor("out", out, torch.int64, 1, positions.device)
+    if len(out) < len(positions):
+        raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
+    if out.is_neg():
+        raise ValueError("out is a lazy negation, expected memory that can be written")
+    if len(out) > 1 and out.stride(0) == 0:
+        raise ValueError("out is one element repeated, expected one for each token")
 
 
 @inlined

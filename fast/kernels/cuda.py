@@ -205,7 +205,7 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
         import numba_cuda  # noqa: PLC0415  (numba takes 0.3 s to import)
         from numba import cuda as real  # noqa: PLC0415  (likewise)
     except ImportError as error:
-        raise ImportError(INSTALL) from error
+        raise ImportError(f"{INSTALL} ({error})") from error
     folder = Path(numba_cuda.__file__).resolve().parent
     if folder not in Path(real.__file__).resolve().parents:
         raise ImportError(

@@ -50,8 +50,8 @@ class EngineAdapter(Adapter):
             "compute_slot_mapping",
             "the engine's kernels read 32-bit slots, and its caches have not more than these reach",
             ONE_SLOT,
-            r"dtype = torch\.int32, but should be|slot_mapping has dtype int32"
-            r"|slot_mapping\[\d+\] is -\d+, but must be at least -1"  # a slot past 2**31
+            r"dtype = torch\.int32, but should be|slot_mapping must be int64, got int32"
+            r"|slot_mapping\[\d+\] is -\d+, expected at least -1"  # a slot past 2**31
             r"|result\[\d+\] = -\d+, but should be \d{10}",  # likewise
         ),
     )

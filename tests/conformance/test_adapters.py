@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import types
 from pathlib import Path
 
@@ -165,6 +166,47 @@ def test_a_declared_deviation_excuses_a_life(monkeypatch: pytest.MonkeyPatch) ->
     says[0] = "a slot is written twice"
     with pytest.raises(AssertionError, match="a slot is written twice"):
         lives()
+
+
+def test_a_declared_deviation_excuses_other_words() -> None:
+    """An adapter declares that its messages do not name what is at fault; else the run fails."""
+    [(_, check)] = [
+        found
+        for found in checks_in(vars(importlib.import_module("conformance.test_context_parallel")))
+        if found[0] == "test_get_dcp_local_seq_lens_refuses"
+    ]
+
+    def terse(*args: object, **keywords: object) -> torch.Tensor:
+        try:
+            return fast.get_dcp_local_seq_lens(*args, **keywords)  # type: ignore[arg-type]
+        except ValueError as error:
+            if re.match(r"seq_lens\[\d+\] is", str(error)) is None:
+                raise
+            raise ValueError("seq_lens has a negative length") from None
+
+    terse_module = types.ModuleType("terse")
+    vars(terse_module).update({"checks": fast.checks, check.function: terse})
+    bad = Call(check.function, {"seq_lens": np.array([3, -1], np.int32)})
+
+    class Terse(FastAdapter):
+        deviations = (
+            Deviation(
+                check.function, "short", bad, "another wording of the refusal", ("seq_lens",)
+            ),
+        )
+
+    [undeclared] = choose_targets(
+        "host", [Implementation("terse", terse_module, FastAdapter(terse_module))]
+    )
+    with pytest.raises(
+        AssertionError, match=r"another wording of the refusal(.|\n)*names seq_lens"
+    ):
+        check.bind(undeclared, FEW, "minimal", shrink=False)()
+    implementation = Implementation("terse", terse_module, Terse(terse_module))
+    [declared] = choose_targets("host", [implementation])
+    check.bind(declared, FEW, "minimal", shrink=False)()
+    [(witness, target)] = deviation_checks(Run([declared], FEW), {check.function})
+    witness.bind(target)()
 
 
 def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:

@@ -140,6 +140,59 @@ def test_a_wrong_refusal_is_told(error: Exception | None, got: str) -> None:
     assert line == failure(same_refusal(LOCAL_LENGTHS), target_of(refusing))[1]
 
 
+def test_another_wording_is_reported() -> None:
+    """Any message names the element and its value; one of `fast`'s own has `reference`'s text."""
+    negative = Fault(
+        "a length is negative",
+        ValueError,
+        "seq_lens",
+        lambda call, _: call.replacing(seq_lens=guarded([5, -8], np.int32)),
+    )
+    contract = dataclasses.replace(LOCAL_LENGTHS, faults=[negative])
+
+    def refusing_with(message: str) -> Target:
+        def refusing(**_: object) -> None:
+            raise ValueError(message)
+
+        return target_of(refusing)
+
+    others = refusing_with("-8 is no length: seq_lens[1]")
+    same_refusal(contract).bind(others, PROFILES["dev"], "minimal")()
+    for message in ("seq_lens[0] is -8", "seq_lens[1] is 8", "seq_lens[1] is 5", "bad seq_lens"):
+        lines = failure(same_refusal(contract), refusing_with(message))
+        assert lines[:2] == [
+            "get_dcp_local_seq_lens on toy: another wording of the refusal",
+            f"    the message = {message}, but should be a text that names seq_lens[1] and -8",
+        ]
+
+    own = refusing_with("-8 is no length: seq_lens[1]")
+    own.implementation.get_dcp_local_seq_lens.__module__ = "fast.context_parallel"
+    lines = failure(same_refusal(contract), own)
+    assert lines[1] == (
+        "    the message = -8 is no length: seq_lens[1], but should be seq_lens[1] is -8, "
+        "expected at least 0"
+    )
+
+
+def test_another_wording_is_reported_after_all_else() -> None:
+    """A declared difference of wording must not hide that another bad call is answered."""
+    negative = Fault(
+        "a length is negative",
+        ValueError,
+        "seq_lens",
+        lambda call, _: call.replacing(seq_lens=guarded([5, -8], np.int32)),
+    )
+    contract = dataclasses.replace(LOCAL_LENGTHS, faults=[negative, *LOCAL_LENGTHS.faults])
+
+    def forgiving(seq_lens: torch.Tensor, dcp_rank: int, **_: object) -> int:
+        if (seq_lens < 0).any():
+            raise ValueError("bad seq_lens")
+        return dcp_rank
+
+    lines = failure(same_refusal(contract), target_of(forgiving))
+    assert lines[1].startswith("    the call = returned 2, but should be ValueError")
+
+
 def test_a_refusal_that_comes_too_late_is_told() -> None:
     """A target that changes an argument and then refuses is told by what it changed."""
 

@@ -261,3 +261,17 @@ class _Layer(Blueprint):
     def make(self, _: Carrier) -> SimpleNamespace:
         """Return a layer."""
         return SimpleNamespace(kv_cache=None)
+
+
+def test_lazy_negations_hold_the_drawn_values() -> None:
+    """Tensors may be lazy negations, but for those that are written; their memory is watched."""
+    drawn = guarded([3, -5], np.int32)
+    carrier = Carrier(fast, "cpu", negates=True, written=frozenset({"out"}))
+    lens, out = carrier.carry(drawn, "seq_lens"), carrier.carry(np.zeros(2, np.int32), "out")
+    assert (True, False) == (lens.is_neg(), out.is_neg())
+    assert [3, -5] == lens.tolist()
+    assert carrier.changed(frozenset()) is None
+    torch._neg_view(lens)[1] = 7  # in its memory
+    difference = carrier.changed(frozenset({"out"}))
+    assert difference is not None
+    assert "seq_lens[1] = -7, but should be -5" == difference.line

@@ -100,8 +100,8 @@ def test_layers_of_a_type() -> None:
         ((config_of({}), "Attention"), TypeError, "layer_type must be a class, got 'Attention'"),
         ((config_of({}), (int, str)), TypeError, "layer_type must be a class"),
         ((config_of({"a": 1}), int, "a"), TypeError, "layer_names must be a list, got str"),
-        ((config_of({"a": 1}), int, [1]), TypeError, "name in layer_names must be a str, got 1"),
-        ((config_of({"a": 1}), int, ["a", "b"]), KeyError, "layer_names names layer 'b', which"),
+        ((config_of({"a": 1}), int, [1]), TypeError, r"^layer_names\[0\] must be a str, got 1 of"),
+        ((config_of({"a": 1}), int, ["a", "b"]), KeyError, r"layer_names\[1\] is 'b', which st"),
         ((SimpleNamespace(compilation_config=None), int), AttributeError, "static_forward_context"),
     ],
 )
@@ -131,8 +131,8 @@ def test_specs_of_layers() -> None:
 @pytest.mark.parametrize(
     ("layer", "dtype", "error", "message"),
     [
-        (None, "float16", TypeError, "kv_cache_dtype must be a torch dtype, got 'float16'"),
-        (None, np.float16, TypeError, "kv_cache_dtype must be a torch dtype"),
+        (None, "float16", TypeError, "^kv_cache_dtype must be a supported dtype, got 'float16' "),
+        (None, np.float16, TypeError, "^kv_cache_dtype must be a supported dtype, got NumPy dty"),
         (
             make_layer(attn_type="encoder_only"),
             torch.int8,
@@ -244,8 +244,8 @@ def test_a_flashinfer_builder_alone() -> None:
             r"kv_cache_groups\[1\]\.layer_names is empty, expected",
         ),
         ((("0",), FULL), TypeError, r"kv_cache_groups\[1\]\.layer_names must be a list, got tuple"),
-        (([0], FULL), TypeError, r"name in kv_cache_groups\[1\]\.layer_names must be a str, got 0"),
-        ((["0", "9"], FULL), KeyError, r"kv_cache_groups\[1\]\.layer_names names layer '9', which"),
+        (([0], FULL), TypeError, r"^kv_cache_groups\[1\]\.layer_names\[0\] must be a str, got 0 "),
+        ((["0", "9"], FULL), KeyError, r"kv_cache_groups\[1\]\.layer_names\[1\] is '9', which "),
         (
             (["0", "1", "other"], FULL),
             ValueError,

@@ -206,7 +206,7 @@ def test_reads_read_only_arrays() -> None:
             {"num_computed_tokens_cpu": [1, 0]},
             [9, 1],
             TypeError,
-            "num_computed_tokens_cpu must be a NumPy array",
+            "^num_computed_tokens_cpu must be an array, got list",
         ),
         (
             {"num_computed_tokens_cpu": np.ma.MaskedArray([1, 0], mask=False)},

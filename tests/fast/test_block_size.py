@@ -65,7 +65,7 @@ def test_selects(manager: int, backends: list[Any], expected: int) -> None:
 )
 def test_selects_none(manager: int, backends: list[Any]) -> None:
     """Where no size suits all, the message names the sizes."""
-    with pytest.raises(ValueError, match=f"kv_manager_block_size {manager}, got attn_groups"):
+    with pytest.raises(ValueError, match=f"kv_manager_block_size is {manager}, but attn_groups"):
         fast.select_common_block_size(manager, [group(sizes) for sizes in backends])
 
 
@@ -94,7 +94,7 @@ def test_select_refuses_types() -> None:
         fast.select_common_block_size(0, [])
     with pytest.raises(TypeError, match="attn_groups must be a list, got tuple"):
         fast.select_common_block_size(16, ())
-    with pytest.raises(TypeError, match=r"must be a list or tuple, got .* of set"):
+    with pytest.raises(TypeError, match=r"^attn_groups\[0\]\.backend\.get_supported_kernel_block"):
         fast.select_common_block_size(16, [group({16})])
     with pytest.raises(AttributeError, match="backend"):
         fast.select_common_block_size(16, [SimpleNamespace()])
@@ -117,13 +117,15 @@ def test_prepares_uniform_kinds() -> None:
     assert [528] == fast.prepare_kernel_block_sizes(config(encoder, mamba), [])
     unknown = fast.UniformTypeKVCacheSpecs(16, {"a": fast.KVCacheSpec(16)})
     for spec in (unknown, fast.KVCacheSpec(16)):
-        with pytest.raises(NotImplementedError, match="group 1's kv_cache_spec is a KVCacheSpec"):
+        with pytest.raises(NotImplementedError, match=r"^kv_cache_groups\[1\] has a spec of clas"):
             fast.prepare_kernel_block_sizes(config(MAMBA, spec), [[], [group([16])]])
 
 
 def test_prepare_refuses() -> None:
     """Groups that need lists must have them."""
-    with pytest.raises(ValueError, match="attn_groups has 1 lists, none for group 1"):
+    with pytest.raises(
+        ValueError, match=r"^attn_groups has 1 lists, none for kv_cache_groups\[1\]"
+    ):
         fast.prepare_kernel_block_sizes(config(ENCODER, FULL), [[]])
     with pytest.raises(TypeError, match="attn_groups must be a list"):
         fast.prepare_kernel_block_sizes(config(FULL), ([],))

@@ -79,7 +79,7 @@ def test_count_out_of_range(n: int) -> None:
         ((-1,), {}, ValueError, r"size\[0\] is -1"),
         ((2, True), {}, TypeError, r"size\[1\] must be an int"),
         (((2, 3),), {}, TypeError, r"size\[0\] must be an int"),
-        ((2,), {"dtype": np.int32}, TypeError, "dtype must be a torch dtype"),
+        ((2,), {"dtype": np.int32}, TypeError, "^dtype must be a supported dtype, got NumPy dty"),
         ((2,), {"device": 0}, TypeError, "device must be a device"),
         ((2,), {"device": "nowhere"}, ValueError, "device is 'nowhere'"),
         ((2,), {"pin_memory": None}, TypeError, "pin_memory must be a bool"),

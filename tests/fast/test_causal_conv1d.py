@@ -126,11 +126,11 @@ def test_bad_starts_unchecked(starts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("starts", "copy", "error", "message"),
     [
-        ([0, 1], None, TypeError, "query_start_loc_p must be a torch tensor, got list"),
-        (torch.tensor([0, 1]), None, TypeError, "query_start_loc_p must be torch.int32"),
-        (int32([[0]]), None, ValueError, "query_start_loc_p must have 1 dimensions"),  # type: ignore[list-item]  # that is the test
+        ([0, 1], None, TypeError, "^query_start_loc_p must be an array, got list"),
+        (torch.tensor([0, 1]), None, TypeError, "^query_start_loc_p must be int32, got int64"),
+        (int32([[0]]), None, ValueError, "^query_start_loc_p must have 1 dimension, got shape "),  # type: ignore[list-item]  # that is the test
         (int32([]), None, ValueError, "query_start_loc_p is empty"),
-        (int32([0]), torch.tensor([0]), TypeError, "query_start_loc_p_cpu must be torch.int32"),
+        (int32([0]), torch.tensor([0]), TypeError, "^query_start_loc_p_cpu must be int32, got i"),
         (int32([0]), int32([0, 1]), ValueError, "query_start_loc_p_cpu has 2 entries, but"),
         (int32([0]), int32([0]).to("meta"), ValueError, "_cpu must be on the CPU, got meta"),
     ],

@@ -150,12 +150,12 @@ def test_any_block_of_threads(
         ({"num_logits_indices": -1}, None, ValueError, "num_logits_indices is -1"),
         ({"num_logits_indices": 1.0}, None, TypeError, "num_logits_indices must be an int"),
         ({"num_logits_indices": 5}, None, ValueError, "_padded has 4 entries, expected at least"),
-        ({"logits_indices_padded": [0, 1]}, None, TypeError, "_padded must be a torch tensor"),
+        ({"logits_indices_padded": [0, 1]}, None, TypeError, "^logits_indices_padded must be an"),
         ({"logits_indices_padded": torch.zeros(4)}, None, TypeError, "_padded must be int32 or"),
         ({"logits_indices_padded": int32([[1]])}, None, ValueError, "_padded must have 1 dim"),  # type: ignore[list-item]  # that is the test
         ({"logits_indices_padded": int32([1, 2]).to("meta")}, None, ValueError, "is on meta"),
         ({}, int32([1]), ValueError, "logits_indices_cpu has 1 entries, expected at least"),
-        ({}, [1, 2], TypeError, "logits_indices_cpu must be a torch tensor"),
+        ({}, [1, 2], TypeError, "^logits_indices_cpu must be an array, got list"),
         ({}, int32([1, 2]).to("meta"), ValueError, "logits_indices_cpu must be on the CPU"),
     ],
 )

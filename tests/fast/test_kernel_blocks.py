@@ -51,15 +51,17 @@ def test_greatest_result() -> None:
 def test_refuses() -> None:
     """What is wrong is told with its name."""
     ids = torch.tensor([1], dtype=torch.int8)
-    with pytest.raises(TypeError, match="block_ids must be a torch tensor"):
+    with pytest.raises(TypeError, match=r"^block_ids must be an array, got list"):
         fast.map_to_kernel_blocks([1], 2)  # type: ignore[arg-type]  # that is the test
-    with pytest.raises(TypeError, match="block_ids must be int8 to int64 or uint8"):
+    with pytest.raises(
+        TypeError, match="block_ids must be int8 or int16 or int32 or int64 or uint8"
+    ):
         fast.map_to_kernel_blocks(ids.float(), 2)
     with pytest.raises(ValueError, match="block_ids must have at least 1 dimension"):
         fast.map_to_kernel_blocks(ids[0], 2)
     with pytest.raises(ValueError, match="blocks_per_kv_block is 0"):
         fast.map_to_kernel_blocks(ids, 0)
-    with pytest.raises(ValueError, match=r"blocks_per_kv_block is 200, which torch\.int8"):
+    with pytest.raises(ValueError, match=r"blocks_per_kv_block is 200, more than int8 can"):
         fast.map_to_kernel_blocks(ids, 200)
     with fast.checks(enabled=True), pytest.raises(ValueError, match=r"block_ids\[0\] is -1"):
         fast.map_to_kernel_blocks(-ids, 2)

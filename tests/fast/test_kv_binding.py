@@ -45,7 +45,7 @@ def test_layer_indices(name: str, modules: int | None, expected: int) -> None:
 )
 def test_names_without_an_index(name: str, modules: int | None) -> None:
     """Too many integers, or none, are refused, naming the layer; only ASCII digits count."""
-    with pytest.raises(ValueError, match=f"layer_name is '{name}', with . integers"):
+    with pytest.raises(ValueError, match=f"layer_name is '{name}' and has . integers"):
         fast.extract_layer_index(name, modules)
 
 

@@ -85,17 +85,17 @@ def test_allocates_nothing_for_encoder_only_groups() -> None:
     [
         ([["a", "b"]], [(4, ["a"])], ValueError, r"missing \['b'\], extra \[\]"),
         ([["a"]], [(4, ["a", "c", "b"])], ValueError, r"missing \[\], extra \['b', 'c'\]"),
-        ([["a"]], [(4, ["a", "a"])], ValueError, "kv_cache_tensors name layer 'a' twice"),
-        ([["a"]], [(4, ["a"]), (4, ["a"])], ValueError, "kv_cache_tensors name layer 'a' twice"),
-        ([["a", "a"]], [(4, ["a"])], ValueError, "kv_cache_groups name layer 'a' twice"),
-        ([["a"], ["a"]], [(4, ["a"])], ValueError, "kv_cache_groups name layer 'a' twice"),
+        ([["a"]], [(4, ["a", "a"])], ValueError, r"^kv_cache_tensors\["),
+        ([["a"]], [(4, ["a"]), (4, ["a"])], ValueError, r"^kv_cache_tensors\["),
+        ([["a", "a"]], [(4, ["a"])], ValueError, r"^kv_cache_groups\["),
+        ([["a"], ["a"]], [(4, ["a"])], ValueError, r"^kv_cache_groups\["),
         ([["a"]], [(-1, ["a"])], ValueError, r"kv_cache_tensors\[0\].size is -1"),
         ([["a"]], [(True, ["a"])], TypeError, r"kv_cache_tensors\[0\].size must be an int"),
         ([["a"]], [(4.0, ["a"])], TypeError, r"kv_cache_tensors\[0\].size must be an int"),
         ([["a"]], [(4, "a")], TypeError, r"kv_cache_tensors\[0\].shared_by must be a list"),
-        ([["a"]], [(4, ["a", 0])], TypeError, "shared_by must be a str, got 0 of int"),
+        ([["a"]], [(4, ["a", 0])], TypeError, r"^kv_cache_tensors\[0\]\.shared_by\[1\] must be a"),
         ([("a",)], [(4, ["a"])], TypeError, "layer_names must be a list, got tuple"),
-        ([[0]], [(4, ["a"])], TypeError, "layer_names must be a str, got 0 of int"),
+        ([[0]], [(4, ["a"])], TypeError, r"^kv_cache_groups\[0\]\.layer_names\[0\] must be a str"),
     ],
 )
 def test_allocation_refuses(

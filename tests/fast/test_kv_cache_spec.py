@@ -224,9 +224,9 @@ def test_none_where_it_is_allowed() -> None:
 )
 def test_dtypes_are_torchs(dtype: object) -> None:
     """A dtype is a torch dtype, nothing else."""
-    with pytest.raises(TypeError, match="dtype must be a torch dtype"):
+    with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         fast.AttentionSpec(16, 3, 10, dtype)
-    with pytest.raises(TypeError, match=r"dtypes\[0\] must be a torch dtype"):
+    with pytest.raises(TypeError, match=r"dtypes\[0\] must be a supported dtype"):
         fast.MambaSpec(16, ((1,),), (dtype,))
 
 
@@ -246,7 +246,7 @@ def test_mamba_states_are_stored_as_tuples() -> None:
         (
             {"shapes": ((1,),)},
             ValueError,
-            "shapes has 1 entries and dtypes has 2, expected as many",
+            "^dtypes has 2 entries, expected 1, as many as shapes",
         ),
         ({"shapes": ((1,), (2, 0))}, ValueError, r"shapes\[1\]\[1\] is 0, expected at least 1"),
         ({"shapes": ((1,), (True,))}, TypeError, r"shapes\[1\]\[0\] must be an int, got True"),
@@ -286,9 +286,11 @@ def test_merge_equal_specs() -> None:
     """The base and the kinds without a rule of their own want equal specs."""
     for spec in (WINDOW, CHUNK, CROSS, ENCODER, MAMBA):
         assert spec == type(spec).merge([spec, dataclasses.replace(spec)])
-        with pytest.raises(ValueError, match=r"specs\[1\] is .*, expected all equal to"):
+        with pytest.raises(
+            ValueError, match=r"specs\[1\] is .*, expected the same as specs\[0\], "
+        ):
             type(spec).merge([spec, spec.copy_with_new_block_size(8)])
-    with pytest.raises(ValueError, match="expected all equal"):
+    with pytest.raises(ValueError, match="expected the same as"):
         fast.KVCacheSpec.merge([FULL, MLA])
 
 
@@ -299,12 +301,12 @@ def test_merge_carries_the_one_bound(cls: type[fast.FullAttentionSpec]) -> None:
     for field in ("sliding_window", "attention_chunk_size"):
         bound, other = cls(**HEADS, **{field: 5}), cls(**HEADS, **{field: 6})
         assert bound == cls.merge([plain, bound, plain, bound])
-        with pytest.raises(ValueError, match=rf"{field} \[5, 6\].*expected one number in all"):
+        with pytest.raises(ValueError, match=rf"{field} \[5, 6\].*expected at most 1 number"):
             cls.merge([bound, plain, other])
     assert plain == cls.merge([plain])
-    with pytest.raises(ValueError, match="expected one number in all at most"):
+    with pytest.raises(ValueError, match="expected at most 1 number in all"):
         cls.merge([cls(**HEADS, sliding_window=5), cls(**HEADS, attention_chunk_size=5)])
-    with pytest.raises(ValueError, match="expected one number in all at most"):
+    with pytest.raises(ValueError, match="expected at most 1 number in all"):
         cls.merge([cls(**HEADS, sliding_window=5, attention_chunk_size=6)])
 
 
@@ -439,7 +441,7 @@ def test_uniform_spec_copies_inner_specs() -> None:
     ("specs", "error", "message"),
     [
         ({}, ValueError, "kv_cache_specs is empty"),
-        ({"a": FULL.copy_with_new_block_size(8)}, ValueError, "has block_size 8, expected 16"),
+        ({"a": FULL.copy_with_new_block_size(8)}, ValueError, r"^kv_cache_specs\['a'\]\.block_si"),
         ([("a", FULL)], TypeError, "kv_cache_specs must be a dict, got list"),
         ({"a": 16}, TypeError, r"kv_cache_specs\['a'\] must be a KVCacheSpec"),
         ({("a",): FULL}, TypeError, "a key of kv_cache_specs must be a str"),

@@ -146,10 +146,10 @@ def test_views_of_a_part_of_a_storage() -> None:
 def test_refuses_misaligned_memory() -> None:
     """A raw tensor begins at a whole number of its dtype, in memory and in its storage."""
     config = make_config((["a"], FULL))
-    with pytest.raises(ValueError, match=r"kv_cache_raw_tensors\['a'\] begins at .* and byte 1 of"):
+    with pytest.raises(ValueError, match=r"^kv_cache_raw_tensors\['a'\] is not aligned for float"):
         fast._reshape_kv_cache(config, {"a": make_raw(481)[1:]}, {"a": Backend()})
     odd = torch.from_numpy(np.zeros(481, np.int8)[1:])
-    with pytest.raises(ValueError, match=r"begins at address [0-9]*[13579] and byte 0 of"):
+    with pytest.raises(ValueError, match=r"is not aligned for float16, expected"):
         fast._reshape_kv_cache(config, {"a": odd}, {"a": Backend()})
 
 
@@ -224,15 +224,15 @@ def test_stride_order_that_is_not_there() -> None:
 )
 def test_refuses_orders(order: object, error: type[Exception]) -> None:
     """A stride order is a permutation of the dimensions."""
-    with pytest.raises(error, match=r"layer 'a': get_kv_cache_stride_order\(\)"):
+    with pytest.raises(error, match=r"^attn_backends\['a'\]\.get_kv_cache_stride_order\(\)"):
         view(FULL, 480, Backend(order))
 
 
 @pytest.mark.parametrize(
     ("shape", "error", "message"),
     [
-        ([2, 3, 4, 5, 7], ValueError, "1680 bytes, expected the 1440 of its raw tensor"),
-        ([2, 0, 4, 5, 6], ValueError, "0 bytes, expected the 1440"),
+        ([2, 3, 4, 5, 7], ValueError, "1680 bytes, but kv_cache_raw_tensors.* has 1440"),
+        ([2, 0, 4, 5, 6], ValueError, " 0 bytes, but kv_cache_raw_tensors.* has 1440"),
         ([-2, -3, 4, 5, 6], ValueError, r"get_kv_cache_shape\(\)\[0\] is -2, expected at least 0"),
         ([2, 3.0, 4, 5, 6], TypeError, r"get_kv_cache_shape\(\)\[1\] must be an int"),
         (720, TypeError, r"get_kv_cache_shape\(\) must be a tuple or list"),
@@ -241,18 +241,18 @@ def test_refuses_orders(order: object, error: type[Exception]) -> None:
 def test_refuses_shapes(shape: object, error: type[Exception], message: str) -> None:
     """A backend's shape is ints that take the raw tensor's bytes."""
     backend = SimpleNamespace(get_kv_cache_shape=lambda *_: shape)
-    with pytest.raises(error, match=f"layer 'a'.*{message}"):
+    with pytest.raises(error, match=f"attn_backends.*{message}"):
         view(FULL, 3 * 480, backend)
 
 
 def test_refuses_partial_pages() -> None:
     """Raw bytes are whole pages."""
     with pytest.raises(
-        ValueError, match=r"raw tensor of 481 bytes, expected whole pages of .* 480"
+        ValueError, match=r"^kv_cache_raw_tensors\['a'\] has 481 bytes, expected a multiple of i"
     ):
         view(FULL, 481, Backend())
     with pytest.raises(
-        ValueError, match=r"raw tensor of 479 bytes, expected whole pages of .* 480"
+        ValueError, match=r"479 bytes, expected a multiple of its page_size_bytes 480"
     ):
         view(MAMBA, 479, Backend())
 
@@ -260,11 +260,11 @@ def test_refuses_partial_pages() -> None:
 @pytest.mark.parametrize(
     ("raw", "error", "message"),
     [
-        (torch.zeros(480, dtype=torch.uint8), TypeError, "must be torch.int8, got torch.uint8"),
+        (torch.zeros(480, dtype=torch.uint8), TypeError, "must be int8, got uint8"),
         (np.zeros(480, np.int8), TypeError, "must be a torch tensor, got ndarray"),
-        (None, TypeError, "must be a torch tensor, got NoneType"),
-        (make_raw(480).view(2, 240), ValueError, "must have 1 dimensions"),
-        (make_raw(960)[::2], ValueError, r"must be contiguous, got stride \(2,\)"),
+        (None, TypeError, "must be an array, got NoneType"),
+        (make_raw(480).view(2, 240), ValueError, r"must have 1 dimension, got shape \(2, 240\)"),
+        (make_raw(960)[::2], ValueError, "must be contiguous, got stride 2"),
     ],
 )
 def test_refuses_raw_tensors(raw: object, error: type[Exception], message: str) -> None:
@@ -284,14 +284,14 @@ def test_refuses_missing_layers() -> None:
         fast._reshape_kv_cache(config, {"a": make_raw(480)}, None)
     with pytest.raises(TypeError, match="kv_cache_raw_tensors must be a dict"):
         fast._reshape_kv_cache(config, None, {})
-    with pytest.raises(ValueError, match="kv_cache_groups name layer 'a' twice"):
+    with pytest.raises(ValueError, match=r"^kv_cache_groups\[1\]\.layer_names\[0\] is 'a', a lay"):
         fast._reshape_kv_cache(make_config((["a"], FULL), (["a"], FULL)), {}, {})
 
 
 def test_refuses_other_kinds() -> None:
     """A spec that is neither attention nor Mamba has no view."""
     own = type("KVCacheSpec", (SimpleNamespace,), {})(block_size=4, page_size_bytes=4)
-    with pytest.raises(NotImplementedError, match="layer 'a' has a KVCacheSpec"):
+    with pytest.raises(NotImplementedError, match=r"^layer 'a' has a spec of class KVCacheSpec, "):
         view(own, 4, Backend())
 
 
@@ -301,7 +301,7 @@ def test_one_page_over_one_raw_tensor() -> None:
     config = make_config((["a"], FULL), (["b"], small))
     backends = {"a": Backend(), "b": Backend()}
     raw = make_raw(480)
-    with pytest.raises(ValueError, match="'b' has pages of 240 bytes, but 'a' over the same raw"):
+    with pytest.raises(ValueError, match=r"^page_size_bytes of layer 'b' is 240, but that of 'a'"):
         fast._reshape_kv_cache(config, {"a": raw, "b": raw}, backends)
     fast._reshape_kv_cache(config, {"a": raw, "b": raw[:]}, backends)
 
@@ -416,7 +416,7 @@ def test_mamba_states_of_an_engines_own_fit_their_page() -> None:
     """An engine's own spec whose page is too small is refused: states of two blocks would mix."""
     own = type("MambaSpec", (SimpleNamespace,), {})
     spec = own(page_size_bytes=4, shapes=((3,),), dtypes=(torch.float16,), block_size=1)
-    with pytest.raises(ValueError, match=r"state 0 end at byte 6, past its page of .* 4"):
+    with pytest.raises(ValueError, match=r"^state 0 of layer 'a' ends at byte 6, past its page_s"):
         view(spec, 8, None)
 
 

@@ -123,8 +123,8 @@ def test_results_are_new(make_batch: Make) -> None:
     ("chunk", "block_size", "error", "message"),
     [
         (4, 0, ValueError, "block_size is 0"),
-        (4, 3, ValueError, "block_size 3 does not divide attn_chunk_size 4"),
-        (4, 8, ValueError, "block_size 8 does not divide attn_chunk_size 4"),
+        (4, 3, ValueError, "^block_size is 3, expected a divisor of attn_chunk_size 4"),
+        (4, 8, ValueError, "^block_size is 8, expected a divisor of attn_chunk_size 4"),
         (0, 1, ValueError, "attn_chunk_size is 0"),
         (4.0, 2, TypeError, "attn_chunk_size must be an int"),
     ],

@@ -51,8 +51,8 @@ def test_a_good_batch(make_batch: Make) -> None:
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"query_start_loc": None}, TypeError, "query_start_loc must be a torch tensor"),
-    ({"seq_lens_cpu": torch.tensor([6, 1, 3])}, TypeError, r"seq_lens_cpu must be torch\.int32"),
+    ({"query_start_loc": None}, TypeError, "^query_start_loc must be an array, got NoneType"),
+    ({"seq_lens_cpu": torch.tensor([6, 1, 3])}, TypeError, "^seq_lens_cpu must be int32, got in"),
     ({"slot_mapping": torch.zeros(1, 3).long()}, ValueError, "slot_mapping must have 1 dim"),
     ({"num_reqs": 3.0}, TypeError, "num_reqs must be an int"),
     ({"max_seq_len": -1}, ValueError, "max_seq_len is -1"),

@@ -62,11 +62,11 @@ def test_what_needs_a_gradient_is_copied() -> None:
 @pytest.mark.parametrize(
     ("out", "error", "message"),
     [
-        ([0], TypeError, "out must be a torch tensor, got list"),
-        (torch.zeros(2), TypeError, "out must be torch.int32, got torch.float32"),
+        ([0], TypeError, "^out must be an array, got list"),
+        (torch.zeros(2), TypeError, "^out must be int32, got float32"),
         (LENS[:1], ValueError, r"out has shape \(1,\), expected \(2,\)$"),
         (torch.zeros(3, 2)[:, :1].int(), ValueError, r"out has shape \(3, 1\), expected \(2,\)$"),
-        (LENS.repeat(2)[::2], ValueError, r"out has strides \(2,\), expected memory in one piece"),
+        (LENS.repeat(2)[::2], ValueError, "^out is not contiguous, expected memory in one piece"),
         (LENS.to("meta"), ValueError, "out is on meta, expected cpu"),
     ],
 )
@@ -110,15 +110,15 @@ def test_numbers_that_disagree() -> None:
     rows = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="num_embeds is 2, but out has 1 rows"):
         fast.gather_mm_placeholders(rows, MASK, num_embeds=2, out=torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"out has shape \(4, 2\), expected \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"^out has 4 rows, but placeholders has 3"):
         fast.gather_mm_placeholders(rows, MASK, out=torch.zeros(4, 2))
-    with pytest.raises(ValueError, match=r"out has shape \(\), expected \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"out must have 2 dimensions, got shape \(\)"):
         fast.gather_mm_placeholders(rows, MASK, out=torch.tensor(0.0))
 
 
 def test_room_is_judged_on_the_host() -> None:
     """On the host the mask is read, so that too little room is an error, not rows left out."""
-    with pytest.raises(ValueError, match="out has room for 1 embeddings, but is_embed has 2 True"):
+    with pytest.raises(ValueError, match=r"^out has 1 rows, but is_embed has 2 True entries"):
         fast.gather_mm_placeholders(torch.zeros(3, 2), MASK, out=torch.zeros(1, 2))
 
 

@@ -41,12 +41,12 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"seq_lens": SimpleNamespace(cpu=STARTS, gpu=STARTS.long())},
         TypeError,
-        r"seq_lens\.gpu must be torch\.int32, got torch\.int64",
+        r"^seq_lens\.gpu must be int32, got int64",
     ),
     (
         {"seq_lens": SimpleNamespace(cpu=STARTS.view(4, 1), gpu=STARTS)},
         ValueError,
-        r"seq_lens\.cpu must have 1 dimensions",
+        r"^seq_lens\.cpu must have 1 dimension, got shape \(4, 1\)",
     ),
     ({"seq_lens": SimpleNamespace(cpu=META, gpu=STARTS)}, ValueError, "must be on the CPU"),
     (
@@ -60,8 +60,8 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "num_computed_tokens_cpu has 2 entries, expected at least 3",
     ),
     ({"num_computed_tokens_cpu": META}, ValueError, "num_computed_tokens_cpu must be on the CPU"),
-    ({"num_computed_tokens_cpu": [4, 0, 0]}, TypeError, "must be a torch tensor, got list"),
-    ({"block_tables": torch.zeros(2, 3, 4).int()}, TypeError, "block_tables must be a list or a t"),
+    ({"num_computed_tokens_cpu": [4, 0, 0]}, TypeError, "^num_computed_tokens_cpu must be an ar"),
+    ({"block_tables": torch.zeros(2, 3, 4).int()}, TypeError, "^block_tables must be a list or "),
     ({"block_tables": []}, ValueError, "block_tables has 0 entries, expected 2, one for each KV"),
     (
         {"block_tables": [torch.zeros(3, 1).int(), torch.zeros(2, 1).int()]},
@@ -71,14 +71,14 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"block_tables": [torch.zeros(3, 1).int(), torch.zeros(3, 1)]},
         TypeError,
-        r"block_tables\[1\] must be torch\.int32",
+        r"^block_tables\[1\] must be int32, got float32",
     ),
     (
         {"block_tables": [torch.zeros(3, 1).int(), torch.zeros(3, 1).int().to("meta")]},
         ValueError,
         r"block_tables\[1\] is on meta, expected cpu",
     ),
-    ({"block_tables": [None, None]}, TypeError, r"block_tables\[0\] must be a torch tensor"),
+    ({"block_tables": [None, None]}, TypeError, r"^block_tables\[0\] must be an array, got NoneT"),
     (
         {"slot_mappings": [torch.arange(4), torch.arange(3)]},
         ValueError,
@@ -87,8 +87,8 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slot_mappings": [torch.arange(4)] * 3}, ValueError, "slot_mappings has 3 entries, expect"),
     ({"slot_mappings": torch.zeros(3, 4).long()}, ValueError, "slot_mappings has 3 entries, expec"),
     ({"slot_mappings": torch.zeros(4).long()}, ValueError, "slot_mappings must have 2 dimensions"),
-    ({"slot_mappings": torch.zeros(2, 4).int()}, TypeError, r"slot_mappings must be torch\.int64"),
-    ({"slot_mappings": iter([])}, TypeError, "slot_mappings must be a list or a tuple"),
+    ({"slot_mappings": torch.zeros(2, 4).int()}, TypeError, "^slot_mappings must be int64, got "),
+    ({"slot_mappings": iter([])}, TypeError, "^slot_mappings must be a list or tuple, got objec"),
 ]
 
 

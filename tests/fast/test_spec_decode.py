@@ -42,7 +42,7 @@ def test_nothing_to_do() -> None:
 def test_strides_without_a_view() -> None:
     """Requests that do not lie one behind another have no view as tokens."""
     output = torch.zeros(3, 5, 2, 4)
-    with pytest.raises(ValueError, match=r"strides \(40, 8, 4, 1\), which allow no view"):
+    with pytest.raises(ValueError, match=r"^attn_output of shape \(3, 2, 2, 4\) cannot be viewed"):
         to_tokens(output[:, :2])
     assert (2, 2, 4) == to_tokens(output[:1, :2]).shape
     assert (3, 2, 4) == to_tokens(output[:, :1]).shape
@@ -51,12 +51,12 @@ def test_strides_without_a_view() -> None:
 @pytest.mark.parametrize(
     ("query", "batch_size", "error", "message"),
     [
-        ([[[1.0]]], 1, TypeError, "query must be a torch tensor, got list"),
+        ([[[1.0]]], 1, TypeError, "^query must be an array, got list"),
         (torch.zeros(4, 2), 2, ValueError, r"query must have 3 dimensions, got shape \(4, 2\)"),
         (torch.zeros(4, 2, 1), 0, ValueError, "batch_size is 0, expected 1 to 2147483647"),
         (torch.zeros(0, 2, 1), 2**63, ValueError, "batch_size is 9223372036854775808, expected 1"),
         (torch.zeros(4, 2, 1), True, TypeError, "batch_size must be an int"),
-        (torch.zeros(4, 2, 1), 3, ValueError, "batch_size 3 does not divide the 4 tokens of query"),
+        (torch.zeros(4, 2, 1), 3, ValueError, "^batch_size is 3, expected a divisor of the 4 to"),
     ],
 )
 def test_queries_refused(
@@ -69,7 +69,7 @@ def test_queries_refused(
 
 def test_outputs_refused() -> None:
     """An output has three or four dimensions."""
-    with pytest.raises(TypeError, match="attn_output must be a torch tensor, got NoneType"):
+    with pytest.raises(TypeError, match=r"^attn_output must be an array, got NoneType"):
         to_tokens(None)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(ValueError, match=r"3 or 4 dimensions, got shape \(4, 2\)"):
         to_tokens(torch.zeros(4, 2))

@@ -102,19 +102,19 @@ def test_writes_by_hand(make_batch: BatchMaker) -> None:
 @pytest.mark.parametrize(
     ("changes", "kwargs", "error", "message"),
     [
-        ({}, {"block_size": 0}, ValueError, "block_size is 0, but must be at least 1"),
+        ({}, {"block_size": 0}, ValueError, "block_size is 0, expected 1 to 2147483647"),
         (
             {},
             {"kernel_block_size": 3},
             ValueError,
-            "kernel_block_size is 3, but must divide block_size 2",
+            "kernel_block_size is 3, expected a divisor of block_size 2",
         ),
-        ({}, {"cp_rank": 1}, ValueError, "cp_rank is 1, but must be at most 0"),
+        ({}, {"cp_rank": 1}, ValueError, "cp_rank is 1, expected 0 to 0"),
         (
             {},
             {"cp_kv_cache_interleave_size": 4},
             ValueError,
-            "cp_kv_cache_interleave_size is 4, but must divide block_size 2",
+            "cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2",
         ),
         (
             {"block_table_tensor": np.zeros((2, 2), np.int32)},
@@ -138,9 +138,14 @@ def test_writes_by_hand(make_batch: BatchMaker) -> None:
             {"block_table_tensor": np.array([[5, -1, 0], [0, 0, 0]], np.int32)},
             {},
             ValueError,
-            "block_table_tensor[0, 1] is -1, but must be at least 0",
+            "block_table_tensor[0, 1] is -1, expected at least 0",
         ),
-        ({"num_reqs": 3}, {}, ValueError, "query_start_loc has 3 entries, but must have 4"),
+        (
+            {"num_reqs": 3},
+            {},
+            ValueError,
+            ("query_start_loc has 3 entries, expected num_reqs + 1 = 4"),
+        ),
     ],
 )
 def test_refusals_of_reads(
@@ -160,10 +165,10 @@ def test_refusals_of_reads(
 def test_refusals_of_writes(make_batch: BatchMaker) -> None:
     """A slot that is neither one nor padding is refused; so is a batch that is not valid."""
     batch = make_batch([2], [1], slot_mapping=np.array([7, -2]))
-    with pytest.raises(ValueError, match=r"^slot_mapping\[1\] is -2, but must be at least -1$"):
+    with pytest.raises(ValueError, match=r"^slot_mapping\[1\] is -2, expected at least -1$"):
         kv_writes(batch)
     batch.num_actual_tokens = 3
-    with pytest.raises(ValueError, match=r"^slot_mapping has 2 entries, but must have at least 3$"):
+    with pytest.raises(ValueError, match=r"^slot_mapping has 2 entries, expected at least num_act"):
         kv_writes(batch)
 
 

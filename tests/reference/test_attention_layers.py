@@ -23,6 +23,7 @@ from reference import (
     get_layers_from_vllm_config,
     init_attn_backend,
 )
+from reference._checks import show
 
 FULL = FullAttentionSpec(16, 8, 64, np.float16)
 NEAR = SlidingWindowSpec(16, 8, 64, np.float16, 128)
@@ -76,13 +77,18 @@ def test_named_layers() -> None:
 @pytest.mark.parametrize(
     ("layer_type", "layer_names", "error", "message"),
     [
-        ("int", None, TypeError, "layer_type is 'int', but must be a class"),
-        ((int, str), ["a"], TypeError, f"layer_type is {(int, str)}, but must be a class"),
-        (int, ("a",), TypeError, "layer_names is a tuple, but must be a list"),
-        (int, "a", TypeError, "layer_names is a str, but must be a list"),
-        (int, ["a", 3], TypeError, "layer_names[1] is 3 (int), but must be a str"),
-        (int, ["a", "z"], KeyError, "\"layer_names[1] is 'z', but there is no such layer\""),
-        (str, ["z"], KeyError, "\"layer_names[0] is 'z', but there is no such layer\""),
+        ("int", None, TypeError, "layer_type must be a class, got 'int' of str"),
+        ((int, str), ["a"], TypeError, "layer_type must be a class, got tuple"),
+        (int, ("a",), TypeError, "layer_names must be a list, got tuple"),
+        (int, "a", TypeError, "layer_names must be a list, got str"),
+        (int, ["a", 3], TypeError, "layer_names[1] must be a str, got 3 of int"),
+        (
+            int,
+            ["a", "z"],
+            KeyError,
+            "\"layer_names[1] is 'z', which static_forward_context lacks\"",
+        ),
+        (str, ["z"], KeyError, "\"layer_names[0] is 'z', which static_forward_context lacks\""),
     ],
 )
 def test_refusals_of_layers(
@@ -138,7 +144,7 @@ def test_only_decoders_have_specs(attn_type: str | None) -> None:
     layers = {"0": make_layer(), "1.attn": make_layer(attn_type=attn_type)}
     with pytest.raises(ValueError, match=r"^layer '1.attn' has attn_type") as caught:
         get_kv_cache_spec(make_config(layers), np.float16)
-    expected = f"layer '1.attn' has attn_type {attn_type!r}, but must have 'decoder'"
+    expected = f"layer '1.attn' has attn_type {attn_type!r}, expected 'decoder'"
     assert expected == str(caught.value)
 
 
@@ -146,34 +152,34 @@ def test_only_decoders_have_specs(attn_type: str | None) -> None:
 def test_refusals_of_dtypes(dtype: Any) -> None:  # noqa: ANN401  # wrong ones
     """A dtype that torch does not have is refused, also where there are no layers."""
     for layers in ({}, {"0": make_layer(attn_type="encoder")}):
-        with pytest.raises(TypeError, match=r"^kv_cache_dtype is "):
+        with pytest.raises(TypeError, match=r"^kv_cache_dtype must be a supported dtype, got "):
             get_kv_cache_spec(make_config(layers), dtype)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"num_kv_heads": 0}, ValueError, "num_kv_heads of layer '0' is 0, but must be at least 1"),
+        ({"num_kv_heads": 0}, ValueError, "num_kv_heads of layer '0' is 0, expected at least 1"),
         (
             {"num_kv_heads": 8.0},
             TypeError,
-            "num_kv_heads of layer '0' is 8.0 (float), but must be an int",
+            "num_kv_heads of layer '0' must be an int, got 8.0 of float",
         ),
-        ({"head_size": -64}, ValueError, "head_size of layer '0' is -64, but must be at least 1"),
+        ({"head_size": -64}, ValueError, "head_size of layer '0' is -64, expected at least 1"),
         (
             {"head_size": True},
             TypeError,
-            "head_size of layer '0' is True (bool), but must be an int",
+            "head_size of layer '0' must be an int, got True of bool",
         ),
         (
             {"sliding_window": 0},
             ValueError,
-            "sliding_window of layer '0' is 0, but must be at least 1",
+            "sliding_window of layer '0' is 0, expected at least 1",
         ),
         (
             {"sliding_window": (127, 0)},
             TypeError,
-            "sliding_window of layer '0' is (127, 0) (tuple), but must be an int",
+            "sliding_window of layer '0' must be an int, got tuple",
         ),
     ],
 )
@@ -346,24 +352,32 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
 @pytest.mark.parametrize(
     ("group", "error", "message"),
     [
-        (([], FULL), ValueError, "kv_cache_groups[1].layer_names has 0 entries, but must have at"),
+        (
+            ([], FULL),
+            ValueError,
+            ("kv_cache_groups[1].layer_names is empty, expected at least 1 layer"),
+        ),
         (
             (("b",), FULL),
             TypeError,
-            "kv_cache_groups[1].layer_names is a tuple, but must be a list",
+            "kv_cache_groups[1].layer_names must be a list, got tuple",
         ),
-        ((["b", 3], FULL), TypeError, "kv_cache_groups[1].layer_names[1] is 3 (int), but must be"),
+        (
+            (["b", 3], FULL),
+            TypeError,
+            ("kv_cache_groups[1].layer_names[1] must be a str, got 3 of int"),
+        ),
         (
             (["b", "z"], FULL),
             KeyError,
-            "\"kv_cache_groups[1] names 'z', but there is no such layer\"",
+            "\"kv_cache_groups[1].layer_names[1] is 'z', which static_forward_context lacks\"",
         ),
         (
             (["b", "e", "c"], FULL),
             ValueError,
             (
-                f"kv_cache_groups[1] has layers of unlike backends: 'b' has {Backend!r}, "
-                f"but 'c' has {Other!r}"
+                "kv_cache_groups[1].layer_names has layers of unlike backends: "
+                f"'b' has {Backend!r}, 'c' has {Other!r}"
             ),
         ),
         ((["no backend"], FULL), AttributeError, "'types.SimpleNamespace' object has no attribute"),
@@ -371,12 +385,18 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
         (
             (["b", "e"], UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
             ValueError,
-            f"kv_cache_groups[1] has layers of unlike specs: 'b' has {FULL}, but 'e' has {NEAR}",
+            (
+                "kv_cache_groups[1].kv_cache_spec has unlike specs, but its layers have one "
+                f"builder: 'b' has {show(FULL)}, 'e' has {show(NEAR)}"
+            ),
         ),
         (
             (["b", "e"], UniformTypeKVCacheSpecs(16, {"c": FULL})),
             KeyError,
-            "\"kv_cache_groups[1].kv_cache_spec has a spec for none of ['b', 'e']\"",
+            (
+                "\"kv_cache_groups[1].kv_cache_spec has no spec of any of the group's layers "
+                "['b', 'e']\""
+            ),
         ),
     ],
 )
@@ -407,7 +427,9 @@ def test_backends_that_are_equal_are_not_the_same() -> None:
 
 def test_refusals_of_caches() -> None:
     """Groups that are no list, or absent, are refused, and so is an absent context."""
-    with pytest.raises(TypeError, match=r"^kv_cache_groups is a tuple, but must be a list$"):
+    with pytest.raises(
+        TypeError, match=r"^kv_cache_config\.kv_cache_groups must be a list, got tuple$"
+    ):
         init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config({}), None)
     with pytest.raises(AttributeError, match="kv_cache_groups"):
         init_attn_backend(None, make_config({}), None)

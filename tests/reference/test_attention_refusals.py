@@ -53,7 +53,7 @@ MASK = np.ones((3, 5), np.bool_)
             ValueError,
             "q has 2 heads, but must have a multiple of 0",
         ),
-        ({"mask": MASK.astype(np.int8)}, TypeError, "mask has dtype int8, but must have bool"),
+        ({"mask": MASK.astype(np.int8)}, TypeError, "mask must be bool, got int8"),
         (
             {"mask": MASK.T},
             ValueError,
@@ -122,7 +122,7 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
             {"sliding_window": 0},
             {},
             ValueError,
-            "sliding_window is 0, but must be at least 1",
+            "sliding_window is 0, expected 1 to 2147483647",
         ),
         (
             {"sliding_window": 2},
@@ -130,15 +130,20 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
             ValueError,
             "sliding_window is 2, but must be None of a non-causal batch",
         ),
-        ({"cp_world_size": 0}, {}, ValueError, "cp_world_size is 0, but must be at least 1"),
-        ({"cp_rank": 1}, {}, ValueError, "cp_rank is 1, but must be at most 0"),
+        ({"cp_world_size": 0}, {}, ValueError, "cp_world_size is 0, expected 1 to 2147483647"),
+        ({"cp_rank": 1}, {}, ValueError, "cp_rank is 1, expected 0 to 0"),
         (
             {"cp_kv_cache_interleave_size": True},
             {},
             TypeError,
-            "cp_kv_cache_interleave_size is True (bool), but must be an int",
+            "cp_kv_cache_interleave_size must be an int, got True of bool",
         ),
-        ({}, {"num_reqs": 3}, ValueError, "query_start_loc has 3 entries, but must have 4"),
+        (
+            {},
+            {"num_reqs": 3},
+            ValueError,
+            ("query_start_loc has 3 entries, expected num_reqs + 1 = 4"),
+        ),
         (
             {},
             {"block_table_tensor": np.zeros((2, 2), np.int32)},
@@ -155,13 +160,13 @@ CACHE = np.zeros((2, 9, 2, 1, 4))
             {},
             {"block_table_tensor": np.array([[0, 9, 0], [0, 0, 0]], np.int32)},
             ValueError,
-            "block_table_tensor[0, 1] is 9, but must be at most 8",
+            "block_table_tensor[0, 1] is 9, expected 0 to 8",
         ),
         (
             {},
             {"block_table_tensor": np.array([[-1, 0, 0], [0, 0, 0]], np.int32)},
             ValueError,
-            "block_table_tensor[0, 0] is -1, but must be at least 0",
+            "block_table_tensor[0, 0] is -1, expected 0 to 8",
         ),
     ],
 )
@@ -217,12 +222,12 @@ NEW = np.ones((3, 1, 4))
         (
             {"slot_mapping": np.array([1, 2, 18])},
             ValueError,
-            "slot_mapping[2] is 18, but must be at most 17",
+            "slot_mapping[2] is 18, expected -1 to 17",
         ),
         (
             {"slot_mapping": np.array([1, -2, 3])},
             ValueError,
-            "slot_mapping[1] is -2, but must be at least -1",
+            "slot_mapping[1] is -2, expected -1 to 17",
         ),
         (
             {"slot_mapping": np.array([1, 2, 1])},
@@ -232,7 +237,7 @@ NEW = np.ones((3, 1, 4))
         (
             {"slot_mapping": np.array([1, 2, 3], np.int32)},
             TypeError,
-            "slot_mapping has dtype int32, but must have int64",
+            "slot_mapping must be int64, got int32",
         ),
         (
             {"key": NEW[:2]},

@@ -131,12 +131,12 @@ def test_splits_lose_nothing(
         (
             {"decode_threshold": 0},
             ValueError,
-            "decode_threshold is 0, but must be at least 1",
+            "decode_threshold is 0, expected 1 to 2147483647",
         ),
         (
             {"decode_threshold": 1.0},
             TypeError,
-            "decode_threshold is 1.0 (float), but must be an int",
+            "decode_threshold must be an int, got 1.0 of float",
         ),
     ],
 )
@@ -158,11 +158,11 @@ def test_refusals_of_thresholds(
 def test_refusals_of_splits(make_batch: BatchMaker) -> None:
     """The flag must be a bool, and the batch valid."""
     batch = make_batch([1], [1])
-    with pytest.raises(TypeError, match=r"^require_uniform is 1 \(int\), but must be a bool$"):
+    with pytest.raises(TypeError, match=r"^require_uniform must be a bool, got 1 of int$"):
         split_decodes_and_prefills(batch, 1, 1)
     batch.num_reqs = 2
     for split in (split_decodes_and_prefills, split_decodes_prefills_and_extends):
-        with pytest.raises(ValueError, match=r"^query_start_loc has 2 entries, but must have 3$"):
+        with pytest.raises(ValueError, match=r"^query_start_loc has 2 entries, expected num_reqs"):
             split(batch)
 
 
@@ -274,53 +274,53 @@ def test_arrays_may_be_longer_than_the_batch() -> None:
             {"a": 9},
             3,
             KeyError,
-            "num_scheduled_tokens has no request 'b', but req_ids[1] is that",
+            "num_scheduled_tokens has no request 'b', which is req_ids[1]",
         ),
         (
             {},
             {"a": 9, "b": -1},
             3,
             ValueError,
-            "num_scheduled_tokens['b'] is -1, but must be at least 0",
+            "num_scheduled_tokens of req_ids[1] is -1, expected 0 to 9223372036854775807",
         ),
         (
             {},
             {"a": 9, "b": 1.0},
             3,
             TypeError,
-            "num_scheduled_tokens['b'] is 1.0 (float), but must be an int",
+            "num_scheduled_tokens of req_ids[1] must be an int, got 1.0 of float",
         ),
-        ({"req_ids": ("a", "b")}, {}, 3, TypeError, "req_ids is a tuple, but must be a list"),
+        ({"req_ids": ("a", "b")}, {}, 3, TypeError, "req_ids must be a list, got tuple"),
         (
             {"num_computed_tokens_cpu": np.array([0])},
             {"a": 9, "b": 1},
             3,
             ValueError,
-            "num_computed_tokens_cpu has 1 entries, but must have at least 2",
+            "num_computed_tokens_cpu has 1 entries, expected at least 2",
         ),
         (
             {"num_computed_tokens_cpu": np.array([0, -3])},
             {"a": 9, "b": 1},
             3,
             ValueError,
-            "num_computed_tokens_cpu[1] is -3, but must be at least 0",
+            "num_computed_tokens_cpu[1] is -3, expected at least 0",
         ),
         (
             {"num_computed_tokens_cpu": np.array([0.0, 3.0])},
             {"a": 9, "b": 1},
             3,
             TypeError,
-            "num_computed_tokens_cpu has dtype float64, but must have int32 or int64",
+            "num_computed_tokens_cpu must be int32 or int64, got float64",
         ),
         (
             {"num_prompt_tokens": np.array([9])},
             {"a": 9, "b": 1},
             4,
             ValueError,
-            "num_prompt_tokens has 1 entries, but must have at least 2",
+            "num_prompt_tokens has 1 entries, expected at least 2",
         ),
-        ({}, {"a": 9, "b": 1}, 5, ValueError, "regions is 5, but must be 3 or 4"),
-        ({}, {"a": 9, "b": 1}, True, TypeError, "regions is True (bool), but must be an int"),
+        ({}, {"a": 9, "b": 1}, 5, ValueError, "regions is 5, expected 3 to 4"),
+        ({}, {"a": 9, "b": 1}, True, TypeError, "regions must be an int, got True of bool"),
     ],
 )
 def test_refusals_of_reorder(

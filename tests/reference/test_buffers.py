@@ -53,7 +53,7 @@ def test_dtypes(name: str) -> None:
         buffer = make(2, dtype=dtype)
         assert name == buffer.cpu.dtype.name
         if scalar.__module__ == "ml_dtypes":
-            with pytest.raises(TypeError, match=rf"^np: dtype {name} has no NumPy view; use cpu$"):
+            with pytest.raises(TypeError, match=rf"^dtype {name} has no NumPy view; use cpu$"):
                 _ = buffer.np
         else:
             assert buffer.np is buffer.cpu
@@ -64,20 +64,18 @@ def test_dtypes(name: str) -> None:
 )
 def test_refusals_of_dtypes(dtype: object) -> None:
     """What is no dtype, or none that torch has, is a TypeError."""
-    with pytest.raises(
-        TypeError, match=r"^dtype is .*, but must be a NumPy dtype of bool, uint8, "
-    ):
+    with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         make(2, dtype=dtype)
 
 
 @pytest.mark.parametrize(
     ("size", "error", "message"),
     [
-        ((), ValueError, "size has 0 dimensions, but must have at least 1"),
-        ((2, -1), ValueError, "size[1] is -1, but must be at least 0"),
-        ((2.0,), TypeError, "size[0] is 2.0 (float), but must be an int"),
-        ((True,), TypeError, "size[0] is True (bool), but must be an int"),
-        (((2, 3),), TypeError, "size[0] is (2, 3) (tuple), but must be an int"),
+        ((), ValueError, "size is empty, expected at least 1 dimension"),
+        ((2, -1), ValueError, "size[1] is -1, expected 0 to 9223372036854775807"),
+        ((2.0,), TypeError, "size[0] must be an int, got 2.0 of float"),
+        ((True,), TypeError, "size[0] must be an int, got True of bool"),
+        (((2, 3),), TypeError, "size[0] must be an int, got tuple"),
     ],
 )
 def test_refusals_of_sizes(size: tuple[Any, ...], error: type[Exception], message: str) -> None:
@@ -90,10 +88,10 @@ def test_refusals_of_sizes(size: tuple[Any, ...], error: type[Exception], messag
 @pytest.mark.parametrize(
     ("n", "error", "message"),
     [
-        (4, ValueError, "n is 4, but must be at most 3"),
-        (-1, ValueError, "n is -1, but must be at least 0"),
-        (1.0, TypeError, "n is 1.0 (float), but must be an int"),
-        (True, TypeError, "n is True (bool), but must be an int"),
+        (4, ValueError, "n is 4, expected 0 to 3"),
+        (-1, ValueError, "n is -1, expected 0 to 3"),
+        (1.0, TypeError, "n must be an int, got 1.0 of float"),
+        (True, TypeError, "n must be an int, got True of bool"),
     ],
 )
 def test_refusals_of_copies(n: object, error: type[Exception], message: str) -> None:
@@ -106,5 +104,5 @@ def test_refusals_of_copies(n: object, error: type[Exception], message: str) -> 
 
 def test_pin_memory_is_a_bool() -> None:
     """The flag is ignored but for its type."""
-    with pytest.raises(TypeError, match=r"^pin_memory is 1 \(int\), but must be a bool$"):
+    with pytest.raises(TypeError, match=r"^pin_memory must be a bool, got 1 of int$"):
         CpuGpuBuffer(2, dtype=np.int32, device=None, pin_memory=1)

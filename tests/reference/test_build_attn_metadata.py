@@ -257,142 +257,154 @@ STARTS, SHORT = np.array([0, 2, 5, 5], np.int32), np.array([0, 2, 5], np.int32)
 LENS = np.array([5, 8, 0], np.int32)
 
 REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"num_reqs": -1}, ValueError, "num_reqs is -1, but must be at least 0"),
-    ({"num_reqs": True}, TypeError, "num_reqs is True (bool), but must be an int"),
-    ({"num_tokens": -1}, ValueError, "num_tokens is -1, but must be at least 0"),
-    ({"num_tokens": 7.0}, TypeError, "num_tokens is 7.0 (float), but must be an int"),
-    ({"max_query_len": True}, TypeError, "max_query_len is True (bool), but must be an int"),
-    ({"max_seq_len": 8.0}, TypeError, "max_seq_len is 8.0 (float), but must be an int"),
-    ({"max_query_len": -1}, ValueError, "max_query_len is -1, but must be at least 0"),
+    ({"num_reqs": -1}, ValueError, "num_reqs is -1, expected at least 0"),
+    ({"num_reqs": True}, TypeError, "num_reqs must be an int, got True of bool"),
+    ({"num_tokens": -1}, ValueError, "num_tokens is -1, expected at least 0"),
+    ({"num_tokens": 7.0}, TypeError, "num_tokens must be an int, got 7.0 of float"),
+    ({"max_query_len": True}, TypeError, "max_query_len must be an int, got True of bool"),
+    ({"max_seq_len": 8.0}, TypeError, "max_seq_len must be an int, got 8.0 of float"),
+    ({"max_query_len": -1}, ValueError, "max_query_len is -1, expected 0 to 2147483647"),
     (
         {"max_seq_len": 2**31},
         ValueError,
-        "max_seq_len is 2147483648, but must be at most 2147483647",
+        "max_seq_len is 2147483648, expected 0 to 2147483647",
     ),
     (
         {"max_query_len": 2, "max_seq_len": 8},
         ValueError,
-        "max_query_len is 2, but request 1 has query length 3",
+        "max_query_len is 2, less than the query length 3 of request 1",
     ),
-    ({"max_seq_len": 7}, ValueError, "max_seq_len is 7, but seq_lens[1] is 8"),
+    (
+        {"max_seq_len": 7},
+        ValueError,
+        "max_seq_len is 7, less than the sequence length 8 of request 1",
+    ),
     (
         {"attn_metadata_builders": [Builder()]},
         ValueError,
-        "attn_metadata_builders has 1 entries, but must have 2",
+        "attn_metadata_builders has 1 entries, expected 2, one for each KV cache group",
     ),
     (
         {"attn_metadata_builders": (Builder(), Builder())},
         TypeError,
-        "attn_metadata_builders is a tuple, but must be a list",
+        "attn_metadata_builders must be a list, got tuple",
     ),
     (
         {"kv_cache_config": SimpleNamespace(kv_cache_groups=None)},
         TypeError,
-        "kv_cache_groups is a NoneType, but must be a list",
+        "kv_cache_config.kv_cache_groups must be a list, got NoneType",
     ),
-    ({"block_tables": [INT32S]}, ValueError, "block_tables has 1 entries, but must have 2"),
+    (
+        {"block_tables": [INT32S]},
+        ValueError,
+        ("block_tables has 1 entries, expected 2, one for each KV cache group"),
+    ),
     (
         {"block_tables": np.zeros((2, 3, 2), np.int32)},
         TypeError,
-        "block_tables is a ndarray, but must be a list or tuple",
+        "block_tables must be a list or tuple, got array",
     ),
     (
         {"block_tables": [INT32S, INT32S[:2]]},
         ValueError,
-        "block_tables[1] has 2 entries, but must have at least 3",
+        "block_tables[1] has 2 entries, expected at least 3",
     ),
     (
         {"block_tables": [INT32S.astype(np.int64), INT32S]},
         TypeError,
-        "block_tables[0] has dtype int64, but must have int32",
+        "block_tables[0] must be int32, got int64",
     ),
     (
         {"block_tables": [INT32S, INT32S[0]]},
         ValueError,
-        "block_tables[1] has shape (2,), but must have 2 dimension(s)",
+        "block_tables[1] must have 2 dimensions, got shape (2,)",
     ),
     (
         {"block_tables": [INT32S, None]},
         TypeError,
-        "block_tables[1] is a NoneType, but must be a NumPy array",
+        "block_tables[1] must be an array, got NoneType",
     ),
-    ({"slot_mappings": (INT64S,) * 3}, ValueError, "slot_mappings has 3 entries, but must have 2"),
+    (
+        {"slot_mappings": (INT64S,) * 3},
+        ValueError,
+        ("slot_mappings has 3 entries, expected 2, one for each KV cache group"),
+    ),
     (
         {"slot_mappings": None},
         TypeError,
-        "slot_mappings is a NoneType, but must be a list or tuple",
+        "slot_mappings must be a list or tuple, got None of NoneType",
     ),
     (
         {"slot_mappings": INT64S},
         ValueError,
-        "slot_mappings has shape (7,), but must have 2 dimension(s)",
+        "slot_mappings must have 2 dimensions, got shape (7,)",
     ),
     (
         {"slot_mappings": np.zeros((2, 7), np.int32)},
         TypeError,
-        "slot_mappings has dtype int32, but must have int64",
+        "slot_mappings must be int64, got int32",
     ),
     (
         {"slot_mappings": np.zeros((3, 7), np.int64)},
         ValueError,
-        "slot_mappings has 3 entries, but must have 2",
+        "slot_mappings has 3 entries, expected 2, one for each KV cache group",
     ),
     (
         {"slot_mappings": np.zeros((2, 6), np.int64)},
         ValueError,
-        "slot_mappings[0] has 6 entries, but must have at least 7",
+        "slot_mappings[0] has 6 entries, expected at least 7",
     ),
     (
         {"slot_mappings": [INT64S, INT64S[1:]]},
         ValueError,
-        "slot_mappings[1] has 6 entries, but must have at least 7",
+        "slot_mappings[1] has 6 entries, expected at least 7",
     ),
     (
         {"slot_mappings": [INT64S.astype(np.int32), INT64S]},
         TypeError,
-        "slot_mappings[0] has dtype int32, but must have int64",
+        "slot_mappings[0] must be int64, got int32",
     ),
     (
         {"query_start_loc": halves(SHORT, STARTS)},
         ValueError,
-        "query_start_loc.cpu has 3 entries, but must have at least 4",
+        "query_start_loc.cpu has 3 entries, expected at least 4",
     ),
     (
         {"query_start_loc": halves(STARTS, SHORT)},
         ValueError,
-        "query_start_loc.gpu has 3 entries, but must have at least 4",
+        "query_start_loc.gpu has 3 entries, expected at least 4",
     ),
     (
         {"query_start_loc": halves(STARTS.astype(np.int64), STARTS)},
         TypeError,
-        "query_start_loc.cpu has dtype int64, but must have int32",
+        "query_start_loc.cpu must be int32, got int64",
     ),
     (
         {"seq_lens": halves(LENS[:2], LENS)},
         ValueError,
-        "seq_lens.cpu has 2 entries, but must have at least 3",
+        "seq_lens.cpu has 2 entries, expected at least 3",
     ),
     (
         {"seq_lens": halves(LENS, LENS[:2])},
         ValueError,
-        "seq_lens.gpu has 2 entries, but must have at least 3",
+        "seq_lens.gpu has 2 entries, expected at least 3",
     ),
     (
         {"seq_lens": halves(LENS, [5, 8, 0])},
         TypeError,
-        "seq_lens.gpu is a list, but must be a NumPy array",
+        "seq_lens.gpu must be an array, got list",
     ),
     (
         {"num_computed_tokens_cpu": LENS[:2]},
         ValueError,
-        "num_computed_tokens_cpu has 2 entries, but must have at least 3",
+        "num_computed_tokens_cpu has 2 entries, expected at least 3",
     ),
     (
         {"num_computed_tokens_cpu": np.array([3, 5, 0])},
         TypeError,
-        "num_computed_tokens_cpu has dtype int64, but must have int32",
+        "num_computed_tokens_cpu must be int32, got int64",
     ),
-    ({"query_start_loc": STARTS}, AttributeError, "'numpy.ndarray' object has no attribute 'gpu'"),
+    ({"query_start_loc": STARTS}, AttributeError, "'numpy.ndarray' object has no attribute 'cpu'"),
     (
         {"kv_cache_config": None},
         AttributeError,
@@ -402,22 +414,22 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"num_tokens": 4},
         ValueError,
-        "query_start_loc ends at 5, but num_actual_tokens is 4",
+        "query_start_loc[-1] is 5, more than num_actual_tokens 4",
     ),
     (
         {"query_start_loc": make_buffer(1, 2, 5, 5)},
         ValueError,
-        "query_start_loc[0] is 1, but must be 0",
+        "query_start_loc[0] is 1, expected 0",
     ),
     (
         {"query_start_loc": make_buffer(0, 5, 2, 5)},
         ValueError,
-        "query_start_loc[2] is 2, less than 5 before it, but must not decrease",
+        "query_start_loc[2] is 2, less than 5 before it",
     ),
     (
         {"query_start_loc": halves(STARTS, np.array([0, 2, 4, 5], np.int32))},
         ValueError,
-        "query_start_loc_cpu[2] is 5, but query_start_loc[2] is 4",
+        "query_start_loc[2] is 4, but query_start_loc_cpu[2] is 5",
     ),
     (
         {"seq_lens": make_buffer(5, 2, 0)},
@@ -427,14 +439,14 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"num_reqs": 1, "seq_lens": make_buffer(-5)},
         ValueError,
-        "seq_lens[0] is -5, but must be at least 0",
+        "seq_lens[0] is -5, expected at least 0",
     ),
     (
         {"num_computed_tokens_cpu": np.array([3, 6, 0], np.int32)},
         ValueError,
         (
-            "num_computed_tokens_cpu[1] is 6, but must be in 0 .. 5: "
-            "seq_lens[1] is 8, its query length 3"
+            "num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is seq_lens[1] less "
+            "its query length 3"
         ),
     ),
 ]

@@ -152,33 +152,51 @@ def test_no_threshold_reads_no_configuration() -> None:
 @pytest.mark.parametrize(
     ("num_drafts", "dcp_size", "arguments", "error", "message"),
     [
-        (3, 1, (0,), ValueError, "reorder_batch_threshold is 0, but must be at least 1"),
-        (3, 1, (True,), TypeError, "reorder_batch_threshold is True (bool), but must be an int"),
-        (3, 1, (2.0,), TypeError, "reorder_batch_threshold is 2.0 (float), but must be an int"),
-        (3, 1, (2, 1), TypeError, "supports_spec_as_decode is 1 (int), but must be a bool"),
+        (3, 1, (0,), ValueError, "reorder_batch_threshold is 0, expected at least 1"),
+        (3, 1, (True,), TypeError, "reorder_batch_threshold must be an int, got True of bool"),
+        (3, 1, (2.0,), TypeError, "reorder_batch_threshold must be an int, got 2.0 of float"),
+        (3, 1, (2, 1), TypeError, "supports_spec_as_decode must be a bool, got 1 of int"),
         (
             3,
             1,
             (2, False, None),
             TypeError,
-            "supports_dcp_with_varlen is None (NoneType), but must be a bool",
+            "supports_dcp_with_varlen must be a bool, got None of NoneType",
         ),
         (
             3,
             1,
             (None, "no"),
             TypeError,
-            "supports_spec_as_decode is 'no' (str), but must be a bool",
+            "supports_spec_as_decode must be a bool, got 'no' of str",
         ),
-        (-1, 1, (2, True), ValueError, "num_speculative_tokens is -1, but must be at least 0"),
-        (1.5, 1, (2, True), TypeError, "num_speculative_tokens is 1.5 (float), but must be an int"),
-        (3, 0, (2, True), ValueError, "decode_context_parallel_size is 0, but must be at least 1"),
+        (
+            -1,
+            1,
+            (2, True),
+            ValueError,
+            ("speculative_config.num_speculative_tokens is -1, expected at least 0"),
+        ),
+        (
+            1.5,
+            1,
+            (2, True),
+            TypeError,
+            ("speculative_config.num_speculative_tokens must be an int, got 1.5 of float"),
+        ),
+        (
+            3,
+            0,
+            (2, True),
+            ValueError,
+            ("parallel_config.decode_context_parallel_size is 0, expected at least 1"),
+        ),
         (
             3,
             None,
             (2, True, True),
             TypeError,
-            "decode_context_parallel_size is None (NoneType), but must be an int",
+            "parallel_config.decode_context_parallel_size must be an int, got None of NoneType",
         ),
     ],
 )
@@ -266,9 +284,9 @@ def test_a_group_is_an_ordinary_dataclass() -> None:
 @pytest.mark.parametrize(
     ("number", "error", "message"),
     [
-        (0, ValueError, "num_metadata_builders is 0, but must be at least 1"),
-        (True, TypeError, "num_metadata_builders is True (bool), but must be an int"),
-        (1.0, TypeError, "num_metadata_builders is 1.0 (float), but must be an int"),
+        (0, ValueError, "num_metadata_builders is 0, expected at least 1"),
+        (True, TypeError, "num_metadata_builders must be an int, got True of bool"),
+        (1.0, TypeError, "num_metadata_builders must be an int, got 1.0 of float"),
     ],
 )
 def test_refusals_of_a_number_of_builders(
@@ -291,10 +309,10 @@ def test_a_group_needs_a_backend() -> None:
 @pytest.mark.parametrize(
     ("ubatch_id", "error", "message"),
     [
-        (2, IndexError, "ubatch_id is 2, but must be in 0 .. 1"),
-        (-1, IndexError, "ubatch_id is -1, but must be in 0 .. 1"),
-        (False, TypeError, "ubatch_id is False (bool), but must be an int"),
-        ("0", TypeError, "ubatch_id is '0' (str), but must be an int"),
+        (2, IndexError, "ubatch_id is 2, expected 0 to 1"),
+        (-1, IndexError, "ubatch_id is -1, expected 0 to 1"),
+        (False, TypeError, "ubatch_id must be an int, got False of bool"),
+        ("0", TypeError, "ubatch_id must be an int, got '0' of str"),
     ],
 )
 def test_refusals_of_micro_batches(

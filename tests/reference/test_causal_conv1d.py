@@ -151,27 +151,27 @@ def test_nothing_is_changed_or_shared() -> None:
 @pytest.mark.parametrize(
     ("query_start_loc_p", "error", "message"),
     [
-        ([0, 9], TypeError, "query_start_loc_p is a list, but must be a NumPy array"),
+        ([0, 9], TypeError, "query_start_loc_p must be an array, got list"),
         (
             np.array([0, 9]),
             TypeError,
-            "query_start_loc_p has dtype int64, but must have int32",
+            "query_start_loc_p must be int32, got int64",
         ),
         (
             np.zeros((1, 2), np.int32),
             ValueError,
-            "query_start_loc_p has shape (1, 2), but must have 1 dimension(s)",
+            "query_start_loc_p must have 1 dimension, got shape (1, 2)",
         ),
         (
             np.zeros(0, np.int32),
             ValueError,
-            "query_start_loc_p has 0 entries, but must have one more than there are requests",
+            "query_start_loc_p is empty, expected num_reqs + 1 entries",
         ),
-        (np.array([1, 9], np.int32), ValueError, "query_start_loc_p[0] is 1, but must be 0"),
+        (np.array([1, 9], np.int32), ValueError, "query_start_loc_p[0] is 1, expected 0"),
         (
             np.array([0, 9, 8], np.int32),
             ValueError,
-            "query_start_loc_p[2] is 8, less than 9 before it, but must not decrease",
+            "query_start_loc_p[2] is 8, less than 9 before it",
         ),
     ],
 )

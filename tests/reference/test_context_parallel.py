@@ -70,37 +70,37 @@ def test_ranks_share_out_each_sequence(seq_lens: list[int], dcp_size: int, inter
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ((np.array([5]),), TypeError, "seq_lens has dtype int64, but must have int32"),
-        (([5],), TypeError, "seq_lens is a list, but must be a NumPy array"),
+        ((np.array([5]),), TypeError, "seq_lens must be int32, got int64"),
+        (([5],), TypeError, "seq_lens must be an array, got list"),
         (
             (np.array([[5]], np.int32),),
             ValueError,
-            "seq_lens has shape (1, 1), but must have 1 dimension(s)",
+            "seq_lens must have 1 dimension, got shape (1, 1)",
         ),
         (
             (np.array([5, -1], np.int32),),
             ValueError,
-            "seq_lens[1] is -1, but must be at least 0",
+            "seq_lens[1] is -1, expected at least 0",
         ),
-        ((np.array([5], np.int32), 0), ValueError, "dcp_size is 0, but must be at least 1"),
-        ((np.array([5], np.int32), 2, 2), ValueError, "dcp_rank is 2, but must be at most 1"),
-        ((np.array([5], np.int32), 2, -1), ValueError, "dcp_rank is -1, but must be at least 0"),
+        ((np.array([5], np.int32), 0), ValueError, "dcp_size is 0, expected 1 to 2147483647"),
+        ((np.array([5], np.int32), 2, 2), ValueError, "dcp_rank is 2, expected 0 to 1"),
+        ((np.array([5], np.int32), 2, -1), ValueError, "dcp_rank is -1, expected 0 to 1"),
         (
             (np.array([5], np.int32), 2, 0.0),
             TypeError,
-            "dcp_rank is 0.0 (float), but must be an int",
+            "dcp_rank must be an int, got 0.0 of float",
         ),
         (
             (np.array([5], np.int32), 2, 0, 0),
             ValueError,
-            "cp_kv_cache_interleave_size is 0, but must be at least 1",
+            "cp_kv_cache_interleave_size is 0, expected 1 to 2147483647",
         ),
         (
             (np.array([5], np.int32), 2, 0, 2**30),
             ValueError,
             (
                 "dcp_size 2 times cp_kv_cache_interleave_size 1073741824 is 2147483648, "
-                "but must be at most 2147483647"
+                "expected at most 2147483647"
             ),
         ),
     ],

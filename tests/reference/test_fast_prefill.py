@@ -212,72 +212,78 @@ def test_the_class_of_the_result(make_batch: BatchMaker) -> None:
         (
             {"num_logits_indices": 0, "max_query_len": 1},
             ValueError,
-            "logits_indices_padded is None, but num_logits_indices is set",
+            (
+                "logits_indices_padded is None, but the other logits field is set: fast "
+                "prefill needs both"
+            ),
         ),
         (
             {"logits_indices_padded": np.array([2]), "max_query_len": 1},
             ValueError,
-            "num_logits_indices is None, but logits_indices_padded is set",
+            (
+                "num_logits_indices is None, but the other logits field is set: fast prefill "
+                "needs both"
+            ),
         ),
         (
             {**logits_of([2]), "num_logits_indices": 2},
             ValueError,
-            "logits_indices_padded has 1 entries, but must have at least num_logits_indices 2",
+            "logits_indices_padded has 1 entries, expected at least num_logits_indices = 2",
         ),
         (
             {**logits_of([2]), "num_logits_indices": -1},
             ValueError,
-            "num_logits_indices is -1, but must be at least 0",
+            "num_logits_indices is -1, expected 0 to 2147483647",
         ),
         (
             {**logits_of([2]), "num_logits_indices": True},
             TypeError,
-            "num_logits_indices is True (bool), but must be an int",
+            "num_logits_indices must be an int, got True of bool",
         ),
         (
             {**logits_of([2]), "logits_indices_padded": [2]},
             TypeError,
-            "logits_indices_padded is a list, but must be a NumPy array",
+            "logits_indices_padded must be an array, got list",
         ),
         (
             logits_of([2], dtype=np.int16),
             TypeError,
-            "logits_indices_padded has dtype int16, but must have int32 or int64",
+            "logits_indices_padded must be int32 or int64, got int16",
         ),
         (
             {"logits_indices_padded": np.array([[2]]), "num_logits_indices": 1},
             ValueError,
-            "logits_indices_padded has shape (1, 1), but must have 1 dimension(s)",
+            "logits_indices_padded must have 1 dimension, got shape (1, 1)",
         ),
         (
             logits_of([2, 2]),
             ValueError,
-            "logits_indices_padded[1] is 2, but must be greater than 2 before it",
+            "logits_indices_padded[1] is 2, expected more than 2 before it",
         ),
         (
             logits_of([2, 4, 3]),
             ValueError,
-            "logits_indices_padded[2] is 3, but must be greater than 4 before it",
+            "logits_indices_padded[2] is 3, expected more than 4 before it",
         ),
         (
             logits_of([-1, 2]),
             ValueError,
-            "logits_indices_padded[0] is -1, but must be in 0 .. 4: query_start_loc ends at 5",
+            "logits_indices_padded[0] is -1, expected 0 to 4",
         ),
         (
             logits_of([2, 5]),
             ValueError,
-            "logits_indices_padded[1] is 5, but must be in 0 .. 4: query_start_loc ends at 5",
+            "logits_indices_padded[1] is 5, expected 0 to 4",
         ),
         (
             {**logits_of([2]), "max_query_len": 2},
             ValueError,
-            "max_query_len is 2, but request 0 has query length 3",
+            "max_query_len is 2, less than the query length 3 of request 0",
         ),
         (
             {**logits_of([2]), "max_query_len": 2.0},
             TypeError,
-            "max_query_len is 2.0 (float), but must be an int",
+            "max_query_len must be an int, got 2.0 of float",
         ),
     ],
 )

@@ -332,9 +332,7 @@ def test_metadata_that_cannot_be_extended(
         create_fast_prefill_custom_backend("Fast", make_backend(lambda _: built))
     )
     name = type(built).__name__
-    with pytest.raises(
-        TypeError, match=rf"^Builder\.build returned a {name}, which cannot be extended: "
-    ):
+    with pytest.raises(TypeError, match=rf"^Builder built a {name}, which cannot be extended by "):
         builder.build(0, batch)
 
 
@@ -429,11 +427,11 @@ def test_classes_are_not_kept_alive(batch: CommonAttentionMetadata) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((7, AttentionBackend), "prefix is 7 (int), but must be a str"),
-        (("Fast", "B"), "underlying_attn_backend is 'B', but must be a class"),
+        ((7, AttentionBackend), "prefix must be a str, got 7 of int"),
+        (("Fast", "B"), "underlying_attn_backend must be a class, got 'B' of str"),
         (
             ("Fast", type("Own", (), {"get_builder_cls": staticmethod(lambda: None)})),
-            "get_builder_cls() of underlying_attn_backend is None, but must be a class",
+            "the builder of underlying_attn_backend must be a class, got None of NoneType",
         ),
     ],
 )
@@ -449,5 +447,5 @@ def test_a_backend_without_builders() -> None:
     with pytest.raises(AttributeError, match="get_builder_cls"):
         create_fast_prefill_custom_backend("Fast", int)
     instance: Any = make_backend(lambda _: None)()
-    with pytest.raises(TypeError, match=r"^underlying_attn_backend is <.*>, but must be a class$"):
+    with pytest.raises(TypeError, match=r"^underlying_attn_backend must be a class, got object"):
         create_fast_prefill_custom_backend("Fast", instance)

@@ -44,24 +44,84 @@ def test_indices(layer_name: str, num_attn_module: int | None, expected: int) ->
             "encoder.layers.0.sub.1",
             1,
             ValueError,
-            "layer_name is 'encoder.layers.0.sub.1' with integers [0, 1], but must have exactly",
+            (
+                "layer_name is 'encoder.layers.0.sub.1' and has 2 integers between dots, "
+                "expected 1, or 2 for an attention layer where num_attn_module is above 1"
+            ),
         ),
-        ("a.0.attn.1", 1, ValueError, "layer_name is 'a.0.attn.1' with integers [0, 1], but must"),
-        ("a.0.attn.1", None, ValueError, "layer_name is 'a.0.attn.1' with integers [0, 1], but"),
-        ("a.0.sub.1", 2, ValueError, "layer_name is 'a.0.sub.1' with integers [0, 1], but must"),
-        ("attn", 1, ValueError, "layer_name is 'attn' with integers [], but must have exactly one"),
-        ("attn", 2, ValueError, "layer_name is 'attn' with integers [], but must have one or two"),
-        ("", 1, ValueError, "layer_name is '' with integers [], but must have exactly one"),
+        (
+            "a.0.attn.1",
+            1,
+            ValueError,
+            (
+                "layer_name is 'a.0.attn.1' and has 2 integers "
+                "between dots, expected 1, or 2 for an attention "
+                "layer where num_attn_module is above 1"
+            ),
+        ),
+        (
+            "a.0.attn.1",
+            None,
+            ValueError,
+            (
+                "layer_name is 'a.0.attn.1' and has 2 integers "
+                "between dots, expected 1, or 2 for an "
+                "attention layer where num_attn_module is above "
+                "1"
+            ),
+        ),
+        (
+            "a.0.sub.1",
+            2,
+            ValueError,
+            (
+                "layer_name is 'a.0.sub.1' and has 2 integers "
+                "between dots, expected 1, or 2 for an attention "
+                "layer where num_attn_module is above 1"
+            ),
+        ),
+        (
+            "attn",
+            1,
+            ValueError,
+            (
+                "layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for an "
+                "attention layer where num_attn_module is above 1"
+            ),
+        ),
+        (
+            "attn",
+            2,
+            ValueError,
+            (
+                "layer_name is 'attn' and has 0 integers between dots, "
+                "expected 1, or 2 for an attention layer where "
+                "num_attn_module is above 1"
+            ),
+        ),
+        (
+            "",
+            1,
+            ValueError,
+            (
+                "layer_name is '' and has 0 integers between dots, expected "
+                "1, or 2 for an attention layer where num_attn_module is "
+                "above 1"
+            ),
+        ),
         (
             "0.1.attn.2",
             2,
             ValueError,
-            "layer_name is '0.1.attn.2' with integers [0, 1, 2], but must have one or two",
+            (
+                "layer_name is '0.1.attn.2' and has 3 integers between dots, expected 1, or "
+                "2 for an attention layer where num_attn_module is above 1"
+            ),
         ),
-        ("0", 0, ValueError, "num_attn_module is 0, but must be at least 1"),
-        ("0", True, TypeError, "num_attn_module is True (bool), but must be an int"),
-        ("0", 1.0, TypeError, "num_attn_module is 1.0 (float), but must be an int"),
-        (0, 1, TypeError, "layer_name is 0 (int), but must be a str"),
+        ("0", 0, ValueError, "num_attn_module is 0, expected at least 1"),
+        ("0", True, TypeError, "num_attn_module must be an int, got True of bool"),
+        ("0", 1.0, TypeError, "num_attn_module must be an int, got 1.0 of float"),
+        (0, 1, TypeError, "layer_name must be a str, got 0 of int"),
     ],
 )
 def test_refusals_of_indices(
@@ -121,29 +181,36 @@ def test_binding_nothing() -> None:
         (
             {"forward_context": make_layers("0.attn")},
             KeyError,
-            "forward_context has no layer '1.attn', which has a cache",
+            "forward_context lacks layer '1.attn'",
         ),
         (
             {"runner_kv_caches": [None]},
             ValueError,
-            "runner_kv_caches has 1 entries, but must be empty",
+            "runner_kv_caches has 1 entries, expected none",
         ),
-        ({"runner_kv_caches": {}}, TypeError, "runner_kv_caches is a dict, but must be a list"),
-        ({"forward_context": None}, TypeError, "forward_context is a NoneType, but must be a dict"),
-        ({"kv_caches": [1]}, TypeError, "kv_caches is a list, but must be a dict"),
+        ({"runner_kv_caches": {}}, TypeError, "runner_kv_caches must be a list, got dict"),
+        (
+            {"forward_context": None},
+            TypeError,
+            ("forward_context must be a dict, got None of NoneType"),
+        ),
+        ({"kv_caches": [1]}, TypeError, "kv_caches must be a dict, got list"),
         (
             {
                 "kv_caches": {"0.attn": 1, "attn": 2},
                 "forward_context": make_layers("0.attn", "attn"),
             },
             ValueError,
-            "layer_name is 'attn' with integers [], but must have exactly one",
+            (
+                "layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for an "
+                "attention layer where num_attn_module is above 1"
+            ),
         ),
-        ({"num_attn_module": -1}, ValueError, "num_attn_module is -1, but must be at least 1"),
+        ({"num_attn_module": -1}, ValueError, "num_attn_module is -1, expected at least 1"),
         (
             {"kv_caches": {}, "num_attn_module": "2"},
             TypeError,
-            "num_attn_module is '2' (str), but must be an int",
+            "num_attn_module must be an int, got '2' of str",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_encoder_only_groups_keep_no_cache() -> None:
     uniform = UniformTypeKVCacheSpecs(4, {"x": ENCODER_ONLY, "y": ENCODER_ONLY})
     groups = ((["x", "y"], ENCODER_ONLY), (["a"], FULL), (["x", "a"], uniform))
     assert ["a"] == list(_allocate_kv_cache(config([(6, ["a"])], *groups), None))
-    with pytest.raises(ValueError, match=r"and have \['x'\] that are in none"):
+    with pytest.raises(ValueError, match=r"^kv_cache_tensors must name the layers of"):
         _allocate_kv_cache(config([(6, ["a", "x"])], *groups), None)
 
 
@@ -80,54 +80,71 @@ ONE_GROUP = (["a", "b"], FULL)
             [(6, ["a"])],
             [ONE_GROUP],
             ValueError,
-            (
-                "kv_cache_tensors lack the layers ['b'] of kv_cache_groups, "
-                "and have [] that are in none, but must have the same layers"
-            ),
+            ("kv_cache_tensors must name the layers of kv_cache_groups, missing ['b'], extra []"),
         ),
         (
             [(6, ["a", "c", "b"])],
             [ONE_GROUP],
             ValueError,
-            "kv_cache_tensors lack the layers [] of kv_cache_groups, and have ['c'] that are in",
+            "kv_cache_tensors must name the layers of kv_cache_groups, missing [], extra ['c']",
         ),
         (
             [(6, ["a"]), (6, ["b", "a"])],
             [ONE_GROUP],
             ValueError,
-            "kv_cache_tensors[1].shared_by names layer 'a', which is named before it, but must be",
+            "kv_cache_tensors[1].shared_by[1] is 'a', a layer that is named before",
         ),
         (
             [(6, ["a", "b", "b"])],
             [ONE_GROUP],
             ValueError,
-            "kv_cache_tensors[0].shared_by names layer 'b', which is named before it, but must be",
+            "kv_cache_tensors[0].shared_by[2] is 'b', a layer that is named before",
         ),
         (
             [(6, ["a", "b"])],
             [ONE_GROUP, (["b"], FULL)],
             ValueError,
-            "kv_cache_groups[1] names layer 'b', which is named before it, but must be in one",
+            "kv_cache_groups[1].layer_names[0] is 'b', a layer that is named before",
         ),
         (
             [(6, ["a"])],
             [([], FULL), (["a", "a"], FULL)],
             ValueError,
-            "kv_cache_groups[1] names layer 'a', which is named before it, but must be in one",
+            "kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
         ),
-        ([(-1, ["a", "b"])], [ONE_GROUP], ValueError, "kv_cache_tensors[0].size is -1, but must"),
+        (
+            [(-1, ["a", "b"])],
+            [ONE_GROUP],
+            ValueError,
+            ("kv_cache_tensors[0].size is -1, expected 0 to 9223372036854775807"),
+        ),
         ([(2**63, ["a", "b"])], [ONE_GROUP], ValueError, "kv_cache_tensors[0].size is 9223372036"),
-        ([(6.0, ["a", "b"])], [ONE_GROUP], TypeError, "kv_cache_tensors[0].size is 6.0 (float), "),
+        (
+            [(6.0, ["a", "b"])],
+            [ONE_GROUP],
+            TypeError,
+            ("kv_cache_tensors[0].size must be an int, got 6.0 of float"),
+        ),
         (
             [(True, [])],
             [],
             TypeError,
-            "kv_cache_tensors[0].size is True (bool), but must be an int",
+            "kv_cache_tensors[0].size must be an int, got True of bool",
         ),
-        ([(6, "ab")], [ONE_GROUP], TypeError, "kv_cache_tensors[0].shared_by is a str, but must"),
-        ([(6, [3])], [], TypeError, "kv_cache_tensors[0].shared_by[0] is 3 (int), but must be a"),
-        ([], [("ab", FULL)], TypeError, "kv_cache_groups[0].layer_names is a str, but must be a"),
-        ([], [([3], FULL)], TypeError, "kv_cache_groups[0].layer_names[0] is 3 (int), but must be"),
+        (
+            [(6, "ab")],
+            [ONE_GROUP],
+            TypeError,
+            ("kv_cache_tensors[0].shared_by must be a list, got str"),
+        ),
+        ([(6, [3])], [], TypeError, "kv_cache_tensors[0].shared_by[0] must be a str, got 3 of int"),
+        ([], [("ab", FULL)], TypeError, "kv_cache_groups[0].layer_names must be a list, got str"),
+        (
+            [],
+            [([3], FULL)],
+            TypeError,
+            ("kv_cache_groups[0].layer_names[0] must be a str, got 3 of int"),
+        ),
     ],
 )
 def test_refusals_of_allocation(
@@ -143,7 +160,9 @@ def test_types_of_configurations() -> None:
     """Tensors and groups come in lists, and an object without them says so."""
     lists: dict[str, Any] = {"kv_cache_tensors": [], "kv_cache_groups": []}
     for name in lists:
-        with pytest.raises(TypeError, match=rf"^{name} is a tuple, but must be a list$"):
+        with pytest.raises(
+            TypeError, match=rf"^kv_cache_config\.{name} must be a list, got tuple$"
+        ):
             _allocate_kv_cache(SimpleNamespace(**{**lists, name: ()}), None)
         with pytest.raises(AttributeError, match=name):
             _allocate_kv_cache(SimpleNamespace(**{n: [] for n in lists if n != name}), None)
@@ -194,13 +213,13 @@ def test_init_binds_all() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"runner_kv_caches": [1]}, ValueError, "runner_kv_caches has 1 entries, but must be"),
-        ({"runner_kv_caches": ()}, TypeError, "runner_kv_caches is a tuple, but must be a list"),
-        ({"forward_context": {}}, KeyError, "forward_context has no layer 'layers.0.attn'"),
-        ({"forward_context": []}, TypeError, "forward_context is a list, but must be a dict"),
-        ({"attn_backends": {}}, KeyError, "attn_backends has no layer 'layers.0.attn'"),
+        ({"runner_kv_caches": [1]}, ValueError, "runner_kv_caches has 1 entries, expected none"),
+        ({"runner_kv_caches": ()}, TypeError, "runner_kv_caches must be a list, got tuple"),
+        ({"forward_context": {}}, KeyError, "\"forward_context lacks layer 'layers.0.attn'\""),
+        ({"forward_context": []}, TypeError, "forward_context must be a dict, got list"),
+        ({"attn_backends": {}}, KeyError, "\"attn_backends lacks layer 'layers.0.attn'\""),
         ({"kernel_block_sizes": [3, 4, 4]}, ValueError, "kernel_block_sizes has 3 for layer"),
-        ({"num_attn_module": 0}, ValueError, "num_attn_module is 0, but must be at least 1"),
+        ({"num_attn_module": 0}, ValueError, "num_attn_module is 0, expected at least 1"),
     ],
 )
 def test_refusals_of_init(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -226,7 +245,7 @@ def test_refusals_of_init(change: dict[str, Any], error: type[Exception], messag
 def test_init_checks_before_it_allocates() -> None:
     """What binding needs is refused before memory is asked for that there cannot be."""
     made = config([(2**62, ["attn"])], (["attn"], FULL))
-    with pytest.raises(ValueError, match=r"^layer_name is 'attn' with integers \[\], but must"):
+    with pytest.raises(ValueError, match=r"^layer_name is 'attn' and has 0 integers between"):
         init_kv_cache([], {"attn": SimpleNamespace()}, made, {"attn": Backend}, None)
-    with pytest.raises(KeyError, match=r"forward_context has no layer '0\.attn'"):
+    with pytest.raises(KeyError, match=r"forward_context lacks layer '0\.attn'"):
         init_kv_cache([], {}, config([(2**62, ["0.attn"])], (["0.attn"], FULL)), {}, None)

@@ -78,64 +78,61 @@ def test_nothing_shared() -> None:
         (
             {"shared_kv_cache_layers": {"c": "a", "d": "y"}},
             KeyError,
-            "shared_kv_cache_layers: 'y', the target of 'd', is in none of kv_cache_groups",
+            "shared_kv_cache_layers['d'] is 'y', which kv_cache_groups lack",
         ),
         (
             {"shared_kv_cache_layers": {"c": "a", "d": "c"}},
             KeyError,
             (
-                "shared_kv_cache_layers: 'c', the target of 'd', shares a cache itself, "
-                "but must have its own"
+                "shared_kv_cache_layers['d'] is 'c', which shares a cache itself, "
+                "expected a layer with a cache of its own"
             ),
         ),
         (
             {"shared_kv_cache_layers": {"c": "a", "a": "c"}},
             KeyError,
             (
-                "shared_kv_cache_layers: 'a', the target of 'c', shares a cache itself, "
-                "but must have its own"
+                "shared_kv_cache_layers['c'] is 'a', which shares a cache itself, "
+                "expected a layer with a cache of its own"
             ),
         ),
         (
             {"shared_kv_cache_layers": {"c": "a", "b": "b"}},
             ValueError,
-            (
-                "shared_kv_cache_layers: 'b', the target of 'b', is that layer itself, "
-                "but must be another"
-            ),
+            ("shared_kv_cache_layers['b'] is 'b', the layer itself, expected another"),
         ),
         (
             {"shared_kv_cache_layers": {"c": "a", "x": "a"}},
             ValueError,
             (
-                "shared_kv_cache_layers: 'a', the target of 'x', is not in kv_cache_groups[1], "
-                "where 'x' stands already"
+                "shared_kv_cache_layers['x'] is 'a', which is not in kv_cache_groups[1], "
+                "the group of 'x'"
             ),
         ),
         (
             {"shared_kv_cache_layers": [("c", "a")]},
             TypeError,
-            "shared_kv_cache_layers is a list, but must be a dict",
+            "shared_kv_cache_layers must be a dict, got list",
         ),
         (
             {"shared_kv_cache_layers": {"c": "a", 3: "a"}},
             TypeError,
-            "a layer of shared_kv_cache_layers is 3 (int), but must be a str",
+            "a layer of shared_kv_cache_layers must be a str, got 3 of int",
         ),
         (
             {"shared_kv_cache_layers": {"c": "a", "d": None}},
             TypeError,
-            "shared_kv_cache_layers['d'] is None (NoneType), but must be a str",
+            "shared_kv_cache_layers['d'] must be a str, got None of NoneType",
         ),
         (
             {"kv_cache_groups": tuple(make_groups(["a"], ["b"]))},
             TypeError,
-            "kv_cache_groups is a tuple, but must be a list",
+            "kv_cache_groups must be a list, got tuple",
         ),
         (
             {"kv_cache_groups": [KVCacheGroupSpec(("a", "b"), KVCacheSpec(16))]},
             TypeError,
-            "kv_cache_groups[0].layer_names is a tuple, but must be a list",
+            "kv_cache_groups[0].layer_names must be a list, got tuple",
         ),
     ],
 )
@@ -161,11 +158,11 @@ def test_refusals(change: dict[str, Any], error: type[Exception], message: str) 
 def test_refusals_of_caches() -> None:
     """A target without a cache, and caches that are no dict, are refused; nothing has changed."""
     groups, caches = make_groups(["a"], ["x", "b"]), {"b": 1}
-    with pytest.raises(KeyError, match="kv_caches has no 'a', the target of 'c'"):
+    with pytest.raises(KeyError, match=r"kv_caches lacks 'a', whose cache layer 'c' shares"):
         initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
     assert [["a"], ["x", "b"]] == names_of(groups)
     assert {"b": 1} == caches
-    with pytest.raises(TypeError, match=r"^kv_caches is a list, but must be a dict$"):
+    with pytest.raises(TypeError, match=r"^kv_caches must be a dict, got list$"):
         initialize_kv_cache_for_kv_sharing(SHARING, groups, [1])
 
 
@@ -173,6 +170,6 @@ def test_refusals_of_caches() -> None:
 def test_refusals_of_sets(runner_only: object) -> None:
     """What is to be added to must be a set; nothing has changed."""
     groups = make_groups(["a"], ["x", "b"])
-    with pytest.raises(TypeError, match=r"^runner_only_attn_layers is a \w+, but must be a set or"):
+    with pytest.raises(TypeError, match=r"^runner_only_attn_layers must be a set or None, got "):
         add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
     assert [["a"], ["x", "b"]] == names_of(groups)

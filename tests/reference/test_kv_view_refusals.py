@@ -67,68 +67,74 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
             lambda: make_view(FULL, make_raw(PAGE + 2), make_backend()),
             ValueError,
             (
-                f"kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, but must have a multiple of its "
-                f"page_size_bytes, {PAGE}"
+                f"kv_cache_raw_tensors['a'] has {PAGE + 2} bytes, expected a multiple of its "
+                f"page_size_bytes {PAGE}"
             ),
             id="no whole pages",
         ),
         pytest.param(
             lambda: make_view(STATES, make_raw(PAGE - 4)),
             ValueError,
-            f"kv_cache_raw_tensors['a'] has {PAGE - 4} bytes, but must have a multiple of its",
+            f"kv_cache_raw_tensors['a'] has {PAGE - 4} bytes, expected a multiple of its",
             id="no whole pages of states",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *s: s)),
             ValueError,
             (
-                f"kv_cache_raw_tensors['a'] has {PAGE} bytes, but must have those of the shape "
-                f"(1, 4, 5, 6) that attn_backends['a'] gives, {PAGE // 2}"
+                "attn_backends['a'].get_kv_cache_shape() is (1, 4, 5, 6) of float16, "
+                f"{PAGE // 2} bytes, but kv_cache_raw_tensors['a'] has {PAGE}"
             ),
             id="a shape of other bytes",
         ),
         pytest.param(
             lambda: make_view(FULL, np.zeros(PAGE, np.uint8), make_backend()),
             TypeError,
-            "kv_cache_raw_tensors['a'] has dtype uint8, but must have int8",
+            "kv_cache_raw_tensors['a'] must be int8, got uint8",
             id="no bytes",
         ),
         pytest.param(
             lambda: make_view(FULL, [0] * PAGE, make_backend()),
             TypeError,
-            "kv_cache_raw_tensors['a'] is a list, but must be a NumPy array",
+            "kv_cache_raw_tensors['a'] must be an array, got list",
             id="no array",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE).reshape(2, -1), make_backend()),
             ValueError,
-            "kv_cache_raw_tensors['a'] has shape (2, 240), but must have 1 dimension(s)",
+            "kv_cache_raw_tensors['a'] must have 1 dimension, got shape (2, 240)",
             id="two dimensions",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(2 * PAGE)[::2], make_backend()),
             ValueError,
-            "kv_cache_raw_tensors['a'] has stride 2, but must be contiguous",
+            "kv_cache_raw_tensors['a'] must be contiguous, got stride 2",
             id="gaps",
         ),
         pytest.param(
             lambda: make_view(FULL, misaligned(PAGE), make_backend()),
             ValueError,
-            "kv_cache_raw_tensors['a'] begins at address 0x",
+            (
+                "kv_cache_raw_tensors['a'] is not aligned for float16, expected an address "
+                "that is a multiple of 2"
+            ),
             id="misaligned",
         ),
         pytest.param(
             lambda: make_view(STATES, misaligned(PAGE)),
             ValueError,
-            "kv_cache_raw_tensors['a'] begins at address 0x",
+            (
+                "kv_cache_raw_tensors['a'] is not aligned for float16, expected an address "
+                "that is a multiple of 2"
+            ),
             id="misaligned states",
         ),
         pytest.param(
             lambda: make_view(MambaSpec(4, ((3,), (2,)), (np.int8, np.int16), 8), make_raw(8)),
             ValueError,
             (
-                "state 1 of layer 'a' is at byte 3 of a page of 8, "
-                "but both must be multiples of its itemsize, 2"
+                "state 1 of layer 'a' is at byte 3 of pages of 8 bytes, expected "
+                "multiples of 2, the itemsize of int16"
             ),
             id="a state at an odd offset",
         ),
@@ -136,8 +142,8 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
             lambda: make_view(MambaSpec(4, ((3,), (2,)), (np.int16, np.int8), 9), make_raw(9)),
             ValueError,
             (
-                "state 0 of layer 'a' is at byte 0 of a page of 9, "
-                "but both must be multiples of its itemsize, 2"
+                "state 0 of layer 'a' is at byte 0 of pages of 9 bytes, expected "
+                "multiples of 2, the itemsize of int16"
             ),
             id="a state in an odd page",
         ),
@@ -145,18 +151,20 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
             pytest.param(
                 lambda order=order: make_view(FULL, make_raw(PAGE), make_backend(*order)),
                 ValueError,
-                (
-                    f"attn_backends['a'].get_kv_cache_stride_order() is {order}, "
-                    "but must be a permutation of [0, 1, 2, 3, 4]"
-                ),
+                (f"attn_backends['a'].get_kv_cache_stride_order(){wrong}"),
                 id=f"order {order}",
             )
-            for order in [(0, 1, 2, 3), (0, 1, 2, 3, 3), (1, 2, 3, 4, 5), (-1, 0, 1, 2, 3)]
+            for order, wrong in [
+                ((0, 1, 2, 3), " is [0, 1, 2, 3], expected a permutation of [0, 1, 2, 3, 4]"),
+                ((0, 1, 2, 3, 3), " is [0, 1, 2, 3, 3], expected a permutation of [0, 1, 2, 3, 4]"),
+                ((1, 2, 3, 4, 5), "[4] is 5, expected 0 to 4"),
+                ((-1, 0, 1, 2, 3), "[0] is -1, expected 0 to 4"),
+            ]
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(0, True, 2, 3, 4)),
             TypeError,
-            "attn_backends['a'].get_kv_cache_stride_order()[1] is True (bool), but must be an int",
+            "attn_backends['a'].get_kv_cache_stride_order()[1] must be an int, got True of bool",
             id="an order that is no int",
         ),
         pytest.param(
@@ -169,55 +177,58 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
                 ),
             ),
             TypeError,
-            "attn_backends['a'].get_kv_cache_stride_order() is a str, but must be a tuple or list",
+            (
+                "attn_backends['a'].get_kv_cache_stride_order() must be a tuple or list, got "
+                "'01234' of str"
+            ),
             id="an order that is a str",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *_: PAGE // 2)),
             TypeError,
-            "attn_backends['a'].get_kv_cache_shape() is a int, but must be a tuple or list",
+            "attn_backends['a'].get_kv_cache_shape() must be a tuple or list, got 240 of int",
             id="a shape that is an int",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *_: (240.0,))),
             TypeError,
-            "attn_backends['a'].get_kv_cache_shape()[0] is 240.0 (float), but must be an int",
+            "attn_backends['a'].get_kv_cache_shape()[0] must be an int, got 240.0 of float",
             id="a shape of floats",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(make_shape=lambda *_: (-1, -240))),
             ValueError,
-            "attn_backends['a'].get_kv_cache_shape()[0] is -1, but must be at least 0",
+            "attn_backends['a'].get_kv_cache_shape()[0] is -1, expected at least 0",
             id="a negative shape",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(), 3),
             ValueError,
-            "kernel_block_sizes has 3 for layer 'a', but must divide its block size 4",
+            "kernel_block_sizes has 3 for layer 'a', expected a divisor of its block_size 4",
             id="a kernel block size that does not divide",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(), 8),
             ValueError,
-            "kernel_block_sizes has 8 for layer 'a', but must divide its block size 4",
+            "kernel_block_sizes has 8 for layer 'a', expected a divisor of its block_size 4",
             id="a kernel block size that is greater",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(), 0),
             ValueError,
-            "kernel_block_sizes[0] is 0, but must be at least 1",
+            "kernel_block_sizes[0] is 0, expected at least 1",
             id="a kernel block size of 0",
         ),
         pytest.param(
             lambda: make_view(FULL, make_raw(PAGE), make_backend(), 2.0),
             TypeError,
-            "kernel_block_sizes[0] is 2.0 (float), but must be an int",
+            "kernel_block_sizes[0] must be an int, got 2.0 of float",
             id="a kernel block size that is no int",
         ),
         pytest.param(
             lambda: make_view(KVCacheSpec(4), make_raw(PAGE), make_backend()),
             NotImplementedError,
-            "layer 'a' has a KVCacheSpec, but must have an AttentionSpec or a MambaSpec",
+            "layer 'a' has a spec of class KVCacheSpec, expected AttentionSpec or MambaSpec",
             id="an unknown kind",
         ),
         pytest.param(
@@ -225,7 +236,7 @@ def misaligned(num_bytes: int) -> Any:  # noqa: ANN401  # an array
                 UniformTypeKVCacheSpecs(4, {"a": KVCacheSpec(4)}), make_raw(PAGE), make_backend()
             ),
             NotImplementedError,
-            "layer 'a' has a KVCacheSpec, but must have an AttentionSpec or a MambaSpec",
+            "layer 'a' has a spec of class KVCacheSpec, expected AttentionSpec or MambaSpec",
             id="an unknown kind in a uniform group",
         ),
     ],
@@ -247,25 +258,33 @@ TWO_GROUPS = config(
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"kernel_block_sizes": [4]}, ValueError, "kernel_block_sizes has 1 entries, but must hav"),
+        ({"kernel_block_sizes": [4]}, ValueError, "kernel_block_sizes has 1 entries, expected 2"),
         (
             {"kernel_block_sizes": [4, 4, 4]},
             ValueError,
-            "kernel_block_sizes has 3 entries, but must have 2",
+            "kernel_block_sizes has 3 entries, expected 2",
         ),
-        ({"kernel_block_sizes": (4, 4)}, TypeError, "kernel_block_sizes is a tuple, but must be"),
-        ({"attn_backends": {"a": make_backend()}}, KeyError, "attn_backends has no layer 'b'"),
-        ({"attn_backends": [make_backend()]}, TypeError, "attn_backends is a list, but must be a"),
+        ({"kernel_block_sizes": (4, 4)}, TypeError, "kernel_block_sizes must be a list, got tuple"),
+        ({"attn_backends": {"a": make_backend()}}, KeyError, "attn_backends lacks layer 'b'"),
+        (
+            {"attn_backends": [make_backend()]},
+            TypeError,
+            ("attn_backends must be a dict, got list"),
+        ),
         (
             {"kv_cache_raw_tensors": {"a": make_raw(PAGE)}},
             KeyError,
-            "kv_cache_raw_tensors has no layer 'b'",
+            "kv_cache_raw_tensors lacks layer 'b'",
         ),
-        ({"kv_cache_raw_tensors": []}, TypeError, "kv_cache_raw_tensors is a list, but must be a"),
+        (
+            {"kv_cache_raw_tensors": []},
+            TypeError,
+            ("kv_cache_raw_tensors must be a dict, got list"),
+        ),
         (
             {"kv_cache_config": config((["a"], FULL), (["b", "a"], FULL))},
             ValueError,
-            "kv_cache_groups[1] names layer 'a', which is named before it, but must be in one",
+            "kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
         ),
     ],
 )

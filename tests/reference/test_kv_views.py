@@ -251,7 +251,7 @@ def test_no_block_dimension(make_shape: Callable[..., Any]) -> None:
     """In a model with Mamba layers one dimension, and only one, must grow by the block."""
     groups = config((["a"], FULL), (["m"], STATES))
     raws = {"a": make_raw(3 * PAGE), "m": make_raw(PAGE)}
-    with pytest.raises(ValueError, match=r"with one block more, but must grow in exactly one"):
+    with pytest.raises(ValueError, match=r"^attn_backends\['a'\]\.get_kv_cache_shape\(\) is \("):
         _reshape_kv_cache(groups, raws, {"a": make_backend(make_shape=make_shape)})
 
 
@@ -319,7 +319,7 @@ def test_a_layer_without_a_spec() -> None:
     uniform = UniformTypeKVCacheSpecs(4, {"a": FULL})
     raw = make_raw(PAGE)
     backends = dict.fromkeys("abc", make_backend())
-    message = "kv_cache_specs has no layer 'c', nor one of its group over its array"
+    message = "^\"kv_cache_specs lacks layer 'c' and every layer of its group with the same raw "
     with pytest.raises(KeyError, match=message):
         _reshape_kv_cache(config((["a", "c"], uniform)), {"a": raw, "c": raw[:]}, backends)
     groups = config((["a"], uniform), (["c"], uniform))
@@ -337,7 +337,7 @@ def test_an_engines_own_specs() -> None:
     states.shapes, states.dtypes = ((3,), (4,)), (np.int32, np.int8)
     assert [(2, 3), (2, 4)] == [view.shape for view in make_view(states, make_raw(32))]
     states.page_size_bytes = 12
-    with pytest.raises(ValueError, match=r"^state 1 of layer 'a' ends at byte 16, but must end"):
+    with pytest.raises(ValueError, match=r"^state 1 of layer 'a' ends at byte 16, past its"):
         make_view(states, make_raw(24))
 
 
@@ -350,7 +350,7 @@ def test_one_page_size_over_one_array() -> None:
     ):
         assert SMALL.page_size_bytes * 5 == PAGE
         with pytest.raises(
-            ValueError, match=r"^page_size_bytes of layer 'b' is 96, but must be 480, as of the lay"
+            ValueError, match=r"^page_size_bytes of layer 'b' is 96, but that of 'a' with the"
         ):
             _reshape_kv_cache(groups, {"a": raw, "b": raw}, backends)
         _reshape_kv_cache(groups, {"a": raw, "b": raw.copy()}, backends)

@@ -99,56 +99,58 @@ def test_layers_are_in_the_order_asked_for() -> None:
 @pytest.mark.parametrize(
     ("layer_names", "cls_", "error", "message"),
     [
-        (None, Impl, TypeError, "layer_names is a NoneType, but must be a list"),
-        (("a",), Impl, TypeError, "layer_names is a tuple, but must be a list"),
-        ([3], Impl, TypeError, "layer_names[0] is 3 (int), but must be a str"),
-        (["a", "z"], Impl, KeyError, "\"layer_names[1] is 'z', but there is no such layer\""),
-        (["a"], (Impl,), TypeError, f"cls_ is {(Impl,)}, but must be a class"),
-        ([], None, TypeError, "cls_ is None, but must be a class"),
+        (None, Impl, TypeError, "layer_names must be a list, got NoneType"),
+        (("a",), Impl, TypeError, "layer_names must be a list, got tuple"),
+        ([3], Impl, TypeError, "layer_names[0] must be a str, got 3 of int"),
+        (
+            ["a", "z"],
+            Impl,
+            KeyError,
+            "\"layer_names[1] is 'z', which static_forward_context lacks\"",
+        ),
+        (["a"], (Impl,), TypeError, "cls_ must be a class, got tuple"),
+        ([], None, TypeError, "cls_ must be a class, got None of NoneType"),
         (
             ["a", "other"],
             Impl,
             TypeError,
-            "layer 'other' has an impl of SimpleNamespace, but must have one of Impl",
+            "impl of layer 'other' must be of class Impl, got SimpleNamespace",
         ),
         (
             ["none"],
             Impl,
             TypeError,
-            "layer 'none' has an impl of NoneType, but must have one of Impl",
+            "impl of layer 'none' must be of class Impl, got NoneType",
         ),
         (
             ["bare"],
             Impl,
             TypeError,
-            "layer 'bare' has an impl of NoneType, but must have one of Impl",
+            "impl of layer 'bare' must be of class Impl, got NoneType",
         ),
         (
             ["number"],
             Impl,
             TypeError,
-            "impl.sliding_window of layer 'number' is a int, but must be a list or tuple",
+            "impl.sliding_window of layer 'number' must be a list or tuple, got 127 of int",
         ),
         (
             ["empty"],
             Impl,
             ValueError,
-            "impl.sliding_window of layer 'empty' has 0 entries, but must have at least 1",
+            "impl.sliding_window of layer 'empty' is empty, expected at least 1 entry",
         ),
         (
             ["odd"],
             Impl,
             TypeError,
-            (
-                "the first entry of impl.sliding_window of layer 'odd' is None (NoneType), "
-                "but must be an int"
-            ),
+            ("impl.sliding_window[0] of layer 'odd' must be an int, got None of NoneType"),
         ),
         (
             ["low"],
             Impl,
             ValueError,
-            "the first entry of impl.sliding_window of layer 'low' is -2, but must be at least -1",
+            "impl.sliding_window[0] of layer 'low' is -2, expected at least -1",
         ),
         (["no scale"], Impl, AttributeError, "'Impl' object has no attribute 'scale'"),
     ],
@@ -233,9 +235,13 @@ def test_parameters_of_an_engine() -> None:
 @pytest.mark.parametrize(
     ("layers", "error", "message"),
     [
-        ({}, ValueError, "per_layer_params has 0 entries, but must have at least 1"),
-        ([NEAR], TypeError, "per_layer_params is a list, but must be a dict"),
-        (None, TypeError, "per_layer_params is a NoneType, but must be a dict"),
+        ({}, ValueError, "per_layer_params is empty, expected at least 1 layer"),
+        (
+            [NEAR],
+            TypeError,
+            ("per_layer_params must be a dict, got list"),
+        ),
+        (None, TypeError, "per_layer_params must be a dict, got None of NoneType"),
     ],
 )
 def test_refusals_of_global_parameters(

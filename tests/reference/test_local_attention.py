@@ -184,12 +184,12 @@ def test_lengths_near_32_bits(make_batch: BatchMaker) -> None:
 @pytest.mark.parametrize(
     ("chunk", "block_size", "error", "message"),
     [
-        (4, 0, ValueError, "block_size is 0, but must be at least 1"),
-        (4, 3, ValueError, "block_size is 3, but must divide attn_chunk_size 4"),
-        (4, 8, ValueError, "block_size is 8, but must divide attn_chunk_size 4"),
-        (0, 2, ValueError, "attn_chunk_size is 0, but must be at least 1"),
-        (4.0, 2, TypeError, "attn_chunk_size is 4.0 (float), but must be an int"),
-        (4, None, TypeError, "block_size is None (NoneType), but must be an int"),
+        (4, 0, ValueError, "block_size is 0, expected 1 to 2147483647"),
+        (4, 3, ValueError, "block_size is 3, expected a divisor of attn_chunk_size 4"),
+        (4, 8, ValueError, "block_size is 8, expected a divisor of attn_chunk_size 4"),
+        (0, 2, ValueError, "attn_chunk_size is 0, expected 1 to 2147483647"),
+        (4.0, 2, TypeError, "attn_chunk_size must be an int, got 4.0 of float"),
+        (4, None, TypeError, "block_size must be an int, got None of NoneType"),
         (
             4,
             1,
@@ -209,7 +209,7 @@ def test_refusals(
 
 def test_the_block_size_must_be_given(make_batch: BatchMaker) -> None:
     """The default is no block size at all."""
-    with pytest.raises(ValueError, match=r"^block_size is 0, but must be at least 1$"):
+    with pytest.raises(ValueError, match=r"^block_size is 0, expected 1 to 2147483647$"):
         make_local_attention_virtual_batches(4, make_batch([2], [5]))
 
 

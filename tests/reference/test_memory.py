@@ -68,26 +68,107 @@ def test_all_that_is_free_is_enough() -> None:
             0.9,
             ValueError,
             (
-                "init_snapshot.free_memory of device cuda:3 is 60.00 GiB of 80.00 GiB, less than "
-                "the desired 72.00 GiB (gpu_memory_utilization 0.9); lower gpu_memory_utilization "
-                "or free memory"
+                "init_snapshot.free_memory on device cuda:3 is 60.00 GiB of 80.00 GiB, "
+                "less than the desired 72.00 GiB (cache_config.gpu_memory_utilization "
+                "0.9): lower gpu_memory_utilization or free memory"
             ),
         ),
-        (1, 1, 0, ValueError, "gpu_memory_utilization is 0, but must be in (0, 1]"),
-        (1, 1, -0.0, ValueError, "gpu_memory_utilization is -0.0, but must be in (0, 1]"),
-        (1, 1, 1.01, ValueError, "gpu_memory_utilization is 1.01, but must be in (0, 1]"),
-        (1, 1, 10**400, ValueError, "gpu_memory_utilization is 1000"),
-        (1, 1, math.nan, ValueError, "gpu_memory_utilization is nan, but must be in (0, 1]"),
-        (1, 1, math.inf, ValueError, "gpu_memory_utilization is inf, but must be in (0, 1]"),
-        (1, 1, True, TypeError, "gpu_memory_utilization is True (bool), but must be a float"),
-        (1, 1, "0.9", TypeError, "gpu_memory_utilization is '0.9' (str), but must be a float"),
-        (1, 1, None, TypeError, "gpu_memory_utilization is None (NoneType), but must be a float"),
-        (-1, 1, 0.5, ValueError, "init_snapshot.free_memory is -1, but must be at least 0"),
-        (1, -1, 0.5, ValueError, "init_snapshot.total_memory is -1, but must be at least 0"),
-        (2**63, 1, 0.5, ValueError, "init_snapshot.free_memory is 9223372036854775808, but must"),
-        (1, 2**63, 0.5, ValueError, "init_snapshot.total_memory is 9223372036854775808, but must"),
-        (1.0, 1, 0.5, TypeError, "init_snapshot.free_memory is 1.0 (float), but must be an int"),
-        (1, True, 0.5, TypeError, "init_snapshot.total_memory is True (bool), but must be an int"),
+        (
+            1,
+            1,
+            0,
+            ValueError,
+            ("cache_config.gpu_memory_utilization is 0, expected more than 0 and at most 1"),
+        ),
+        (
+            1,
+            1,
+            -0.0,
+            ValueError,
+            ("cache_config.gpu_memory_utilization is -0.0, expected more than 0 and at most 1"),
+        ),
+        (
+            1,
+            1,
+            1.01,
+            ValueError,
+            ("cache_config.gpu_memory_utilization is 1.01, expected more than 0 and at most 1"),
+        ),
+        (
+            1,
+            1,
+            10**400,
+            ValueError,
+            f"cache_config.gpu_memory_utilization is {10**400}, expected more than 0 and at most 1",
+        ),
+        (
+            1,
+            1,
+            math.nan,
+            ValueError,
+            ("cache_config.gpu_memory_utilization is nan, expected more than 0 and at most 1"),
+        ),
+        (
+            1,
+            1,
+            math.inf,
+            ValueError,
+            ("cache_config.gpu_memory_utilization is inf, expected more than 0 and at most 1"),
+        ),
+        (
+            1,
+            1,
+            True,
+            TypeError,
+            ("cache_config.gpu_memory_utilization must be an int or float, got True of bool"),
+        ),
+        (
+            1,
+            1,
+            "0.9",
+            TypeError,
+            ("cache_config.gpu_memory_utilization must be an int or float, got '0.9' of str"),
+        ),
+        (
+            1,
+            1,
+            None,
+            TypeError,
+            ("cache_config.gpu_memory_utilization must be an int or float, got None of NoneType"),
+        ),
+        (
+            -1,
+            1,
+            0.5,
+            ValueError,
+            ("init_snapshot.free_memory is -1, expected 0 to 9223372036854775807"),
+        ),
+        (
+            1,
+            -1,
+            0.5,
+            ValueError,
+            ("init_snapshot.total_memory is -1, expected 0 to 9223372036854775807"),
+        ),
+        (
+            2**63,
+            1,
+            0.5,
+            ValueError,
+            ("init_snapshot.free_memory is 9223372036854775808, expected 0 to 9223372036854775807"),
+        ),
+        (
+            1,
+            2**63,
+            0.5,
+            ValueError,
+            (
+                "init_snapshot.total_memory is 9223372036854775808, "
+                "expected 0 to 9223372036854775807"
+            ),
+        ),
+        (1.0, 1, 0.5, TypeError, "init_snapshot.free_memory must be an int, got 1.0 of float"),
+        (1, True, 0.5, TypeError, "init_snapshot.total_memory must be an int, got True of bool"),
     ],
 )
 def test_refusals(

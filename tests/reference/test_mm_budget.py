@@ -68,57 +68,64 @@ def test_items_that_must_be_within_one_step() -> None:
     """Without chunked items the largest must fit into a step; it may fill it."""
     config = make_scheduler_config(disable_chunked_mm_input=True)
     assert (100, 100) == compute_mm_encoder_budget(config, {"image": 100})
-    with pytest.raises(ValueError, match=r"^max_num_batched_tokens is 100, less than") as caught:
+    with pytest.raises(
+        ValueError, match=r"^scheduler_config\.max_num_batched_tokens is 100, les"
+    ) as caught:
         compute_mm_encoder_budget(config, {"image": 101, "audio": 5})
-    assert str(caught.value).endswith("raise max_num_batched_tokens to at least 101")
+    assert str(caught.value).endswith("an item must fit into one step")
 
 
 @pytest.mark.parametrize(
     ("changes", "sizes", "error", "message"),
     [
-        ({}, None, TypeError, "max_tokens_by_modality is a NoneType, but must be a dict"),
-        ({}, [("image", 3)], TypeError, "max_tokens_by_modality is a list, but must be a dict"),
+        ({}, None, TypeError, "max_tokens_by_modality must be a dict, got None of NoneType"),
+        (
+            {},
+            [("image", 3)],
+            TypeError,
+            ("max_tokens_by_modality must be a dict, got list"),
+        ),
         (
             {},
             {3: 3},
             TypeError,
-            "a modality of max_tokens_by_modality is 3 (int), but must be a str",
+            "a key of max_tokens_by_modality must be a str, got 3 of int",
         ),
         (
             {},
             {"image": 3.0},
             TypeError,
-            "max_tokens_by_modality['image'] is 3.0 (float), but must be an int",
+            "max_tokens_by_modality['image'] must be an int, got 3.0 of float",
         ),
         (
             {},
             {"image": 3, "audio": -1},
             ValueError,
-            "max_tokens_by_modality['audio'] is -1, but must be at least 0",
+            "max_tokens_by_modality['audio'] is -1, expected at least 0",
         ),
         (
             {"max_num_encoder_input_tokens": -1},
             {"image": 3},
             ValueError,
-            "max_num_encoder_input_tokens is -1, but must be at least 0",
+            "scheduler_config.max_num_encoder_input_tokens is -1, expected at least 0",
         ),
         (
             {"encoder_cache_size": None},
             {"image": 3},
             TypeError,
-            "encoder_cache_size is None (NoneType), but must be an int",
+            "scheduler_config.encoder_cache_size must be an int, got None of NoneType",
         ),
         (
             {"disable_chunked_mm_input": 0},
             {"image": 3},
             TypeError,
-            "disable_chunked_mm_input is 0 (int), but must be a bool",
+            "scheduler_config.disable_chunked_mm_input must be a bool, got 0 of int",
         ),
         (
             {"disable_chunked_mm_input": True, "max_num_batched_tokens": 0},
             {"image": 0},
             ValueError,
-            "max_num_batched_tokens is 0, but must be at least 1",
+            "scheduler_config.max_num_batched_tokens is 0, expected at least 1",
         ),
     ],
 )
@@ -290,17 +297,19 @@ def test_a_modality_that_is_not_there() -> None:
     budget = make_budget({"image": 3, "audio": 2}, {})
     with pytest.raises(KeyError) as caught:
         budget.get_max_items("video", -1)
-    assert ("modality is 'video', but mm_limits has image, audio",) == caught.value.args
-    with pytest.raises(KeyError, match="'video', but mm_limits has none"):
+    assert (
+        "modality is 'video', expected one of mm_limits: ['audio', 'image']",
+    ) == caught.value.args
+    with pytest.raises(KeyError, match=r"'video', expected one of mm_limits: \[\]"):
         make_budget({}, {"video": 3})
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((3, 3), TypeError, "modality is 3 (int), but must be a str"),
-        (("image", -1), ValueError, "max_tokens_per_item is -1, but must be at least 0"),
-        (("image", 1.0), TypeError, "max_tokens_per_item is 1.0 (float), but must be an int"),
+        ((3, 3), TypeError, "modality must be a str, got 3 of int"),
+        (("image", -1), ValueError, "max_tokens_per_item is -1, expected at least 0"),
+        (("image", 1.0), TypeError, "max_tokens_per_item must be an int, got 1.0 of float"),
     ],
 )
 def test_refusals_of_max_items(
@@ -315,33 +324,61 @@ def test_refusals_of_max_items(
 @pytest.mark.parametrize(
     ("limits", "sizes", "changes", "error", "message"),
     [
-        ([], {}, {}, TypeError, "mm_limits is a list, but must be a dict"),
-        ({"image": None}, {}, {}, TypeError, "mm_limits['image'] is None (NoneType), but must be"),
-        ({"image": -1}, {}, {}, ValueError, "mm_limits['image'] is -1, but must be at least 0"),
-        ({}, None, {}, TypeError, "max_tokens_by_modality is a NoneType, but must be a dict"),
-        ({}, {}, {"max_model_len": 0}, ValueError, "max_model_len is 0, but must be at least 1"),
-        ({}, {}, {"max_num_seqs": 0}, ValueError, "max_num_seqs is 0, but must be at least 1"),
-        ({}, {}, {"max_num_seqs": "3"}, TypeError, "max_num_seqs is '3' (str), but must be an int"),
+        ([], {}, {}, TypeError, "mm_limits must be a dict, got list"),
+        (
+            {"image": None},
+            {},
+            {},
+            TypeError,
+            ("mm_limits['image'] must be an int, got None of NoneType"),
+        ),
+        ({"image": -1}, {}, {}, ValueError, "mm_limits['image'] is -1, expected at least 0"),
+        ({}, None, {}, TypeError, "max_tokens_by_modality must be a dict, got None of NoneType"),
+        (
+            {},
+            {},
+            {"max_model_len": 0},
+            ValueError,
+            ("model_config.max_model_len is 0, expected at least 1"),
+        ),
+        (
+            {},
+            {},
+            {"max_num_seqs": 0},
+            ValueError,
+            ("scheduler_config.max_num_seqs is 0, expected at least 1"),
+        ),
+        (
+            {},
+            {},
+            {"max_num_seqs": "3"},
+            TypeError,
+            ("scheduler_config.max_num_seqs must be an int, got '3' of str"),
+        ),
         (
             {},
             {},
             {"max_num_batched_tokens": 0},
             ValueError,
-            "max_num_batched_tokens is 0, but must be at least 1",
+            "scheduler_config.max_num_batched_tokens is 0, expected at least 1",
         ),
         (
             {},
             {},
             {"enable_chunked_prefill": None},
             TypeError,
-            "enable_chunked_prefill is None (NoneType), but must be a bool",
+            "scheduler_config.enable_chunked_prefill must be a bool, got None of NoneType",
         ),
         (
             {"image": 1},
             {"image": 101},
             {"disable_chunked_mm_input": True},
             ValueError,
-            "max_num_batched_tokens is 100, less than the 101 tokens",
+            (
+                "scheduler_config.max_num_batched_tokens is 100, less than "
+                "max_tokens_by_modality['image'], 101: with disable_chunked_mm_input an item "
+                "must fit into one step"
+            ),
         ),
     ],
 )

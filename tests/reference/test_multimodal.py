@@ -146,14 +146,14 @@ def test_without_a_mask(anything: Any) -> None:  # noqa: ANN401  # of any type
 ROWS = np.zeros((2, 3), np.float32)
 
 BAD_MASKS = [
-    ([True, True], "is_embed is a list, but must be a NumPy array"),
-    (np.ones(2, np.uint8), "is_embed has dtype uint8 and shape (2,), but must be a vector of bool"),
-    (np.array([0, 1]), "is_embed has dtype int64 and shape (2,), but must be a vector of bool"),
+    ([True, True], "is_embed must be an array, got list"),
+    (np.ones(2, np.uint8), "is_embed must be a vector of bool, got uint8 of shape (2,)"),
+    (np.array([0, 1]), "is_embed must be a vector of bool, got int64 of shape (2,)"),
     (
         np.ones((2, 1), np.bool_),
-        "is_embed has dtype bool and shape (2, 1), but must be a vector of bool",
+        "is_embed must be a vector of bool, got bool of shape (2, 1)",
     ),
-    (np.zeros((), np.bool_), "is_embed has dtype bool and shape (), but must be a vector of bool"),
+    (np.zeros((), np.bool_), "is_embed must be a vector of bool, got bool of shape ()"),
 ]
 
 
@@ -172,20 +172,20 @@ WANTED = "float16 or bfloat16 or float32 or float64 or float8_e4m3fn or float8_e
 @pytest.mark.parametrize(
     ("embeds", "mask", "error", "message"),
     [
-        (ROWS.tolist(), "xx", TypeError, "embeds is a list, but must be a NumPy array"),
-        (ROWS[0], "xxx", ValueError, "embeds has shape (3,), but must have 2 dimensions"),
-        (ROWS[None], "x", ValueError, "embeds has shape (1, 2, 3), but must have 2 dimensions"),
-        (ROWS, "x..", ValueError, "is_embed has 1 True entries, but embeds has 2 rows"),
-        (ROWS, "xxx", ValueError, "is_embed has 3 True entries, but embeds has 2 rows"),
-        (ROWS[:1], "xx", ValueError, "is_embed has 2 True entries, but embeds has 1 rows"),
-        (ROWS[:0], "x", ValueError, "is_embed has 1 True entries, but embeds has 0 rows"),
-        (ROWS, "", ValueError, "is_embed has 0 True entries, but embeds has 2 rows"),
+        (ROWS.tolist(), "xx", TypeError, "embeds must be an array, got list"),
+        (ROWS[0], "xxx", ValueError, "embeds must have 2 dimensions, got shape (3,)"),
+        (ROWS[None], "x", ValueError, "embeds must have 2 dimensions, got shape (1, 2, 3)"),
+        (ROWS, "x..", ValueError, "embeds has 2 rows, but is_embed has 1 True entries"),
+        (ROWS, "xxx", ValueError, "embeds has 2 rows, but is_embed has 3 True entries"),
+        (ROWS[:1], "xx", ValueError, "embeds has 1 rows, but is_embed has 2 True entries"),
+        (ROWS[:0], "x", ValueError, "embeds has 0 rows, but is_embed has 1 True entries"),
+        (ROWS, "", ValueError, "embeds has 2 rows, but is_embed has 0 entries"),
         *(
             (
                 ROWS.astype(dtype),
                 "xx",
                 TypeError,
-                f"embeds has dtype {dtype}, but must have {WANTED}",
+                f"embeds must be of a dtype that has NaN, got {dtype}",
             )
             for dtype in ("int32", "bool", "complex64", ">f4", "float8_e3m4", "float8_e5m2fnuz")
         ),
@@ -206,8 +206,8 @@ def test_refusals_of_scatter(
 @pytest.mark.parametrize(
     ("placeholders", "mask", "error", "message"),
     [
-        (ROWS.tolist(), "xx", TypeError, "placeholders is a list, but must be a NumPy array"),
-        (ROWS[0], "xxx", ValueError, "placeholders has shape (3,), but must have 2 dimensions"),
+        (ROWS.tolist(), "xx", TypeError, "placeholders must be an array, got list"),
+        (ROWS[0], "xxx", ValueError, "placeholders must have 2 dimensions, got shape (3,)"),
         (ROWS, "x", ValueError, "is_embed has 1 entries, but placeholders has 2 rows"),
         (ROWS, "xx.", ValueError, "is_embed has 3 entries, but placeholders has 2 rows"),
         (ROWS[:1], "xx", ValueError, "is_embed has 2 entries, but placeholders has 1 rows"),
@@ -244,52 +244,52 @@ def test_encoder_outputs_that_are_fine(
     assert None is sanity_check_mm_encoder_outputs(mm_embeddings, expected_num_items)
 
 
-CAUSE = "; most likely the model's embedding method (`embed_multimodal`) is wrong"
+CAUSE = "; the likely cause is the model's embedding method"
 
 
 @pytest.mark.parametrize(
     ("mm_embeddings", "expected_num_items", "error", "message"),
     [
-        ([ROWS], 2, ValueError, f"mm_embeddings has 1 items, but must have 2{CAUSE}"),
-        (np.zeros((2, 2, 3)), 1, ValueError, f"mm_embeddings has 2 items, but must have 1{CAUSE}"),
+        ([ROWS], 2, ValueError, f"mm_embeddings has 1 items, expected 2{CAUSE}"),
+        (np.zeros((2, 2, 3)), 1, ValueError, f"mm_embeddings has 2 items, expected 1{CAUSE}"),
         (
             ROWS,
             2,
             ValueError,
-            "mm_embeddings has shape (2, 3), but must have 3 dimensions, items of 2 each" + CAUSE,
+            "mm_embeddings has shape (2, 3), expected 3 dimensions, 2 for each item" + CAUSE,
         ),
         (
             np.zeros(()),
             0,
             ValueError,
-            "mm_embeddings has shape (), but must have 3 dimensions, items of 2 each" + CAUSE,
+            "mm_embeddings has shape (), expected 3 dimensions, 2 for each item" + CAUSE,
         ),
         (
             [ROWS, ROWS[None]],
             2,
             ValueError,
-            f"mm_embeddings[1] has shape (1, 2, 3), but must have 2 dimensions{CAUSE}",
+            f"mm_embeddings[1] has shape (1, 2, 3), expected 2 dimensions{CAUSE}",
         ),
         (
             [ROWS[0]],
             1,
             ValueError,
-            f"mm_embeddings[0] has shape (3,), but must have 2 dimensions{CAUSE}",
+            f"mm_embeddings[0] has shape (3,), expected 2 dimensions{CAUSE}",
         ),
         (
             [ROWS, None],
             2,
             TypeError,
-            f"mm_embeddings[1] is a NoneType, but must be a NumPy array{CAUSE}",
+            "mm_embeddings[1] must be an array, got NoneType",
         ),
         (
             {"image": ROWS},
             1,
             TypeError,
-            "mm_embeddings is a dict, but must be a list or tuple of NumPy arrays, or one" + CAUSE,
+            "mm_embeddings must be an array, or a list or tuple of arrays, got dict",
         ),
-        ([ROWS], -1, ValueError, "expected_num_items is -1, but must be at least 0"),
-        ([ROWS], 1.0, TypeError, "expected_num_items is 1.0 (float), but must be an int"),
+        ([ROWS], -1, ValueError, "expected_num_items is -1, expected at least 0"),
+        ([ROWS], 1.0, TypeError, "expected_num_items must be an int, got 1.0 of float"),
     ],
 )
 def test_encoder_outputs_that_are_not(

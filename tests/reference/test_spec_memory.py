@@ -162,46 +162,52 @@ def test_attributes_that_are_read(spec: KVCacheSpec) -> None:
             FullAttentionSpec(*FIELDS),
             {"max_model_len": 0},
             ValueError,
-            "vllm_config.model_config.max_model_len is 0, but must be at least 1",
+            "vllm_config.model_config.max_model_len is 0, expected at least 1",
         ),
         (
             FullAttentionSpec(*FIELDS),
             {"dcp": True},
             TypeError,
-            "vllm_config.parallel_config.decode_context_parallel_size is True (bool), but must be",
+            (
+                "vllm_config.parallel_config.decode_context_parallel_size must be an int, "
+                "got True of bool"
+            ),
         ),
         (
             FullAttentionSpec(*FIELDS),
             {"pcp": 0},
             ValueError,
-            "vllm_config.parallel_config.prefill_context_parallel_size is 0, but must be at least",
+            "vllm_config.parallel_config.prefill_context_parallel_size is 0, expected at least 1",
         ),
         (
             SlidingWindowSpec(*FIELDS, 8),
             {"dcp": 2},
             ValueError,
             (
-                "vllm_config.parallel_config.decode_context_parallel_size is 2, "
-                "but must be 1 with a SlidingWindowSpec"
+                "vllm_config.parallel_config.decode_context_parallel_size is 2, expected "
+                "1: a sliding window is not spread over ranks"
             ),
         ),
         (
             SlidingWindowSpec(*FIELDS, 8),
             {"step": None},
             TypeError,
-            "vllm_config.scheduler_config.max_num_batched_tokens is None (NoneType), but must be",
+            (
+                "vllm_config.scheduler_config.max_num_batched_tokens must be an int, got "
+                "None of NoneType"
+            ),
         ),
         (
             ChunkedLocalAttentionSpec(*FIELDS, 8),
             {"step": 0},
             ValueError,
-            "vllm_config.scheduler_config.max_num_batched_tokens is 0, but must be at least 1",
+            "vllm_config.scheduler_config.max_num_batched_tokens is 0, expected at least 1",
         ),
         (
             CrossAttentionSpec(*FIELDS),
             {"encoder_tokens": -1},
             ValueError,
-            "vllm_config.scheduler_config.max_num_encoder_input_tokens is -1, but must be at least",
+            "vllm_config.scheduler_config.max_num_encoder_input_tokens is -1, expected at least 0",
         ),
         *(
             (
@@ -210,7 +216,7 @@ def test_attributes_that_are_read(spec: KVCacheSpec) -> None:
                 ValueError,
                 (
                     f"vllm_config.cache_config.mamba_cache_mode is {mode!r}, "
-                    "but must be 'none', 'align' or 'all'"
+                    "expected 'none', 'align' or 'all'"
                 ),
             )
             for mode in ("", "ALL", None, True, ["all"], np.zeros(2))
@@ -219,7 +225,7 @@ def test_attributes_that_are_read(spec: KVCacheSpec) -> None:
             MAMBA,
             {"mode": "all", "max_model_len": 0.5},
             TypeError,
-            "vllm_config.model_config.max_model_len is 0.5 (float), but must be an int",
+            "vllm_config.model_config.max_model_len must be an int, got 0.5 of float",
         ),
     ],
 )

@@ -66,18 +66,26 @@ def test_merge_makes_its_own_class() -> None:
 @pytest.mark.parametrize(
     ("cls", "specs", "message"),
     [
-        (KVCacheSpec, [], "specs has 0 entries, but must have at least 1"),
+        (KVCacheSpec, [], "specs is empty, expected at least 1 spec"),
         (KVCacheSpec, [FULL, NEAR], "specs[1] is FullAttentionSpec("),
         (KVCacheSpec, [FULL, CrossAttentionSpec(*FIELDS)], "specs[1] is CrossAttentionSpec("),
-        (FullAttentionSpec, [], "specs has 0 entries, but must have at least 1"),
-        (MLAAttentionSpec, [], "specs has 0 entries, but must have at least 1"),
-        (FullAttentionSpec, [FULL, MLA], "specs[1] is a MLAAttentionSpec, but must be a Full"),
+        (FullAttentionSpec, [], "specs is empty, expected at least 1 spec"),
+        (MLAAttentionSpec, [], "specs is empty, expected at least 1 spec"),
+        (
+            FullAttentionSpec,
+            [FULL, MLA],
+            ("specs[1] is of class MLAAttentionSpec, expected FullAttentionSpec without MLA"),
+        ),
         (
             FullAttentionSpec,
             [AttentionSpec(*FIELDS)],
-            "specs[0] is a AttentionSpec, but must be a FullAttentionSpec, and no MLAAttentionSpec",
+            "specs[0] is of class AttentionSpec, expected FullAttentionSpec without MLA",
         ),
-        (MLAAttentionSpec, [MLA, FULL], "specs[1] is a FullAttentionSpec, but must be an MLA"),
+        (
+            MLAAttentionSpec,
+            [MLA, FULL],
+            ("specs[1] is of class FullAttentionSpec, expected MLAAttentionSpec"),
+        ),
         *(
             (
                 FullAttentionSpec,
@@ -94,32 +102,44 @@ def test_merge_makes_its_own_class() -> None:
         (
             FullAttentionSpec,
             [NEAR, FULL, dataclasses.replace(FULL, sliding_window=9)],
-            "sliding_window is one of [8, 9] in specs, but must be the same",
+            (
+                "specs have sliding_window [8, 9] and attention_chunk_size [], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             FullAttentionSpec,
             [CHUNKED, dataclasses.replace(FULL, attention_chunk_size=9)],
-            "attention_chunk_size is one of [8, 9] in specs, but must be the same",
+            (
+                "specs have sliding_window [] and attention_chunk_size [8, 9], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             FullAttentionSpec,
             [NEAR, CHUNKED],
-            "specs have sliding_window 8 and attention_chunk_size 8, but must not have both",
+            (
+                "specs have sliding_window [8] and attention_chunk_size [8], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             FullAttentionSpec,
             [dataclasses.replace(NEAR, attention_chunk_size=9)],
-            "specs have sliding_window 8 and attention_chunk_size 9, but must not have both",
+            (
+                "specs have sliding_window [8] and attention_chunk_size [9], expected at "
+                "most 1 number in all"
+            ),
         ),
         (
             MLAAttentionSpec,
             [MLA, MLAAttentionSpec(*FIELDS)],
-            "specs[1].cache_dtype_str is None, but must be fp8 as in specs[0]",
+            "specs[1].cache_dtype_str is None, unlike 'fp8' of specs[0]",
         ),
         (
             MLAAttentionSpec,
             [MLA, dataclasses.replace(MLA, head_size=6)],
-            "specs[1].head_size is 6, but must be 5 as in specs[0]",
+            "specs[1].head_size is 6, unlike 5 of specs[0]",
         ),
     ],
 )
@@ -132,9 +152,9 @@ def test_refusals_of_merge(cls: type[KVCacheSpec], specs: list[Any], message: st
 @pytest.mark.parametrize("cls", [KVCacheSpec, FullAttentionSpec, MLAAttentionSpec])
 def test_types_of_merge(cls: type[KVCacheSpec]) -> None:
     """What is no list, and an entry that is no spec, is refused."""
-    with pytest.raises(TypeError, match=r"^specs is a tuple, but must be a list$"):
+    with pytest.raises(TypeError, match=r"^specs must be a list, got tuple$"):
         cls.merge((MLA,))
-    with pytest.raises(TypeError, match=r"^specs\[1\] is a str, but must be a KVCacheSpec$"):
+    with pytest.raises(TypeError, match=r"^specs\[1\] must be a KVCacheSpec, got '.*' of str$"):
         cls.merge([MLA, "spec"])
 
 
@@ -183,18 +203,20 @@ def test_uniform_type(specs: list[KVCacheSpec], expected: bool) -> None:
 def test_kinds_that_are_never_uniform(first: KVCacheSpec) -> None:
     """A first spec of another kind is not implemented."""
     for ask in (UniformTypeKVCacheSpecs.is_uniform_type, UniformTypeKVCacheSpecs.from_specs):
-        with pytest.raises(NotImplementedError, match=rf"^'x' has a {type(first).__name__}, but"):
+        with pytest.raises(
+            NotImplementedError, match=rf"^specs\['x'\] is of class {type(first).__name__}, "
+        ):
             ask({"x": first, "y": FULL})
 
 
 def test_refusals_of_uniform_type() -> None:
     """No specs, no dict, and what is no name or no spec is refused."""
     for ask in (UniformTypeKVCacheSpecs.is_uniform_type, UniformTypeKVCacheSpecs.from_specs):
-        with pytest.raises(ValueError, match=r"^specs has 0 entries, but must have at least 1$"):
+        with pytest.raises(ValueError, match=r"^specs is empty, expected at least 1 spec$"):
             ask({})
-        with pytest.raises(TypeError, match=r"^specs is a list, but must be a dict$"):
+        with pytest.raises(TypeError, match=r"^specs must be a dict, got list$"):
             ask([FULL])
-        with pytest.raises(TypeError, match=r"^a layer name of specs is 0 \(int\), but must be"):
+        with pytest.raises(TypeError, match=r"^a key of specs must be a str, got 0 of int$"):
             ask({0: FULL})
-        with pytest.raises(TypeError, match=r"^specs\['a'\] is a NoneType, but must be a KV"):
+        with pytest.raises(TypeError, match=r"^specs\['a'\] must be a KVCacheSpec, got None"):
             ask({"a": None})

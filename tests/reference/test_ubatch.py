@@ -78,45 +78,50 @@ def test_create_past_32_bits() -> None:
 @pytest.mark.parametrize(
     ("counts", "split_points", "error", "message"),
     [
-        (np.array([], np.int32), [], ValueError, "num_scheduled_tokens has 0 tokens, but must"),
-        (np.array([0, 0]), [], ValueError, "num_scheduled_tokens has 0 tokens, but must"),
+        (
+            np.array([], np.int32),
+            [],
+            ValueError,
+            ("num_scheduled_tokens sums to 0, expected at least 1"),
+        ),
+        (np.array([0, 0]), [], ValueError, "num_scheduled_tokens sums to 0, expected at least 1"),
         (
             np.array([3, -1]),
             [],
             ValueError,
-            "num_scheduled_tokens[1] is -1, but must be at least 0",
+            "num_scheduled_tokens[1] is -1, expected at least 0",
         ),
         (
             np.array([3], np.int16),
             [],
             TypeError,
-            "num_scheduled_tokens has dtype int16, but must have int32 or int64",
+            "num_scheduled_tokens must be int32 or int64, got int16",
         ),
-        ([3], [], TypeError, "num_scheduled_tokens is a list, but must be a NumPy array"),
+        ([3], [], TypeError, "num_scheduled_tokens must be an array, got list"),
         (
             np.ma.MaskedArray([3], mask=False),
             [],
             TypeError,
-            "num_scheduled_tokens is a MaskedArray, but must be a NumPy array",
+            "num_scheduled_tokens must be a NumPy array, got MaskedArray",
         ),
-        (np.array([3]), 0, ValueError, "split_points is 0, but must be at least 1"),
-        (np.array([3]), 3, ValueError, "split_points is 3, but must be at most 2"),
-        (np.array([3]), [0, 1], ValueError, "split_points[0] is 0, but must be at least 1"),
-        (np.array([3]), [1, 3], ValueError, "split_points[1] is 3, but must be at most 2"),
+        (np.array([3]), 0, ValueError, "split_points is 0, expected 1 to 2"),
+        (np.array([3]), 3, ValueError, "split_points is 3, expected 1 to 2"),
+        (np.array([3]), [0, 1], ValueError, "split_points[0] is 0, expected 1 to 2"),
+        (np.array([3]), [1, 3], ValueError, "split_points[1] is 3, expected 1 to 2"),
         (
             np.array([3]),
             [2, 2],
             ValueError,
-            "split_points[1] is 2, but must be greater than 2 before it",
+            "split_points[1] is 2, expected more than 2 before it",
         ),
         (
             np.array([3]),
             [2, 1],
             ValueError,
-            "split_points[1] is 1, but must be greater than 2 before it",
+            "split_points[1] is 1, expected more than 2 before it",
         ),
-        (np.array([3]), (1,), TypeError, "split_points is (1,) (tuple), but must be an int"),
-        (np.array([3]), [True], TypeError, "split_points[0] is True (bool), but must be an int"),
+        (np.array([3]), (1,), TypeError, "split_points must be an int or a list, got tuple"),
+        (np.array([3]), [True], TypeError, "split_points[0] must be an int, got True of bool"),
     ],
 )
 def test_refusals_of_create(
@@ -144,13 +149,13 @@ def test_slice_starts(start: int, stop: int, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("request_slice", "error", "message"),
     [
-        (slice(0, 4), ValueError, "request_slice is 0:4, but must lie within 0:3"),
-        (slice(-1, 3), ValueError, "request_slice is -1:3, but must lie within 0:3"),
-        (slice(2, 1), ValueError, "request_slice is 2:1, but must lie within 0:3"),
-        (slice(None, 3), TypeError, "request_slice.start is None (NoneType), but must be an int"),
-        (slice(0, 3, 2), ValueError, "request_slice.step is 2, but must be None or 1"),
-        (slice(0, 3, 1.0), TypeError, "request_slice.step is 1.0 (float), but must be an int"),
-        ((0, 3), TypeError, "request_slice is a tuple, but must be a slice"),
+        (slice(0, 4), ValueError, "request_slice.stop is 4, expected 0 to 3"),
+        (slice(-1, 3), ValueError, "request_slice.start is -1, expected 0 to 3"),
+        (slice(2, 1), ValueError, "request_slice.start is 2, expected 0 to 1"),
+        (slice(None, 3), TypeError, "request_slice.start must be an int, got None of NoneType"),
+        (slice(0, 3, 2), ValueError, "request_slice.step is 2, expected None or 1"),
+        (slice(0, 3, 1.0), TypeError, "request_slice.step must be an int, got 1.0 of float"),
+        ((0, 3), TypeError, "request_slice must be a slice, got tuple"),
     ],
 )
 def test_refusals_of_slice_starts(
@@ -260,8 +265,8 @@ def test_a_slice_of_padding_alone(make_batch: BatchMaker, request_slice: slice) 
 @pytest.mark.parametrize(
     ("one", "first_tokens"),
     [
-        pytest.param(ubatch(1, 3, 2, 5), "request 1 has tokens 2:2", id="no padding token"),
-        pytest.param(ubatch(2, 3, 5, 7), "request 2 has tokens 2:5", id="no padded request"),
+        pytest.param(ubatch(1, 3, 2, 5), "request 1, tokens 2 to 2", id="no padding token"),
+        pytest.param(ubatch(2, 3, 5, 7), "request 2, tokens 2 to 5", id="no padded request"),
     ],
 )
 def test_what_is_not_wholly_in_the_padding(
@@ -269,46 +274,51 @@ def test_what_is_not_wholly_in_the_padding(
 ) -> None:
     """A padded request needs a token past all requests, and such a token a padded request."""
     batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
-    with pytest.raises(ValueError, match=f"but its first {first_tokens}$"):
+    with pytest.raises(ValueError, match=f"expected it inside {first_tokens}$"):
         _make_metadata_with_slice(one, batch)
 
 
 @pytest.mark.parametrize(
     ("one", "error", "message"),
     [
-        (ubatch(0, 0, 0, 4), ValueError, " is empty: requests 0:0, tokens 0:4"),
-        (ubatch(0, 1, 4, 4), ValueError, " is empty: requests 0:1, tokens 4:4"),
+        (ubatch(0, 0, 0, 4), ValueError, " is empty: requests 0 to 0, tokens 0 to 4"),
+        (ubatch(0, 1, 4, 4), ValueError, " is empty: requests 0 to 1, tokens 4 to 4"),
         (
             ubatch(0, 4, 0, 19),
             ValueError,
-            ".request_slice is 0:4, but must lie within 0:3",
+            ".request_slice.stop is 4, expected 0 to 3",
         ),
-        (ubatch(0, 3, 0, 20), ValueError, ".token_slice is 0:20, but must lie within 0:19"),
+        (ubatch(0, 3, 0, 20), ValueError, ".token_slice.stop is 20, expected 0 to 19"),
         (
             ubatch(0, 2, 4, 9),
             ValueError,
-            " begins with token 4, but its first request 0 has tokens 0:4",
+            ".token_slice starts at 4, expected it inside request 0, tokens 0 to 4",
         ),
         (
             ubatch(1, 2, 3, 9),
             ValueError,
-            " begins with token 3, but its first request 1 has tokens 4:14",
+            ".token_slice starts at 3, expected it inside request 1, tokens 4 to 14",
         ),
         (
             ubatch(0, 1, 0, 5),
             ValueError,
-            (
-                " has tokens 0:5, but its last request 0 ends at 4, "
-                "and the tokens from there on are a later request's"
-            ),
+            (".request_slice stops at 1, but tokens 4 to 5 of token_slice are of later requests"),
         ),
-        (ubatch(0, 2, 0, 16), ValueError, " has tokens 0:16, but its last request 1 ends at 14, "),
+        (
+            ubatch(0, 2, 0, 16),
+            ValueError,
+            (".request_slice stops at 2, but tokens 14 to 16 of token_slice are of later requests"),
+        ),
         (
             UBatchSlice(slice(0, 3), slice(0, None)),
             TypeError,
-            ".token_slice.stop is None (NoneType), but must be an int",
+            ".token_slice.stop must be an int, got None of NoneType",
         ),
-        (UBatchSlice(slice(0, 3), slice(0, 9, 3)), ValueError, ".token_slice.step is 3, but must"),
+        (
+            UBatchSlice(slice(0, 3), slice(0, 9, 3)),
+            ValueError,
+            (".token_slice.step is 3, expected None or 1"),
+        ),
     ],
 )
 def test_refusals_of_a_slice(
@@ -327,14 +337,14 @@ def test_refusals_of_a_slice(
 def test_other_refusals(make_batch: BatchMaker) -> None:
     """The batch is validated, slices come in a list, and an object without them says so."""
     batch = make_batch(QUERY_LENS, COMPUTED)
-    with pytest.raises(TypeError, match=r"^ubatch_slices is a tuple, but must be a list$"):
+    with pytest.raises(TypeError, match=r"^ubatch_slices must be a list, got tuple$"):
         split_attn_metadata((ubatch(0, 3, 0, 19),), batch)
     with pytest.raises(AttributeError, match="request_slice"):
         _make_metadata_with_slice(SimpleNamespace(), batch)
     batch.max_seq_len = 16
-    with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len is 16, less than the sequence length 17"):
         split_attn_metadata([], batch)
-    with pytest.raises(ValueError, match=r"^max_seq_len is 16, but seq_lens\[1\] is 17$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len is 16, less than the sequence length 17"):
         _make_metadata_with_slice(ubatch(0, 3, 0, 19), batch)
 
 

@@ -9,6 +9,7 @@ from known_bad.batch_order import BATCH_ORDER
 from known_bad.block_size import BLOCK_SIZE
 from known_bad.buffers import BUFFERS
 from known_bad.builders import BUILDERS
+from known_bad.callers import CALLERS
 from known_bad.causal_conv1d import CAUSAL_CONV1D
 from known_bad.config import CONFIG
 from known_bad.context_parallel import CONTEXT_PARALLEL
@@ -69,6 +70,7 @@ ENTRIES: list[KnownBad] = [
     *MM_BUDGET,
     *SEQUENCE_PARALLEL,
     *LIFE,
+    *CALLERS,
 ]
 
 __all__ = ["ENTRIES", "KnownBad"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 import fast
-from known_bad.entries import rewritten
+from known_bad.entries import counted_from_1, rewritten
 from known_bad.outputs import LENGTHS, REFUSALS, with_out
 
 REAL = fast.get_dcp_local_seq_lens
@@ -26,6 +26,8 @@ def _make(bug: str | None) -> Callable[..., torch.Tensor]:
         try:
             REAL(seq_lens, size, dcp_rank, interleave)
         except ValueError as error:
+            if bug == "the length at fault is counted from 1":
+                raise ValueError(counted_from_1(str(error))) from error
             if bug != "a rank outside holds nothing" or "dcp_rank" not in str(error):
                 raise
         ranks = torch.arange(size)
@@ -76,6 +78,8 @@ CONTEXT_PARALLEL = rewritten(
     },
     refusals={
         "a rank outside holds nothing": "A job with a wrong world size runs, and forgets.",
+        "the length at fault is counted from 1": "The class and the argument are right; the reader "
+        "looks at the next request.",
         **REFUSALS,
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -41,6 +42,15 @@ class KnownBad:
         """What its test is called."""
         honest = "honest" if self.target == "host" else f"honest on {self.target}"
         return f"{self.function}: {self.bug or honest}"
+
+
+def counted_from_1(message: str) -> str:
+    """Return a message in which indices are counted from 1, as in `seq_lens[4]` for the fourth.
+
+    >>> counted_from_1("seq_lens[3] is 5")
+    'seq_lens[4] is 5'
+    """
+    return re.sub(r"\[(\d+)\]", lambda found: f"[{int(found[1]) + 1}]", message)
 
 
 def rewritten(

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import torch
 from torch.nn.functional import pad
 
 import fast
-from known_bad.entries import rewritten
+from known_bad.entries import counted_from_1, rewritten
 
 Metadata = fast.CommonAttentionMetadata
 REAL_UNPADDED = Metadata.unpadded
@@ -100,7 +101,15 @@ def _make_validate(bug: str | None) -> Callable[..., None]:
         if bug == "blocks are counted rounded down" and isinstance(block_size, int):
             table = pad(self.block_table_tensor, (0, 1))
             seen = dataclasses.replace(self, block_table_tensor=table)
-        REAL_VALIDATE(seen, block_size)
+        try:
+            REAL_VALIDATE(seen, block_size)
+        except ValueError as error:
+            if bug == "the request at fault is counted from 1":
+                raise ValueError(counted_from_1(str(error))) from error
+            if bug == "the start named is the one before it":
+                named = re.sub(r" is -?\d+, less than (-?\d+) before it", r" is \1", str(error))
+                raise ValueError(named) from error
+            raise
         _refuse_more(bug, self)
 
     return validate
@@ -178,6 +187,10 @@ METADATA = [
             "max_seq_len is not looked at": "A kernel's loop ends too early for the longest.",
             "computed tokens may be negative": "Positions before the sequence.",
             "blocks are counted rounded down": "The last block, half full, is outside the row.",
+            "the request at fault is counted from 1": "The class and the field are right; the "
+            "reader looks at the next request.",
+            "the start named is the one before it": "`starts[i - 1]` is printed: the reader sees a "
+            "value that is right.",
         },
     ),
 ]

@@ -1,0 +1,50 @@
+"""Threads that do one thing after another when they are told to, so that every order can be had."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Actor:
+    """A thread that does one thing after another when it is told to, and nothing in between."""
+
+    def __init__(self) -> None:
+        self._acts: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def do(self, act: Callable[[], object]) -> Any:
+        """Have the thread do something, and return what came of it."""
+        self._acts.put(act)
+        answer, error = self._answers.get(timeout=60)
+        if error is not None:
+            raise error
+        return answer
+
+    def end(self) -> None:
+        """End the thread."""
+        self._acts.put(None)
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while (act := self._acts.get()) is not None:
+            try:
+                self._answers.put((act(), None))
+            except BaseException as error:  # noqa: BLE001  (raised again by who told it)
+                self._answers.put((None, error))
+
+
+@contextmanager
+def actors(count: int) -> Iterator[list[Actor]]:
+    """Start threads, and end them."""
+    started = [Actor() for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for actor in started:
+            actor.end()

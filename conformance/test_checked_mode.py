@@ -1,0 +1,122 @@
+"""Checked mode: a block holds in its own thread, and leaves the mode as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from conformance.actors import Actor, actors
+from conformance.checks import law
+from conformance.contracts import Draw
+from conformance.strategies.presets import MINIMAL, Preset
+from conformance.targets import Target
+
+NUM_THREADS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks that threads enter and leave.
+
+    Attributes:
+        steps: Of each step the thread, and the mode of the block that it makes and enters next;
+            None: it leaves its innermost block.
+        lags: Whether other threads make their blocks before this one enters its own.
+    """
+
+    steps: tuple[tuple[int, bool | None], ...]
+    lags: bool
+
+
+@st.composite
+def interleaved_blocks(draw: Draw, preset: Preset) -> Blocks:
+    """Draw the order in which threads enter and leave blocks."""
+    del preset
+    depths = [0] * NUM_THREADS
+    steps: list[tuple[int, bool | None]] = []
+    for _ in range(draw(st.integers(2, 12))):
+        thread = draw(st.integers(0, NUM_THREADS - 1))
+        modes = (True, False, None) if depths[thread] else (True, False)
+        mode = draw(st.sampled_from(modes))
+        depths[thread] += -1 if mode is None else 1
+        steps.append((thread, mode))
+    return Blocks(tuple(steps), draw(st.booleans()))
+
+
+def _overlap(example: Blocks) -> bool:
+    """Tell whether blocks of two threads are entered, and the first one is left first."""
+    open_blocks: list[int] = []
+    for thread, mode in example.steps:
+        if mode is not None:
+            open_blocks.append(thread)
+        elif open_blocks[-1] != thread:
+            return True
+        else:
+            open_blocks.pop()
+    return False
+
+
+@law(
+    "checks",
+    interleaved_blocks,
+    situations={
+        "blocks of two threads overlap": _overlap,
+        "blocks are nested": lambda e: any(
+            a == b and None not in {mode, inner} for (a, mode), (b, inner) in pairwise(e.steps)
+        ),
+        "threads make their blocks at the same time": lambda e: e.lags,
+    },
+    presets=[MINIMAL],
+)
+def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
+    """In a block a thread's calls are checked as it says; after all blocks nothing has changed."""
+    checks = target.lookup("checks")
+
+    def refuses() -> bool:
+        lengths = torch.tensor([-1], dtype=torch.int32, device=target.device)
+        try:
+            target.lookup("get_dcp_local_seq_lens")(lengths)
+        except ValueError:
+            return True
+        return False
+
+    def enter(*, enabled: bool) -> Any:
+        return checks(enabled=enabled).__enter__()
+
+    with actors(NUM_THREADS) as threads:
+        outside = threads[0].do(refuses)
+        checks(enabled=False)  # for the whole process
+        entered: dict[Actor, list[tuple[bool, Any]]] = {thread: [] for thread in threads}
+        try:
+            if example.lags:
+                made = [thread.do(lambda: checks(enabled=True)) for thread in threads]
+                for thread, block in zip(threads, made, strict=True):
+                    thread.do(block.__enter__)
+                    entered[thread].append((True, block))
+            for number, mode in example.steps:
+                thread = threads[number]
+                if mode is None:
+                    _leave(thread, entered[thread])
+                else:
+                    block = thread.do(partial(enter, enabled=mode))
+                    entered[thread].append((mode, block))
+                wanted = [bool(inside) and inside[-1][0] for inside in entered.values()]
+                assert wanted == [thread.do(refuses) for thread in threads]
+        finally:
+            for thread, inside in entered.items():
+                while inside:
+                    _leave(thread, inside)
+            found = [thread.do(refuses) for thread in threads]
+            checks(enabled=outside)
+        assert [False] * NUM_THREADS == found
+
+
+def _leave(thread: Actor, inside: list[tuple[bool, Any]]) -> None:
+    """Leave a thread's innermost block."""
+    _, block = inside.pop()
+    thread.do(lambda: block.__exit__(None, None, None))

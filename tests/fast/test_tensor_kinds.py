@@ -1,0 +1,274 @@
+"""Tensors of kinds whose memory is not their elements: each is refused by name, nothing is written.
+
+Every function that reads or writes the memory of a tensor is called with one argument of such a
+kind. Lists, bools and floats in place of metadata fields are refused likewise.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import fast
+
+Metadata = fast.CommonAttentionMetadata
+Call = Callable[..., object]
+
+
+def int32(*values: int) -> torch.Tensor:
+    """Return an int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def make_metadata(**changes: object) -> Metadata:
+    """Return the metadata of two requests of two new tokens each, with changes."""
+    metadata = Metadata(
+        query_start_loc=int32(0, 2, 4),
+        query_start_loc_cpu=int32(0, 2, 4),
+        seq_lens=int32(2, 6),
+        seq_lens_cpu=int32(2, 6),
+        num_computed_tokens_cpu=int32(0, 4),
+        num_reqs=2,
+        num_actual_tokens=4,
+        max_query_len=2,
+        max_seq_len=6,
+        block_table_tensor=int32(1, 2, 3, 4, 5, 6).view(2, 3),
+        slot_mapping=torch.tensor([2, 3, 12, 13]),
+        logits_indices_padded=torch.tensor([1, 3]),
+        num_logits_indices=2,
+    )
+    return dataclasses.replace(metadata, **changes)
+
+
+def make_tables() -> fast.BlockTables:
+    """Return block tables whose rows are gathered."""
+    tables = fast.BlockTables([2], 2, 8, 8, "cpu", pin_memory=False)
+    tables.append_block_ids([0, 1], [[0, 1, 3]], [[5, 6, 7]], [False, False])
+    tables.gather_block_tables(int32(0, 1))
+    return tables
+
+
+TABLES = make_tables()
+SLOTS = {
+    "block_table": int32(1, 2, 3, 4).view(2, 2),
+    "query_start_loc": int32(0, 1, 3),
+    "positions": torch.tensor([1, 2, 0]),
+}
+ROWS = torch.ones(2, 3)
+MASK = torch.tensor([True, False, True])
+
+CALLS: dict[str, tuple[Call, dict[str, torch.Tensor]]] = {
+    "compute_slot_mapping": (
+        lambda **given: fast.compute_slot_mapping(**given, block_size=2),
+        SLOTS | {"out": torch.full((4,), 7)},
+    ),
+    "gather_block_tables": (
+        TABLES.gather_block_tables,
+        {"idx_mapping": int32(1, 0)},
+    ),
+    "compute_slot_mappings": (
+        TABLES.compute_slot_mappings,
+        {"query_start_loc": int32(0, 1, 3), "positions": torch.tensor([1, 2, 0])},
+    ),
+    "get_dcp_local_seq_lens": (
+        lambda **given: fast.get_dcp_local_seq_lens(**given, dcp_size=2, dcp_rank=0),
+        {"seq_lens": int32(3, 5), "out": int32(7, 7)},
+    ),
+    "compute_causal_conv1d_metadata": (
+        fast.compute_causal_conv1d_metadata,
+        {"query_start_loc_p": int32(0, 2, 9)},
+    ),
+    "scatter_mm_placeholders": (
+        fast.scatter_mm_placeholders,
+        {"embeds": ROWS, "is_embed": MASK, "out": torch.full((3, 3), 7.0)},
+    ),
+    "gather_mm_placeholders": (
+        fast.gather_mm_placeholders,
+        {"placeholders": torch.ones(3, 3), "is_embed": MASK, "out": torch.full((2, 3), 7.0)},
+    ),
+}
+PAIRS = [(name, argument) for name, (_, given) in CALLS.items() for argument in given]
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without storage, of which torch's operations know nothing."""
+
+    @staticmethod
+    def __new__(cls: type["Wrapper"], like: torch.Tensor) -> "Wrapper":  # noqa: PYI034  (torch's)
+        """Return one with a tensor's shape and dtype."""
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, *_: object, **__: object) -> object:
+        """Refuse every operation."""
+        raise NotImplementedError(f"{func} on a wrapper")
+
+
+def empty_storage(like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose storage was resized to nothing."""
+    made = like.clone()
+    made.untyped_storage().resize_(0)
+    return made
+
+
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "COO": lambda like: like.to_sparse(),
+    "CSR": lambda like: like.to_sparse_csr(),
+    "nested": lambda like: torch.nested.nested_tensor([like]),
+    "jagged": lambda like: torch.nested.nested_tensor([like], layout=torch.jagged),
+    "fake": lambda like: FakeTensorMode().from_tensor(like),
+    "meta": lambda like: like.to("meta"),
+    "wrapper": Wrapper,
+    "mkldnn": lambda like: like.to_mkldnn(),
+    "no storage": empty_storage,
+    "quantised": lambda like: torch.quantize_per_tensor(like, 0.1, 0, torch.qint8),
+}
+
+
+def cannot_be(kind: str, like: torch.Tensor) -> bool:
+    """Return whether torch makes no such tensor of this one."""
+    if kind == "CSR":
+        return like.dim() != 2
+    return kind in {"mkldnn", "quantised"} and not like.is_floating_point()
+
+
+def check_refused(name: str, argument: str, call: Callable[[], object]) -> None:
+    """Check that a call is refused by an argument's name."""
+    with pytest.raises((TypeError, ValueError), match=rf"\b({argument})\b") as caught:
+        call()
+    assert type(caught.value) in {TypeError, ValueError}, f"{name}: {caught.value!r}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "argument"), PAIRS)
+@pytest.mark.usefixtures("path")
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize)")
+def test_kinds_are_refused(name: str, argument: str, kind: str) -> None:
+    """A tensor whose elements are elsewhere is refused, with an error that names the argument."""
+    function, arguments = CALLS[name]
+    if cannot_be(kind, arguments[argument]):
+        return
+    given = {key: value.clone() for key, value in arguments.items()}
+    given[argument] = KINDS[kind](arguments[argument])
+    if kind == "quantised" and argument != "out":
+        given.pop("out", None)  # of another dtype
+    if kind == "meta":  # a device, from which the other argument differs
+        argument = "|".join(given)
+    before = {
+        key: value.clone() for key, value in given.items() if value.is_cpu and key not in argument
+    }
+    check_refused(name, argument, lambda: function(**given))
+    assert all(bool((given[key] == value).all()) for key, value in before.items())
+
+
+TRANSFORMS: dict[str, Callable[[Call, torch.Tensor], object]] = {
+    "vmap": lambda call, like: torch.vmap(call)(like.unsqueeze(0)),
+    "functionalize": lambda call, like: torch.func.functionalize(call)(like),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(("name", "argument"), PAIRS)
+@pytest.mark.usefixtures("path")
+def test_transforms_are_refused(name: str, argument: str, transform: str) -> None:
+    """What `torch.vmap` and `torch.func.functionalize` hand over is refused by its name."""
+    function, arguments = CALLS[name]
+    given = {key: value.clone() for key, value in arguments.items()}
+
+    def call(value: torch.Tensor) -> torch.Tensor:
+        check_refused(name, argument, lambda: function(**given | {argument: value}))
+        return value + 0
+
+    TRANSFORMS[transform](call, given[argument])
+    assert all(bool((given[key] == value).all()) for key, value in arguments.items())
+
+
+READERS: dict[str, tuple[Call, list[str]]] = {
+    "make_local_attention_virtual_batches": (
+        lambda metadata: fast.make_local_attention_virtual_batches(4, metadata, 2),
+        ["query_start_loc_cpu", "seq_lens_cpu", "block_table_tensor"],
+    ),
+    "split_decodes_and_prefills": (
+        lambda metadata: fast.split_decodes_and_prefills(metadata, 1),
+        ["query_start_loc_cpu"],
+    ),
+    "split_decodes_prefills_and_extends": (
+        lambda metadata: fast.split_decodes_prefills_and_extends(metadata, 1),
+        ["query_start_loc_cpu", "num_computed_tokens_cpu"],
+    ),
+    "make_kv_sharing_fast_prefill_common_attn_metadata": (
+        fast.make_kv_sharing_fast_prefill_common_attn_metadata,
+        ["query_start_loc_cpu", "logits_indices_padded"],
+    ),
+    "split_attn_metadata": (
+        lambda metadata: fast.split_attn_metadata(
+            [
+                fast.UBatchSlice(slice(0, 1), slice(0, 2)),
+                fast.UBatchSlice(slice(1, 2), slice(2, 4)),
+            ],
+            metadata,
+        ),
+        ["query_start_loc_cpu", "seq_lens_cpu"],
+    ),
+}
+FIELDS = [(name, field) for name, (_, fields) in READERS.items() for field in fields]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|nested tensors|quantize)")
+def test_kinds_of_fields_are_refused(name: str, field: str, kind: str) -> None:
+    """Likewise the fields of a metadata that a function reads."""
+    like = getattr(make_metadata(), field)
+    if cannot_be(kind, like):
+        return
+    metadata = make_metadata(**{field: KINDS[kind](like)})
+    check_refused(name, field, lambda: READERS[name][0](metadata))
+
+
+WRONG_FIELDS = [
+    ("num_reqs", True),
+    ("num_reqs", 2.0),
+    ("num_actual_tokens", True),
+    ("num_actual_tokens", 4.0),
+    ("query_start_loc_cpu", [0, 2, 4]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FIELDS)
+@pytest.mark.parametrize("name", READERS)
+def test_fields_that_are_no_tensors_or_ints(name: str, field: str, value: object) -> None:
+    """A bool, a float or a list as a field of a metadata is refused, in unchecked mode too."""
+    metadata = make_metadata(**{field: value})
+    check_refused(name, field, lambda: READERS[name][0](metadata))
+
+
+def test_block_tables_and_slots_of_virtual_batches() -> None:
+    """A list as block table, and slots that are too few, are refused by their names."""
+    split = READERS["make_local_attention_virtual_batches"][0]
+    check_refused("", "block_table_tensor", lambda: split(make_metadata(block_table_tensor=[[1]])))
+    none = torch.empty(0, dtype=torch.int64)
+    cut = READERS["split_attn_metadata"][0]
+    check_refused("", "slot_mapping", lambda: cut(make_metadata(slot_mapping=none)))
+    check_refused("", "block_table_tensor", lambda: cut(make_metadata(block_table_tensor=[[1]])))
+
+
+NEGATED_OUT = ["compute_slot_mapping", "get_dcp_local_seq_lens", "scatter_mm_placeholders"]
+
+
+@pytest.mark.parametrize("name", [*NEGATED_OUT, "gather_mm_placeholders"])
+@pytest.mark.usefixtures("path")
+def test_a_lazy_negation_as_out(name: str) -> None:
+    """An `out` that is a lazy negation is refused by its name, or holds the right values."""
+    function, arguments = CALLS[name]
+    expected = arguments["out"].clone()
+    function(**arguments | {"out": expected})
+    negated = torch._neg_view(arguments["out"].clone())
+    try:
+        function(**arguments | {"out": negated})
+    except (TypeError, ValueError) as error:
+        assert "out" in str(error)  # noqa: PT017  (either is right)
+    else:
+        assert torch.equal(expected, negated)
