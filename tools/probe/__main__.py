@@ -1,8 +1,6 @@
 """`python -m tools.probe`."""
 
-import sys
-
-from tools.probe.command_line import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from conformance.command_line import run
+
+    run("tools.probe.command_line")

@@ -1,36 +1,25 @@
-"""One call of one twin, and what came of it."""
+"""Makes one call of one twin, and records what it did."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-import re
 import resource
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NoReturn
 
 import numpy as np
-import torch
 
 import reference
-from conformance.comparison import (
-    Difference,
-    Verdict,
-    as_bytes,
-    field_name,
-    first_difference,
-    is_array,
-    parts,
-)
-from conformance.contracts import Call, Contract
+from conformance.contracts import Call
 from conformance.sides import PLAIN, Manner, Side
 from tools.probe.target import ReferenceTarget
 
-MEANING: Final = ReferenceTarget("reference", reference, None)
+REFERENCE: Final = ReferenceTarget("reference", reference, None)
 
 POISONS: Final = (0x5A, 0xA5)
 """What fresh memory is filled with, in one run of a call and in the other."""
@@ -41,11 +30,11 @@ _POISON = {"byte": POISONS[0]}
 
 
 BEFORE_A_CALL: Final[list[Callable[[Call], None]]] = []
-"""What is told every call of `fast` before it is made."""
+"""Called with every call of `fast` before it is made."""
 
 
 class TooSlowError(BaseException):
-    """`reference` took longer than a comparison is worth."""
+    """A call took longer than its time limit."""
 
 
 @dataclasses.dataclass
@@ -53,11 +42,11 @@ class Outcome:
     """What a call did.
 
     Attributes:
-        side: the copies of its arguments; None where they could not even be made.
-        result: what it returned.
-        error: what it raised.
-        seconds: processor time.
-        grown_bytes: by how much the process' greatest size rose.
+        side: The copies of its arguments; None if they could not be made.
+        result: What it returned.
+        error: What it raised.
+        seconds: Its processor time.
+        grown_bytes: By how much the process' peak size rose.
     """
 
     side: Side | None = None
@@ -102,36 +91,46 @@ def call_fast(
     manner: Manner = PLAIN,
     is_protected: bool = False,
     inside: Any = None,
+    seconds: float = 0,
 ) -> Outcome:
     """Call what is probed.
 
     Args:
-        target: it.
-        call: with what.
-        checked: whether in checked mode.
-        manner: how.
-        is_protected: whether what may not change lies on read-only pages.
-        inside: a context manager in which the call is made.
+        target: Where it is found, and what copies its arguments.
+        call: The call.
+        checked: Whether in checked mode.
+        manner: How the call is made.
+        is_protected: Whether what may not change lies on read-only pages.
+        inside: A context manager in which the call is made.
+        seconds: After how long the call is ended, as too slow; 0: never.
     """
-    for tell in BEFORE_A_CALL:
-        tell(call)
     outcome = Outcome()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
     with target.implementation.checks(checked), warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            outcome.side = Side(target, call, manner)
+            outcome.side = copy_arguments(target, call, manner)
             if is_protected:
                 outcome.side.carrier.protect()  # type: ignore[attr-defined]  # a PlacingCarrier
-            with inside or nullcontext():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            start = time.process_time()
+            with inside or nullcontext(), time_limit(seconds):
                 outcome.result = outcome.side.run()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is judged
+        except TooSlowError:
+            outcome.error = TimeoutError(f"took longer than {seconds} s")
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # it is checked whatever it is
             outcome.error = error
-    outcome.seconds = time.process_time() - start
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcome.grown_bytes = (after - before) * 1024
+    if outcome.side is not None:
+        outcome.seconds = time.process_time() - start
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        outcome.grown_bytes = (after - before) * 1024
     return outcome
+
+
+def copy_arguments(target: Any, call: Call, manner: Manner = PLAIN) -> Side:
+    """Return the copies of a call's arguments, with which it can be made."""
+    for report in BEFORE_A_CALL:
+        report(call)
+    return Side(target, call, manner)
 
 
 def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:
@@ -140,18 +139,21 @@ def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:
     try:
         with time_limit(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            outcome.side = Side(MEANING, call)
+            outcome.side = Side(REFERENCE, call)
             outcome.result = outcome.side.run()
     except (TooSlowError, MemoryError, RecursionError):
         return None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is compared
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # it is compared whatever it is
         outcome.error = error
     return outcome
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TooSlowError` inside after some time."""
+    """Raise `TooSlowError` inside after some time; 0: never."""
+    if not seconds:
+        yield
+        return
 
     def ring(*_: object) -> NoReturn:
         raise TooSlowError
@@ -163,69 +165,3 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def compare(
-    contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str] = ()
-) -> str | None:
-    """Return the first difference, as `difference_of` finds it, in a line."""
-    difference = difference_of(contract, wanted, got, changed)
-    return None if difference is None else difference.line
-
-
-def difference_of(
-    contract: Contract, wanted: Outcome, got: Outcome, changed: Sequence[str] = ()
-) -> Difference | None:
-    """Return the first difference of a result, and of what was changed, from `reference`'s.
-
-    Args:
-        contract: what is stated about the function.
-        wanted: what `reference` did.
-        got: what is compared with it.
-        changed: the places of the call that were made strange, which a result may hand through.
-    """
-    shows: Callable[[Any], Any] = contract.shows or (lambda result: result)
-    difference = first_difference(shows(wanted.result), shows(got.result))
-    if difference is None or is_of_subclass(difference, got.result):
-        difference = _compare_changes(contract, wanted, got)
-    if difference is not None and difference.verdict is not Verdict.VALUE:
-        names = {field_name(path) for path in changed}
-        if names & set(re.findall(r"\w+", difference.path)):
-            return None
-    return difference
-
-
-def is_of_subclass(difference: Difference, result: Any) -> bool:
-    """Tell whether the only difference is a subclass of tensor, which torch passes on."""
-    return difference.verdict is Verdict.TYPE and any(
-        isinstance(part, torch.Tensor) and type(part) is not torch.Tensor
-        for _, part in parts(result, "result")
-    )
-
-
-def _compare_changes(contract: Contract, wanted: Outcome, got: Outcome) -> Difference | None:
-    if wanted.side is None or got.side is None:
-        return None
-    ours, theirs = wanted.side.arguments, got.side.arguments
-    if contract.observe is not None:
-        return first_difference(contract.observe(ours), contract.observe(theirs), "changed")
-    for name in sorted(contract.changes & set(ours)):
-        difference = first_difference(ours[name], theirs[name], name)
-        if difference is not None:
-            return difference
-    return None
-
-
-def contents(value: Any) -> list[tuple[str, bytes]]:
-    """Return the bytes of all arrays of a result, with their paths."""
-    return [
-        (path, as_bytes(part).tobytes())
-        for path, part in parts(value, "result")
-        if is_array(part) and _is_readable(part)
-    ]
-
-
-def _is_readable(array: Any) -> bool:
-    if isinstance(array, torch.Tensor):
-        return type(array) is torch.Tensor and array.layout is torch.strided and array.is_cpu
-    return array.dtype.kind in "iufcb"

@@ -6,13 +6,21 @@ import argparse
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fast
 from conformance.lists import names_in, near
 from tools.parser import Parser
+from tools.probe import pools, subjects
+from tools.probe.calling import warm_checked_mode
+from tools.probe.target import load
 from tools.probe.violation import Violation
 from tools.probe.workers import HANG_SECONDS, Job, Report, run_job
 
@@ -24,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Those of the command line; None: the process' own.
 
     Returns:
-        0 where nothing was found, 1 where something was.
+        0 if nothing was found, 1 if something was.
 
     Raises:
         SystemExit: With status 2, for a command line that cannot be used.
@@ -33,54 +41,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if sys.platform != "linux":
         parser.error("needs Linux: it protects pages and reads /proc")
-    import torch  # noqa: PLC0415  # so that a wrong command line is told at once
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
-
-    import fast  # noqa: PLC0415
-    from tools.probe import subjects  # noqa: PLC0415
-    from tools.probe.calling import warm_checked_mode  # noqa: PLC0415
-    from tools.probe.target import load  # noqa: PLC0415
-
     known = subjects.names()
-    for name in options.functions or ():
-        if name not in known:
+    if options.replay is not None:
+        function, seed, case = options.replay
+        jobs = [Job(function, seed, case, case + 1)]
+    else:
+        names = options.functions or known
+        jobs = [Job(name, options.seed, 0, options.cases) for name in names]
+    for job in jobs:
+        if job.function not in known:
+            name = job.function
             parser.error(f"nothing is probed by the name {name!r}; there is {near(name, known)}")
     try:
         implementation = load(options.impl)
     except Exception as error:  # noqa: BLE001  # whatever the file raises
         parser.error(f"--impl {options.impl}: {type(error).__name__}: {error}")
-    torch.set_num_threads(1)  # workers are forked: no threads may run before
-    fast.warmup()
-    warm_checked_mode()
-    FakeTensorMode()  # imports a second's worth of torch, once for all workers
-    if options.replay is not None:
-        function, seed, case = options.replay
-        if function not in known:
-            parser.error(
-                f"nothing is probed by the name {function!r}; there is {near(function, known)}"
-            )
-        jobs = [Job(function, seed, case, case + 1)]
-    else:
-        names = options.functions or known
-        jobs = [Job(name, options.seed, 0, options.cases) for name in names]
-    subjects.prepare([job.function for job in jobs])
-    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-    is_replay = options.replay is not None
+    _prepare_workers(jobs)
+    deadline = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    stop = threading.Event()
     reports = []
     with ThreadPoolExecutor(options.workers) as pool:
-        futures = [
-            pool.submit(run_job, job, implementation, deadline, options.hang_seconds)
-            for job in jobs
-        ]
-        for future in as_completed(futures):
-            report = future.result()
-            reports.append(report)
-            print(describe(report, is_full=is_replay), flush=True)
+
+        def is_over() -> bool:
+            return stop.is_set() or time.monotonic() > deadline
+
+        try:
+            futures = [
+                pool.submit(run_job, job, implementation, options.hang_seconds, is_over)
+                for job in jobs
+            ]
+            for future in as_completed(futures):
+                reports.append(future.result())
+                print(describe(reports[-1], is_full=options.replay is not None), flush=True)
+        finally:
+            stop.set()  # after Ctrl-C too: `pool` waits for its threads
     return _sum_up(reports)
 
 
+def _prepare_workers(jobs: Sequence[Job]) -> None:
+    """Do once what each worker, which is forked, would do anew."""
+    torch.set_num_threads(1)  # a fork copies one thread alone
+    fast.warmup()
+    warm_checked_mode()
+    FakeTensorMode()  # imports a second's worth of torch
+    if {job.function for job in jobs} & set(subjects.constructors()):
+        pools.objects_in_calls()
+
+
 def describe(report: Report, *, is_full: bool = False) -> str:
-    """Return what came of a job, each violation that is told once in a few lines."""
+    """Return a job's report: one example, in a few lines, of violations that are alike."""
     number = report.job.stop - report.job.first
     lines = [f"{report.job.function}: {report.done:,} of {number:,} cases, {report.seconds:.0f} s"]
     if is_full:
@@ -105,7 +114,7 @@ def _sum_up(reports: Sequence[Report]) -> int:
     short = [report for report in reports if report.done < report.job.stop - report.job.first]
     print(
         f"{len(reports)} functions, {cases:,} cases, {len(distinct)} kinds of violations"
-        + (f"; {len(short)} functions not to the end" if short else "")
+        + (f"; {len(short)} functions not finished" if short else "")
     )
     return 1 if distinct else 0
 
@@ -114,7 +123,7 @@ def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.probe",
-        description="Throw random calls at the functions of fast, and report broken promises.",
+        description="Make random calls of the functions of fast, and report broken promises.",
     )
     parser.add_argument(
         "--functions", type=_names, metavar="A,B", help="default: all that are public"
@@ -141,7 +150,7 @@ def _make_parser() -> argparse.ArgumentParser:
         default=HANG_SECONDS,
         help="a case that takes longer hangs; default: %(default)s",
     )
-    parser.add_argument("--minutes", type=float, metavar="N", help="stop after so many")
+    parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long")
     parser.add_argument(
         "--impl", type=Path, metavar="FILE", help="a Python file whose names replace those of fast"
     )
@@ -155,7 +164,7 @@ def _case(text: str) -> tuple[str, int, int]:
     """Read the name of a case."""
     found = re.fullmatch(r"([\w.]+):(-?\d+):(\d+)", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no FUNCTION:SEED:CASE")
+        raise argparse.ArgumentTypeError(f"{text!r} is not FUNCTION:SEED:CASE")
     return found[1], int(found[2]), int(found[3])
 
 
@@ -170,5 +179,5 @@ def _names(text: str) -> list[str]:
 def _positive(text: str) -> int:
     """Read a whole number of at least 1."""
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

@@ -21,7 +21,7 @@ class PlacingCarrier(Carrier):
         random: decides whether an array ends at a guard page or begins behind one, and whether a
             view takes the memory around it along.
         changes: the arguments that the function may change.
-        has_own_objects: whether objects are a caller's own.
+        options: those of `Carrier`.
     """
 
     def __init__(
@@ -30,10 +30,9 @@ class PlacingCarrier(Carrier):
         memory: GuardedMemory,
         random: Random,
         changes: frozenset[str],
-        *,
-        has_own_objects: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(implementation, "cpu", has_own_objects=has_own_objects)
+        super().__init__(implementation, "cpu", **options)
         self._memory, self._random, self._changes_allowed = memory, random, changes
         self.may_span = True
         self._path = ""

@@ -1,257 +1,195 @@
-"""Cases of `BlockTables`: what is done to one object, in order, with bad calls among it."""
+"""Cases of `BlockTables`: valid operations on one object, with others between them."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
-import signal
 from collections.abc import Iterator
+from functools import lru_cache
 from multiprocessing.reduction import ForkingPickler
-from random import Random
-from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
+import fast
 import reference
 from conformance.comparison import first_difference
 from conformance.contracts import Call, Contract
+from conformance.interrupts import Interrupter
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.strategies.presets import MINIMAL, REAL
 from conformance.vectors.drawing import drawn
 from tools.probe.array_values import other_array
-from tools.probe.calling import BEFORE_A_CALL, POISONS, Outcome, call_fast, poison
-from tools.probe.cases import Interrupted, told
-from tools.probe.guarded_memory import GuardedMemory
-from tools.probe.judging import Finding, judge_error, judge_resources, judge_unchanged, path_of
+from tools.probe.calling import REFERENCE, Outcome, call_fast, copy_arguments
+from tools.probe.case import Case, named, refused
+from tools.probe.checks import check_error, check_resources, check_unchanged, path_of
 from tools.probe.sites import replaced_at, sites_of
-from tools.probe.strange_objects import StrangeObject, other_value
+from tools.probe.strange_objects import other_value
 from tools.probe.target import ProbedTarget
-from tools.probe.violation import Violation, innermost_frame
+from tools.probe.valid_calls import pickled
+from tools.probe.violation import Finding, innermost_frame
 
-METHOD = "BlockTables."
-NOTHING = Contract("BlockTables", lambda _: None, {})  # type: ignore[arg-type, return-value]
-
-STRANGERS = ("written to", "interrupted", "bad", "copied")
-"""What may happen between the operations of a session."""
+NOTHING_CHANGES: Final = Contract("BlockTables", lambda _: None, {})  # type: ignore[arg-type, return-value]
 
 
-class SessionProber:
-    """Runs sessions of `BlockTables`, each a case.
+@lru_cache(maxsize=1)
+def _sessions(pool: int) -> list[Session]:
+    found = drawn(block_tables_sessions(MINIMAL), 8, f"sessions {pool}")
+    return found + drawn(block_tables_sessions(REAL), 1, f"real sessions {pool}")
 
-    Args:
-        implementation: the module that is probed.
-        seed: of the run.
+
+def session(case: Case) -> Iterator[Finding]:
+    """Both twins' tables hold the same after every operation, whatever happens between them."""
+    chosen = case.random.choice(_sessions(case.pool.number))
+    case.call = chosen.constructor
+    tables = _Tables(case, chosen)
+    for operation in chosen.operations:
+        findings = list(tables.between(operation))
+        findings += tables.apply(operation)
+        yield from findings
+        if findings:
+            return
+
+
+class _Tables:
+    """The object under test, and `reference`'s as its model.
+
+    Attributes:
+        model: `reference`'s.
+        actual: The one under test.
+        results: What both returned lately.
     """
 
-    def __init__(self, implementation: ModuleType, seed: int) -> None:
-        self.seed = seed
-        self.memory = GuardedMemory()
-        self.target = ProbedTarget("probed", implementation, memory=self.memory)
-        self.sessions: list[Session] = drawn(block_tables_sessions(MINIMAL), 60, "probe sessions")
-        self.sessions += drawn(block_tables_sessions(REAL), 5, "probe sessions real")
-        self.counts: dict[str, int] = {}
-        self.call: Call | None = None
+    def __init__(self, case: Case, chosen: Session) -> None:
+        self.case, self.random = case, case.random
+        arguments = dict(chosen.constructor.arguments)
+        self.model: Any = reference.BlockTables(**arguments)
+        self.actual: Any = case.target.implementation.BlockTables(**arguments)
+        self.num_rows = arguments["max_num_reqs"]
+        self.results: list[tuple[Any, Any]] = []
 
-    def run(self, number: int) -> list[Violation]:
-        """Run a case and return what it found."""
-        random = Random(f"BlockTables:{self.seed}:{number}")  # noqa: S311  # no secret
-        self.target.random.seed(random.random())
-        self.memory.forget()
-        poison(POISONS[number % 2])
-        session = random.choice(self.sessions)
-        self.call = session.constructor
-        findings = list(_Life(self, session, random).go())
-        text = told(self.call)
-        return [
-            Violation("BlockTables", self.seed, number, kind, where, detail, text)
-            for kind, where, detail in dict.fromkeys(findings)
-        ]
+    def between(self, operation: Operation) -> Iterator[Finding]:
+        """Do something else before an operation, or nothing."""
+        if self.random.random() < 0.4:
+            others = (self._write_into_results, self._interrupt, self._refuse, self._copy)
+            yield from self.random.choice(others)(operation)
 
-
-class _Life:
-    """An object of both twins, to which the same is done."""
-
-    def __init__(self, prober: SessionProber, session: Session, random: Random) -> None:
-        self.prober, self.session, self.random = prober, session, random
-        arguments = dict(session.constructor.arguments)
-        self.ours: Any = reference.BlockTables(**arguments)
-        self.theirs: Any = prober.target.implementation.BlockTables(**arguments)
-        self.handed_out: list[tuple[Any, Any]] = []
-        self.is_gathered_alike = True
-
-    def go(self) -> Iterator[Finding]:
-        """Do all operations, with other things between them."""
-        for operation in self.session.operations:
-            if self.random.random() < 0.4:
-                stranger = self.random.choice(STRANGERS)
-                counts = self.prober.counts
-                counts[stranger] = counts.get(stranger, 0) + 1
-                if stranger == "interrupted":
-                    yield from self._interrupted(operation)
-                    continue
-                if stranger == "bad":
-                    yield from self._bad(operation)
-                elif stranger == "copied":
-                    yield from self._copied()
-                else:
-                    self._write()
-            found = list(self._do(operation))
-            yield from found
-            if found:
-                return
-
-    def _call(self, operation: Operation) -> Call:
-        self.prober.call = Call(METHOD + operation.method, {"self": None, **operation.arguments})
-        return Call(METHOD + operation.method, dict(operation.arguments))
-
-    def _do(self, operation: Operation) -> Iterator[Finding]:
-        """Do a valid operation to both, and compare what they hand out."""
-        call = self._call(operation)
-        wanted = _on(self.ours, call, None)
+    def apply(self, operation: Operation) -> Iterator[Finding]:
+        """Apply a valid operation to both, and compare their results."""
         checked = self.random.random() < 0.4
-        got = _on(self.theirs, call, self.prober.target, checked=checked)
-        yield from judge_resources(got)
-        if wanted.error is not None:  # an earlier strange call was valid, so this one is not
-            if checked and type(got.error) is not type(wanted.error):
-                yield from self._torn(wanted, got)
+        expected, got = self._call_both(operation, checked=checked)
+        yield from check_resources(got)
+        if expected.error is not None:  # a bad operation before was valid, and this one is not
+            if checked and type(got.error) is not type(expected.error):
+                yield _disagreement(expected, got)
             return
         if got.error is not None:
-            where = innermost_frame(got.error.__traceback__)
-            yield f"refused a valid call ({operation.method})", where, repr(got.error)
+            yield from named(operation.method, refused(got.error))
             return
-        difference = first_difference(wanted.result, got.result)
+        difference = first_difference(expected.result, got.result)
         if difference is not None:
-            yield f"wrong result ({operation.method})", path_of(difference.line), difference.line
-        yield from judge_unchanged(NOTHING, got)
-        self.handed_out.append((wanted.result, got.result))
+            where = path_of(difference.line)
+            yield f"wrong result ({operation.method})", where, difference.line
+        yield from check_unchanged(NOTHING_CHANGES, got)
+        self.results = [*self.results[-2:], (expected.result, got.result)]
 
-    def _write(self) -> None:
-        """Write into something that was handed out, through torch, as runners do."""
-        if not self.handed_out:
-            return
-        ours, theirs = self.random.choice(self.handed_out[-3:])
-        pairs = (
-            list(zip(ours, theirs, strict=True))
-            if isinstance(ours, list | tuple)
-            else [(ours, theirs)]
-        )
-        for array, tensor in pairs:
-            if array is not None and array.size and self.random.random() < 0.7:
-                at = self.random.randrange(array.shape[0])
-                array[at] = -1
-                tensor[at] = -1
+    def _write_into_results(self, _: Operation) -> Iterator[Finding]:
+        """Write through torch into what was returned, as runners do."""
+        yield from ()
+        for expected, got in self.results[-1:]:
+            is_one = not isinstance(expected, list | tuple)
+            for array, tensor in [(expected, got)] if is_one else zip(expected, got, strict=True):
+                if array is not None and array.size:
+                    at = self.random.randrange(array.shape[0])
+                    array[at] = tensor[at] = -1
 
-    def _bad(self, operation: Operation) -> Iterator[Finding]:
-        """Try a bad call: what is refused has changed nothing."""
-        call = valid = self._call(operation)
-        site = self.random.choice(sites_of(call))
+    def _refuse(self, operation: Operation) -> Iterator[Finding]:
+        """Call with bad arguments: a refusal changes nothing."""
+        valid = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
+        site = self.random.choice(sites_of(valid))
+        value: Any
         if isinstance(site.value, np.ndarray):
-            value: Any = other_array(self.random, site.value)
+            value = other_array(self.random, site.value)
         else:
             value = other_value(self.random, site.value, site.path)
-        call = replaced_at(call, site, value)
-        self.prober.call = Call(call.function, {"self": None, **call.arguments})
-        copied = copy.deepcopy(self.ours)
-        wanted = _on(copied, call, None)
-        if isinstance(value, StrangeObject) or wanted.error is None:
-            # It may be valid, and then the twins go on from there.
-            got = _on(self.theirs, call, self.prober.target, checked=True)
-            yield from judge_error(call, got, valid)
-            if wanted.error is None and got.error is None:
-                _on(self.ours, call, None)
-            elif wanted.error is None or got.error is None:
-                yield from self._torn(wanted, got)
-            return
-        got = _on(self.theirs, call, self.prober.target, checked=True)
-        yield from judge_resources(got)
-        yield from judge_error(call, got, valid)
-        if got.error is None:
-            where = innermost_frame(wanted.error.__traceback__)
-            yield f"accepted what reference refuses ({operation.method})", where, repr(wanted.error)
+        call = self.case.call = replaced_at(valid, site, value)
+        before = copy.deepcopy(self.model)
+        expected = _call_model(self.model, operation.method, call)
+        got = self._call_actual(operation.method, call, checked=True)
+        yield from check_resources(got)
+        yield from check_error(call, got, valid)
+        if expected.error is not None:
+            self.model = before
+        if (expected.error is None) != (got.error is None):
+            yield _disagreement(expected, got)
 
-    def _torn(self, wanted: Outcome, got: Outcome) -> Iterator[Finding]:
-        said = f"{got.error!r}; reference: {wanted.error!r}"
-        yield "twins disagree on a strange call", "", said
-
-    def _copied(self) -> Iterator[Finding]:
+    def _copy(self, _: Operation) -> Iterator[Finding]:
         """Go on with a copy, where the object allows one."""
-        way = self.random.choice((copy.deepcopy, _pickled, _forking_pickled))
+        make = self.random.choice((copy.deepcopy, pickled, _pickled_by_multiprocessing))
         try:
-            self.theirs = way(self.theirs)
+            self.actual = make(self.actual)
         except TypeError:
             return
         except Exception as error:  # noqa: BLE001  # is the finding
-            yield f"{way.__name__} fails", innermost_frame(error.__traceback__), repr(error)
+            yield f"{make.__name__} fails", innermost_frame(error.__traceback__), repr(error)
             return
-        self.ours = copy.deepcopy(self.ours)
-        self.handed_out.clear()
+        self.model = copy.deepcopy(self.model)
+        self.results.clear()
 
-    def _interrupted(self, operation: Operation) -> Iterator[Finding]:
-        """Interrupt an operation: it has happened or it has not."""
-        call = self._call(operation)
-        after = copy.deepcopy(self.ours)
-        _on(after, call, None)
-        is_armed = True
-
-        def ring(*_: object) -> None:
-            if is_armed:
-                raise Interrupted
-
-        previous = signal.signal(signal.SIGALRM, ring)
-        carrier = self.prober.target.carrier()
-        arguments = {n: carrier.carry(v, n) for n, v in call.arguments.items()}
-        method = getattr(self.theirs, operation.method)
-        is_interrupted = False
+    def _interrupt(self, operation: Operation) -> Iterator[Finding]:
+        """Interrupt the operation: it has happened or it has not."""
+        call = self.case.call = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
+        after = copy.deepcopy(self.model)
+        _call_model(after, operation.method, call)
+        side = copy_arguments(_Method(self.case.target, self.actual, operation.method), call)
         try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-6, 6e-5))
-                method(**arguments)
-            except Interrupted:
-                is_interrupted = True
-            finally:
-                is_armed = False
-        except Interrupted:  # on the way out of the call
-            is_interrupted = True
-        finally:
-            is_armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
-        count = self.session.constructor.arguments["max_num_reqs"]
-        rows = torch.arange(count, dtype=torch.int32)
-        states = [after] if not is_interrupted else [after, self.ours]
-        found = self.theirs.gather_block_tables(rows)
-        differences = [
-            first_difference(copy.deepcopy(state).gather_block_tables(rows.numpy()), found)
-            for state in states
-        ]
-        same = [state for state, d in zip(states, differences, strict=True) if d is None]
-        if not same:
-            line = "; ".join(d.line for d in differences if d is not None)
-            kind = "half done after an interrupt" if is_interrupted else "wrong result"
-            yield f"{kind} ({operation.method})", "", line
+            is_interrupted = Interrupter(fast, self.random.randint(1, 300)).run(side.run)
+        except Exception:  # noqa: BLE001  # `apply` reports it
             return
-        self.ours = same[0]
-        self.ours.gather_block_tables(rows.numpy())
-        self.handed_out.clear()
+        rows = torch.arange(self.num_rows, dtype=torch.int32)
+        found = self.actual.gather_block_tables(rows)
+        states = [after, self.model] if is_interrupted else [after]
+        differences = []
+        for state in states:
+            expected = copy.deepcopy(state).gather_block_tables(rows.numpy())
+            difference = first_difference(expected, found)
+            if difference is None:
+                break
+            differences.append(difference.line)
+        else:
+            kind = "half done after an interrupt" if is_interrupted else "wrong result"
+            yield f"{kind} ({operation.method})", "", "; ".join(differences)
+            return
+        self.model = state
+        self.model.gather_block_tables(rows.numpy())
+        self.results.clear()
+
+    def _call_both(self, operation: Operation, *, checked: bool) -> tuple[Outcome, Outcome]:
+        call = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
+        self.case.call = call
+        expected = _call_model(self.model, operation.method, call)
+        return expected, self._call_actual(operation.method, call, checked=checked)
+
+    def _call_actual(self, method: str, call: Call, *, checked: bool) -> Outcome:
+        return call_fast(_Method(self.case.target, self.actual, method), call, checked=checked)
 
 
-def _on(tables: Any, call: Call, target: ProbedTarget | None, *, checked: bool = False) -> Outcome:
-    """Call a method of one twin's object."""
-    method = call.function.removeprefix(METHOD)
-    if target is None:
-        return _plainly(tables, method, call)
-    for tell in BEFORE_A_CALL:
-        tell(call)
-    bound = _Bound(target, tables, method)
-    return call_fast(bound, call, checked=checked)
+class _Method:
+    """A target whose one function is a method of an object."""
+
+    def __init__(self, target: ProbedTarget, owner: Any, method: str) -> None:
+        self._method = getattr(owner, method)
+        self.implementation, self.name = target.implementation, target.name
+        self.carrier, self.launches = target.carrier, target.launches
+
+    def lookup(self, _: str) -> Any:
+        """Return the method."""
+        return self._method
 
 
-def _plainly(tables: Any, method: str, call: Call) -> Outcome:
-    from conformance.targets import REFERENCE  # noqa: PLC0415
-
+def _call_model(tables: Any, method: str, call: Call) -> Outcome:
     outcome = Outcome()
     try:
         carrier = REFERENCE.carrier()
@@ -262,28 +200,11 @@ def _plainly(tables: Any, method: str, call: Call) -> Outcome:
     return outcome
 
 
-class _Bound:
-    """A target whose one function is a method of an object."""
-
-    def __init__(self, target: ProbedTarget, tables: Any, method: str) -> None:
-        self._target, self._method = target, getattr(tables, method)
-        self.implementation = target.implementation
-        self.name = target.name
-
-    def carrier(self, *, has_own_objects: bool = False) -> Any:
-        """Return a new carrier into guarded memory."""
-        return self._target.carrier(has_own_objects=has_own_objects)
-
-    def lookup(self, _: str) -> Any:
-        """Return the method."""
-        return self._method
+def _disagreement(expected: Outcome, got: Outcome) -> Finding:
+    return "twins disagree", "", f"{got.error!r}; reference: {expected.error!r}"
 
 
-def _pickled(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))  # noqa: S301  # it was pickled just now
-
-
-def _forking_pickled(value: Any) -> Any:
+def _pickled_by_multiprocessing(value: Any) -> Any:
     written = io.BytesIO()
     ForkingPickler(written).dump(value)
     return pickle.loads(written.getvalue())  # noqa: S301  # it was pickled just now

@@ -36,11 +36,6 @@ class Site:
         inside = (f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in rest)
         return f"{first}{''.join(inside)}"
 
-    @property
-    def is_hint(self) -> bool:
-        """Whether it is in an argument that `fast` alone has."""
-        return self.steps[0] == ("attribute", "hints")
-
 
 def sites_of(call: Call, deepest: int = 6) -> list[Site]:
     """Return all places of a call, arguments and what is inside them.
@@ -112,3 +107,14 @@ def _replaced(owner: Any, steps: tuple[Step, ...], value: Any) -> Any:
     entries = list(owner) if isinstance(owner, tuple) else copy.copy(owner)
     entries[key] = _replaced(owner[key], tuple(rest), value)
     return tuple(entries) if isinstance(owner, tuple) else entries
+
+
+def are_copies(path: str, other: str) -> bool:
+    """Tell whether two places hold the same values, on the CPU and on a device.
+
+    >>> are_copies("batch.seq_lens", "batch.seq_lens_cpu"), are_copies("a.cpu", "a.gpu")
+    (True, True)
+    """
+    if {path[-4:], other[-4:]} == {".cpu", ".gpu"}:
+        return path[:-4] == other[:-4]
+    return path == f"{other}_cpu" or other == f"{path}_cpu"

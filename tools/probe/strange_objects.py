@@ -24,11 +24,14 @@ def _hostile(*_: object, **__: object) -> NoReturn:
 class HostileIndex:
     """Looks like an int, and raises when it is used as one."""
 
+    __slots__ = ()
     __index__ = __int__ = __float__ = __bool__ = _hostile
 
 
 class LyingIndex:
     """Looks like an int, and is another one each time."""
+
+    __slots__ = ("_next",)
 
     def __init__(self) -> None:
         self._next = 0
@@ -43,12 +46,14 @@ class LyingIndex:
 class HostileLen:
     """Raises when it is asked for its length, its entries or its truth."""
 
+    __slots__ = ()
     __len__ = __iter__ = __getitem__ = __bool__ = _hostile
 
 
 class HostileEq:
     """Raises when it is compared or hashed."""
 
+    __slots__ = ()
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hostile
     __hash__ = _hostile  # type: ignore[assignment]  # on purpose
 
@@ -56,11 +61,14 @@ class HostileEq:
 class HostileRepr:
     """Raises when it is printed in a message."""
 
+    __slots__ = ()
     __repr__ = __str__ = __format__ = _hostile  # type: ignore[assignment]  # on purpose
 
 
 class HostileAttributes:
     """Raises for every attribute."""
+
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # what `copy` and `hasattr` look for
@@ -111,8 +119,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "generator": lambda: iter([1, 2]),
     "range": lambda: range(3),
     "class": lambda: int,
-    "module": lambda: dataclasses,
-    "lambda": lambda: lambda *_: 1,
+    "function": lambda: len,
     "masked array": lambda: np.ma.masked_array([1, 2], [True, False], fill_value=0),
     "structured array": lambda: np.zeros(2, [("a", np.int32), ("b", np.int64)]),
     "byte-swapped array": lambda: np.array([1, 2], np.dtype(np.int32).newbyteorder()),

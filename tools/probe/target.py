@@ -57,14 +57,10 @@ class ProbedTarget(Target):
     changes: frozenset[str] = frozenset()
     may_span: bool = True
 
-    def carrier(self, *, has_own_objects: bool = False) -> Carrier:
-        """Return a new carrier into guarded memory."""
+    def carrier(self, **options: Any) -> Carrier:
+        """Return a new carrier into guarded memory, with `Carrier`'s options."""
         carrier = PlacingCarrier(
-            self.implementation,
-            self.memory,
-            self.random,
-            self.changes,
-            has_own_objects=has_own_objects,
+            self.implementation, self.memory, self.random, self.changes, **options
         )
         carrier.may_span = self.may_span
         return carrier

@@ -21,13 +21,13 @@ class Wrapper(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+    def __new__(cls: type[Wrapper], inner: torch.Tensor) -> Wrapper:  # noqa: PYI034
         """Return a tensor of the same shape and dtype."""
-        made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # torch's name for it
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  # torch's name for it
             cls, inner.shape, dtype=inner.dtype, device=inner.device
         )
         made.inner = inner
-        return made  # type: ignore[no-any-return]  # torch does not say
+        return made
 
     def __repr__(self) -> str:  # type: ignore[override]  # torch's takes more
         return f"Wrapper({self.inner!r})"
@@ -93,7 +93,7 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "mkldnn": lambda t: t.to_mkldnn(),
     "fake": _fake,
     "meta": lambda t: t.to("meta"),
-    "functional": lambda t: torch._to_functional_tensor(t),  # noqa: SLF001  # torch's name
+    "functional": torch._to_functional_tensor,  # noqa: SLF001  # torch's name
     "wrapper subclass": Wrapper,
     "plain subclass": lambda t: t.as_subclass(PlainSubclass),
     "parameter": lambda t: torch.nn.Parameter(t.clone(), requires_grad=False),
@@ -118,23 +118,6 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 """Makers of a kind from an ordinary tensor; one may raise where there is no such tensor."""
 
-ARRAYS: dict[str, Callable[[Array], Any]] = {
-    "masked": lambda a: np.ma.masked_array(a, np.ones(a.shape, np.bool_)),
-    "byte-swapped": lambda a: a.astype(a.dtype.newbyteorder()),
-    "structured": lambda a: np.zeros(a.shape, [("a", a.dtype)]),
-    "objects": lambda a: a.astype(object),
-    "float": lambda a: a.astype(np.float64),
-    "uint64": lambda a: a.astype(np.uint64),
-    "matrix": lambda a: np.asmatrix(a),
-    "subclass": lambda a: a.view(np.recarray),
-    "tensor": lambda a: torch.from_numpy(a.copy()),
-    "list": lambda a: a.tolist(),
-    "reversed view": lambda a: a[::-1].copy()[::-1],
-    "unaligned": lambda a: _unaligned(a),
-    "zero-stride": lambda a: np.broadcast_to(a[:1], a.shape),
-}
-"""The same for NumPy arrays, where `fast` takes one."""
-
 
 def _unaligned(array: Array) -> Array:
     memory = np.zeros(array.nbytes + 1, np.uint8)
@@ -143,8 +126,44 @@ def _unaligned(array: Array) -> Array:
     return found
 
 
+ARRAYS: dict[str, Callable[[Array], Any]] = {
+    "masked": lambda a: np.ma.masked_array(a, np.ones(a.shape, np.bool_)),
+    "byte-swapped": lambda a: a.astype(a.dtype.newbyteorder()),
+    "structured": lambda a: np.zeros(a.shape, [("a", a.dtype)]),
+    "objects": lambda a: a.astype(object),
+    "float": lambda a: a.astype(np.float64),
+    "uint64": lambda a: a.astype(np.uint64),
+    "matrix": np.asmatrix,
+    "subclass": lambda a: a.view(np.recarray),
+    "tensor": lambda a: torch.from_numpy(a.copy()),
+    "list": lambda a: a.tolist(),
+    "reversed view": lambda a: a[::-1].copy()[::-1],
+    "unaligned": _unaligned,
+    "zero-stride": lambda a: np.broadcast_to(a[:1], a.shape),
+}
+"""The same for NumPy arrays, where `fast` takes one."""
+
+
 class NoSuchKindError(Exception):
     """An array cannot be made this kind of tensor."""
+
+
+OTHER_TYPES = frozenset(
+    {"plain subclass", "parameter", "wrapper subclass", "fake", "meta", "functional"}
+    | {
+        "requires grad",
+        "dtype int16",
+        "dtype float64",
+        "complex",
+        "conj view",
+        "quantized",
+        "mkldnn",
+    }
+    | {"sparse COO", "sparse CSR", "nested", "nested, jagged", "list", "numpy", "numpy scalar"}
+    | {"memoryview", "masked", "structured", "objects", "float", "uint64", "matrix", "subclass"}
+    | {"byte-swapped", "tensor", "0-dim"}
+)
+"""Kinds of another type, dtype or device, which a function that passes them on keeps."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,14 +171,16 @@ class OfKind(Blueprint):
     """An array that `fast` is given as another kind of tensor.
 
     Attributes:
-        kind: one of `TENSORS` or `ARRAYS`.
-        array: the values.
-        path: the argument that it is.
+        kind: One of `TENSORS` or `ARRAYS`.
+        array: The values.
+        path: The argument that it is.
+        tensor: What `fast` is given; None: what the kind makes of the array.
     """
 
     kind: str
     array: Array
     path: str
+    tensor: torch.Tensor | None = None
 
     def make(self, carrier: Carrier) -> Any:
         """Return the array, of that kind on the side of `fast`.
@@ -167,6 +188,8 @@ class OfKind(Blueprint):
         Raises:
             NoSuchKindError: There is no such tensor of these values.
         """
+        if carrier.device is not None and self.tensor is not None:
+            return self.tensor
         carried = carrier.carry(self.array, self.path)
         if carrier.device is None:
             return carried

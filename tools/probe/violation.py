@@ -7,6 +7,9 @@ import re
 import traceback
 from types import TracebackType
 
+Finding = tuple[str, str, str]
+"""The kind of a violation, where it is, and what happened."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
@@ -32,7 +35,7 @@ class Violation:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is the same of violations that are told once."""
+        """What violations have in common of which one is printed."""
         return self.function, self.kind, self.where
 
     @property
@@ -42,7 +45,7 @@ class Violation:
 
 
 def innermost_frame(trace: TracebackType | None) -> str:
-    """Return the last frame in `fast` of a traceback, else the last one, as `file:line function`."""
+    """Return the last frame in `fast` of a traceback, or the last one: `file:line function`."""
     frames = traceback.extract_tb(trace)
     ours = [frame for frame in frames if "/fast/" in frame.filename]
     if not frames:
@@ -52,9 +55,9 @@ def innermost_frame(trace: TracebackType | None) -> str:
 
 
 def innermost_dumped(dump: str) -> str:
-    """Return the same of what `faulthandler` wrote.
+    r"""Return the same of what `faulthandler` wrote.
 
-    >>> innermost_dumped('  File "/a/numpy/b.py", line 3 in g\\n  File "/a/fast/x.py", line 2 in f')
+    >>> innermost_dumped('  File "/a/numpy/b.py", line 3 in g\n  File "/a/fast/x.py", line 2 in f')
     'fast/x.py:2 f'
     """
     frames = re.findall(r'File "([^"]*)", line (\d+) in (\S+)', dump)

@@ -1,4 +1,4 @@
-"""Runs cases in processes that may die, hang or run out of memory, and says which case did it."""
+"""Runs cases in processes, and reports which case crashed, hung or ran out of memory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final
 
+from tools.probe.calling import BEFORE_A_CALL, poison_numpy
+from tools.probe.case import describe_call
+from tools.probe.prober import Prober
 from tools.probe.violation import Violation, innermost_dumped
 
 HANG_SECONDS: Final = 20.0
@@ -90,44 +93,46 @@ class _Progress:
 def run_job(
     job: Job,
     implementation: ModuleType,
-    deadline: float | None = None,
-    hang_seconds: float = HANG_SECONDS,
+    hang_seconds: float,
+    is_over: Callable[[], bool],
 ) -> Report:
     """Run all cases of a job, in as many workers one after another as it takes.
 
     Args:
-        job: the cases.
-        implementation: what is probed.
-        deadline: when to stop, of `time.monotonic`; None: never.
-        hang_seconds: how long a case may take.
+        job: The cases.
+        implementation: What is probed.
+        hang_seconds: How long a case may take.
+        is_over: Tells whether to stop early.
     """
     report, first, deaths = Report(job), job.first, 0
     start = time.monotonic()
     while first < job.stop and deaths < MOST_DEATHS:
         worker = _Worker(dataclasses.replace(job, first=first), implementation)
-        died = worker.follow(report, deadline, hang_seconds)
+        died = worker.follow(report, hang_seconds, is_over)
         report.done += worker.cases_done
         first += worker.cases_done
         if died is not None:
             if job.stop > job.first + 1:
-                died = _again(died, implementation, hang_seconds)
+                died = _again(died, implementation, hang_seconds, is_over)
             report.violations.append(died)
             deaths += 1
             first += 1
             report.done += 1
-        elif deadline is not None and time.monotonic() > deadline:
+        elif is_over():
             break
     report.seconds = time.monotonic() - start
     return report
 
 
-def _again(died: Violation, implementation: ModuleType, hang_seconds: float) -> Violation:
+def _again(
+    died: Violation, implementation: ModuleType, hang_seconds: float, is_over: Callable[[], bool]
+) -> Violation:
     """Run the case that a worker died of alone, to learn its call, and whether it dies again."""
     job = Job(died.function, died.seed, died.case, died.case + 1)
-    alone = _Worker(job, implementation).follow(Report(job), None, hang_seconds)
+    alone = _Worker(job, implementation).follow(Report(job), hang_seconds, is_over)
     if alone is None:
-        told = "not when it runs alone: --replay finds nothing"
-        return dataclasses.replace(died, detail=f"{told}\n{died.detail}")
+        note = "not when it runs alone: --replay finds nothing"
+        return dataclasses.replace(died, detail=f"{note}\n{died.detail}")
     return alone
 
 
@@ -150,9 +155,9 @@ class _Worker:
         self.cases_done = 0
 
     def follow(
-        self, report: Report, deadline: float | None, hang_seconds: float
+        self, report: Report, hang_seconds: float, is_over: Callable[[], bool]
     ) -> Violation | None:
-        """Read what the worker finds until it ends; return how it died, None where it did not."""
+        """Read what the worker finds until it ends; return how it died, None if it did not."""
         is_late = False
         while True:
             ready, _, _ = select.select([self._pipe], [], [], 0.5)
@@ -162,10 +167,9 @@ class _Worker:
                     break
                 self._take(read, report)
             case, since = self.progress.read()
-            now = time.monotonic()
-            if now - since > hang_seconds and case >= self.job.first:
+            if time.monotonic() - since > hang_seconds and case >= self.job.first:
                 return self._hung(case)
-            if deadline is not None and now > deadline:
+            if is_over():
                 is_late = True
                 os.kill(self.process, signal.SIGKILL)
                 break
@@ -205,11 +209,11 @@ class _Worker:
     def _take(self, read: bytes, report: Report) -> None:
         *lines, self._text = (self._text + read).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "counts" in told:
-                report.counts = told["counts"]
+            found = json.loads(line)
+            if "counts" in found:
+                report.counts = found["counts"]
             else:
-                report.violations.append(Violation(**told))
+                report.violations.append(Violation(**found))
 
 
 def _work(
@@ -217,11 +221,12 @@ def _work(
 ) -> None:
     """Run the cases in this process, and end it."""
     status = 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     try:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
         if job.stop == job.first + 1:
-            _tell_calls(stacks)
+            _report_calls(stacks)
         for line in findings(job, implementation, progress.write):
             os.write(pipe, json.dumps(line).encode() + b"\n")
         status = 0
@@ -232,25 +237,20 @@ def _work(
         os._exit(status)
 
 
-def _tell_calls(stacks: IO[bytes]) -> None:
+def _report_calls(stacks: IO[bytes]) -> None:
     """Write every call before it is made, so that it is known if it ends the process."""
-    from tools.probe.calling import BEFORE_A_CALL  # noqa: PLC0415  # the parent needs none of it
-    from tools.probe.cases import told  # noqa: PLC0415
 
-    def tell(call: Any) -> None:
-        os.write(stacks.fileno(), f"{CALLING}{told(call)}\n".encode())
+    def report(call: Any) -> None:
+        os.write(stacks.fileno(), f"{CALLING}{describe_call(call)}\n".encode())
 
-    BEFORE_A_CALL.append(tell)
+    BEFORE_A_CALL.append(report)
 
 
 def findings(
     job: Job, implementation: ModuleType, begin: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield the violations of a job's cases, then how many cases of each kind there were."""
-    from tools.probe.calling import poison_numpy  # noqa: PLC0415  # the parent needs none of it
-    from tools.probe.probers import make_prober  # noqa: PLC0415
-
-    prober = make_prober(job.function, implementation, job.seed)
+    prober = Prober(job.function, implementation, job.seed)
     poison_numpy()
     gc.callbacks.clear()  # Hypothesis has one, which a signal would end in
     limit_memory()
