@@ -139,7 +139,7 @@ def subclass_attention_backend(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_type("name_prefix", name_prefix, str, "a str")
+    check_name_prefix(name_prefix)
     check_type("attention_backend_cls", attention_backend_cls, type, "a class")
     check_type("builder_cls", builder_cls, type, "a class")
     key = "backend", name_prefix, id(attention_backend_cls), id(builder_cls)
@@ -195,12 +195,24 @@ def subclass_attention_metadata(
 
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
-    check_type("name_prefix", name_prefix, str, "a str")
+    check_name_prefix(name_prefix)
     check_type("metadata_cls", metadata_cls, type, "a class")
     _check_fields(fields)
     described = tuple((name, describe(kind), describe(default)) for name, kind, default in fields)
     key = "metadata", name_prefix, id(metadata_cls), described
     return make_once(key, lambda: _make_metadata(name_prefix, metadata_cls, fields))
+
+
+def check_name_prefix(name_prefix: object) -> None:
+    """Refuse what cannot begin the name of a class.
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it has a null character.
+    """
+    check_type("name_prefix", name_prefix, str, "a str")
+    if "\0" in str(name_prefix):
+        raise ValueError(f"name_prefix is {name_prefix!r}, expected no null character")
 
 
 def _make_metadata(

@@ -1,5 +1,6 @@
 """Splitting a batch by kind of request, and the order that this needs."""
 
+from collections.abc import Hashable
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any
@@ -16,6 +17,7 @@ from fast._checks import (
     check_ints,
     check_list,
     check_minimum,
+    get_type_name,
 )
 from fast._native.batch_order import find_extends_and_prefills, find_first_prefill, plan_swaps
 from fast._native.int_packing import pack_ints
@@ -221,14 +223,21 @@ def reorder_batch_to_split_decodes_and_prefills(
 def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401  (an engine's own mapping)
     """Return each request's scheduled tokens."""
     if type(scheduled) is not dict and not hasattr(scheduled, "get"):
-        raise TypeError(f"num_scheduled_tokens must be a mapping, got {type(scheduled).__name__}")
+        raise TypeError(f"num_scheduled_tokens must be a mapping, got {get_type_name(scheduled)}")
     if type(scheduled) is dict and len(req_ids) > 1:
         # All are looked up and packed at once, without a Python step for each.
-        with suppress(KeyError):
+        with suppress(KeyError, TypeError):  # which request it is, is said below
             tokens = pack_ints(itemgetter(*req_ids)(scheduled))
             if tokens is not None:
                 return tokens
-    counts = list(map(scheduled.get, req_ids))
+    try:
+        counts = list(map(scheduled.get, req_ids))
+    except TypeError:
+        for position, req_id in enumerate(req_ids):
+            if not isinstance(req_id, Hashable):
+                kind = get_type_name(req_id)
+                raise TypeError(f"req_ids[{position}] must be hashable, got {kind}") from None
+        raise
     if None in counts:
         missing = [req_id for req_id in req_ids if req_id not in scheduled]
         if missing:

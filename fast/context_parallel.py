@@ -53,7 +53,11 @@ def get_dcp_local_seq_lens(
 
     Source: the definition is kvtwin's own; the name is vLLM's decode context parallelism.
     """
-    is_on_host = type(seq_lens) is torch.Tensor and seq_lens.is_cpu and not uses_kernels(seq_lens)
+    is_on_host = (
+        not is_dynamo_compiling()
+        and isinstance(seq_lens, torch.Tensor)
+        and not uses_kernels(seq_lens)
+    )
     if not is_on_host or out is not None or is_checked():  # otherwise the loop's caller checks it
         check_tensor("seq_lens", seq_lens, torch.int32, 1)
     size = check_int("dcp_size", dcp_size)
@@ -76,7 +80,9 @@ def get_dcp_local_seq_lens(
     num_reqs, ranks = seq_lens.shape[0], size if dcp_rank is None else 1
     shape = (num_reqs, size) if dcp_rank is None else (num_reqs,)
     if out is not None:
-        check_rows_out(out, INT32, shape, (seq_lens,), seq_lens.device, may_be_longer=True)
+        check_rows_out(
+            out, INT32, shape, {"seq_lens": seq_lens}, seq_lens.device, may_be_longer=True
+        )
     if not is_on_host:
         lens = plain("seq_lens", seq_lens)
         on_device = _count_on_device(lens, size, rank, ranks, interleave).view(shape)

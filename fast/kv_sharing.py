@@ -87,7 +87,8 @@ def _find_groups_to_join(
     groups_of: dict[str, list[KVCacheGroupSpec]] = {}
     for g, group in enumerate(kv_cache_groups):
         check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
-        for name in group.layer_names:
+        for k, name in enumerate(group.layer_names):
+            check_type(f"kv_cache_groups[{g}].layer_names[{k}]", name, str, "a str")
             groups_of.setdefault(name, []).append(group)
     joined = {}
     for layer, target in shared_kv_cache_layers.items():

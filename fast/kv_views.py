@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fast._checks import check_dtype, check_int, check_type, get_dtype_name, is_kind
+from fast._native.memory import check_memory
 from fast.kv_cache_spec import KVCacheConfig, find_inner_specs
 from fast.kv_cached_layers import CachedLayer, find_layers
 
@@ -146,6 +147,8 @@ def _view_bytes(
         ValueError: the raw tensor does not begin at a whole number of `dtype`.
     """
     raw, itemsize = layer.raw, dtype.itemsize
+    if not raw.is_meta:  # whose views have no memory either
+        check_memory(f"kv_cache_raw_tensors[{layer.name!r}]", raw)
     begin = raw.storage_offset()
     address = raw.untyped_storage().data_ptr() + begin
     if raw.numel() > 0 and (begin % itemsize or address % itemsize):

@@ -1,6 +1,6 @@
 """Memory that a caller hands over to be written: `out=`."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ def check_rows_out(
     out: object,
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    inputs: Iterable[torch.Tensor],
+    inputs: Mapping[str, torch.Tensor],
     device: torch.device,
     *,
     may_be_longer: bool = False,
@@ -58,13 +58,16 @@ def check_rows_out(
     return out
 
 
-def check_own_memory(out: torch.Tensor, inputs: Iterable[torch.Tensor]) -> None:
+def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
     """Refuse an `out` that shares memory with an input.
 
     Raises:
+        TypeError: an input is of a kind that has no memory of its own.
         ValueError: it does.
     """
-    if any(_share_memory(out, tensor) for tensor in inputs):
+    for name, tensor in inputs.items():
+        check_memory(name, tensor)
+    if any(_share_memory(out, tensor) for tensor in inputs.values()):
         raise ValueError("out shares memory with an input, expected memory of its own")
 
 

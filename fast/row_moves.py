@@ -6,6 +6,7 @@ import torch
 
 from fast._checks import MAX_SIZE
 from fast._native.memory import plain
+from fast._native.multimodal import as_bytes
 from fast.kernels import multimodal as kernels
 from fast.kernels.cuda import Kernel
 from fast.kernels.moves import WIDEST
@@ -38,24 +39,6 @@ def gather_on_device(
         return
     source, ranks = as_bytes("placeholders", placeholders), _rank_embeds(is_embed)
     _launch_rows(kernels.gather_rows, source, len(embeds), ranks, embeds)
-
-
-def as_bytes(name: str, rows: torch.Tensor) -> torch.Tensor:
-    """Return a matrix's memory as uint8[rows, row_bytes], each row contiguous.
-
-    Raises:
-        TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory.
-    """
-    if rows.requires_grad or rows.is_conj():
-        rows = rows.detach().resolve_conj()
-    rows = plain(name, rows)
-    if rows.stride(1) != 1:
-        # One column, or no rows, is in one piece whatever its stride, which torch would not let us
-        # view.
-        is_whole = rows.shape[1] == 1 or rows.shape[0] == 0
-        rows = rows.as_strided(rows.shape, (rows.stride(0), 1)) if is_whole else rows.contiguous()
-    return rows.view(torch.uint8)
 
 
 def _repeat(bits: int, size: int) -> int:

@@ -98,11 +98,10 @@ def compute_slot_mapping(
     Source: the definition is kvtwin's own; the names are vLLM's block table.
     """
     sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
-    is_on_host = (
-        type(block_table) is torch.Tensor and block_table.is_cpu and not uses_kernels(block_table)
-    )
-    if is_on_host and not is_checked() and not is_dynamo_compiling():
-        # The loop's caller checks the tensors.
+    if not isinstance(block_table, torch.Tensor):
+        check_tensor("block_table", block_table, torch.int32, 2)
+    is_on_host = not is_dynamo_compiling() and not uses_kernels(block_table)
+    if is_on_host and not is_checked():  # the loop's caller checks the tensors
         return fill_slots(block_table, query_start_loc, positions, _find_layout(*sizes), out)
     check_tensor("block_table", block_table, torch.int32, 2)
     check_batch(query_start_loc, positions, block_table.device)
@@ -132,7 +131,8 @@ def compute_slot_mapping(
         check_slots_out(out, positions)
     if is_checked():
         if out is not None:
-            check_own_memory(out, (block_table, query_start_loc, positions))
+            inputs = {"block_table": block_table, "query_start_loc": query_start_loc}
+            check_own_memory(out, inputs | {"positions": positions})
         table = to_host("block_table", block_table)
         starts = to_host("query_start_loc", query_start_loc)
         check_slots(table, starts, to_host("positions", positions), layout)

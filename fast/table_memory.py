@@ -123,11 +123,13 @@ class TableMemory:
         """Return each group's offset, width and block size, and the entries of all groups."""
         groups = []
         offset = 0  # Python's ints: products of sizes may be beyond int64
+        num_bytes = 8 * len(self.block_sizes) * self.max_num_batched_tokens
         for size in self.block_sizes:
             width = -(-self.max_model_len // size)
             groups.append((offset, width, size))
             offset += -(-self.max_num_reqs * width // ALIGNMENT) * ALIGNMENT
-        if max(4 * offset, 8 * len(groups) * self.max_num_batched_tokens) > MAX_BYTES:
+            num_bytes += 4 * self.max_num_reqs * width
+        if num_bytes > MAX_BYTES:
             raise ValueError(
                 f"max_num_reqs {self.max_num_reqs}, max_num_batched_tokens"
                 f" {self.max_num_batched_tokens} and max_model_len {self.max_model_len} make tables"

@@ -1,7 +1,6 @@
 """Making ready for the first request: everything compiled, loaded, and called a few times."""
 
 import warnings
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Final
 
@@ -18,7 +17,7 @@ from fast.block_table import BlockTables
 from fast.buffers import CpuGpuBuffer
 from fast.causal_conv1d import compute_causal_conv1d_metadata
 from fast.context_parallel import get_dcp_local_seq_lens
-from fast.kernels.cuda import KERNELS
+from fast.kernels.cuda import KERNELS, is_installed
 from fast.launchers import load
 from fast.local_attention import make_local_attention_virtual_batches
 from fast.metadata import CommonAttentionMetadata, build_attn_metadata
@@ -58,7 +57,7 @@ def warmup() -> None:
 
 
 def _load_kernels() -> None:
-    if find_spec("numba_cuda") is None:
+    if not is_installed():
         return  # the host path is all there is
     try:
         for kernel in KERNELS:

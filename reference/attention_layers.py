@@ -212,10 +212,11 @@ def init_attn_backend(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
+    context = vllm_config.compilation_config.static_forward_context
     plans = []
     for i, group in enumerate(groups):
         name = f"kv_cache_groups[{i}]"
-        backend = _get_backend_of_group(name, group, vllm_config)
+        backend = _get_backend_of_group(name, group, context)
         plans.append((group, backend, _get_spec_for_builder(name, group)))
     builder_classes = [backend.get_builder_cls() for _, backend, _ in plans]
     backend_names = [backend.get_name() for _, backend, _ in plans]
@@ -230,12 +231,11 @@ def init_attn_backend(
     return attn_backends, builders
 
 
-def _get_backend_of_group(name: str, group: Any, vllm_config: Any) -> Any:  # noqa: ANN401  # an engine's own
+def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: ANN401  # an engine's own
     """Return the backend that all layers of a group have."""
     layer_names = check_strs(f"{name}.layer_names", group.layer_names)
     if not layer_names:
         raise ValueError(f"{name}.layer_names is empty, expected at least 1 layer")
-    context = vllm_config.compilation_config.static_forward_context
     backends = []
     for i, layer_name in enumerate(layer_names):
         if layer_name not in context:

@@ -148,12 +148,20 @@ def subclass_attention_backend(
     """
     base = check_class("attention_backend_cls", attention_backend_cls)
     builders = check_class("builder_cls", builder_cls)
-    name = check_str("name_prefix", name_prefix) + base.__name__
+    name = _check_name_prefix(name_prefix) + base.__name__
     members = {"__module__": base.__module__, "get_builder_cls": staticmethod(lambda: builders)}
     return make_once(
         ("backend", name_prefix, id(base), id(builders)),
         lambda: type(name, (base,), members),
     )
+
+
+def _check_name_prefix(name_prefix: object) -> str:
+    """Return what begins the name of a class."""
+    prefix = check_str("name_prefix", name_prefix)
+    if "\0" in prefix:
+        raise ValueError(f"name_prefix is {prefix!r}, expected no null character")
+    return prefix
 
 
 def subclass_attention_metadata(
@@ -197,7 +205,7 @@ def subclass_attention_metadata(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     base = check_class("metadata_cls", metadata_cls)
-    name = check_str("name_prefix", name_prefix) + base.__name__
+    name = _check_name_prefix(name_prefix) + base.__name__
     _check_fields(fields)
     is_dataclass = dataclasses.is_dataclass(base)
     key_of_fields = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 from reference._checks import (
@@ -12,6 +13,7 @@ from reference._checks import (
     check_int,
     check_list,
     check_size,
+    get_type_name,
 )
 from reference.metadata import CommonAttentionMetadata, validate_metadata
 
@@ -248,8 +250,14 @@ def _check_scheduled_tokens(
 ) -> list[int]:
     """Return the scheduled tokens of each request, in batch order."""
     scheduled = scheduler_output.num_scheduled_tokens
+    if not hasattr(scheduled, "get"):
+        raise TypeError(f"num_scheduled_tokens must be a mapping, got {get_type_name(scheduled)}")
     tokens = []
     for position, request_id in enumerate(check_list("req_ids", input_batch.req_ids)):
+        if not isinstance(request_id, Hashable):
+            raise TypeError(
+                f"req_ids[{position}] must be hashable, got {get_type_name(request_id)}"
+            )
         if request_id not in scheduled:
             raise KeyError(
                 f"num_scheduled_tokens has no request {request_id!r}, which is req_ids[{position}]"

@@ -6,6 +6,7 @@ import numpy as np
 
 from reference._checks import (
     MAX_INT32,
+    MAX_INT64,
     Int32Array,
     Int64Array,
     check_array,
@@ -53,7 +54,7 @@ class BlockTables:
 
     Raises:
         TypeError: An argument of another type.
-        ValueError: A size outside 1 .. 2**31 - 1.
+        ValueError: A size outside 1 .. 2**31 - 1, sizes whose tables no memory can hold.
 
     Example:
         >>> import numpy as np
@@ -85,6 +86,14 @@ class BlockTables:
         check_bool("pin_memory", pin_memory)
         self._max_blocks = [-(-self._max_model_len // size) for size in self._block_sizes]
         self._num_groups = len(self._block_sizes)
+        num_bytes = 4 * self._max_num_reqs * sum(self._max_blocks)
+        num_bytes += 8 * self._num_groups * self._max_num_batched_tokens
+        if num_bytes > MAX_INT64:
+            raise ValueError(
+                f"max_num_reqs {self._max_num_reqs}, max_num_batched_tokens "
+                f"{self._max_num_batched_tokens} and max_model_len {self._max_model_len} make "
+                f"tables of more than {MAX_INT64} bytes"
+            )
         self._rows: list[list[list[int]]] = [
             [[] for _ in range(self._max_num_reqs)] for _ in self._block_sizes
         ]

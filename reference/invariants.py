@@ -50,9 +50,10 @@ def validate_metadata(metadata: object, block_size: int | None = None) -> None:
     """
     if block_size is not None:
         block_size = check_size("block_size", block_size)
-    fields = _check_fields(metadata)
+    fields = check_fields(metadata)
     _check_equal(fields)
-    _check_lengths(fields)
+    _check_start_locs(fields)
+    check_lengths(fields)
     _check_tokens(fields)
     _check_maxima(fields)
     if block_size is not None:
@@ -102,8 +103,16 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
 """The fields, and what each must be by itself."""
 
 
-def _check_fields(metadata: object) -> dict[str, Any]:
-    """Return the fields that there are, each of its type: int32 vectors as lists of ints."""
+def check_fields(metadata: object) -> dict[str, Any]:
+    """Return the fields that there are, each of its type: int32 vectors as lists of ints.
+
+    Args:
+        metadata: An object with the fields of `CommonAttentionMetadata`.
+
+    Raises:
+        TypeError: A field of another type or dtype.
+        ValueError: A field of another number of dimensions, or a negative count.
+    """
     fields: dict[str, Any] = {}
     for name, check in _CHECKS.items():
         value = getattr(metadata, name, None)
@@ -128,16 +137,30 @@ def _check_equal(fields: dict[str, Any]) -> None:
                 raise ValueError(f"{name}[{i}] is {value}, but {name}_cpu[{i}] is {value_cpu}")
 
 
-def _check_lengths(fields: dict[str, Any]) -> None:
-    """Check that the fields are of one batch: so many requests, so many tokens."""
-    starts = fields.get("query_start_loc")
+def _check_start_locs(fields: dict[str, Any]) -> None:
+    """Check that the requests' starts rise from 0 to at most the number of tokens."""
+    starts, num_tokens = fields.get("query_start_loc"), fields.get("num_actual_tokens")
+    if starts is None:
+        return
+    check_starts("query_start_loc", starts)
+    if num_tokens is not None and starts[-1] > num_tokens:
+        raise ValueError(
+            f"query_start_loc[-1] is {starts[-1]}, more than num_actual_tokens {num_tokens}"
+        )
+
+
+def check_lengths(fields: dict[str, Any]) -> None:
+    """Check that the fields are of one batch: so many requests, so many tokens.
+
+    Args:
+        fields: By name, as `check_fields` returns them.
+
+    Raises:
+        ValueError: A field that is too long or too short for the others.
+    """
+    starts = fields.get("query_start_loc_cpu", fields.get("query_start_loc"))
     num_reqs, num_tokens = fields.get("num_reqs"), fields.get("num_actual_tokens")
     if starts is not None:
-        check_starts("query_start_loc", starts)
-        if num_tokens is not None and starts[-1] > num_tokens:
-            raise ValueError(
-                f"query_start_loc[-1] is {starts[-1]}, more than num_actual_tokens {num_tokens}"
-            )
         if num_reqs is not None and len(starts) != num_reqs + 1:
             raise ValueError(
                 f"query_start_loc has {len(starts)} entries, expected num_reqs + 1 = {num_reqs + 1}"

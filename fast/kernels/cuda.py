@@ -12,6 +12,7 @@ until its name is among `fast.direct_launch.TESTED`, its own dispatcher launches
 """
 
 import importlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -187,6 +188,11 @@ def kernel(signature: str, threads: int = 128) -> Callable[[Callable[..., None]]
 def device_function(function: Callable[..., Any]) -> DeviceFunction:
     """Declare a function that kernels call."""
     return DeviceFunction(function)
+
+
+def is_installed() -> bool:
+    """Return whether numba-cuda is there to be imported."""
+    return importlib.util.find_spec("numba_cuda") is not None
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 
 import fast
 from fast import _checks, checked_mode
-from fast._native.memory import vector
+from fast._native.memory import locate
 
 
 def load_checks_anew() -> ModuleType:
@@ -120,4 +120,4 @@ def test_host_copies_are_on_the_host() -> None:
     """A `_cpu` field on another device is refused before anyone waits for that device."""
     elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match="seq_lens_cpu must be on the CPU, got meta"):
-        vector("seq_lens_cpu", elsewhere, torch.int32, 2)
+        locate("seq_lens_cpu", elsewhere, torch.int32, 2)

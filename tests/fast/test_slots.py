@@ -150,7 +150,7 @@ def test_too_many_tokens_on_the_host() -> None:
         ({"query_start_loc": STARTS[:0]}, ValueError, "query_start_loc is empty"),
         ({"query_start_loc": STARTS.numpy()}, TypeError, "query_start_loc must be a torch tensor"),
         ({"positions": STARTS}, TypeError, "^positions must be int64, got int32"),
-        ({"positions": POSITIONS.to("meta")}, ValueError, "positions is on meta, expected cpu"),
+        ({"positions": POSITIONS.to("meta")}, ValueError, "positions must be on the CPU, got meta"),
         ({"block_size": 0}, ValueError, "block_size is 0"),
         ({"block_size": 3, "kernel_block_size": 2}, ValueError, "^kernel_block_size is 2, expec"),
         ({"kernel_block_size": True}, TypeError, "kernel_block_size must be an int"),
@@ -214,7 +214,7 @@ def test_positions_that_wrap_around() -> None:
 def test_tensors_without_memory_are_refused() -> None:
     """A meta tensor, or one whose storage was taken from it, is named: no loop reads there."""
     meta = [TABLE.to("meta"), STARTS.to("meta"), POSITIONS.to("meta")]
-    with pytest.raises(ValueError, match="query_start_loc must be on the CPU, got meta"):
+    with pytest.raises(ValueError, match="block_table must be on the CPU, got meta"):
         fast.compute_slot_mapping(*meta, 2)
     with pytest.raises(ValueError, match="seq_lens must be on the CPU, got meta"):
         fast.get_dcp_local_seq_lens(STARTS.to("meta"))

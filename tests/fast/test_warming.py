@@ -78,7 +78,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
     monkeypatch.setattr(warming, "load", gpu.load)
     monkeypatch.setattr(warming, "prepare_graphs", gpu.prepare_graphs)
-    monkeypatch.setattr(warming, "find_spec", {"numba_cuda": "installed"}.get)
+    monkeypatch.setattr(warming, "is_installed", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     return gpu
@@ -107,7 +107,7 @@ def test_without_a_compiler_the_host_path_is_warmed_up(
 
 def test_without_numba_cuda_nothing_is_loaded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without numba-cuda the host path is all there is, and no warning says so."""
-    monkeypatch.setattr(warming, "find_spec", lambda _: None)
+    monkeypatch.setattr(warming, "is_installed", lambda: False)
     gpu.error = ImportError("not reached")
     fast.warmup()
     assert 0 == gpu.graphs_prepared

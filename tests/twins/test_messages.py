@@ -97,10 +97,10 @@ def map_slots(twin: Twin, **changes: Any) -> Any:  # noqa: ANN401  # of both twi
     return twin.lib.compute_slot_mapping(**arguments | changes)
 
 
-def reorder(twin: Twin, scheduled: dict[str, Any]) -> Any:  # noqa: ANN401  # of both twins
+def reorder(twin: Twin, scheduled: Any, second: Any = "b") -> Any:  # noqa: ANN401  # of both twins
     """Reorder a batch of the requests a and b."""
     batch = SimpleNamespace(
-        req_ids=["a", "b"],
+        req_ids=["a", second],
         num_computed_tokens_cpu=np.array([0, 3], np.int32),
         swap_states=lambda _i, _j: None,
     )
@@ -215,6 +215,71 @@ MESSAGES: dict[str, list[Refused]] = {
             "idx_mapping[1] is -2, expected -1 to 3",
         ),
     ],
+    "BlockTables.__init__": [
+        (
+            lambda twin: twin.lib.BlockTables([1], 2**31 - 1, 8, 2**31 - 1, "cpu", False),
+            ValueError,
+            (
+                "max_num_reqs 2147483647, max_num_batched_tokens 8 and max_model_len 2147483647 "
+                "make tables of more than 9223372036854775807 bytes"
+            ),
+        ),
+        (
+            lambda twin: twin.lib.BlockTables([2**31 - 1] * 2**2, 2**31 - 1, 8, 0, "cpu", False),
+            ValueError,
+            "max_model_len is 0, expected 1 to 2147483647",
+        ),
+    ],
+    "CommonAttentionMetadata.unpadded": [
+        (
+            lambda twin: twin.batch(query_start_loc=twin.int32(0, 2)).unpadded(2, 2),
+            ValueError,
+            "query_start_loc has 2 entries, expected num_reqs + 1 = 3",
+        ),
+        (
+            lambda twin: twin.batch(slot_mapping=[4, 5, 11, 12, 13]).unpadded(2, 1),
+            TypeError,
+            "slot_mapping must be an array, got list",
+        ),
+        (
+            lambda twin: twin.batch(seq_lens_cpu=twin.int64(5, 8)).unpadded(2, 1),
+            TypeError,
+            "seq_lens_cpu must be int32, got int64",
+        ),
+        (
+            lambda twin: twin.batch(num_reqs=True).unpadded(2, 1),
+            TypeError,
+            "num_reqs must be an int, got True of bool",
+        ),
+        (
+            lambda twin: twin.batch(slot_mapping=twin.int64()).unpadded(2, 1),
+            ValueError,
+            "slot_mapping has 0 entries, expected at least num_actual_tokens = 5",
+        ),
+        (
+            lambda twin: twin.batch().unpadded(1, 1),
+            ValueError,
+            "num_actual_tokens is 1, but the first 1 requests have 2 tokens",
+        ),
+    ],
+    "subclass_attention_metadata": [
+        (
+            lambda twin: twin.lib.subclass_attention_metadata(
+                "My\0", twin.lib.AttentionMetadata, []
+            ),
+            ValueError,
+            "name_prefix is 'My\\x00', expected no null character",
+        ),
+    ],
+    "add_kv_sharing_layers_to_kv_cache_groups": [
+        (
+            lambda twin: twin.lib.add_kv_sharing_layers_to_kv_cache_groups(
+                {"b": "a"}, [SimpleNamespace(layer_names=["a", ["c"]])]
+            ),
+            TypeError,
+            "kv_cache_groups[0].layer_names[1] must be a str, got list",
+        ),
+    ],
     "CommonAttentionMetadata.validate": [
         (
             lambda twin: twin.batch(seq_lens=twin.int32(5, 2)).validate(),
@@ -313,6 +378,16 @@ MESSAGES: dict[str, list[Refused]] = {
             lambda twin: reorder(twin, {"a": 1, "b": -1}),
             ValueError,
             "num_scheduled_tokens of req_ids[1] is -1, expected 0 to 9223372036854775807",
+        ),
+        (
+            lambda twin: reorder(twin, [1, 2]),
+            TypeError,
+            "num_scheduled_tokens must be a mapping, got list",
+        ),
+        (
+            lambda twin: reorder(twin, {"a": 1}, ["b"]),
+            TypeError,
+            "req_ids[1] must be hashable, got list",
         ),
         (
             lambda twin: reorder(twin, {"a": 1}),
