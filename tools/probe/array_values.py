@@ -59,20 +59,13 @@ def other_values(random: Random, array: Array) -> Array:
 def other_shape(random: Random, array: Array) -> Array:
     """Return the values in another shape: shorter, longer, of other dimensions, empty."""
     dense: Array = np.ascontiguousarray(array).reshape(array.shape)
-    shapes: list[Any] = [
-        dense[:-1] if array.ndim else dense,
-        np.concatenate([dense, dense]) if array.ndim else dense.reshape(1),
-        dense[:0] if array.ndim else dense,
-        dense[None],
-        dense[..., None],
-        dense.reshape(-1),
-        np.zeros((), array.dtype),
-        np.zeros((0, 2**40), array.dtype),
-        np.zeros((2**31, 0), array.dtype),
-        dense[..., :0],
-        dense[..., :-1] if array.ndim else dense,
-    ]
-    return np.ascontiguousarray(random.choice(shapes)).copy()
+    shapes = [dense[None], dense[..., None], dense.reshape(-1), np.zeros((), array.dtype)]
+    shapes += [np.zeros((0, 2**40), array.dtype), np.zeros((2**31, 0), array.dtype)]
+    if array.ndim:
+        shapes += [dense[:-1], np.concatenate([dense, dense]), dense[:0]]
+        shapes += [dense[..., :0], dense[..., :-1]]
+    chosen = random.choice(shapes)
+    return np.ascontiguousarray(chosen).reshape(chosen.shape).copy()
 
 
 def other_layout(random: Random, array: Array) -> Array:

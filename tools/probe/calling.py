@@ -130,7 +130,7 @@ def copy_arguments(target: Any, call: Call, manner: Manner = PLAIN) -> Side:
     """Return the copies of a call's arguments, with which it can be made."""
     for report in BEFORE_A_CALL:
         report(call)
-    return Side(target, call, manner)
+    return Side(target, call, manner, target.changes)
 
 
 def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:

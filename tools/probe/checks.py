@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -43,13 +44,17 @@ def asks_for_much(call: Call, expected: Outcome | None) -> bool:
         value: Any = site.value
         if isinstance(value, int | np.integer) and value >= MUCH:
             return True
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.size:
-            with np.errstate(invalid="ignore"):
-                is_large = bool((value >= MUCH).any())
-                falls = value.ndim == 1 and bool((value[1:] < value[:-1]).any())
-            if is_large and (is_accepted or not (falls and "start" in site.path)):
+        if isinstance(value, bytes | list | tuple) and _product(value) >= MUCH:
+            return True
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
+            falls = value.ndim == 1 and bool((value[1:] < value[:-1]).any())
+            if int(value.max()) >= MUCH and (is_accepted or not (falls and "start" in site.path)):
                 return True
     return False
+
+
+def _product(sizes: Sequence[object]) -> int:
+    return math.prod(int(size) for size in sizes if isinstance(size, int | np.integer))
 
 
 def check_resources(outcome: Outcome, *, asks_for_much: bool = False) -> Iterator[Finding]:
@@ -182,10 +187,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_refusal(outcome: Outcome) -> bool:
-    """Tell whether a `raise` raised the exception, and not an operation on a strange object."""
+    """Tell whether a `raise` of `reference` raised the exception, and not Python or NumPy."""
     error = outcome.error
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    return bool(frames) and (frames[-1].line or "").lstrip().startswith(("raise", 'f"', ")"))
+    return (
+        bool(frames)
+        and "/reference/" in frames[-1].filename
+        and (frames[-1].line or "").lstrip().startswith(("raise", 'f"', ")"))
+    )
 
 
 def path_of(line: str) -> str:

@@ -51,21 +51,20 @@ def other_kinds(case: Case) -> Iterator[Finding]:
 def _wrong_result(
     case: Case, expected: Outcome, got: Outcome, path: str, kind: str
 ) -> Iterator[Finding]:
-    leaves = [part for _, part in parts(got.result, "r") if isinstance(part, torch.Tensor)]
     if path == "out" or case.subject.contract.observe is not None:
         return  # what is written went into a copy
     try:
-        if any(not leaf.untyped_storage().nbytes() and leaf.numel() for leaf in leaves):
+        if any(
+            not leaf.untyped_storage().nbytes() and leaf.numel()
+            for leaf in _tensors(got.result).values()
+        ):
             return  # a view of a tensor without memory has none either
         difference = difference_in(case.subject.contract, expected, got, [path])
     except Exception:  # noqa: BLE001  # it passes on what cannot be read
         return
-    if difference is None or (kind in OTHER_TYPES and difference.verdict in _OF_TYPES):
+    if difference is None or (kind in OTHER_TYPES and difference.verdict is not Verdict.VALUE):
         return
     yield "wrong result", path_of(difference.line), f"{path}: {difference.line}"
-
-
-_OF_TYPES = {Verdict.TYPE, Verdict.DTYPE, Verdict.DEVICE}
 
 
 def modes(case: Case) -> Iterator[Finding]:
@@ -95,11 +94,12 @@ def transforms(case: Case) -> Iterator[Finding]:
     yield from named(name, case.check_error(got))
     if got.error is not None or site.path == "out":
         return
-    arrays = [part for _, part in parts(expected.result, "r") if isinstance(part, np.ndarray)]
-    for at, (ours, theirs) in enumerate(zip(arrays, leaves, strict=False)):
-        if ours.dtype.name == "bfloat16":
+    arrays = dict(parts(expected.result, "result"))
+    for path, tensor in leaves.items():
+        array = arrays.get(path)
+        if not isinstance(array, np.ndarray) or array.dtype.name == "bfloat16":
             continue
-        difference = first_difference(ours, theirs.detach().clone(), f"result{at}")
+        difference = first_difference(array, tensor.detach().clone(), path)
         if difference is not None:
             yield f"wrong result ({name})", site.path, f"{site.path}: {difference.line}"
             return
@@ -107,27 +107,33 @@ def transforms(case: Case) -> Iterator[Finding]:
 
 def _transformed(
     case: Case, name: str, call: Call, site: Site
-) -> tuple[Outcome, list[torch.Tensor]] | None:
-    """Make a call inside a transform; None where torch cannot transform it."""
+) -> tuple[Outcome, dict[str, torch.Tensor]] | None:
+    """Make a call inside a transform; return what it did, and the tensors of its result by path.
+
+    None where torch cannot transform it.
+    """
     found: list[Outcome] = []
 
     def run(tensor: torch.Tensor) -> Any:
         given = OfKind("given", site.value, site.path, tensor)
         found.append(case.call_fast(replaced_at(call, site, given), checked=False))
-        result = found[0].result
-        leaves = [part for _, part in parts(result, "r") if isinstance(part, torch.Tensor)]
-        return tuple(leaves) or tensor
+        return _tensors(found[0].result) or {"": tensor}
 
     try:
         array: Any = np.ascontiguousarray(site.value).reshape(site.value.shape)
         tensor = torch.from_numpy(array).clone()
         if name == "vmap":
-            leaves = [leaf[0] for leaf in torch.func.vmap(run)(tensor[None])]
+            leaves = torch.func.vmap(run)(tensor[None])
+            leaves = {path: leaf[0] for path, leaf in leaves.items()}
         else:
-            leaves = list(torch.func.functionalize(run)(tensor))
+            leaves = torch.func.functionalize(run)(tensor)
     except Exception:  # noqa: BLE001  # torch refuses the dtype, or what is returned
-        return (found[0], []) if found and found[0].error is not None else None
+        return (found[0], {}) if found and found[0].error is not None else None
     return found[0], leaves
+
+
+def _tensors(result: Any) -> dict[str, torch.Tensor]:
+    return {path: p for path, p in parts(result, "result") if isinstance(p, torch.Tensor)}
 
 
 def _is_repeated(array: Any) -> bool:

@@ -183,6 +183,7 @@ class _Method:
         self._method = getattr(owner, method)
         self.implementation, self.name = target.implementation, target.name
         self.carrier, self.launches = target.carrier, target.launches
+        self.changes = target.changes
 
     def lookup(self, _: str) -> Any:
         """Return the method."""

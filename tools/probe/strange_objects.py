@@ -187,7 +187,7 @@ def other_value(random: Random, value: Any, path: str) -> Any:
         scalars = [np.int64(value)] if abs(value) < 2**63 else []
         likely = [*near, *near, random.choice(INTS), random.choice(INTS), *scalars]
     elif isinstance(value, float):
-        likely = [float("nan"), float("inf"), -value, value * 2, 0.0, np.float32(value), -1e308]
+        likely = [float("nan"), float("inf"), -value, value * 2, 0.0, np.float32(1.5), -1e308]
     elif isinstance(value, str):
         likely = ["", value + "x", value[:-1], value.upper(), value * 1000, "0", "\0", "é"]
     elif isinstance(value, list | tuple):
