@@ -1,4 +1,4 @@
-"""Functions that break promises, one each, for the probe to find: `--impl` this file."""
+"""Functions that break one promise each, for the probe to find: `--impl` this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe finds nothing in `fast`, and every planted violation."""
+"""The probe finds no violation in `fast`, and every one that is planted."""
 
 from __future__ import annotations
 
@@ -7,23 +7,37 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tools.probe import command_line
 from tools.probe.guarded_memory import GuardedMemory
 from tools.probe.subjects import NO_FUNCTIONS, names, unprobed
 
+ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).with_name("planted_violations.py")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the probe protects pages: Linux")
 
 
+PLANTED_KINDS = {
+    "get_dcp_local_seq_lens": "died of signal SIGSEGV",
+    "slice_query_start_locs": "died of signal SIGSEGV",
+    "extract_layer_index": "internal error",
+    "compute_mm_encoder_budget": "hangs",
+    "map_to_kernel_blocks": "unbounded allocation",
+    "reshape_query_for_spec_decode": "died of signal SIGSEGV",
+    "create_ubatch_slices": "changed an input",
+    "compute_causal_conv1d_metadata": "wrong result",
+}
+"""What the functions of the file of planted violations are reported for."""
+
+
 def probe(*arguments: str) -> tuple[int, str]:
     """Return the exit status and the output of a run of the probe."""
     command = [sys.executable, "-m", "tools.probe", *arguments]
-    root = Path(__file__).parents[2]
     done = subprocess.run(  # noqa: S603  # the project's own tool
-        command, capture_output=True, text=True, check=False, timeout=300, cwd=root
+        command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -35,44 +49,29 @@ def test_every_public_name_is_probed_or_excused() -> None:
 
 
 def test_a_few_cases_of_each_function_find_nothing() -> None:
-    """A small run over everything reports no violation."""
-    status, output = probe("--cases", "10")
+    """A small run over everything reports no violation, and leaves nothing out."""
+    status, output = probe("--cases", "6")
     assert (0, []) == (status, re.findall(r"--replay .*", output)), output
-    assert f"{len(names())} functions" in output
+    total = f"{len(names())} functions, {6 * len(names())} cases, 0 kinds of violations"
+    assert total == output.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("function", "kind"),
-    [
-        ("get_dcp_local_seq_lens", "died of signal SIGSEGV"),
-        ("slice_query_start_locs", "died of signal SIGSEGV"),
-        ("extract_layer_index", "internal error"),
-        ("compute_mm_encoder_budget", "hangs"),
-        ("map_to_kernel_blocks", "unbounded allocation"),
-        ("reshape_query_for_spec_decode", "died of signal SIGSEGV"),
-        ("create_ubatch_slices", "changed an input"),
-        ("compute_causal_conv1d_metadata", "wrong result"),
-    ],
-)
-def test_planted_violations_are_found(function: str, kind: str) -> None:
-    """Each broken promise is reported as what it is, with a case to replay."""
-    status, output = probe(
-        "--impl", str(PLANTED), "--functions", function, "--cases", "30", "--hang-seconds", "1"
-    )
+def test_planted_violations_are_found_and_can_be_replayed() -> None:
+    """Each broken promise is reported as what it is, and its case alone shows it again."""
+    functions = ",".join(PLANTED_KINDS)
+    options = ("--impl", str(PLANTED), "--hang-seconds", "1")
+    status, output = probe(*options, "--functions", functions, "--cases", "12")
     assert 1 == status, output
-    assert re.search(rf"^  {kind}", output, re.MULTILINE), output
-    assert f"--replay {function}:0:" in output
-
-
-def test_a_case_can_be_replayed() -> None:
-    """The printed case alone shows the same violation."""
-    function = "extract_layer_index"
-    _, output = probe("--impl", str(PLANTED), "--functions", function, "--cases", "30")
-    case = re.search(r"internal error, .*\n.*\n.*\n    --replay (\S+)", output)
-    assert case is not None, output
-    status, again = probe("--impl", str(PLANTED), "--replay", case[1])
-    assert 1 == status
-    assert "internal error, 1 times" in again
+    for function, kind in PLANTED_KINDS.items():
+        report = re.search(rf"^{function}: .*\n(  .*\n)*", output, re.MULTILINE)
+        assert report is not None, output
+        cases = re.findall(rf"^  {kind}, .*\n(?:    .*\n)*?    --replay (\S+)$", report[0], re.M)
+        assert cases, (function, kind, report[0])
+    _, internal_error = re.findall(r"^  internal error, (.*\n)*?    --replay (\S+)$", output, re.M)[
+        0
+    ]
+    status, again = probe(*options, "--replay", internal_error)
+    assert (1, True) == (status, "  internal error, 1 times" in again), again
 
 
 @pytest.mark.parametrize(
@@ -97,8 +96,6 @@ def test_a_wrong_command_line_is_one_line(
 
 def test_guarded_memory_holds_what_was_placed() -> None:
     """A placed array has the values, and ends or begins at a page."""
-    import numpy as np  # noqa: PLC0415
-
     memory = GuardedMemory()
     for at_end in (True, False):
         placed, first, length = memory.place(np.arange(5, dtype=np.int32), at_end=at_end)

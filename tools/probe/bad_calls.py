@@ -35,10 +35,9 @@ class _Mutation:
         call: The call.
         changed: The places that were replaced.
         is_plain: Whether what stands there are numbers, texts and arrays.
-        is_alike: Whether both twins are given the same: no device, and no array in place of
-            another object, which is a tensor for neither twin.
-        has_hints: Whether `fast` reads something that `reference` does not: its hints, or the
-            other copy of a value.
+        is_alike: Whether both twins read the same: no device, no array in place of another
+            object, which has other attributes than a tensor, and no copies that differ.
+        has_hints: Whether `fast` has hints.
     """
 
     def __init__(self, case: Case, call: Call, is_wanted: Callable[[Site], bool]) -> None:
@@ -60,13 +59,16 @@ class _Mutation:
         self.changed.append(site.path)
         self.is_plain &= value is None or isinstance(value, int | float | str | np.ndarray)
         self.is_alike &= "device" not in site.path
-        self.is_alike &= not (isinstance(value, StrangeObject) and "array" in value.name)
+        is_strange_array = isinstance(value, StrangeObject) and "array" in value.name
+        is_array = is_strange_array or isinstance(value, np.ndarray)
+        self.is_alike &= not is_array or isinstance(site.value, np.ndarray)
+        self.is_alike &= not is_strange_array
         self.call = replaced_at(self.call, site, value)
         twin = next((other for other in sites if are_copies(site.path, other.path)), None)
         if twin is not None and case.random.random() < 0.9:
             self.call = replaced_at(self.call, twin, value)
         elif twin is not None:
-            self.has_hints = True
+            self.is_alike = False
 
 
 def bad_arrays(case: Case) -> Iterator[Finding]:

@@ -139,8 +139,8 @@ def check_twins(
         changed: The places of the call that were replaced.
         checked: Whether `fast` must refuse what `reference` does.
         has_one_fault: Whether both must do so with the same class.
-        has_hints: Whether `fast` has arguments that `reference` lacks, or copies of its arguments
-            that differ. It may refuse those, and without checks believes them.
+        has_hints: Whether `fast` has arguments that `reference` lacks. It may refuse those, and
+            without checks believes them.
     """
     ours, theirs = expected.error, got.error
     if is_callers_own(expected) or is_callers_own(got):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,6 +24,9 @@ from tools.probe.calling import warm_checked_mode
 from tools.probe.target import load
 from tools.probe.violation import Violation
 from tools.probe.workers import HANG_SECONDS, Job, Report, run_job
+
+CASES_FOR_A_WORKER: Final = 200
+"""How many cases a worker runs at least: to start one takes as long as a hundred cases."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,19 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = subjects.names()
     if options.replay is not None:
         function, seed, case = options.replay
-        jobs = [Job(function, seed, case, case + 1)]
+        names, jobs = [function], [Job((function,), seed, case, case + 1)]
     else:
         names = options.functions or known
-        jobs = [Job(name, options.seed, 0, options.cases) for name in names]
-    for job in jobs:
-        if job.function not in known:
-            name = job.function
+        size = -(-CASES_FOR_A_WORKER // options.cases)
+        groups = [tuple(names[at : at + size]) for at in range(0, len(names), size)]
+        jobs = [Job(group, options.seed, 0, options.cases) for group in groups]
+    for name in names:
+        if name not in known:
             parser.error(f"nothing is probed by the name {name!r}; there is {near(name, known)}")
     try:
         implementation = load(options.impl)
     except Exception as error:  # noqa: BLE001  # whatever the file raises
         parser.error(f"--impl {options.impl}: {type(error).__name__}: {error}")
-    _prepare_workers(jobs)
+    _prepare_workers(names)
     deadline = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
     stop = threading.Event()
     reports = []
@@ -71,29 +76,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for job in jobs
             ]
             for future in as_completed(futures):
-                reports.append(future.result())
-                print(describe(reports[-1], is_full=options.replay is not None), flush=True)
+                for report in future.result():
+                    reports.append(report)
+                    print(describe(report, is_full=options.replay is not None), flush=True)
         finally:
             stop.set()  # after Ctrl-C too: `pool` waits for its threads
     return _sum_up(reports)
 
 
-def _prepare_workers(jobs: Sequence[Job]) -> None:
+def _prepare_workers(names: Sequence[str]) -> None:
     """Do once what each worker, which is forked, would do anew."""
     torch.set_num_threads(1)  # a fork copies one thread alone
     fast.warmup()
     warm_checked_mode()
     FakeTensorMode()  # imports a second's worth of torch
-    if {job.function for job in jobs} & set(subjects.constructors()):
+    pools.Pool("extract_layer_index", 0)  # Hypothesis collects constants of all modules
+    if set(names) & set(subjects.constructors()):
         pools.objects_in_calls()
 
 
 def describe(report: Report, *, is_full: bool = False) -> str:
     """Return a job's report: one example, in a few lines, of violations that are alike."""
-    number = report.job.stop - report.job.first
-    lines = [f"{report.job.function}: {report.done:,} of {number:,} cases, {report.seconds:.0f} s"]
-    if is_full:
-        lines.append(f"  {report.counts}")
+    lines = [f"{report.function}: {report.done:,} of {report.total:,} cases"]
     found: dict[tuple[str, str, str], list[Violation]] = {}
     for violation in report.violations:
         found.setdefault(violation.key, []).append(violation)
@@ -111,7 +115,7 @@ def _sum_up(reports: Sequence[Report]) -> int:
     """Print a last line and return the exit status."""
     cases = sum(report.done for report in reports)
     distinct = {violation.key for report in reports for violation in report.violations}
-    short = [report for report in reports if report.done < report.job.stop - report.job.first]
+    short = [report for report in reports if report.done < report.total]
     print(
         f"{len(reports)} functions, {cases:,} cases, {len(distinct)} kinds of violations"
         + (f"; {len(short)} functions not finished" if short else "")

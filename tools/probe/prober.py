@@ -41,11 +41,11 @@ class Prober:
         seed: Of the run.
 
     Attributes:
-        counts: How many cases of each kind were run.
+        name: The function.
     """
 
     def __init__(self, name: str, implementation: ModuleType, seed: int) -> None:
-        self.counts: dict[str, int] = {}
+        self.name = name
         self._subject, self._seed = make_subject(name), seed
         self._memory = GuardedMemory()
         contract = self._subject.contract
@@ -60,7 +60,7 @@ class Prober:
 
     def run(self, number: int) -> list[Violation]:
         """Run a case and return what it found."""
-        name, seed = self._subject.name, self._seed
+        name, seed = self.name, self._seed
         if number // CASES_FOR_A_POOL != self._pool_number:
             self._pool_number = number // CASES_FOR_A_POOL
             self._pool = Pool(name, self._pool_number)
@@ -72,7 +72,6 @@ class Prober:
         run = random.choices(list(KINDS), list(KINDS.values()))[0]
         if name == "BlockTables" and number % 10:
             run = sessions.session
-        self.counts[run.__name__] = self.counts.get(run.__name__, 0) + 1
         try:
             findings = list(run(case))
         except Exception:  # noqa: BLE001  # is reported like a violation, and the run goes on

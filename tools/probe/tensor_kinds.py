@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from conformance.blueprints import Blueprint
-from conformance.conversion import Array, Carrier
+from conformance.conversion import NUMPY_IN_BOTH_TWINS, Array, Carrier
 
 
 class Wrapper(torch.Tensor):
@@ -202,6 +202,10 @@ class OfKind(Blueprint):
 
 def some_kind(random: Random, array: Array, path: str) -> OfKind:
     """Return an array as a kind of tensor or array, chosen at random."""
+    return OfKind(random.choice(list(ARRAYS if is_numpy(path) else TENSORS)), array, path)
+
+
+def is_numpy(path: str) -> bool:
+    """Tell whether an argument is a NumPy array in both twins."""
     name = path.rsplit(".", 1)[-1]
-    is_numpy = name in {"encoder_seq_lens", "num_scheduled_tokens"} or "input_batch" in path
-    return OfKind(random.choice(list(ARRAYS if is_numpy else TENSORS)), array, path)
+    return name in NUMPY_IN_BOTH_TWINS or "input_batch" in path

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final
@@ -42,60 +43,63 @@ MOST_DEATHS: Final = 12
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Cases of one function.
+    """Cases of some functions, for one worker after another.
 
     Attributes:
-        function: the function.
-        seed: of the run.
-        first: the first case.
-        stop: the one behind the last.
+        functions: The functions.
+        seed: Of the run.
+        first: The first case of each.
+        stop: The one behind the last.
     """
 
-    function: str
+    functions: tuple[str, ...]
     seed: int
     first: int
     stop: int
 
+    def __len__(self) -> int:
+        return len(self.functions) * (self.stop - self.first)
+
+    def __getitem__(self, place: int) -> tuple[str, int]:
+        """Return the function and the number of the case at a place of the job."""
+        number, case = divmod(place, self.stop - self.first)
+        return self.functions[number], self.first + case
+
 
 @dataclasses.dataclass
 class Report:
-    """What came of a job.
+    """What came of the cases of a function.
 
     Attributes:
-        job: the job.
-        done: how many cases were run.
-        violations: what they found, in order.
-        counts: how many cases of each kind were run, by the last worker.
-        seconds: how long it took.
+        function: The function.
+        total: How many cases were to be run.
+        done: How many were run.
+        violations: What they found, in order.
     """
 
-    job: Job
+    function: str
+    total: int
     done: int = 0
     violations: list[Violation] = dataclasses.field(default_factory=list)
-    counts: dict[str, int] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
 
 
 class _Progress:
-    """The number of the case that is running and when it began, in memory of both processes."""
+    """The place of the case that is running, and when it began, in memory of both processes."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, mmap.PAGESIZE)
 
-    def write(self, case: int) -> None:
-        self._map[:16] = struct.pack("qd", case, time.monotonic())
+    def write(self, place: int) -> None:
+        self._map[:16] = struct.pack("qd", place, time.monotonic())
 
     def read(self) -> tuple[int, float]:
-        case, since = struct.unpack("qd", self._map[:16])
-        return int(case), float(since)
+        place, since = struct.unpack("qd", self._map[:16])
+        return int(place), float(since)
 
 
 def run_job(
-    job: Job,
-    implementation: ModuleType,
-    hang_seconds: float,
-    is_over: Callable[[], bool],
-) -> Report:
+    job: Job, implementation: ModuleType, hang_seconds: float, is_over: Callable[[], bool]
+) -> list[Report]:
     """Run all cases of a job, in as many workers one after another as it takes.
 
     Args:
@@ -103,33 +107,40 @@ def run_job(
         implementation: What is probed.
         hang_seconds: How long a case may take.
         is_over: Tells whether to stop early.
+
+    Returns:
+        A report for each function.
     """
-    report, first, deaths = Report(job), job.first, 0
-    start = time.monotonic()
-    while first < job.stop and deaths < MOST_DEATHS:
-        worker = _Worker(dataclasses.replace(job, first=first), implementation)
-        died = worker.follow(report, hang_seconds, is_over)
-        report.done += worker.cases_done
-        first += worker.cases_done
+    reports = {name: Report(name, job.stop - job.first) for name in job.functions}
+    deaths, place = Counter[str](), 0
+    while place < len(job):
+        worker = _Worker(job, place, implementation)
+        died = worker.follow(reports, hang_seconds, is_over)
+        for done in range(place, worker.place):
+            reports[job[done][0]].done += 1
+        place = worker.place
         if died is not None:
-            if job.stop > job.first + 1:
+            if len(job) > 1:
                 died = _again(died, implementation, hang_seconds, is_over)
+            report = reports[died.function]
             report.violations.append(died)
-            deaths += 1
-            first += 1
             report.done += 1
+            place += 1
+            deaths[died.function] += 1
+            while deaths[died.function] >= MOST_DEATHS and place % report.total:
+                place += 1
         elif is_over():
             break
-    report.seconds = time.monotonic() - start
-    return report
+    return list(reports.values())
 
 
 def _again(
     died: Violation, implementation: ModuleType, hang_seconds: float, is_over: Callable[[], bool]
 ) -> Violation:
     """Run the case that a worker died of alone, to learn its call, and whether it dies again."""
-    job = Job(died.function, died.seed, died.case, died.case + 1)
-    alone = _Worker(job, implementation).follow(Report(job), hang_seconds, is_over)
+    job = Job((died.function,), died.seed, died.case, died.case + 1)
+    reports = {died.function: Report(died.function, 1)}
+    alone = _Worker(job, 0, implementation).follow(reports, hang_seconds, is_over)
     if alone is None:
         note = "not when it runs alone: --replay finds nothing"
         return dataclasses.replace(died, detail=f"{note}\n{died.detail}")
@@ -137,11 +148,15 @@ def _again(
 
 
 class _Worker:
-    """A forked process, and what it has written so far."""
+    """A forked process that runs a job from a place on.
 
-    def __init__(self, job: Job, implementation: ModuleType) -> None:
-        self.job, self.progress = job, _Progress()
-        self.progress.write(job.first - 1)
+    Attributes:
+        place: Where it ended: behind the last case, or at the one of which it died.
+    """
+
+    def __init__(self, job: Job, place: int, implementation: ModuleType) -> None:
+        self.job, self.place, self._progress = job, place, _Progress()
+        self._progress.write(place)
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in follow
         self._pipe, theirs = os.pipe()
         sys.stdout.flush()
@@ -149,50 +164,40 @@ class _Worker:
         self.process = os.fork()
         if self.process == 0:
             os.close(self._pipe)
-            _work(job, implementation, self.progress, theirs, self._stacks)
+            _work(job, place, implementation, self._progress, theirs, self._stacks)
         os.close(theirs)
         self._text = b""
-        self.cases_done = 0
 
     def follow(
-        self, report: Report, hang_seconds: float, is_over: Callable[[], bool]
+        self, reports: dict[str, Report], hang_seconds: float, is_over: Callable[[], bool]
     ) -> Violation | None:
         """Read what the worker finds until it ends; return how it died, None if it did not."""
-        is_late = False
+        how = None
         while True:
             ready, _, _ = select.select([self._pipe], [], [], 0.5)
             if ready:
                 read = os.read(self._pipe, 1 << 16)
                 if not read:
                     break
-                self._take(read, report)
-            case, since = self.progress.read()
-            if time.monotonic() - since > hang_seconds and case >= self.job.first:
-                return self._hung(case)
-            if is_over():
-                is_late = True
-                os.kill(self.process, signal.SIGKILL)
-                break
+                self._take(read, reports)
+            if time.monotonic() - self._progress.read()[1] > hang_seconds:
+                how = "hangs"
+                os.kill(self.process, signal.SIGUSR1)  # writes its stacks
+                time.sleep(0.3)
+            elif not is_over():
+                continue
+            os.kill(self.process, signal.SIGKILL)
+            break
         _, status = os.waitpid(self.process, 0)
         os.close(self._pipe)
-        case, _ = self.progress.read()
-        self.cases_done = max(case - self.job.first, 0) + (status == 0)
-        if status == 0 or is_late:
+        self.place = self._progress.read()[0]
+        if how is None and (status == 0 or is_over()):
             return None
-        is_killed = os.WIFSIGNALED(status)
-        how = f"signal {signal.Signals(status & 0x7F).name}" if is_killed else f"exit {status}"
-        return self._death(case, f"died of {how}")
+        if how is None and os.WIFSIGNALED(status):
+            how = f"died of signal {signal.Signals(status & 0x7F).name}"
+        return self._death(how or f"died of exit {status}")
 
-    def _hung(self, case: int) -> Violation:
-        os.kill(self.process, signal.SIGUSR1)  # writes its stacks
-        time.sleep(0.3)
-        os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
-        os.close(self._pipe)
-        self.cases_done = case - self.job.first
-        return self._death(case, "hangs")
-
-    def _death(self, case: int, how: str) -> Violation:
+    def _death(self, how: str) -> Violation:
         self._stacks.seek(0)
         dump = self._stacks.read().decode(errors="replace")
         self._stacks.close()
@@ -202,22 +207,23 @@ class _Worker:
         if how.startswith("died of exit"):
             detail = dump[dump.find("Traceback") :][-3000:]
         call = calls[-1] if calls else ""
-        return Violation(
-            self.job.function, self.job.seed, case, how, innermost_dumped(dump), detail, call
-        )
+        function, case = self.job[self.place]
+        return Violation(function, self.job.seed, case, how, innermost_dumped(dump), detail, call)
 
-    def _take(self, read: bytes, report: Report) -> None:
+    def _take(self, read: bytes, reports: dict[str, Report]) -> None:
         *lines, self._text = (self._text + read).split(b"\n")
         for line in lines:
-            found = json.loads(line)
-            if "counts" in found:
-                report.counts = found["counts"]
-            else:
-                report.violations.append(Violation(**found))
+            found = Violation(**json.loads(line))
+            reports[found.function].violations.append(found)
 
 
 def _work(
-    job: Job, implementation: ModuleType, progress: _Progress, pipe: int, stacks: IO[bytes]
+    job: Job,
+    place: int,
+    implementation: ModuleType,
+    progress: _Progress,
+    pipe: int,
+    stacks: IO[bytes],
 ) -> None:
     """Run the cases in this process, and end it."""
     status = 1
@@ -225,12 +231,23 @@ def _work(
     try:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-        if job.stop == job.first + 1:
+        if len(job) == 1:
             _report_calls(stacks)
-        for line in findings(job, implementation, progress.write):
-            os.write(pipe, json.dumps(line).encode() + b"\n")
+        poison_numpy()
+        gc.callbacks.clear()  # Hypothesis has one, in which a signal would end
+        limit_memory()
+        prober: Prober | None = None
+        for at in range(place, len(job)):
+            function, case = job[at]
+            progress.write(at)
+            if prober is None or prober.name != function:
+                prober = Prober(function, implementation, job.seed)
+            for violation in prober.run(case):
+                line = json.dumps(dataclasses.asdict(violation))
+                os.write(pipe, f"{line}\n".encode())
+        progress.write(len(job))
         status = 0
-    except BaseException:  # noqa: BLE001  # a worker says what ended it, and ends
+    except BaseException:  # noqa: BLE001  # a worker reports what ended it, and ends
         stacks.write(traceback.format_exc().encode())
         stacks.flush()
     finally:
@@ -244,21 +261,6 @@ def _report_calls(stacks: IO[bytes]) -> None:
         os.write(stacks.fileno(), f"{CALLING}{describe_call(call)}\n".encode())
 
     BEFORE_A_CALL.append(report)
-
-
-def findings(
-    job: Job, implementation: ModuleType, begin: Callable[[int], None]
-) -> Iterator[dict[str, Any]]:
-    """Yield the violations of a job's cases, then how many cases of each kind there were."""
-    prober = Prober(job.function, implementation, job.seed)
-    poison_numpy()
-    gc.callbacks.clear()  # Hypothesis has one, which a signal would end in
-    limit_memory()
-    for number in range(job.first, job.stop):
-        begin(number)
-        for violation in prober.run(number):
-            yield dataclasses.asdict(violation)
-    yield {"counts": prober.counts}
 
 
 def limit_memory() -> None:
