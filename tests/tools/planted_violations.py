@@ -38,8 +38,8 @@ def extract_layer_index(layer_name: Any, num_attn_module: Any = 1) -> Any:
 
 
 def compute_mm_encoder_budget(scheduler_config: Any, max_tokens_by_modality: Any) -> Any:
-    """Hang where there is one modality."""
-    while len(max_tokens_by_modality) == 1:
+    """Hang where modalities are no dict."""
+    while not isinstance(max_tokens_by_modality, dict):
         time.sleep(1)
     return fast.compute_mm_encoder_budget(scheduler_config, max_tokens_by_modality)
 

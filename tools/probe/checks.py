@@ -46,6 +46,8 @@ def asks_for_much(call: Call, expected: Outcome | None) -> bool:
             return True
         if isinstance(value, bytes | list | tuple) and _product(value) >= MUCH:
             return True
+        if isinstance(value, np.ndarray) and max(value.shape, default=0) >= MUCH:
+            return True
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
             falls = value.ndim == 1 and bool((value[1:] < value[:-1]).any())
             if int(value.max()) >= MUCH and (is_accepted or not (falls and "start" in site.path)):
@@ -182,7 +184,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Tell whether memory ran out, in the words of Python, NumPy or torch."""
     text = str(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("allocate memory" in text or "out of memory" in text)
+        isinstance(error, RuntimeError)
+        and any(words in text for words in ("allocate memory", "out of memory", "bad_alloc"))
     )
 
 

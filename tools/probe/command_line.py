@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names, jobs = [function], [Job((function,), seed, case, case + 1)]
     else:
         names = options.functions or known
-        size = -(-CASES_FOR_A_WORKER // options.cases)
+        size = min(-(-CASES_FOR_A_WORKER // options.cases), -(-len(names) // options.workers))
         groups = [tuple(names[at : at + size]) for at in range(0, len(names), size)]
         jobs = [Job(group, options.seed, 0, options.cases) for group in groups]
     for name in names:
@@ -105,7 +105,7 @@ def describe(report: Report, *, is_full: bool = False) -> str:
         first = min(alike, key=lambda violation: len(violation.call))
         lines.append(f"  {first.kind}, {len(alike)} times, at {first.where}")
         most = 5000 if is_full else 400
-        lines.append(f"    {first.detail[:most]}")
+        lines.append(f"    {first.detail[:most].rstrip()}")
         lines += [f"    {first.call[:most]}"] if first.call else []
         lines.append(f"    --replay {first.replay}")
     return "\n".join(lines)

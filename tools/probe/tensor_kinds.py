@@ -57,7 +57,7 @@ def _without_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _negated(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+    if bool(tensor.isnan().any()):
         raise ValueError("a NaN does not come back with all of its bits")
     return torch._neg_view(-tensor)  # noqa: SLF001  # the values are those of `tensor`
 

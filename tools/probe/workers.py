@@ -37,7 +37,7 @@ MEMORY_BYTES: Final = 1 << 30
 CALLING: Final = "calling "
 """What a line begins with that says what is called next."""
 
-MOST_DEATHS: Final = 12
+MOST_DEATHS: Final = 5
 """Workers of one function that may die before the rest of its cases is left out."""
 
 
