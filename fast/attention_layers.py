@@ -4,7 +4,15 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from fast._checks import check_dtype, check_int, check_list, check_type, is_kind, show
+from fast._checks import (
+    check_dtype,
+    check_int,
+    check_list,
+    check_type,
+    get_type_name,
+    is_kind,
+    show,
+)
 from fast.kv_cache_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 T = TypeVar("T")
@@ -63,7 +71,7 @@ def get_layers_from_vllm_config(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     check_type("layer_type", layer_type, type, "a class")
-    context = vllm_config.compilation_config.static_forward_context
+    context = read_context(vllm_config)
     if layer_names is None:
         layer_names = list(context)
     layers = get_layers("layer_names", context, layer_names)
@@ -84,6 +92,19 @@ def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, An
         if name not in context:
             raise KeyError(f"{where}[{i}] is {name!r}, which static_forward_context lacks")
     return {name: context[name] for name in layer_names}
+
+
+def read_context(vllm_config: Any) -> Any:  # noqa: ANN401  (an engine's own)
+    """Return the layers by name.
+
+    Raises:
+        TypeError: they are in no mapping.
+        AttributeError: a configuration is missing.
+    """
+    context = vllm_config.compilation_config.static_forward_context
+    if not hasattr(context, "get"):
+        raise TypeError(f"static_forward_context must be a mapping, got {get_type_name(context)}")
+    return context
 
 
 def get_kv_cache_spec(
@@ -199,7 +220,7 @@ def init_attn_backend(
     """
     groups = kv_cache_config.kv_cache_groups
     check_list("kv_cache_config.kv_cache_groups", groups)
-    context = vllm_config.compilation_config.static_forward_context
+    context = read_context(vllm_config)
     attn_backends: dict[str, Any] = {}
     plans = []
     for i, group in enumerate(groups):

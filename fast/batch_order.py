@@ -2,11 +2,12 @@
 
 from collections.abc import Hashable
 from contextlib import suppress
-from operator import itemgetter
+from operator import countOf, itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fast._checks import (
     INT32,
@@ -129,8 +130,18 @@ def split_decodes_prefills_and_extends(
     computed_cpu = common_attn_metadata.num_computed_tokens_cpu
     longest = getattr(common_attn_metadata, "max_query_len", None)
     if type(longest) is int and longest <= threshold:
-        check_vector("query_start_loc_cpu", starts_cpu, INT32, num_reqs + 1)
-        check_vector("num_computed_tokens_cpu", computed_cpu, INT32, num_reqs)
+        # In one expression, which saves an early return 0.2 us of 0.8.
+        if not (
+            type(starts_cpu) is type(computed_cpu) is torch.Tensor
+            and starts_cpu.dtype is computed_cpu.dtype is INT32
+            and starts_cpu.is_cpu
+            and computed_cpu.is_cpu
+            and starts_cpu.ndim == computed_cpu.ndim == 1
+            and starts_cpu.nelement() == num_reqs + 1
+            and computed_cpu.nelement() == num_reqs
+        ):
+            check_vector("query_start_loc_cpu", starts_cpu, INT32, num_reqs + 1)
+            check_vector("num_computed_tokens_cpu", computed_cpu, INT32, num_reqs)
         return num_reqs, 0, 0, num_tokens, 0, 0
     first_extend, first_prefill, before_extends, before_prefills = find_extends_and_prefills(
         starts_cpu, computed_cpu, num_reqs, threshold
@@ -238,7 +249,7 @@ def _scheduled_tokens(req_ids: list[Any], scheduled: Any) -> npt.NDArray[np.int6
                 kind = get_type_name(req_id)
                 raise TypeError(f"req_ids[{position}] must be hashable, got {kind}") from None
         raise
-    if None in counts:
+    if countOf(map(type, counts), type(None)):  # others may not compare with None
         missing = [req_id for req_id in req_ids if req_id not in scheduled]
         if missing:
             at = req_ids.index(missing[0])

@@ -149,6 +149,8 @@ def _view_bytes(
     raw, itemsize = layer.raw, dtype.itemsize
     if not raw.is_meta:  # whose views have no memory either
         check_memory(f"kv_cache_raw_tensors[{layer.name!r}]", raw)
+    if raw.is_neg():
+        raise ValueError(f"kv_cache_raw_tensors[{layer.name!r}] is a lazy negation, not memory")
     begin = raw.storage_offset()
     address = raw.untyped_storage().data_ptr() + begin
     if raw.numel() > 0 and (begin % itemsize or address % itemsize):

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast._checks import check_int, check_type
-from fast.attention_layers import get_layers
+import numpy as np
+
+from fast._checks import check_int, check_type, get_type_name
+from fast.attention_layers import get_layers, read_context
 
 NO_WINDOW = -1
 """The window of a layer that sees all that is before a token."""
@@ -77,7 +79,7 @@ def get_per_layer_parameters(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     check_type("cls_", cls_, type, "a class")
-    context = vllm_config.compilation_config.static_forward_context
+    context = read_context(vllm_config)
     layers = get_layers("layer_names", context, layer_names)
     return {name: _read_parameters(name, layer, cls_) for name, layer in layers.items()}
 
@@ -115,9 +117,19 @@ def infer_global_hyperparameters(
     ]
     return PerLayerParameters(
         *params[0],
-        has_same_window_lefts=all(p[0] == params[0][0] for p in params),
-        has_same_all_params=all(p == params[0] for p in params),
+        has_same_window_lefts=all(_are_equal(p[0], params[0][0]) for p in params),
+        has_same_all_params=all(
+            a is b or _are_equal(a, b) for p in params for a, b in zip(p, params[0], strict=True)
+        ),
     )
+
+
+def _are_equal(a: object, b: object) -> bool:
+    """Return whether two parameters are equal; arrays have no single answer."""
+    answer = a == b
+    if not isinstance(answer, bool | np.bool_):
+        raise TypeError(f"per_layer_params has {get_type_name(a)} for a parameter, not a number")
+    return bool(answer)
 
 
 def _read_parameters(name: str, layer: Any, cls_: type[Any]) -> PerLayerParameters:  # noqa: ANN401  (an engine's own layer)

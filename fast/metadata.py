@@ -270,7 +270,7 @@ def build_attn_metadata(
     lens_cpu, lens = check_buffer("seq_lens", seq_lens, num_reqs)
     check_host_vector_of_at_least("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
     device = starts.device
-    if lens.device != device:
+    if not (starts.is_cpu and lens.is_cpu) and lens.device != device:
         check_same_device([("seq_lens.gpu", lens)], device)
     tables = check_group_tensors(
         "block_tables", block_tables, len(groups), torch.int32, 2, num_reqs, device

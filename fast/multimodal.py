@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from fast._checks import (
+    STRIDED,
     check_dense,
     check_int,
     check_same_device,
@@ -244,7 +245,8 @@ def _check_rows(name: str, rows: object) -> None:
     """Refuse what is no matrix."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(not_a_tensor(name, rows))
-    check_dense(name, rows)
+    if rows.layout is not STRIDED or rows.is_nested:
+        check_dense(name, rows)
     if rows.is_quantized:
         raise TypeError(f"{name} must be a dense tensor in memory, got a quantised tensor")
     if rows.dim() != 2:
@@ -255,13 +257,14 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
     """Refuse a mask that is no bool vector, or not on the rows' device."""
     if not isinstance(is_embed, torch.Tensor):
         raise TypeError(not_a_tensor("is_embed", is_embed))
-    check_dense("is_embed", is_embed)
+    if is_embed.layout is not STRIDED or is_embed.is_nested:
+        check_dense("is_embed", is_embed)
     if is_embed.dtype is not torch.bool or is_embed.dim() != 1:
         raise TypeError(
             f"is_embed must be a vector of bool, got {get_dtype_name(is_embed.dtype)} of shape"
             f" {tuple(is_embed.shape)}"
         )
-    if is_embed.device != rows.device:
+    if not (is_embed.is_cpu and rows.is_cpu) and is_embed.device != rows.device:
         check_same_device([("is_embed", is_embed)], rows.device)
 
 

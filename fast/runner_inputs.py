@@ -1,14 +1,14 @@
 """What must hold for the buffers, tables and slots that a model runner hands over: O(1) checks.
 
-Where nothing is wrong, tensors are judged in one expression each: 0.3 us a tensor less than the
-checks that say what is wrong.
+What is usually right is checked in one expression for each tensor: 0.3 us less than the checks that
+say what is wrong.
 """
 
 from typing import Any
 
 import torch
 
-from fast._checks import check_host, check_same_device, check_tensor, describe
+from fast._checks import INT32, check_host, check_same_device, check_tensor, describe
 from fast._native.memory import check_memory
 
 
@@ -22,9 +22,9 @@ def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, tor
     """
     cpu, gpu = buffer.cpu, buffer.gpu
     if not (_is_vector(cpu, length) and cpu.is_cpu and _is_vector(gpu, length)):
-        _check(f"{name}.cpu", cpu, torch.int32, 1, length)
+        _check(f"{name}.cpu", cpu, INT32, 1, length)
         check_host(f"{name}.cpu", cpu)
-        _check(f"{name}.gpu", gpu, torch.int32, 1, length)
+        _check(f"{name}.gpu", gpu, INT32, 1, length)
     return cpu, gpu
 
 
@@ -50,7 +50,7 @@ def check_host_vector_of_at_least(name: str, vector: torch.Tensor, length: int) 
         ValueError: it is not one-dimensional, too short, or not on the CPU.
     """
     if not (_is_vector(vector, length) and vector.is_cpu):
-        _check(name, vector, torch.int32, 1, length)
+        _check(name, vector, INT32, 1, length)
         check_host(name, vector)
 
 
@@ -85,13 +85,14 @@ def check_group_tensors(
     if not isinstance(tensors, list | tuple):
         raise TypeError(f"{name} must be a list or tuple, got {describe(tensors)}")
     check_one_each(name, tensors, num_groups)
+    is_cpu = device.type == "cpu"  # two devices are compared in three times the time
     for group, tensor in enumerate(tensors):
         if not (
-            isinstance(tensor, torch.Tensor)
+            type(tensor) is torch.Tensor
             and tensor.dtype is dtype
             and tensor.ndim == ndim
             and tensor.shape[0] >= length
-            and tensor.device == device
+            and (tensor.is_cpu if is_cpu else tensor.device == device)
         ):
             _check(f"{name}[{group}]", tensor, dtype, ndim, length)
             check_same_device([(f"{name}[{group}]", tensor)], device)
@@ -119,18 +120,18 @@ def check_slot_mappings(
         rows = slot_mappings.unbind()
         if slot_mappings.shape[1] >= num_tokens and slot_mappings.device == device:
             check_one_each(name, rows, num_groups)
-            return rows  # judged as one: 0.6 us a row less
+            return rows  # checked as one: 0.6 us a row less
         slot_mappings = rows
     return check_group_tensors(name, slot_mappings, num_groups, torch.int64, 1, num_tokens, device)
 
 
 def _is_vector(value: object, length: int) -> bool:
-    """Say whether a value is an int32 vector with at least `length` entries."""
+    """Return whether a value is an int32 vector with at least `length` entries."""
     return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is torch.int32
+        type(value) is torch.Tensor
+        and value.dtype is INT32
         and value.ndim == 1
-        and value.shape[0] >= length
+        and value.nelement() >= length
     )
 
 

@@ -12,6 +12,7 @@ from reference._checks import (
     check_int,
     check_list,
     check_strs,
+    get_type_name,
     is_kind,
     show,
 )
@@ -73,7 +74,7 @@ def get_layers_from_vllm_config(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     check_class("layer_type", layer_type)
-    context = vllm_config.compilation_config.static_forward_context
+    context = _read_context(vllm_config)
     if layer_names is None:
         layer_names = list(context)
     for i, layer_name in enumerate(check_strs("layer_names", layer_names)):
@@ -212,7 +213,7 @@ def init_attn_backend(
     Source: the definition is kvtwin's own; the name is vLLM's.
     """
     groups = check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
-    context = vllm_config.compilation_config.static_forward_context
+    context = _read_context(vllm_config)
     plans = []
     for i, group in enumerate(groups):
         name = f"kv_cache_groups[{i}]"
@@ -286,3 +287,11 @@ def _share_workspace(builders: list[Any], backend_names: list[str]) -> None:
     workspace = sharing[0]._get_workspace_buffer()  # noqa: SLF001  # so the field's code calls it
     for builder in sharing[1:]:
         builder.set_workspace_buffer(workspace)
+
+
+def _read_context(vllm_config: Any) -> Any:  # noqa: ANN401  # an engine's own
+    """Return the layers by name."""
+    context = vllm_config.compilation_config.static_forward_context
+    if not hasattr(context, "get"):
+        raise TypeError(f"static_forward_context must be a mapping, got {get_type_name(context)}")
+    return context

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference._checks import check_class, check_dict, check_int, check_list, check_sequence
+import numpy as np
+
+from reference._checks import (
+    check_class,
+    check_dict,
+    check_int,
+    check_list,
+    check_sequence,
+    get_type_name,
+)
 from reference.attention_layers import get_layers_from_vllm_config
 
 NO_WINDOW = -1
@@ -147,7 +156,22 @@ def infer_global_hyperparameters(
     ]
     inferred = parameters[0]
     inferred.has_same_window_lefts = all(
-        layer.window_left == inferred.window_left for layer in parameters
+        _are_equal(layer.window_left, inferred.window_left) for layer in parameters
     )
-    inferred.has_same_all_params = all(layer == inferred for layer in parameters)
+    inferred.has_same_all_params = all(_have_same(layer, inferred) for layer in parameters)
     return inferred
+
+
+def _have_same(layer: PerLayerParameters, other: PerLayerParameters) -> bool:
+    """Return whether two layers have the same four parameters."""
+    names = ("window_left", "logits_soft_cap", "sm_scale", "has_sinks")
+    pairs = [(getattr(layer, name), getattr(other, name)) for name in names]
+    return all(a is b or _are_equal(a, b) for a, b in pairs)
+
+
+def _are_equal(a: object, b: object) -> bool:
+    """Return whether two parameters are equal; arrays have no single answer."""
+    answer = a == b
+    if not isinstance(answer, bool | np.bool_):
+        raise TypeError(f"per_layer_params has {get_type_name(a)} for a parameter, not a number")
+    return bool(answer)

@@ -32,7 +32,7 @@ def pack_ints(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
     if countOf(map(type, values), int) < len(values):
         return None
     try:
-        return np.array(values, dtype=np.int64)
+        return np.fromiter(values, np.int64, len(values))
     except OverflowError:
         return None
 

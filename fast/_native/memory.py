@@ -116,9 +116,11 @@ def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
         TypeError: it is of a kind that has no memory of its own.
         ValueError: it is not on the CPU, or has no memory.
     """
-    if not value.is_cpu:
+    if type(value) is torch.Tensor and value.is_cpu and not value.is_neg():
+        check_memory(name, value)
+    else:
         check_host(name, value)
-    value = plain(name, value)
+        value = plain(name, value)
     return (value.detach() if value.requires_grad else value).numpy()
 
 

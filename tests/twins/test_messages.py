@@ -262,6 +262,27 @@ MESSAGES: dict[str, list[Refused]] = {
             "num_actual_tokens is 1, but the first 1 requests have 2 tokens",
         ),
     ],
+    "infer_global_hyperparameters": [
+        (
+            lambda twin: twin.lib.infer_global_hyperparameters(
+                dict.fromkeys("ab", twin.lib.PerLayerParameters(twin.int32(1, 2), None, 0.5))
+            ),
+            TypeError,
+            "per_layer_params has array for a parameter, not a number",
+        ),
+    ],
+    "get_layers_from_vllm_config": [
+        (
+            lambda twin: twin.lib.get_layers_from_vllm_config(
+                SimpleNamespace(
+                    compilation_config=SimpleNamespace(static_forward_context=twin.int32(1, 2))
+                ),
+                object,
+            ),
+            TypeError,
+            "static_forward_context must be a mapping, got array",
+        ),
+    ],
     "subclass_attention_metadata": [
         (
             lambda twin: twin.lib.subclass_attention_metadata(
