@@ -102,7 +102,7 @@ def describe(report: Report, *, is_full: bool = False) -> str:
     for violation in report.violations:
         found.setdefault(violation.key, []).append(violation)
     for alike in found.values():
-        first = min(alike, key=lambda violation: len(violation.call))
+        first = min(alike, key=lambda found: (not found.call, len(found.call)))
         lines.append(f"  {first.kind}, {len(alike)} times, at {first.where}")
         most = 5000 if is_full else 400
         lines.append(f"    {first.detail[:most].rstrip()}")

@@ -120,7 +120,7 @@ def run_job(
             reports[job[done][0]].done += 1
         place = worker.place
         if died is not None:
-            if len(job) > 1:
+            if len(job) > 1 and not deaths[died.function]:
                 died = _again(died, implementation, hang_seconds, is_over)
             report = reports[died.function]
             report.violations.append(died)
