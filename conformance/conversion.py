@@ -213,7 +213,7 @@ class Carrier:
             is_numpy = where == "numpy"
             negated = not is_numpy and self._negates(drawn, path)
             values = np.negative(drawn) if negated else drawn
-            copied = values.copy()
+            copied = self._copied(values)
             root = self._roots[id(drawn), where] = _Root(
                 path,
                 values,
@@ -237,6 +237,10 @@ class Carrier:
             carried = np.ndarray(array.shape, array.dtype, data, start, array.strides)
         self._arrays.append(_Shown(path, array, carried, root, _layout(carried)))
         return carried
+
+    def _copied(self, drawn: Array) -> Array:
+        """Return a copy of drawn memory; a subclass decides where it lies."""
+        return drawn.copy()
 
     def _negates(self, array: Array, path: str) -> bool:
         """Tell whether an array becomes a lazy negation."""

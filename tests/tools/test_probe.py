@@ -1,0 +1,110 @@
+"""The probe finds no violation in `fast`, and every one that is planted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools.probe import command_line
+from tools.probe.guarded_memory import GuardedMemory
+from tools.probe.subjects import NO_FUNCTIONS, names, unprobed
+
+ROOT = Path(__file__).parents[2]
+PLANTED = Path(__file__).with_name("planted_violations.py")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the probe protects pages: Linux")
+
+
+PLANTED_KINDS = {
+    "get_dcp_local_seq_lens": "died of signal SIGSEGV",
+    "slice_query_start_locs": "died of signal SIGSEGV",
+    "extract_layer_index": "internal error",
+    "compute_mm_encoder_budget": "hangs",
+    "map_to_kernel_blocks": "unbounded allocation",
+    "reshape_query_for_spec_decode": "died of signal SIGSEGV",
+    "create_ubatch_slices": "changed an input",
+    "compute_causal_conv1d_metadata": "wrong result",
+}
+"""What the functions of the file of planted violations are reported for."""
+
+REPORTED = re.compile(
+    r"^  (\w.*), \d+ times, at .*\n(?:    .*\n)*?    --replay (\S+)$", re.MULTILINE
+)
+"""A kind of violation in the output, and the number of a case."""
+
+
+def probe(*arguments: str) -> tuple[int, str]:
+    """Return the exit status and the output of a run of the probe."""
+    command = [sys.executable, "-m", "tools.probe", *arguments]
+    done = subprocess.run(  # noqa: S603  # the project's own tool
+        command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_public_name_is_probed_or_excused() -> None:
+    """No function of `fast` is left out without a reason."""
+    assert [] == unprobed()
+    assert not set(NO_FUNCTIONS) & set(names())
+
+
+def test_a_few_cases_of_each_function_find_nothing() -> None:
+    """A small run over everything reports no violation, and leaves nothing out."""
+    status, output = probe("--cases", "6")
+    assert (0, []) == (status, re.findall(r"--replay .*", output)), output
+    total = f"{len(names())} functions, {6 * len(names())} cases, 0 kinds of violations"
+    assert total == output.splitlines()[-1]
+
+
+def test_planted_violations_are_found_and_can_be_replayed() -> None:
+    """Each broken promise is reported as what it is, and its case alone shows it again."""
+    functions = ",".join(PLANTED_KINDS)
+    options = ("--impl", str(PLANTED), "--hang-seconds", "1")
+    status, output = probe(*options, "--functions", functions, "--cases", "8")
+    assert 1 == status, output
+    replays = {
+        function: dict(REPORTED.findall(report))
+        for function, report in re.findall(r"^(\S+): .* cases\n((?:  .*\n)*)", output, re.MULTILINE)
+    }
+    for function, kind in PLANTED_KINDS.items():
+        assert kind in replays[function], output
+    replay = replays["extract_layer_index"]["internal error"]
+    status, again = probe(*options, "--replay", replay)
+    assert (1, True) == (status, "  internal error, 1 times" in again), again
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--functions", "nonsense"],
+        ["--cases", "0"],
+        ["--replay", "nonsense"],
+        ["--replay", "nonsense:0:1"],
+        ["--impl", "nowhere.py"],
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be used ends with status 2 and one line."""
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(wrong)
+    assert 2 == ended.value.code
+    assert 1 == capsys.readouterr().err.count("\n")
+
+
+def test_guarded_memory_holds_what_was_placed() -> None:
+    """A placed array has the values, and ends or begins at a page."""
+    memory = GuardedMemory()
+    for at_end in (True, False):
+        placed, first, length = memory.place(np.arange(5, dtype=np.int32), at_end=at_end)
+        assert [0, 1, 2, 3, 4] == placed.tolist()
+        address = placed.__array_interface__["data"][0]
+        assert 0 == (address + (placed.nbytes if at_end else 0)) % length
+        assert first > 0
+    memory.forget()

@@ -1,0 +1,187 @@
+"""The command line of the probe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fast
+from conformance.lists import names_in, near
+from tools.parser import Parser
+from tools.probe import pools, subjects
+from tools.probe.calling import warm_checked_mode
+from tools.probe.target import load
+from tools.probe.violation import Violation
+from tools.probe.workers import HANG_SECONDS, Job, Report, run_job
+
+CASES_FOR_A_WORKER: Final = 200
+"""How many cases a worker runs at least: to start one takes as long as a hundred cases."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Probe functions as the command line says.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        0 if nothing was found, 1 if something was.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    if sys.platform != "linux":
+        parser.error("needs Linux: it protects pages and reads /proc")
+    known = subjects.names()
+    if options.replay is not None:
+        function, seed, case = options.replay
+        names, jobs = [function], [Job((function,), seed, case, case + 1)]
+    else:
+        names = options.functions or known
+        size = min(-(-CASES_FOR_A_WORKER // options.cases), -(-len(names) // options.workers))
+        groups = [tuple(names[at : at + size]) for at in range(0, len(names), size)]
+        jobs = [Job(group, options.seed, 0, options.cases) for group in groups]
+    for name in names:
+        if name not in known:
+            parser.error(f"nothing is probed by the name {name!r}; there is {near(name, known)}")
+    try:
+        implementation = load(options.impl)
+    except Exception as error:  # noqa: BLE001  # whatever the file raises
+        parser.error(f"--impl {options.impl}: {type(error).__name__}: {error}")
+    _prepare_workers(names)
+    deadline = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    stop = threading.Event()
+    reports = []
+    with ThreadPoolExecutor(options.workers) as pool:
+
+        def is_over() -> bool:
+            return stop.is_set() or time.monotonic() > deadline
+
+        try:
+            futures = [
+                pool.submit(run_job, job, implementation, options.hang_seconds, is_over)
+                for job in jobs
+            ]
+            for future in as_completed(futures):
+                for report in future.result():
+                    reports.append(report)
+                    print(describe(report, is_full=options.replay is not None), flush=True)
+        finally:
+            stop.set()  # after Ctrl-C too: `pool` waits for its threads
+    return _sum_up(reports)
+
+
+def _prepare_workers(names: Sequence[str]) -> None:
+    """Do once what each worker, which is forked, would do anew."""
+    torch.set_num_threads(1)  # a fork copies one thread alone
+    fast.warmup()
+    warm_checked_mode()
+    FakeTensorMode()  # imports a second's worth of torch
+    pools.Pool("extract_layer_index", 0)  # Hypothesis collects constants of all modules
+    if set(names) & set(subjects.constructors()):
+        pools.objects_in_calls()
+
+
+def describe(report: Report, *, is_full: bool = False) -> str:
+    """Return a job's report: one example, in a few lines, of violations that are alike."""
+    lines = [f"{report.function}: {report.done:,} of {report.total:,} cases"]
+    found: dict[tuple[str, str, str], list[Violation]] = {}
+    for violation in report.violations:
+        found.setdefault(violation.key, []).append(violation)
+    for alike in found.values():
+        first = min(alike, key=lambda found: (not found.call, len(found.call)))
+        lines.append(f"  {first.kind}, {len(alike)} times, at {first.where}")
+        most = 5000 if is_full else 400
+        lines.append(f"    {first.detail[:most].rstrip()}")
+        lines += [f"    {first.call[:most]}"] if first.call else []
+        lines.append(f"    --replay {first.replay}")
+    return "\n".join(lines)
+
+
+def _sum_up(reports: Sequence[Report]) -> int:
+    """Print a last line and return the exit status."""
+    cases = sum(report.done for report in reports)
+    distinct = {violation.key for report in reports for violation in report.violations}
+    short = [report for report in reports if report.done < report.total]
+    print(
+        f"{len(reports)} functions, {cases:,} cases, {len(distinct)} kinds of violations"
+        + (f"; {len(short)} functions not finished" if short else "")
+    )
+    return 1 if distinct else 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = Parser(
+        prog="python -m tools.probe",
+        description="Make random calls of the functions of fast, and report broken promises.",
+    )
+    parser.add_argument(
+        "--functions", type=_names, metavar="A,B", help="default: all that are public"
+    )
+    parser.add_argument(
+        "--cases",
+        type=_positive,
+        metavar="N",
+        default=10_000,
+        help="for each; default: %(default)s",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        help="processes at once; default: one for each core",
+    )
+    parser.add_argument(
+        "--hang-seconds",
+        type=float,
+        metavar="N",
+        default=HANG_SECONDS,
+        help="a case that takes longer hangs; default: %(default)s",
+    )
+    parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long")
+    parser.add_argument(
+        "--impl", type=Path, metavar="FILE", help="a Python file whose names replace those of fast"
+    )
+    parser.add_argument(
+        "--replay", type=_case, metavar="FUNCTION:SEED:CASE", help="run one case, in full"
+    )
+    return parser
+
+
+def _case(text: str) -> tuple[str, int, int]:
+    """Read the name of a case."""
+    found = re.fullmatch(r"([\w.]+):(-?\d+):(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FUNCTION:SEED:CASE")
+    return found[1], int(found[2]), int(found[3])
+
+
+def _names(text: str) -> list[str]:
+    """Read a list of names."""
+    try:
+        return names_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

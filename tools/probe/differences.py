@@ -1,0 +1,81 @@
+"""The first difference between what both twins did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from conformance.comparison import (
+    Difference,
+    Verdict,
+    as_bytes,
+    field_name,
+    first_difference,
+    is_array,
+    parts,
+)
+from conformance.contracts import Contract
+from tools.probe.calling import Outcome
+
+
+def difference_in(
+    contract: Contract, expected: Outcome, got: Outcome, changed: Sequence[str] = ()
+) -> Difference | None:
+    """Return the first difference of a result, and of what was changed, from `reference`'s.
+
+    Args:
+        contract: What is stated about the function.
+        expected: What `reference` did.
+        got: What is compared with it.
+        changed: The places of the call that were replaced, which a result may pass on.
+    """
+    shows: Callable[[Any], Any] = contract.shows or (lambda result: result)
+    difference = first_difference(shows(expected.result), shows(got.result))
+    if difference is None or _is_of_subclass(difference, got.result):
+        difference = _difference_in_changes(contract, expected, got)
+    if difference is not None and difference.verdict is not Verdict.VALUE:
+        names = {field_name(path) for path in changed}
+        if names & set(re.findall(r"\w+", difference.path)):
+            return None
+    return difference
+
+
+def contents(value: Any) -> list[tuple[str, bytes]]:
+    """Return the bytes of all arrays of a result, with their paths."""
+    return [
+        (path, as_bytes(part).tobytes())
+        for path, part in parts(value, "result")
+        if is_array(part) and _is_readable(part)
+    ]
+
+
+def _is_of_subclass(difference: Difference, result: Any) -> bool:
+    """Tell whether the only difference is a subclass of tensor, which torch passes on."""
+    return difference.verdict is Verdict.TYPE and any(
+        isinstance(part, torch.Tensor) and type(part) is not torch.Tensor
+        for _, part in parts(result, "result")
+    )
+
+
+def _difference_in_changes(
+    contract: Contract, expected: Outcome, got: Outcome
+) -> Difference | None:
+    if expected.side is None or got.side is None:
+        return None
+    ours, theirs = expected.side.arguments, got.side.arguments
+    if contract.observe is not None:
+        return first_difference(contract.observe(ours), contract.observe(theirs), "changed")
+    for name in sorted(contract.changes & set(ours)):
+        difference = first_difference(ours[name], theirs[name], name)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _is_readable(array: Any) -> bool:
+    if isinstance(array, torch.Tensor):
+        return type(array) is torch.Tensor and array.layout is torch.strided and array.is_cpu
+    return array.dtype.kind in "iufcb"

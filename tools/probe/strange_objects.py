@@ -1,0 +1,222 @@
+"""Objects that no function expects: hostile methods, subclasses, numbers out of range."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from random import Random
+from typing import Any, NoReturn
+
+import numpy as np
+
+from conformance.blueprints import Blueprint
+from conformance.conversion import Carrier
+
+
+class HostilityError(Exception):
+    """What a hostile object raises: the caller's own exception, which may pass through."""
+
+
+def _hostile(*_: object, **__: object) -> NoReturn:
+    raise HostilityError("a hostile method was called")
+
+
+class HostileIndex:
+    """Looks like an int, and raises when it is used as one."""
+
+    __slots__ = ()
+    __index__ = __int__ = __float__ = __bool__ = _hostile
+
+
+class LyingIndex:
+    """Looks like an int, and is another one each time."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __index__(self) -> int:
+        self._next += 1 << 20
+        return self._next
+
+    __int__ = __index__
+
+
+class HostileLen:
+    """Raises when it is asked for its length, its entries or its truth."""
+
+    __slots__ = ()
+    __len__ = __iter__ = __getitem__ = __bool__ = _hostile
+
+
+class HostileEq:
+    """Raises when it is compared or hashed."""
+
+    __slots__ = ()
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hostile
+    __hash__ = _hostile  # type: ignore[assignment]  # on purpose
+
+
+class HostileRepr:
+    """Raises when it is printed in a message."""
+
+    __slots__ = ()
+    __repr__ = __str__ = __format__ = _hostile  # type: ignore[assignment]  # on purpose
+
+
+class HostileAttributes:
+    """Raises for every attribute."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what `copy` and `hasattr` look for
+            raise AttributeError(name)
+        raise HostilityError(name)
+
+
+class IntSubclass(int):
+    """An int with another name."""
+
+
+class StrSubclass(str):
+    """A text with another name."""
+
+    __slots__ = ()
+
+
+class ListSubclass(list):
+    """A list with another name."""
+
+
+class DictSubclass(dict):
+    """A dict with another name."""
+
+
+def _itself() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def _itself_in_dict() -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    found["a"] = found
+    return found
+
+
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "hostile __index__": HostileIndex,
+    "lying __index__": LyingIndex,
+    "hostile __len__": HostileLen,
+    "hostile __eq__": HostileEq,
+    "hostile __repr__": HostileRepr,
+    "hostile attributes": HostileAttributes,
+    "object()": object,
+    "list in itself": _itself,
+    "dict in itself": _itself_in_dict,
+    "generator": lambda: iter([1, 2]),
+    "range": lambda: range(3),
+    "class": lambda: int,
+    "function": lambda: len,
+    "masked array": lambda: np.ma.masked_array([1, 2], [True, False], fill_value=0),
+    "structured array": lambda: np.zeros(2, [("a", np.int32), ("b", np.int64)]),
+    "byte-swapped array": lambda: np.array([1, 2], np.dtype(np.int32).newbyteorder()),
+    "read-only array": lambda: _read_only(np.array([1, 2])),
+    "array of objects": lambda: np.array([1, None], object),
+    "array of texts": lambda: np.array(["a", "b"]),
+    "0-dim array": lambda: np.array(3),
+    "float array": lambda: np.array([1.0, np.nan]),
+    "uint64 array": lambda: np.array([2**64 - 1, 1], np.uint64),
+    "datetime64": lambda: np.datetime64("2026-01-01"),
+    "void scalar": lambda: np.zeros(1, "V4")[0],
+}
+"""Makers of objects, by name."""
+
+
+def _read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StrangeObject(Blueprint):
+    """An object of `OBJECTS`, which stands in an argument's place in both twins."""
+
+    name: str
+    made: list[Any] = dataclasses.field(default_factory=list, repr=False)
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return it: the same one in both twins."""
+        del carrier
+        if not self.made:
+            self.made.append(OBJECTS[self.name]())
+        return self.made[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfSubclass(Blueprint):
+    """A list, dict, int or text as an object of a subclass."""
+
+    value: Any
+    path: str
+
+    def make(self, carrier: Carrier) -> Any:
+        """Return the same value, of another class."""
+        carried = carrier.carry(self.value, self.path)
+        kinds: dict[type, Callable[[Any], Any]] = {
+            list: ListSubclass,
+            dict: DictSubclass,
+            int: IntSubclass,
+            str: StrSubclass,
+        }
+        return kinds.get(type(carried), lambda same: same)(carried)
+
+
+INTS = (-1, 0, 1, 2, 3, 7, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32, 2**63 - 1, 2**63, 2**64)
+INTS += (-(2**63) - 1, 10**30, -2)
+
+
+def other_value(random: Random, value: Any, path: str) -> Any:
+    """Return something else for a value that is no array."""
+    if isinstance(value, bool | np.bool_):
+        likely: list[Any] = [not value, np.bool_(value), int(value)]
+    elif isinstance(value, int | np.integer):
+        near = [int(value) + random.choice((-2, -1, 1, 2)), int(value) * 2, -int(value)]
+        scalars = [np.int64(value)] if abs(value) < 2**63 else []
+        likely = [*near, *near, random.choice(INTS), random.choice(INTS), *scalars]
+    elif isinstance(value, float):
+        likely = [float("nan"), float("inf"), -value, value * 2, 0.0, np.float32(1.5), -1e308]
+    elif isinstance(value, str):
+        likely = ["", value + "x", value[:-1], value.upper(), value * 1000, "0", "\0", "é"]
+    elif isinstance(value, list | tuple):
+        likely = _other_lists(random, value)
+    elif isinstance(value, dict):
+        likely = [{}, dict(list(value.items())[:-1]), list(value), {**value, "new": None}]
+        likely.append({**value, random.choice((1, None, "", (1,))): next(iter(value.values()), 1)})
+    elif isinstance(value, slice):
+        ends = [value.start, value.stop, value.step, random.choice(INTS), None, 1.5, True]
+        likely = [slice(*(random.choice(ends) for _ in range(3))) for _ in range(4)]
+        likely += [slice(random.choice(INTS), random.choice(INTS)) for _ in range(2)]
+    else:
+        likely = []
+    if likely and random.random() < 0.7:
+        return random.choice(likely)
+    anything = [None, True, False, 1.0, float("nan"), "", "text", b"bytes", [], (), {}, 1j, set()]
+    anything += [random.choice(INTS), np.uint64(2**63), np.float32(1), np.bool_(1), np.int8(-1)]
+    anything += [slice(None), [1], [[1]], Ellipsis, np.zeros(0, np.int32), np.zeros((2, 2))]
+    anything += [OfSubclass(value, path)] * 2
+    anything += [StrangeObject(random.choice(list(OBJECTS))) for _ in range(8)]
+    return random.choice(anything)
+
+
+def _other_lists(random: Random, value: Any) -> list[Any]:
+    entries = list(value)
+    kind = type(value)
+    found = [kind(), kind(entries[:-1]), kind(entries * 2), kind(reversed(entries))]
+    found += [tuple(entries) if kind is list else entries, kind([*entries, None])]
+    if entries:
+        entry = random.choice(entries)
+        found += [kind([*entries, entry]), kind([entry, *entries])]
+    return found
