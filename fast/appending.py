@@ -147,6 +147,7 @@ def _are_empty(
     """Say whether lists without a row are as they should be, as in most steps that decode."""
     return (
         not overwrite
+        and len(cu_num_new_blocks) == num_groups
         and countOf(map(type, new_block_ids + cu_num_new_blocks), list) == 2 * num_groups
         and new_block_ids == [[]] * num_groups
         and countOf(map(len, cu_num_new_blocks), 1) == num_groups

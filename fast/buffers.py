@@ -1,11 +1,15 @@
 """Arrays that live on the host and on a device."""
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import numpy.typing as npt
 import torch
 
 from fast._checks import check_bool, check_device, check_dtype, check_int, get_dtype_name
+
+MAX_BYTES: Final = 2**63 - 1
+"""No buffer can be larger."""
 
 
 class CpuGpuBuffer:
@@ -43,6 +47,10 @@ class CpuGpuBuffer:
             raise ValueError("size is empty, expected at least 1 dimension")
         shape = [check_int(f"size[{i}]", length, 0, 2**63 - 1) for i, length in enumerate(size)]
         check_dtype("dtype", dtype)
+        if math.prod(shape) * dtype.itemsize > MAX_BYTES:
+            raise ValueError(
+                f"size {tuple(shape)} of {get_dtype_name(dtype)} is more than {MAX_BYTES} bytes"
+            )
         check_bool("pin_memory", pin_memory)
         device = check_device("device", device)
         pinned = bool(pin_memory) and torch.cuda.is_available()

@@ -121,17 +121,19 @@ class CommonAttentionMetadata:
         encoder, dcp = self.encoder_seq_lens, self.dcp_local_seq_lens
         return dataclasses.replace(
             self,
-            query_start_loc=self.query_start_loc[: reqs + 1],
-            query_start_loc_cpu=self.query_start_loc_cpu[: reqs + 1],
-            seq_lens=self.seq_lens[:reqs],
-            seq_lens_cpu=self.seq_lens_cpu[:reqs],
-            num_computed_tokens_cpu=self.num_computed_tokens_cpu[:reqs],
+            query_start_loc=first_of("query_start_loc", self.query_start_loc, reqs + 1),
+            query_start_loc_cpu=first_of("query_start_loc_cpu", self.query_start_loc_cpu, reqs + 1),
+            seq_lens=first_of("seq_lens", self.seq_lens, reqs),
+            seq_lens_cpu=first_of("seq_lens_cpu", self.seq_lens_cpu, reqs),
+            num_computed_tokens_cpu=first_of(
+                "num_computed_tokens_cpu", self.num_computed_tokens_cpu, reqs
+            ),
             num_reqs=reqs,
             num_actual_tokens=tokens,
-            block_table_tensor=self.block_table_tensor[:reqs],
-            slot_mapping=self.slot_mapping[:tokens],
+            block_table_tensor=first_of("block_table_tensor", self.block_table_tensor, reqs),
+            slot_mapping=first_of("slot_mapping", self.slot_mapping, tokens),
             encoder_seq_lens=None if encoder is None else encoder[:reqs],
-            dcp_local_seq_lens=None if dcp is None else dcp[:reqs],
+            dcp_local_seq_lens=None if dcp is None else first_of("dcp_local_seq_lens", dcp, reqs),
         )
 
     def validate(self, block_size: int | None = None) -> None:

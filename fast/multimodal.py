@@ -16,7 +16,7 @@ from fast._checks import (
     get_dtype_name,
     not_a_tensor,
 )
-from fast._native.memory import as_array, plain, to_host
+from fast._native.memory import as_array, check_memory, plain, to_host
 from fast._native.multimodal import put_rows
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
@@ -89,7 +89,7 @@ def scatter_mm_placeholders(
         name = get_dtype_name(embeds.dtype)
         raise TypeError(f"embeds must be of a dtype that has NaN, got {name}")
     if is_embed is None:
-        return _copy_rows(embeds, _check_out(out, "embeds", embeds, None, len(embeds)))
+        return _copy_rows("embeds", embeds, _check_out(out, "embeds", embeds, None, len(embeds)))
     _check_mask(is_embed, embeds)
     if is_dynamo_compiling():
         return in_graph("scatter_mm_placeholders", embeds, is_embed, out=out)
@@ -159,9 +159,8 @@ def gather_mm_placeholders(
     _check_rows("placeholders", placeholders)
     num_placeholders = placeholders.shape[0]
     if is_embed is None:
-        return _copy_rows(
-            placeholders, _check_out(out, "placeholders", placeholders, None, num_placeholders)
-        )
+        target = _check_out(out, "placeholders", placeholders, None, num_placeholders)
+        return _copy_rows("placeholders", placeholders, target)
     _check_mask(is_embed, placeholders)
     if is_embed.shape[0] != num_placeholders:
         raise ValueError(
@@ -278,8 +277,10 @@ def _check_out(
     return check_rows_out(out, rows.dtype, (num_rows, rows.shape[1]), inputs, rows.device)
 
 
-def _copy_rows(rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def _copy_rows(name: str, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Copy all rows."""
+    if not is_dynamo_compiling():
+        check_memory(name, rows)
     with torch.inference_mode(out.is_inference()):  # torch writes to inference tensors only there
         return out.copy_(rows.detach())
 

@@ -65,7 +65,7 @@ def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> N
         TypeError: an input is of a kind that has no memory of its own.
         ValueError: it does.
     """
-    for name, tensor in inputs.items():
+    for name, tensor in {"out": out, **inputs}.items():
         check_memory(name, tensor)
     if any(_share_memory(out, tensor) for tensor in inputs.values()):
         raise ValueError("out shares memory with an input, expected memory of its own")

@@ -28,17 +28,17 @@ def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, tor
     return cpu, gpu
 
 
-def first_of(name: str, vector: torch.Tensor, length: int) -> torch.Tensor:
-    """Return a view of a vector's first entries.
+def first_of(name: str, tensor: torch.Tensor, stop: int, start: int = 0) -> torch.Tensor:
+    """Return a view of a tensor's first entries or rows, or of those from `start` on.
 
     Raises:
         TypeError: it is of a kind that has no memory of its own.
         ValueError: it has no memory.
     """
     try:
-        return vector[:length]
-    except RuntimeError:  # torch makes no view where the storage was resized to less
-        check_memory(name, vector)
+        return tensor[start:stop]
+    except RuntimeError:  # of a sparse one, or where the storage was resized to less
+        check_memory(name, tensor)
         raise
 
 

@@ -34,6 +34,7 @@ from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.metadata import CommonAttentionMetadata, validate_metadata
 from fast.pinned import upload
+from fast.runner_inputs import first_of
 
 
 @dataclass(frozen=True)
@@ -297,8 +298,8 @@ def _cut(name: str, ubatch_slice: UBatchSlice, batch: _Batch) -> CommonAttention
         t1 - t0,
         longest,
         batch.max_seq_len,
-        batch.block_table[r0:r1],
-        batch.slot_mapping[t0:t1],
+        first_of("block_table_tensor", batch.block_table, r1, r0),
+        first_of("slot_mapping", batch.slot_mapping, t1, t0),
         batch.causal,
         encoder_seq_lens=None if encoder_seq_lens is None else encoder_seq_lens[r0:r1],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,10 @@ class CpuGpuBuffer:
             check_int(f"size[{i}]", length, 0, MAX_INT64) for i, length in enumerate(size)
         )
         check_bool("pin_memory", pin_memory)
-        self.cpu: Array = np.zeros(shape, check_dtype("dtype", dtype))
+        kind = check_dtype("dtype", dtype)
+        if math.prod(shape) * kind.itemsize > MAX_INT64:
+            raise ValueError(f"size {shape} of {kind.name} is more than {MAX_INT64} bytes")
+        self.cpu: Array = np.zeros(shape, kind)
         self.gpu: Array = self.cpu
 
     @property

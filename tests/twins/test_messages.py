@@ -215,6 +215,15 @@ MESSAGES: dict[str, list[Refused]] = {
             "idx_mapping[1] is -2, expected -1 to 3",
         ),
     ],
+    "CpuGpuBuffer": [
+        (
+            lambda twin: twin.lib.CpuGpuBuffer(
+                2**61, 2, dtype=twin.dtype("int32"), device="cpu", pin_memory=False
+            ),
+            ValueError,
+            "size (2305843009213693952, 2) of int32 is more than 9223372036854775807 bytes",
+        ),
+    ],
     "BlockTables.__init__": [
         (
             lambda twin: twin.lib.BlockTables([1], 2**31 - 1, 8, 2**31 - 1, "cpu", False),
