@@ -24,7 +24,7 @@ def _make(bug: str | None) -> Callable[..., Metadata]:
         try:
             REAL(chunk, batch, block_size)
         except ValueError as error:
-            if bug == "a chunk is rounded to blocks" and "divide" in str(error):
+            if bug == "a chunk is rounded to blocks" and "divisor" in str(error):
                 return REAL(chunk * block_size, batch, block_size)
             raise
         request, index, q, s = _virtual(bug, batch, chunk)
