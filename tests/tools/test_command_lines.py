@@ -58,7 +58,7 @@ HIDDEN = {
     "tools.bench.launches": ("hypothesis", "-e '.[test,cuda]'"),
     "tools.kernels": ("rich", "-e '.[test,cuda]'"),
     "tools.known_bad": ("tqdm", "-e '.[test]'"),
-    "tools.mutate": ("cosmic_ray", "-e '.[test,mutation]'"),
+    "tools.mutate": ("parso", "-e '.[test,mutation]'"),
     "tools.plan": ("rich", "-e '.[test]'"),
     "tools.probe": ("hypothesis", "-e '.[test]'"),
     "tools.replay": ("tqdm", "-e '.[test]'"),
