@@ -1,4 +1,4 @@
-"""Threads that do one thing after another when they are told to, so that every order can be had."""
+"""Threads that run one step at a time, on request, so that a test can choose any interleaving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Actor:
-    """A thread that does one thing after another when it is told to, and nothing in between."""
+    """A thread that runs one step at a time, on request."""
 
     def __init__(self) -> None:
         self._acts: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -35,7 +35,7 @@ class Actor:
         while (act := self._acts.get()) is not None:
             try:
                 self._answers.put((act(), None))
-            except BaseException as error:  # noqa: BLE001  (raised again by who told it)
+            except BaseException as error:  # noqa: BLE001  (raised again in the requesting thread)
                 self._answers.put((None, error))
 
 

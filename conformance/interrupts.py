@@ -57,7 +57,7 @@ class Interrupter:
         file = frame.f_code.co_filename
         if not file.startswith(self._own) or file.startswith(self._kernels):
             return None
-        frame.f_trace = self._step  # from Python 3.13 on, before instructions are asked for
+        frame.f_trace = self._step  # Python 3.13 needs it before `f_trace_opcodes` is set
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 

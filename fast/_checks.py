@@ -57,7 +57,7 @@ def get_dtype_name(dtype: torch.dtype) -> str:
 
 
 def not_a_tensor(name: str, value: object) -> str:
-    """Return the message for what is no tensor; a NumPy array is told from a tensor."""
+    """Return the message for a value that is no tensor; it says so of a NumPy array."""
     wanted = "a torch tensor" if isinstance(value, np.ndarray) else "an array"
     return f"{name} must be {wanted}, got {type(value).__name__}"
 

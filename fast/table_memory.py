@@ -167,7 +167,7 @@ def make_full(
     """Return a tensor full of one value, on the CPU in huge pages where the system has them.
 
     A step reads a few entries of each row: with pages of 4 KiB, 4096 requests take 1.3 times as
-    long to be given their slots. NumPy asks for huge pages from 4 MiB on, torch does not. All is
+    long to compute the slots of. NumPy asks for huge pages from 4 MiB on, torch does not. All is
     written here, so that no step waits for a page.
     """
     if device.type != "cpu":

@@ -194,7 +194,7 @@ def check_ints(
 
 
 def not_an_array(name: str, value: object) -> str:
-    """Return the message for what is no array; a tensor or masked array is told from our own."""
+    """Return the message for a value that is no array; it says so of tensors and masked arrays."""
     is_similar = type(value).__name__ in {"Tensor", "MaskedArray"}
     wanted = "a NumPy array" if is_similar else "an array"
     return f"{name} must be {wanted}, got {type(value).__name__}"

@@ -115,7 +115,7 @@ def share_results(tables: fast.BlockTables) -> None:
 
 
 def send_results(tables: fast.BlockTables) -> None:
-    """Send all results to nobody, which moves their memory into shared memory."""
+    """Pickle all results for another process, which moves them into shared memory."""
     reduce_and_rebuild([*tables.gather_block_tables(int32(1, 0, 2)), slots(tables)])
     reduce_and_rebuild(tables.get_dummy_slot_mappings(6))
 

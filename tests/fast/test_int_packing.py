@@ -11,7 +11,7 @@ from fast._native.int_packing import MARSHAL_FROM, pack_ints, pack_with_marshal
 
 RECURSIVE: list[object] = []
 RECURSIVE += [RECURSIVE, RECURSIVE]
-"""Whoever walks through it walks on for good."""
+"""It contains itself: walking through it never ends."""
 
 
 def nested(depth: int) -> frozenset[object]:
