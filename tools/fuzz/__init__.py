@@ -1,0 +1,1 @@
+"""Fuzzing for a time budget: `python -m tools.fuzz --help`."""
