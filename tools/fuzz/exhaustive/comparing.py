@@ -14,6 +14,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Arguments, Call, Contract
 from conformance.conversion import Carrier
@@ -160,26 +162,28 @@ class Comparer:
         return None
 
     def _compare_session(self, session: Session) -> Difference | None:
-        ours = construct(REFERENCE, session)
-        expected: list[_Outcome] = []
-        theirs = []
+        first_compared = len(session.operations) - LAST_COMPARED
+        tables = construct(REFERENCE, session)
+        results: list[_Outcome] = []
+        expected = []
+        for step, operation in enumerate(session.operations):
+            results.append(_outcome_of(getattr(tables, operation.method), operation.arguments))
+            if step >= first_compared:
+                expected.append([_copied(outcome) for outcome in results])
         for checked in self._modes:
             with self._mode(checked):
-                theirs.append((checked, construct(self._target, session), []))
-        first_compared = len(session.operations) - LAST_COMPARED
-        for step, operation in enumerate(session.operations):
-            expected.append(_outcome_of(getattr(ours, operation.method), operation.arguments))
-            for checked, tables, actual in theirs:
-                arguments = {
-                    name: self._convert((id(operation), name), name, value)
-                    for name, value in operation.arguments.items()
-                }
-                with self._mode(checked):
-                    actual.append(_outcome_of(getattr(tables, operation.method), arguments))
-                if step >= first_compared:
-                    difference = self._results_difference(expected, actual)
-                    if difference is not None:
-                        return difference
+                tables, results = construct(self._target, session), []
+                for step, operation in enumerate(session.operations):
+                    arguments = {
+                        name: self._convert((id(operation), name), name, value)
+                        for name, value in operation.arguments.items()
+                    }
+                    results.append(_outcome_of(getattr(tables, operation.method), arguments))
+                    if step >= first_compared:
+                        wanted = expected[step - max(first_compared, 0)]
+                        difference = self._results_difference(wanted, results)
+                        if difference is not None:
+                            return difference
         return None
 
     def _results_difference(
@@ -189,17 +193,24 @@ class Comparer:
         difference = self._difference(expected[-1], actual[-1])
         if difference is not None:
             return difference
-        views = [
-            (e.value, a.value)
-            for e, a in zip(expected, actual, strict=True)
-            if not (e.is_refusal or a.is_refusal)
-        ]
-        for step, pair in enumerate(views):
-            if not is_same(*pair):
-                difference = first_difference(*pair, f"results[{step}]", self._device)
-                if difference is not None:
-                    return difference
+        for step, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+            if wanted.is_refusal or got.is_refusal or is_same(wanted.value, got.value):
+                continue
+            path = f"results[{step}]"
+            difference = first_difference(wanted.value, got.value, path, self._device)
+            if difference is not None:
+                return difference
         return None
+
+
+def _copied(outcome: _Outcome) -> _Outcome:
+    """Return an outcome that later operations do not change, as they do the views of a buffer."""
+    value = outcome.value
+    if isinstance(value, np.ndarray):
+        return _Outcome(value.copy(), outcome.is_refusal)
+    if isinstance(value, tuple):
+        return _Outcome(tuple(array.copy() for array in value), outcome.is_refusal)
+    return outcome
 
 
 def _carried(target: Target, values: Arguments) -> tuple[Carrier, Arguments]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,43 +23,47 @@ from tools.fuzz.exhaustive.scope import Scope
 from tools.fuzz.exhaustive.spaces import Chain, Product, Sequences, Space, Subsets, Values
 
 
-def _created(case: tuple[tuple[int, ...], Any]) -> Call:
-    lens, points = case
+Tokens: TypeAlias = tuple[type[np.generic], tuple[int, ...]]
+"""The dtype and the entries of a batch's numbers of tokens."""
+
+
+def _created(case: tuple[Tokens, Any]) -> Call:
+    tokens, points = case
     split_points = list(points) if isinstance(points, tuple) else points
-    return Call(
-        "create_ubatch_slices",
-        {"num_scheduled_tokens": _tokens(lens), "split_points": split_points},
-    )
+    arguments = {"num_scheduled_tokens": _tokens(*tokens), "split_points": split_points}
+    return Call("create_ubatch_slices", arguments)
 
 
 @functools.lru_cache(maxsize=64)
-def _tokens(lens: tuple[int, ...]) -> Any:  # noqa: ANN401  # an array
-    return guarded(lens, np.int32 if len(lens) % 2 else np.int64)
+def _tokens(dtype: type[np.generic], lens: tuple[int, ...]) -> Any:  # noqa: ANN401  # an array
+    return guarded(lens, dtype)
 
 
 def created_slices(scale: int) -> Scope:
     """Return the scope of batches that are cut into micro-batches."""
     requests, tokens = [(2, 2), (5, 3), (6, 3), (6, 4)][scale]
-    batches = Sequences(ints(0, tokens), requests)
+    dtypes = Values((np.int32, np.int64))
+    few = min(requests, 2)
 
-    def points(lens: tuple[int, ...]) -> Space[Any]:
-        return Subsets(1, max(sum(lens) - 1, 0))
+    def points(batch: Tokens) -> Space[Any]:
+        return Subsets(1, max(sum(batch[1]) - 1, 0))
 
-    def bad_points(lens: tuple[int, ...]) -> Space[Any]:
-        numbers = ints(-1, sum(lens) + 1)
+    def any_points(batch: Tokens) -> Space[Any]:
+        numbers = ints(-1, sum(batch[1]) + 1)
         return Chain(numbers, Sequences(numbers, 3))
 
     cases = Chain(
-        batches.then(points), Sequences(ints(-1, tokens), min(requests, 2)).then(bad_points)
+        Product(dtypes, Sequences(ints(0, tokens), requests)).then(points),
+        Product(dtypes, Sequences(ints(-1, tokens), few)).then(any_points),
     )
     return Scope(
         "created micro-batches",
         ("create_ubatch_slices",),
-        f"batch with at most {requests} requests of at most {tokens} tokens, cut at every set of "
-        f"tokens; and every int and every list of at most 3 ints from -1 to one past the end, for "
-        f"at most {min(requests, 2)} requests of -1 to {tokens} tokens",
+        f"batch with at most {requests} requests of at most {tokens} tokens, as int32 and int64, "
+        "cut at every set of tokens; and at every int and every list of at most 3 ints from -1 to "
+        f"one past the end, with at most {few} requests of -1 to {tokens} tokens",
         cases.map(_created),
-        60,
+        120,
     )
 
 
@@ -105,7 +109,7 @@ def all_slices(scale: int) -> Scope:
         f"{requests} requests of at most {query} new and {computed} computed tokens and 1 padded "
         "token, with and without encoder lengths; slices that must be refused included",
         batches.then(slices).map(_sliced),
-        200,
+        150,
     )
 
 
@@ -139,7 +143,7 @@ def split_batches(scale: int) -> Scope:
         f"token, split at every set of tokens; with at most {few} requests also with up to 2 "
         "padded tokens and with encoder lengths",
         cases.map(_split),
-        330,
+        550,
     )
 
 
@@ -171,7 +175,7 @@ def unpadded_batches(scale: int) -> Scope:
         f"{requests} requests of at most {query} new and {computed} computed tokens and 2 padded "
         "tokens, with and without encoder lengths",
         batches.then(numbers).map(_unpadded),
-        150,
+        80,
     )
 
 
@@ -196,7 +200,7 @@ def sliced_starts(scale: int) -> Scope:
         f"vector of at most {entries} starts from -1 to {most}, and every slice of requests from "
         f"-1 to {entries}; what must be refused included",
         Product(Sequences(ints(-1, most), entries), ends, ends).map(_cut_starts),
-        60,
+        30,
     )
 
 

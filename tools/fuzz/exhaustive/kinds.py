@@ -44,7 +44,7 @@ def two_kinds(scale: int) -> Scope:
         f"tokens, and with at most {many} requests of at most 3 new tokens, 1 padded token, at all "
         "thresholds up to one more, uniform or not",
         cases.map(_two),
-        110,
+        130,
     )
 
 
@@ -69,7 +69,7 @@ def three_kinds(scale: int) -> Scope:
         f"batch with at most {requests} requests of at most {query} new and {computed} computed "
         f"tokens, 1 padded token, at all thresholds from 0 to {query + 1}",
         cases.map(_three),
-        120,
+        150,
     )
 
 
@@ -101,7 +101,7 @@ def _input_batch(kinds: tuple[Kind, ...]) -> InputBatch:
 
 def reordered_kinds(scale: int) -> Scope:
     """Return the scope of short batches whose requests are of any size, to be reordered."""
-    three, four, query = [(2, 2, 2), (5, 3, 3), (6, 4, 3), (6, 4, 4)][scale]
+    three, four, query = [(2, 2, 2), (6, 3, 3), (6, 4, 3), (6, 4, 4)][scale]
     requests_of_three = Product(ints(0, query), ints(0, 1), Values((0,)))
     requests_of_four = Product(ints(0, query), ints(0, 2), ints(0, 2))
     thresholds = ints(0, query)
@@ -116,7 +116,7 @@ def reordered_kinds(scale: int) -> Scope:
         "tokens and 1 computed token (with four regions 2, and prompts of at most 2), at all "
         f"thresholds from 0 to {query}",
         cases.map(_reordered),
-        150,
+        110,
     )
 
 
@@ -134,7 +134,7 @@ def reordered_regions(scale: int) -> Scope:
         ("reorder_batch_to_split_decodes_and_prefills",),
         f"order of the regions of at most {most} requests, three regions and four",
         cases.map(_reordered),
-        150,
+        170,
     )
 
 

@@ -62,6 +62,13 @@ def virtual_batches(scale: int) -> Scope:
         Product(
             all_requests(many, 3, 3, few + 1), Values((0,)), ints(1, 4), ints(-1, 1), ints(1, 4)
         ),
+        Product(
+            all_requests(many + 1, 2, 2, many + 1),
+            Values((0,)),
+            ints(1, 4),
+            ints(-1, 1),
+            ints(1, 4),
+        ),
     )
     return Scope(
         "virtual batches",
@@ -69,9 +76,10 @@ def virtual_batches(scale: int) -> Scope:
         f"batch with at most {few} requests of at most {query} new and {computed} computed tokens "
         f"and 1 padded token, in chunks and blocks of 0 to {chunk} tokens, with tables from 1 "
         f"column too narrow to 2 wider than needed; with at most {many} requests of at most 3 new "
-        "and 3 computed tokens, chunks and blocks of 1 to 4 tokens and tables to 1 column wider",
+        f"and 3 computed tokens, and with {many + 1} of at most 2 and 2, in chunks and blocks of 1 "
+        "to 4 tokens, with tables up to 1 column wider than needed",
         cases.map(_virtual),
-        200,
+        180,
     )
 
 
@@ -107,7 +115,7 @@ def fast_prefill(scale: int) -> Scope:
         "tokens and 1 padded token, and every set of wanted tokens, as int32 and int64, with and "
         "without an index that is not read, causal and not",
         batches.then(lambda batch: Subsets(0, num_tokens(batch[0]))).map(_wanted),
-        330,
+        320,
     )
 
 
@@ -146,21 +154,22 @@ def _added_up(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 def convolution_programs(scale: int) -> Scope:
     """Return the scope of batches of convolutions."""
-    sequences, tokens, long = [(2, 9, 20), (4, 17, 100), (4, 25, 200), (5, 25, 400)][scale]
+    sequences, tokens, long = [(1, 9, 20), (4, 17, 100), (4, 25, 200), (5, 25, 400)][scale]
     entries, most = [(2, 1), (4, 3), (5, 4), (6, 4)][scale]
     cases: Chain[Any] = Chain(
         Sequences(ints(0, tokens), sequences).map(_added_up),
         Sequences(ints(0, long), 2, 1).map(_added_up),
+        Sequences(ints(0, 9), sequences + 1, sequences + 1).map(_added_up),
         Sequences(ints(-1, most), entries),
     )
     return Scope(
         "convolution programs",
         ("compute_causal_conv1d_metadata",),
         f"batch with at most {sequences} sequences of at most {tokens} tokens, or 2 of at most "
-        f"{long}; and every vector of at most {entries} starts from -1 to {most}, what must be "
+        f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts from -1 to {most}, what must be "
         "refused included",
         cases.map(_programs),
-        300,
+        240,
     )
 
 

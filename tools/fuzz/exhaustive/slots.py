@@ -92,7 +92,7 @@ def slots_of_batches(scale: int) -> Scope:
         f"1 padded token, distinct blocks of at most {size} tokens, with all kernel block sizes "
         f"and interleaves that divide them, on every rank of at most {ranks}",
         cases.map(lambda case: _of_batch(case, query + computed)),
-        70,
+        130,
     )
 
 
@@ -129,7 +129,7 @@ def slots_of_positions(scale: int) -> Scope:
         f"from -1 to {position}, in blocks of at most {size} tokens, with all kernel block sizes "
         f"and interleaves, on every rank of at most {ranks}; calls that must be refused included",
         cases.map(lambda case: _of_positions((case[0], *case[1], case[2]))),
-        70,
+        80,
     )
 
 
@@ -176,7 +176,7 @@ def slots_in_place(scale: int) -> Scope:
         "short to 2 longer, contiguous and strided, in blocks of at most 2 tokens on at most 2 "
         "ranks",
         cases.map(lambda case: _with_out(case, query + computed)),
-        200,
+        250,
     )
 
 
@@ -209,7 +209,7 @@ def kernel_blocks(scale: int) -> Scope:
         "each integer dtype and with 1 or 2 dimensions, cut into 0 to 4, 64, 128, 256 and 257 "
         "kernel blocks",
         cases.map(_kernel_block_ids),
-        70,
+        110,
     )
 
 

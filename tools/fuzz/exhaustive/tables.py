@@ -190,7 +190,7 @@ def every_operation(scale: int) -> Scope:
         "that do not fit included; gathers of any rows and padded requests; slots of at most 2 "
         "tokens and 1 padded token; moves, swaps, clears and dummy runs",
         _sequences(tables, lambda place: list(_every_operation(tables, place)), most, holds=False),
-        450,
+        500,
     )
 
 
@@ -225,7 +225,7 @@ def two_groups(scale: int) -> Scope:
         "overwriting or not, that do not fit included; gathers of both rows, of one and of a "
         "padded request; slots of 1 and 2 tokens; both moves, the swap, a clear and a dummy run",
         _sequences(tables, _of_two_groups, most, holds=True),
-        550,
+        700,
     )
 
 
@@ -262,7 +262,7 @@ def three_rows(scale: int) -> Scope:
         "blocks to two rows, that do not fit included; all moves, swaps and clears; gathers of all "
         "rows and of one twice; slots of 2 tokens",
         _sequences(tables, _of_three_rows, most, holds=True),
-        500,
+        550,
     )
 
 
