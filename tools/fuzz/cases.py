@@ -33,19 +33,19 @@ class Input:
     """How a case of a property is drawn.
 
     Attributes:
-        property: The name of the property.
+        property_name: The name of the property.
         seed: What is drawn after the prefix comes from it.
         prefix: The first choices.
     """
 
-    property: str
+    property_name: str
     seed: int
     prefix: tuple[ChoiceT, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Return it as bytes, to be written down before the case runs."""
         prefix = b64encode(choices_to_bytes(self.prefix)).decode()
-        return json.dumps([self.property, self.seed, prefix]).encode()
+        return json.dumps([self.property_name, self.seed, prefix]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Input:
@@ -55,7 +55,7 @@ class Input:
             ValueError: Bytes that it did not write.
 
         >>> Input.from_bytes(Input("a", 3, (1, True)).to_bytes())
-        Input(property='a', seed=3, prefix=(1, True))
+        Input(property_name='a', seed=3, prefix=(1, True))
         """
         name, seed, text = json.loads(data)
         choices = choices_from_bytes(b64decode(text))

@@ -24,7 +24,7 @@ class Failure:
     Attributes:
         function: The function that the failed check is about.
         target: The target.
-        property: The name of the property.
+        property_name: The name of the property.
         kind: What the check looks at: `same answer`, `same refusal`, `law`, `a life`, `exhaustive`;
             or `crash`, `hang`, `memory`.
         field: The path of the first difference, without indices; empty if it is none.
@@ -44,7 +44,7 @@ class Failure:
 
     function: str
     target: str
-    property: str
+    property_name: str
     kind: str
     field: str
     error: str
@@ -111,7 +111,7 @@ def failure_of(
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
     told = told_failure((check, example, error), error)
     fields: dict[str, Any] = {
-        "property": where,
+        "property_name": where,
         "kind": check.kind.value,
         "message": str(error),
         "told": told,

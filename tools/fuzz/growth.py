@@ -36,27 +36,27 @@ class GrowthJob:
 
     Attributes:
         subject: What is fuzzed.
-        property: The property's name.
+        property_name: The property's name.
         seed: What the cases are drawn from.
     """
 
     subject: Subject
-    property: str
+    property_name: str
     seed: int
 
     @property
     def name(self) -> str:
         """The property, with what is done to it."""
-        return f"measure memory of {self.property}"
+        return f"measure memory of {self.property_name}"
 
     @property
     def needs_gpu(self) -> bool:
         """Whether the target is a GPU."""
-        return properties_of(self.subject)[self.property].target.device == "cuda"
+        return properties_of(self.subject)[self.property_name].target.device == "cuda"
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the failure if the memory grows in each round; None if it does not."""
-        prop = properties_of(self.subject)[self.property]
+        prop = properties_of(self.subject)[self.property_name]
         sizes = self._measure(prop, worker)
         steps = [later - sooner for sooner, later in zip(sizes, sizes[1:], strict=False)]
         if not steps or min(steps) < LEAST_BYTES * CASES:

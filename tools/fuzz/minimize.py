@@ -77,7 +77,7 @@ class MinimizeJob:
     @property
     def name(self) -> str:
         """The property, with what is done to it."""
-        return f"minimize {Input.from_bytes(self.input).property}"
+        return f"minimize {Input.from_bytes(self.input).property_name}"
 
     @property
     def needs_gpu(self) -> bool:
@@ -157,7 +157,7 @@ class MinimizeJob:
 
 
 def _property_of(job: MinimizeJob) -> Property:
-    return properties_of(job.subject)[Input.from_bytes(job.input).property]
+    return properties_of(job.subject)[Input.from_bytes(job.input).property_name]
 
 
 def _key(prop: Property, case: Case) -> Key | None:

@@ -31,7 +31,7 @@ class SliceResult:
     """What came of a slice.
 
     Attributes:
-        property: The property's name.
+        property_name: The property's name.
         cases: Cases that ran, invalid ones included.
         invalid: Cases whose input could not be drawn.
         failed: Cases that failed, known failures included.
@@ -41,7 +41,7 @@ class SliceResult:
         grown_bytes: How much the resident memory of the worker grew.
     """
 
-    property: str
+    property_name: str
     cases: int
     invalid: int
     failed: int
@@ -57,7 +57,7 @@ class SliceJob:
 
     Attributes:
         subject: What is fuzzed.
-        property: The property's name.
+        property_name: The property's name.
         seed: What the slice's draws come from.
         seconds: How long.
         known: The keys of failures that need not be reported again.
@@ -66,7 +66,7 @@ class SliceJob:
     """
 
     subject: Subject
-    property: str
+    property_name: str
     seed: int
     seconds: float
     known: frozenset[tuple[str, str, str]] = frozenset()
@@ -76,18 +76,18 @@ class SliceJob:
     @property
     def name(self) -> str:
         """The property."""
-        return self.property
+        return self.property_name
 
     @property
     def needs_gpu(self) -> bool:
         """Whether the target is a GPU."""
-        return properties_of(self.subject)[self.property].target.device == "cuda"
+        return properties_of(self.subject)[self.property_name].target.device == "cuda"
 
     def run(self, worker: WorkerContext) -> SliceResult:
         """Run the slice in a worker; report each new failure at once."""
-        prop = properties_of(self.subject)[self.property]
+        prop = properties_of(self.subject)[self.property_name]
         memory = _memory_of(self.subject)
-        memory.add(self.property, self.inputs)
+        memory.add(self.property_name, self.inputs)
         return _Slice(self, prop, memory, worker).run()
 
 
@@ -123,7 +123,7 @@ class _Memory:
 
     def keep(self, found: Input) -> None:
         """Keep an input, in the place of the oldest if there are too many."""
-        kept = self.inputs.setdefault(found.property, [])
+        kept = self.inputs.setdefault(found.property_name, [])
         kept.append(found)
         del kept[:-KEPT_INPUTS]
 
@@ -145,7 +145,7 @@ class _Slice:
         self, job: SliceJob, prop: Property, memory: _Memory, worker: WorkerContext
     ) -> None:
         self.job, self.prop, self.memory, self.worker = job, prop, memory, worker
-        self.chance = random.Random(f"{job.seed} {job.property}")  # noqa: S311  # no secret
+        self.chance = random.Random(f"{job.seed} {job.property_name}")  # noqa: S311  # no secret
         self.known = set(job.known)
         self.statuses: Counter[Status] = Counter()
         self.covering: list[bytes] = []
@@ -162,7 +162,7 @@ class _Slice:
             events += source.end()
         self.memory.seen.update(events)
         return SliceResult(
-            self.job.property,
+            self.job.property_name,
             self.statuses.total(),
             self.statuses[Status.INVALID],
             self.statuses[Status.FAILED],
@@ -193,22 +193,22 @@ class _Slice:
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
-        kept = self.memory.inputs.get(self.job.property, ())
+        kept = self.memory.inputs.get(self.job.property_name, ())
         if not kept or self.chance.random() > VARIED_SHARE:
-            return Input(self.job.property, seed)
+            return Input(self.job.property_name, seed)
         # The last ones covered what few others do.
         at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
         choices = kept[at].prefix
-        return Input(self.job.property, seed, choices[: self.chance.randrange(len(choices) + 1)])
+        return Input(self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)])
 
     def _keep_if_new(self, case: Case) -> None:
         """Keep the input of a case whose set of situations this worker has not met before."""
         signature = frozenset(case.situations)
-        known = self.memory.signatures.setdefault(self.job.property, set())
+        known = self.memory.signatures.setdefault(self.job.property_name, set())
         if signature in known or len(case.choices) > 4096:
             return
         known.add(signature)
-        found = Input(self.job.property, 0, case.choices)
+        found = Input(self.job.property_name, 0, case.choices)
         self.memory.keep(found)
         if len(self.covering) < KEPT_INPUTS:
             self.covering.append(found.to_bytes())
@@ -237,7 +237,7 @@ def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
         prop.where,
         case.example,
         case.error,
-        property=prop.name,
+        property_name=prop.name,
         uses=tuple(sorted(case.used)),
         input=Input(prop.name, 0, case.choices).to_bytes(),
         **more,
