@@ -103,7 +103,9 @@ class Comparer:
     def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
         if len(self._modes) == 1:
             return contextlib.nullcontext()
-        mode: contextlib.AbstractContextManager[object] = self._target.implementation.checks(checked)
+        mode: contextlib.AbstractContextManager[object] = self._target.implementation.checks(
+            checked
+        )
         return mode
 
     def _compare_call(self, call: Call) -> Difference | None:
@@ -137,7 +139,12 @@ class Comparer:
     ) -> Difference | None:
         """Return the first difference in the arguments that the function writes."""
         if contract.observe is not None:
-            pairs = {"/".join(sorted(contract.changes)): (contract.observe(ours), contract.observe(theirs))}
+            pairs = {
+                "/".join(sorted(contract.changes)): (
+                    contract.observe(ours),
+                    contract.observe(theirs),
+                )
+            }
         else:
             pairs = {name: (ours[name], theirs[name]) for name in contract.changes & set(ours)}
         for name, pair in pairs.items():

@@ -22,7 +22,6 @@ from tools.fuzz.exhaustive.batches import (
 from tools.fuzz.exhaustive.scope import Scope
 from tools.fuzz.exhaustive.spaces import Chain, Product, Sequences, Space, Subsets, Values
 
-
 Tokens: TypeAlias = tuple[type[np.generic], tuple[int, ...]]
 """The dtype and the entries of a batch's numbers of tokens."""
 
@@ -92,9 +91,7 @@ def _sliced(case: tuple[tuple[Requests, int, bool], tuple[int, int, int, int]]) 
 def all_slices(scale: int) -> Scope:
     """Return the scope of every slice of every batch, good and bad."""
     requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1), (4, 3, 1)][scale]
-    batches = Product(
-        all_requests(requests, query, computed), ints(0, 1), Values((False, True))
-    )
+    batches = Product(all_requests(requests, query, computed), ints(0, 1), Values((False, True)))
 
     def slices(batch: tuple[Requests, int, bool]) -> Space[Any]:
         found, num_padding, _ = batch
@@ -160,9 +157,7 @@ def _unpadded(case: tuple[tuple[Requests, int, bool], tuple[int, int]]) -> Call:
 def unpadded_batches(scale: int) -> Scope:
     """Return the scope of metadata that is cut to its first tokens and requests."""
     requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1), (4, 3, 1)][scale]
-    batches = Product(
-        all_requests(requests, query, computed), ints(0, 2), Values((False, True))
-    )
+    batches = Product(all_requests(requests, query, computed), ints(0, 2), Values((False, True)))
 
     def numbers(batch: tuple[Requests, int, bool]) -> Space[Any]:
         found, num_padding, _ = batch

@@ -9,16 +9,17 @@ import dataclasses
 import functools
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from conformance.comparison import Difference
 from conformance.implementations import load_implementations
 from conformance.targets import Target, choose_targets
 from tools.fuzz.exhaustive.comparing import Comparer
-from tools.fuzz.exhaustive.registry import all_scopes
+from tools.fuzz.exhaustive.registry import all_scopes, function_of
 from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.jobs import WorkerContext
+from tools.fuzz.properties import Subject
 
 CHUNK: Final = 256
 """Cases after which it is checked that no argument has changed that may not."""
@@ -27,52 +28,23 @@ MOST_REPORTED: Final = 8
 """Failures that a job reports, of different functions or fields; the others are only counted."""
 
 
-class Worker(Protocol):
-    """What a job uses of the worker that runs it."""
+def targets_of(subject: Subject) -> dict[str, Target]:
+    """Return the targets that are compared with `reference`, by name; the CPU path if none is named.
 
-    def note_input(self, data: bytes) -> None:
-        """Write down the case that runs next, in memory that survives a crash of the worker."""
+    Args:
+        subject: What is under test.
 
-    def report(self, message: object) -> None:
-        """Send a message to the coordinator at once."""
-
-    def is_over(self) -> bool:
-        """Return whether the job should end soon."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What is compared with `reference`, as plain values that travel to workers.
-
-    Attributes:
-        target: One target, as `choose_targets` calls it: `host`, `mine:host`.
-        impl: Modules or files under test; nothing: `fast`.
-        adapter: Their adapters; none, one for all, or one for each.
-        scale: How large the bounds of the scopes are.
+    Raises:
+        ValueError: It names what is not there.
     """
-
-    target: str = "host"
-    impl: tuple[str, ...] = ()
-    adapter: tuple[str, ...] = ()
-    scale: int = 1
-
-    def find_target(self) -> Target:
-        """Return the target.
-
-        Raises:
-            ValueError: There is no such target here.
-        """
-        return _find_target(self)
+    return dict(_targets_of(subject))
 
 
 @functools.cache
-def _find_target(subject: Subject) -> Target:
-    name = subject.target.rpartition(":")[2]
+def _targets_of(subject: Subject) -> dict[str, Target]:
     implementations = load_implementations(subject.impl, subject.adapter)
-    targets = {target.name: target for target in choose_targets(name, implementations)}
-    if subject.target not in targets:
-        raise ValueError(f"target {subject.target!r} is unknown; there are {', '.join(targets)}")
-    return targets[subject.target]
+    chosen = choose_targets(subject.target or "host", implementations)
+    return {target.name: target for target in chosen}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +52,7 @@ class CaseFailure:
     """A case on which the target is not as `reference`; `failing_call` makes its call.
 
     Attributes:
+        target: The target's name.
         scope: The scope's name.
         index: The case.
         function: The function that it is about.
@@ -88,6 +61,7 @@ class CaseFailure:
         line: The failure in a line.
     """
 
+    target: str
     scope: str
     index: int
     function: str
@@ -96,9 +70,9 @@ class CaseFailure:
     line: str
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What makes two failures the same: the function and the field."""
-        return self.function, self.field
+    def key(self) -> tuple[str, str, str]:
+        """What makes two failures the same: the function, the target and the field."""
+        return self.function, self.target, self.field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +80,12 @@ class ExhaustiveResult:
     """What a job has done.
 
     Attributes:
-        scope: The scope's name.
         start: The first case.
         stop: Where it ended; before the job's own end if it was stopped.
         failed: How many of the cases failed.
         seconds: How long they took.
     """
 
-    scope: str
     start: int
     stop: int
     failed: int
@@ -125,13 +97,17 @@ class ExhaustiveJob:
     """The cases `start .. stop - 1` of a scope.
 
     Attributes:
-        subject: What is compared.
+        subject: What is under test.
+        target: The target's name.
+        scale: How large the bounds of the scopes are.
         scope: The scope's name.
         start: The first case.
         stop: The end of the cases.
     """
 
     subject: Subject
+    target: str
+    scale: int
     scope: str
     start: int
     stop: int
@@ -139,36 +115,38 @@ class ExhaustiveJob:
     @property
     def name(self) -> str:
         """What the display and the report call it."""
-        return f"exhaustive {self.scope} {self.start:,} to {self.stop - 1:,}"
+        return f"exhaustive:{self.scope}:{self.start}@{self.target}"
 
     @property
     def needs_gpu(self) -> bool:
         """Whether it runs on a GPU."""
-        return self.subject.target.rpartition(":")[2] == "cuda"
+        return self.target.rpartition(":")[2] == "cuda"
 
-    def run(self, worker: Worker) -> ExhaustiveResult:
+    def run(self, worker: WorkerContext) -> ExhaustiveResult:
         """Compare the cases in a worker process, and report those that fail."""
         began = time.perf_counter()
-        scope = all_scopes(self.subject.scale)[self.scope]
-        comparer = Comparer(self.subject.find_target())
-        reported: set[tuple[str, str]] = set()
-        failed: Counter[str] = Counter()
+        scope = all_scopes(self.scale)[self.scope]
+        target = targets_of(self.subject)[self.target]
+        comparer = Comparer(target)
+        reported: set[tuple[str, str, str]] = set()
+        failed = 0
         at = self.start
         while at < self.stop and not (worker.is_over() and at > self.start):
             stop = min(at + CHUNK, self.stop)
-            for failure in compare_cases(comparer, scope, at, stop, worker):
-                failed[scope.name] += 1
+            for index, difference in compare_cases(comparer, scope, at, stop, worker).items():
+                failed += 1
+                failure = _failure(target.name, scope, index, difference)
                 if failure.key not in reported and len(reported) < MOST_REPORTED:
                     reported.add(failure.key)
                     worker.report(failure)
             at = stop
         seconds = time.perf_counter() - began
-        return ExhaustiveResult(self.scope, self.start, at, failed.total(), seconds)
+        return ExhaustiveResult(self.start, at, failed, seconds)
 
 
 def compare_cases(
-    comparer: Comparer, scope: Scope, start: int, stop: int, worker: Worker
-) -> list[CaseFailure]:
+    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
+) -> dict[int, Difference]:
     """Compare a range of cases; find which of them changes what it may not.
 
     Args:
@@ -179,20 +157,20 @@ def compare_cases(
         worker: Where to note the case that runs.
 
     Returns:
-        The failures, in the order of the cases, at most one of each.
+        The first difference of each case that fails, by its index.
     """
-    found = {}
+    found: dict[int, Difference] = {}
     with comparer.running():
         for index, difference in _differences(comparer, scope, start, stop, worker):
             found[index] = difference
         if comparer.find_change() is not None:
             for index, difference in _changes(comparer, scope, start, stop, worker):
                 found.setdefault(index, difference)
-    return [_failure(scope, index, found[index]) for index in sorted(found)]
+    return dict(sorted(found.items()))
 
 
 def _differences(
-    comparer: Comparer, scope: Scope, start: int, stop: int, worker: Worker
+    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
 ) -> Iterator[tuple[int, Difference]]:
     for index in range(start, stop):
         worker.note_input(noted(scope.name, index))
@@ -202,7 +180,7 @@ def _differences(
 
 
 def _changes(
-    comparer: Comparer, scope: Scope, start: int, stop: int, worker: Worker
+    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
 ) -> Iterator[tuple[int, Difference]]:
     """Compare the cases again, each with arguments of its own, and yield what they change."""
     for index in range(start, stop):
@@ -213,11 +191,10 @@ def _changes(
             yield index, change
 
 
-def _failure(scope: Scope, index: int, difference: Difference) -> CaseFailure:
-    case = scope.case(index)
-    function = getattr(case, "function", "") or scope.functions[0]
+def _failure(target: str, scope: Scope, index: int, difference: Difference) -> CaseFailure:
+    function = function_of(scope.case(index))
     field = re.sub(r"\[\d+\]", "[]", difference.path)
-    return CaseFailure(scope.name, index, function, field, difference, difference.line)
+    return CaseFailure(target, scope.name, index, function, field, difference, difference.line)
 
 
 def noted(scope: str, index: int) -> bytes:
@@ -247,6 +224,6 @@ def crash_of(job: ExhaustiveJob, index: int, reason: str) -> CaseFailure:
         index: The case that it noted last.
         reason: How it was lost: `signal SIGSEGV`, `hang`.
     """
-    scope = all_scopes(job.subject.scale)[job.scope]
-    function = getattr(scope.case(index), "function", "") or scope.functions[0]
-    return CaseFailure(job.scope, index, function, "", None, f"the worker was lost: {reason}")
+    function = function_of(all_scopes(job.scale)[job.scope].case(index))
+    line = f"the worker was lost: {reason}"
+    return CaseFailure(job.target, job.scope, index, function, "", None, line)

@@ -60,9 +60,7 @@ def _three(case: tuple[Requests, int, int]) -> Call:
 def three_kinds(scale: int) -> Scope:
     """Return the scope of splits into decodes, extends and prefills."""
     requests, query, computed = [(2, 2, 1), (5, 3, 1), (5, 3, 2), (6, 3, 2)][scale]
-    cases = Product(
-        all_requests(requests, query, computed), ints(0, 1), ints(0, query + 1)
-    )
+    cases = Product(all_requests(requests, query, computed), ints(0, 1), ints(0, query + 1))
     return Scope(
         "splits into three kinds",
         ("split_decodes_prefills_and_extends",),

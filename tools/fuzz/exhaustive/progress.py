@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,16 +19,19 @@ import torch
 
 import conformance
 import reference
+from conformance.functions import choose_functions
+from conformance.targets import Target
 from tools.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,
     ExhaustiveResult,
-    Subject,
     crash_of,
     read_note,
+    targets_of,
 )
 from tools.fuzz.exhaustive.registry import scopes_of
 from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.properties import Subject
 
 FILE: Final = "exhaustive.json"
 """The name of the file in the folder of a run."""
@@ -95,82 +98,83 @@ class StaleProgressError(ValueError):
 
 
 class Progress:
-    """What is done of all scopes of a run.
+    """What is done of all scopes on all targets.
 
     Args:
-        subject: What is compared.
-        functions: The functions to look at; None for all.
+        subject: What is under test.
+        scale: How large the bounds are.
 
     Attributes:
-        subject: What is compared.
-        scopes: The scopes, by name.
-        done: What of each is done, by its name.
-        failures: The failures that this process was told of, the first of each function and field.
+        subject: What is under test.
+        scale: How large the bounds are.
+        scopes: The scopes, by the names of target and scope.
+        done: What of each is done.
+        failures: The failures that this process was told of, the first of each key.
+
+    Raises:
+        ValueError: The subject names what is not there, or nothing that a scope is about.
     """
 
-    def __init__(self, subject: Subject, functions: Iterable[str] | None = None) -> None:
-        self.subject = subject
-        named = None if functions is None else sorted(functions)
-        self.scopes: dict[str, Scope] = scopes_of(subject.find_target(), subject.scale, named)
-        if not self.scopes:
-            raise ValueError(f"no scope has a case of {', '.join(named or ())} on {subject.target}")
-        self.done = {name: Done() for name in self.scopes}
-        self.failures: dict[tuple[str, str], CaseFailure] = {}
-        self._origin = {
-            "version": VERSION,
-            "subject": dataclasses.asdict(subject) | {"impl": list(subject.impl)},
-            "scopes": {s.name: [s.bounds, s.count()] for s in self.scopes.values()},
-            "code": code_digests(subject),
+    def __init__(self, subject: Subject, scale: int = 1) -> None:
+        self.subject, self.scale = subject, scale
+        self.targets = targets_of(subject)
+        functions = choose_functions(subject.functions)
+        self.scopes: dict[tuple[str, str], Scope] = {
+            (target.name, name): scope
+            for target in self.targets.values()
+            for name, scope in scopes_of(target, scale, functions).items()
         }
-        self._origin = json.loads(json.dumps(self._origin))
+        if not self.scopes:
+            raise ValueError(f"no scope is about {subject.functions or 'what is under test'}")
+        self.done = {key: Done() for key in self.scopes}
+        self.failures: dict[tuple[str, str, str], CaseFailure] = {}
+        self._origin = self._find_origin()
+
+    def _find_origin(self) -> dict[str, Any]:
+        """Return what must be the same for what is done to say anything."""
+        bounds = {
+            f"{target}: {name}": [scope.bounds, scope.count()]
+            for (target, name), scope in self.scopes.items()
+        }
+        code = code_digests(self.targets.values())
+        return {"version": VERSION, "scale": self.scale, "bounds": bounds, "code": code}
 
     @classmethod
-    def resume(
-        cls, folder: Path, subject: Subject, functions: Iterable[str] | None = None
-    ) -> Progress:
+    def resume(cls, folder: Path, subject: Subject, scale: int = 1) -> Progress:
         """Return what is done, as the file in a folder says; nothing where there is no file.
 
         Args:
             folder: The folder of the run.
-            subject: What is compared.
-            functions: The functions to look at; None for all.
+            subject: What is under test.
+            scale: How large the bounds are.
 
         Raises:
+            ValueError: The subject names what is not there.
             StaleProgressError: The file is of other bounds or of other code.
         """
-        progress = cls(subject, functions)
+        progress = cls(subject, scale)
         path = folder / FILE
         if not path.exists():
             return progress
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            origin, done = found["origin"], found["done"]
+            origin, done = dict(found["origin"]), list(found["done"])
+            for what, wanted in progress._origin.items():
+                _check_same(path, what, origin.get(what), wanted)
+            for target, name, fields in done:
+                progress.done[target, name] = Done(**fields)
+        except StaleProgressError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise StaleProgressError(
-                f"{path} is no file of progress ({error}); remove it to begin anew"
+                f"{path} is no file of progress ({error!r}); remove it to begin anew"
             ) from error
-        for what, wanted in progress._origin.items():
-            progress._check_same(path, what, origin.get(what), wanted)
-        for name, fields in done.items():
-            progress.done[name] = Done(**fields)
         return progress
 
-    def _check_same(self, path: Path, what: str, got: object, wanted: object) -> None:
-        if got == wanted:
-            return
-        changed = what
-        if isinstance(got, Mapping) and isinstance(wanted, Mapping):
-            keys = [key for key in {**got, **wanted} if got.get(key) != wanted.get(key)]
-            changed = f"{what} ({', '.join(map(str, keys))})"
-        raise StaleProgressError(
-            f"{path} was written by a run with other {changed}: what it has compared says nothing "
-            "of this one. Go on with that version, or remove the file to begin anew"
-        )
-
     def write(self, folder: Path) -> None:
-        """Write what is done to the file in a folder, at once or not at all."""
+        """Write what is done to the file in a folder, all of it or nothing."""
         folder.mkdir(parents=True, exist_ok=True)
-        done = {name: dataclasses.asdict(done) for name, done in self.done.items()}
+        done = [[*key, dataclasses.asdict(done)] for key, done in self.done.items()]
         path = folder / FILE
         new = path.with_suffix(f".{os.getpid()}.new")
         new.write_text(json.dumps({"origin": self._origin, "done": done}), encoding="utf-8")
@@ -179,40 +183,51 @@ class Progress:
     @property
     def is_complete(self) -> bool:
         """Whether every case was compared."""
-        return all(done.cases == self.scopes[name].count() for name, done in self.done.items())
+        return all(done.cases == self.scopes[key].count() for key, done in self.done.items())
 
     def jobs(self) -> list[ExhaustiveJob]:
         """Return jobs of about ten seconds for all that is left."""
         found = []
-        for name, scope in self.scopes.items():
+        for (target, name), scope in self.scopes.items():
             size = max(int(JOB_SECONDS * 1e6 / scope.case_us), 1)
-            for start, stop in self.done[name].left(scope.count()):
+            for start, stop in self.done[target, name].left(scope.count()):
                 found += [
-                    ExhaustiveJob(self.subject, name, first, min(first + size, stop))
+                    ExhaustiveJob(
+                        self.subject, target, self.scale, name, first, min(first + size, stop)
+                    )
                     for first in range(start, stop, size)
                 ]
         return found
 
-    def add(self, result: ExhaustiveResult) -> None:
-        """Note that a job has ended."""
-        done = self.done[result.scope]
+    def add(self, job: ExhaustiveJob, result: ExhaustiveResult) -> list[ExhaustiveJob]:
+        """Note that a job has ended.
+
+        Args:
+            job: The job.
+            result: What it has done.
+
+        Returns:
+            A job for what it has not done, if it was stopped before its end.
+        """
+        done = self.done[job.target, job.scope]
         done.add(result.start, result.stop)
         done.failed += result.failed
         done.seconds += result.seconds
+        return [dataclasses.replace(job, start=result.stop)] if result.stop < job.stop else []
 
     def add_failure(self, failure: CaseFailure) -> bool:
-        """Note a failing case; return whether it is the first of its function and field."""
-        is_new = failure.key not in self.failures
-        if is_new:
-            self.failures[failure.key] = failure
-            told = (failure.index, failure.function, failure.line)
-            self.done[failure.scope].failures.append(told)
-        return is_new
+        """Note a failing case; return whether it is the first of its function, target and field."""
+        if failure.key in self.failures:
+            return False
+        self.failures[failure.key] = failure
+        told = (failure.index, failure.function, failure.line)
+        self.done[failure.target, failure.scope].failures.append(told)
+        return True
 
     def add_lost(
         self, job: ExhaustiveJob, reason: str, note: bytes
     ) -> tuple[CaseFailure, list[ExhaustiveJob]]:
-        """Note that a worker was lost in a job.
+        """Note that a worker died, hung or took too much memory in a case.
 
         Args:
             job: The job.
@@ -220,34 +235,48 @@ class Progress:
             note: What it noted last.
 
         Returns:
-            The failure of the case in which it was lost, and jobs for the job's other cases.
+            The failure of that case, and jobs for the job's other cases.
         """
         noted = read_note(note)
         index = noted[1] if noted else job.start
         failure = crash_of(job, index, reason)
         self.add_failure(failure)
-        self.add(ExhaustiveResult(job.scope, index, index + 1, 1, 0.0))
+        self.add(job, ExhaustiveResult(index, index + 1, 1, 0.0))
         rest = ((job.start, index), (index + 1, job.stop))
         return failure, [
             dataclasses.replace(job, start=start, stop=stop) for start, stop in rest if start < stop
         ]
 
 
-def code_digests(subject: Subject) -> dict[str, str]:
-    """Return a digest of all that decides what a case compares: code and versions of packages."""
+def _check_same(path: Path, what: str, got: object, wanted: object) -> None:
+    """Refuse a file that is of other bounds or of other code."""
+    if got == wanted:
+        return
+    changed = what
+    if isinstance(got, dict) and isinstance(wanted, dict):
+        keys = [key for key in {**got, **wanted} if got.get(key) != wanted.get(key)]
+        changed = f"{what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
+    raise StaleProgressError(
+        f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
+        "Remove the file to begin anew, or go on with what it was made with"
+    )
+
+
+def code_digests(targets: Iterable[Target]) -> dict[str, str]:
+    """Return a digest of all that decides what a case compares: code, versions of packages."""
     parts = {
         "reference": Path(reference.__file__).parent,
         "conformance": Path(conformance.__file__).parent,
-        "scopes": Path(__file__).parent,
+        "tools.fuzz.exhaustive": Path(__file__).parent,
     }
-    under_test = subject.find_target().under_test
-    if under_test is not None:
-        file = Path(under_test.file)
-        parts[under_test.name] = file.parent if file.name == "__init__.py" else file
-    digests = {name: _digest(path) for name, path in parts.items()}
-    versions: dict[str, Any] = {"python": platform.python_version()}
-    versions |= {"numpy": np.__version__, "torch": torch.__version__}
-    return {**digests, **{name: str(version) for name, version in versions.items()}}
+    for target in targets:
+        if target.under_test is not None:
+            file = Path(target.under_test.file)
+            is_package = file.name == "__init__.py"
+            parts[target.under_test.name] = file.parent if is_package else file
+    found = {name: _digest(path) for name, path in parts.items()}
+    found["python"] = platform.python_version()
+    return {**found, "numpy": np.__version__, "torch": str(torch.__version__)}
 
 
 def _digest(path: Path) -> str:

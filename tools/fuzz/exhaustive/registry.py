@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from conformance.strategies.block_table import Session
 from conformance.targets import Target
 from tools.fuzz.exhaustive import cuts, kinds, rewrites, slots, tables
 from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.scope import Scope
 from tools.fuzz.exhaustive.tables import with_refusals
-from conformance.strategies.block_table import Session
 
 SCALES: Final = range(4)
 """How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 and 3 for more."""
@@ -62,6 +62,11 @@ def scopes_of(
     }
 
 
+def function_of(case: Case) -> str:
+    """Return the function or the class that a case is about."""
+    return case.constructor.function if isinstance(case, Session) else case.function
+
+
 def failing_call(scope: str, index: int, scale: int = 1) -> tuple[str, Case]:
     """Return the function that a case is about, and the case as the harness can store it.
 
@@ -71,6 +76,4 @@ def failing_call(scope: str, index: int, scale: int = 1) -> tuple[str, Case]:
         scale: How large the bounds are.
     """
     case = all_scopes(scale)[scope].case(index)
-    if isinstance(case, Session):
-        return case.constructor.function, with_refusals(case)
-    return case.function, case
+    return function_of(case), with_refusals(case) if isinstance(case, Session) else case

@@ -83,7 +83,9 @@ def virtual_batches(scale: int) -> Scope:
     )
 
 
-def _wanted(case: tuple[tuple[Requests, int, bool, type[np.generic], int], tuple[int, ...]]) -> Call:
+def _wanted(
+    case: tuple[tuple[Requests, int, bool, type[np.generic], int], tuple[int, ...]],
+) -> Call:
     (requests, num_padding, is_causal, dtype, num_unread), indices = case
     metadata = metadata_of(requests, num_padding_tokens=num_padding, causal=is_causal)
     padded = guarded([*indices, *[-5] * num_unread], dtype)
@@ -91,9 +93,7 @@ def _wanted(case: tuple[tuple[Requests, int, bool, type[np.generic], int], tuple
 
 
 def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:  # noqa: ANN401
-    armed = dataclasses.replace(
-        metadata, logits_indices_padded=indices, num_logits_indices=number
-    )
+    armed = dataclasses.replace(metadata, logits_indices_padded=indices, num_logits_indices=number)
     name = "make_kv_sharing_fast_prefill_common_attn_metadata"
     return Call(name, {"common_attn_metadata": armed})
 

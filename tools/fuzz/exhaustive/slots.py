@@ -35,7 +35,11 @@ def _layouts(most_block_size: int, most_ranks: int) -> Iterator[Layout]:
 
 
 def _call(
-    table: Array, starts: Array, positions: Array, layout: Layout, **more: Any  # noqa: ANN401
+    table: Array,
+    starts: Array,
+    positions: Array,
+    layout: Layout,
+    **more: Any,  # noqa: ANN401
 ) -> Call:
     size, kernel, ranks, rank, interleave = layout
     arguments = {

@@ -13,6 +13,7 @@ class Row:
     """What was shown of a scope.
 
     Attributes:
+        target: The target's name.
         scope: The scope's name.
         functions: The functions that its cases call.
         bounds: What its cases are, to stand after "every".
@@ -23,6 +24,7 @@ class Row:
         failures: The failing cases that were kept, as index, function and line.
     """
 
+    target: str
     scope: str
     functions: tuple[str, ...]
     bounds: str
@@ -50,11 +52,12 @@ class Row:
 def rows(progress: Progress) -> list[Row]:
     """Return what was shown of each scope."""
     found = []
-    for name, scope in progress.scopes.items():
-        done = progress.done[name]
+    for (target, name), scope in progress.scopes.items():
+        done = progress.done[target, name]
         kept = tuple((index, function, line) for index, function, line in done.failures)
         found.append(
             Row(
+                target,
                 name,
                 scope.functions,
                 scope.bounds,
@@ -73,9 +76,9 @@ def verdict(progress: Progress) -> str:
     found = rows(progress)
     cases, count = sum(row.cases for row in found), sum(row.count for row in found)
     failed = sum(row.failed for row in found)
-    of = f"on {progress.subject.target}, in {len(found)} scopes"
+    of = f"on {', '.join(progress.targets)}, in {len(progress.scopes)} scopes"
     if failed:
-        scopes = ", ".join(row.scope for row in found if row.failed)
+        scopes = ", ".join(dict.fromkeys(row.scope for row in found if row.failed))
         return f"{failed:,} of {cases:,} cases {of}, are not equal: {scopes}"
     if cases < count:
         return f"{cases:,} of {count:,} cases {of}, were compared, all equal"
@@ -86,17 +89,20 @@ def text(progress: Progress) -> str:
     """Return a table of the scopes, the bounds of each, and the verdict, as plain text."""
     found = rows(progress)
     width = max(len(row.scope) for row in found)
-    lines = [f"{'scope':{width}}  {'cases':>11}  {'seconds':>8}  {'us/case':>7}  outcome"]
+    targets = max(6, *(len(row.target) for row in found)) + 2
+    lines = [
+        f"{'scope':{width}}  {'target':{targets}}{'cases':>11}  {'seconds':>8}  {'us/case':>7}  outcome"
+    ]
     for row in found:
         each = f"{row.seconds / row.cases * 1e6:7.0f}" if row.cases else f"{'-':>7}"
         outcome = "not equal" if row.failed else "equal" if row.cases == row.count else "not done"
         lines.append(
-            f"{row.scope:{width}}  {row.count:>11,}  {row.seconds:>8.0f}  {each}  {outcome}"
+            f"{row.scope:{width}}  {row.target:{targets}}{row.count:>11,}  {row.seconds:>8.0f}  {each}  {outcome}"
         )
     lines += ["", *(row.line for row in found), ""]
     for row in found:
         lines += [
-            f"FAILS: {row.scope}:{index}: {function}: {line}"
+            f"FAILS: {function} on {row.target}, {row.scope}:{index}: {line}"
             for index, function, line in row.failures
         ]
     return "\n".join([*lines, verdict(progress)])
@@ -106,8 +112,8 @@ def as_json(progress: Progress) -> dict[str, Any]:
     """Return the same as plain values."""
     found = [dataclasses.asdict(row) | {"line": row.line} for row in rows(progress)]
     return {
-        "target": progress.subject.target,
-        "scale": progress.subject.scale,
+        "targets": list(progress.targets),
+        "scale": progress.scale,
         "is_complete": progress.is_complete,
         "verdict": verdict(progress),
         "scopes": found,

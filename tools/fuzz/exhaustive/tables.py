@@ -91,7 +91,10 @@ def append(
     return _append(
         rows,
         [[0, *accumulate(group)] for group in counts],
-        [[block_id(next(label)) for _ in range(sum(n))] for n, label in zip(counts, labels, strict=True)],
+        [
+            [block_id(next(label)) for _ in range(sum(n))]
+            for n, label in zip(counts, labels, strict=True)
+        ],
         overwrite,
     )
 
@@ -135,9 +138,7 @@ def dummy_slots(num_tokens: int) -> Operation:
     return Operation("get_dummy_slot_mappings", {"num_tokens": num_tokens})
 
 
-def _sequences(
-    tables: Tables, operations: Operations, most: int, *, holds: bool
-) -> Chain[Session]:
+def _sequences(tables: Tables, operations: Operations, most: int, *, holds: bool) -> Chain[Session]:
     """Return all sequences of at most so many operations, the shortest first."""
     at_place = [Values(operations(place)) for place in range(most)]
     constructor, observing = tables.constructor, tables.observing
@@ -235,14 +236,8 @@ def _of_three_rows(place: int) -> list[Operation]:
         *(append(place, [row], [[1]], [False]) for row in rows),
         append(place, [2, 0], [[1, 2]], [True, False]),
         *(append_shared(row, 1) for row in rows),
-        *(
-            Operation("move_row", {"src": a, "dst": b})
-            for a, b in itertools.permutations(rows, 2)
-        ),
-        *(
-            Operation("swap_rows", {"a": a, "b": b})
-            for a, b in itertools.combinations(rows, 2)
-        ),
+        *(Operation("move_row", {"src": a, "dst": b}) for a, b in itertools.permutations(rows, 2)),
+        *(Operation("swap_rows", {"a": a, "b": b}) for a, b in itertools.combinations(rows, 2)),
         *(Operation("clear_row", {"r": row}) for row in rows),
         gather([2, 0, 1]),
         gather([1, 1]),
