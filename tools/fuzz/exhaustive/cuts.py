@@ -29,7 +29,8 @@ Tokens: TypeAlias = tuple[type[np.generic], tuple[int, ...]]
 def _created(case: tuple[Tokens, Any]) -> Call:
     tokens, points = case
     split_points = list(points) if isinstance(points, tuple) else points
-    arguments = {"num_scheduled_tokens": _tokens(*tokens), "split_points": split_points}
+    dtype, lens = tokens
+    arguments = {"num_scheduled_tokens": _tokens(dtype, lens), "split_points": split_points}
     return Call("create_ubatch_slices", arguments)
 
 
@@ -130,15 +131,16 @@ def split_batches(scale: int) -> Scope:
             total += num_padding
         return Subsets(1, max(total - 1, 0))
 
-    plain = Product(all_requests(requests, query, 1), Values((0,)), Values((False,)))
-    padded = Product(all_requests(few, query, 1), ints(0, 2), Values((False, True)))
+    kinds = Values([(0, True), (1, False), (1, True), (2, False), (2, True)])
+    plain = all_requests(requests, query, 1).map(lambda found: (found, 0, False))
+    padded = Product(all_requests(few, query, 1), kinds).map(lambda found: (found[0], *found[1]))
     cases = Chain(plain.then(points), padded.then(points))
     return Scope(
         "split metadata",
         ("split_attn_metadata",),
         f"batch with at most {requests} requests of at most {query} new tokens and 1 computed "
-        f"token, split at every set of tokens; with at most {few} requests also with up to 2 "
-        "padded tokens and with encoder lengths",
+        "token, split at every set of tokens (those of padding only if the last request has none); "
+        f"with at most {few} requests also with up to 2 padded tokens and with encoder lengths",
         cases.map(_split),
         550,
     )

@@ -29,7 +29,7 @@ MOST_REPORTED: Final = 8
 
 
 def targets_of(subject: Subject) -> dict[str, Target]:
-    """Return the targets that are compared with `reference`, by name; the CPU path if none is named.
+    """Return the targets that are compared with `reference`, by name; `host` if none is named.
 
     Args:
         subject: What is under test.
@@ -57,7 +57,7 @@ class CaseFailure:
         index: The case.
         function: The function that it is about.
         field: The path of the first difference, without indices; empty for a crash.
-        difference: The first difference; None for a crash.
+        difference: The first difference; None for a crash, or where only the line was kept.
         line: The failure in a line.
     """
 
@@ -161,11 +161,9 @@ def compare_cases(
     """
     found: dict[int, Difference] = {}
     with comparer.running():
-        for index, difference in _differences(comparer, scope, start, stop, worker):
-            found[index] = difference
+        found.update(_differences(comparer, scope, start, stop, worker))
         if comparer.find_change() is not None:
-            for index, difference in _changes(comparer, scope, start, stop, worker):
-                found.setdefault(index, difference)
+            found = dict(_changes(comparer, scope, start, stop, worker)) | found
     return dict(sorted(found.items()))
 
 

@@ -42,7 +42,7 @@ def two_kinds(scale: int) -> Scope:
         ("split_decodes_and_prefills",),
         f"batch with at most {requests} requests of at most {query} new and 0 or 2 computed "
         f"tokens, and with at most {many} requests of at most 3 new tokens, 1 padded token, at all "
-        "thresholds up to one more, uniform or not",
+        f"thresholds from 0 to {query + 1} (with more requests 1 to 4), uniform or not",
         cases.map(_two),
         130,
     )

@@ -52,13 +52,13 @@ class Done:
         failed: How many of them failed.
         seconds: How long they took, over all workers.
         failures: The failures that were reported, one of each function and field, as
-            `[case, function, line]`.
+            `(case, function, field, line)`.
     """
 
     ranges: list[list[int]] = dataclasses.field(default_factory=list)
     failed: int = 0
     seconds: float = 0.0
-    failures: list[tuple[int, str, str]] = dataclasses.field(default_factory=list)
+    failures: list[tuple[int, str, str, str]] = dataclasses.field(default_factory=list)
 
     @property
     def cases(self) -> int:
@@ -109,7 +109,7 @@ class Progress:
         scale: How large the bounds are.
         scopes: The scopes, by the names of target and scope.
         done: What of each is done.
-        failures: The failures that this process was told of, the first of each key.
+        failures: The first failure of each key.
 
     Raises:
         ValueError: The subject names what is not there, or nothing that a scope is about.
@@ -162,7 +162,7 @@ class Progress:
             for what, wanted in progress._origin.items():
                 _check_same(path, what, origin.get(what), wanted)
             for target, name, fields in done:
-                progress.done[target, name] = Done(**fields)
+                progress._restore(target, name, Done(**fields))
         except StaleProgressError:
             raise
         except (ValueError, KeyError, TypeError) as error:
@@ -170,6 +170,12 @@ class Progress:
                 f"{path} is no file of progress ({error!r}); remove it to begin anew"
             ) from error
         return progress
+
+    def _restore(self, target: str, scope: str, done: Done) -> None:
+        """Take over what the file says of a scope."""
+        self.done[target, scope] = dataclasses.replace(done, failures=[])
+        for index, function, field, line in done.failures:
+            self.add_failure(CaseFailure(target, scope, index, function, field, None, line))
 
     def write(self, folder: Path) -> None:
         """Write what is done to the file in a folder, all of it or nothing."""
@@ -220,7 +226,7 @@ class Progress:
         if failure.key in self.failures:
             return False
         self.failures[failure.key] = failure
-        told = (failure.index, failure.function, failure.line)
+        told = (failure.index, failure.function, failure.field, failure.line)
         self.done[failure.target, failure.scope].failures.append(told)
         return True
 

@@ -166,8 +166,8 @@ def convolution_programs(scale: int) -> Scope:
         "convolution programs",
         ("compute_causal_conv1d_metadata",),
         f"batch with at most {sequences} sequences of at most {tokens} tokens, or 2 of at most "
-        f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts from -1 to {most}, what must be "
-        "refused included",
+        f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts "
+        f"from -1 to {most}, what must be refused included",
         cases.map(_programs),
         240,
     )
@@ -213,7 +213,7 @@ def local_lengths(scale: int) -> Scope:
             Values((None, 0, 1)),
         ),
         Product(
-            Sequences(ints(length + 1, long), 1, 1),
+            Sequences(ints(0, long), 1, 1),
             ints(1, 2 * interleave),
             Values(_all_ranks(2 * ranks)),
             Values((None,)),

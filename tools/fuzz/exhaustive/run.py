@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tools.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob, ExhaustiveResult
+from tools.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob
 from tools.fuzz.exhaustive.progress import Progress
-from tools.fuzz.jobs import Event, Finished, Message, Pool
+from tools.fuzz.jobs import Event, Finished, Lost, Message, Pool
 
 WRITE_SECONDS: Final = 5.0
 """How often what is done is written."""
@@ -20,6 +20,85 @@ DRAIN_SECONDS: Final = 10.0
 
 MOST_LOST: Final = 50
 """After so many lost workers a run ends."""
+
+
+class Exhaustion:
+    """Hands out the jobs of an exhaustive run, and takes what comes of them.
+
+    Args:
+        progress: What is done, which is brought up to date.
+        show: Shows a line: a failure.
+
+    Attributes:
+        progress: What is done.
+        running: The jobs that were handed out and have not ended.
+    """
+
+    def __init__(self, progress: Progress, show: Callable[[str], None]) -> None:
+        self.progress = progress
+        self.running = 0
+        self._show = show
+        self._left = deque(progress.jobs())
+        self._num_lost = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a job is left to be handed out."""
+        return bool(self._left)
+
+    def next_job(self) -> ExhaustiveJob:
+        """Return the next job, which now runs.
+
+        Raises:
+            IndexError: None is left.
+        """
+        job = self._left.popleft()
+        self.running += 1
+        return job
+
+    def handle(self, event: Event) -> None:
+        """Take what a job reported, or how it ended.
+
+        Args:
+            event: An event of a job of this run.
+
+        Raises:
+            RuntimeError: The comparison itself failed, or too many workers were lost.
+        """
+        if isinstance(event, Message):
+            if isinstance(event.content, CaseFailure) and self.progress.add_failure(event.content):
+                self._show(told(event.content))
+            return
+        self.running -= 1
+        if isinstance(event, Finished):
+            self._left.extend(self.progress.add(_own(event), event.result))
+        else:
+            self._handle_lost(event)
+
+    def _handle_lost(self, event: Lost) -> None:
+        job = _own(event)
+        if event.reason in {"stopped", "node"}:
+            self._left.append(job)
+            return
+        if event.reason == "error":
+            raise RuntimeError(f"{job.name} failed: {event.detail}")
+        self._num_lost += 1
+        if self._num_lost > MOST_LOST:
+            raise RuntimeError(f"{self._num_lost} workers were lost, the last by {event.reason}")
+        failure, others = self.progress.add_lost(job, event.reason, event.input)
+        self._show(told(failure))
+        self._left.extendleft(others)
+
+
+def _own(event: Finished | Lost) -> ExhaustiveJob:
+    """Return an event's job.
+
+    Raises:
+        TypeError: The job is none of an exhaustive run.
+    """
+    if not isinstance(event.job, ExhaustiveJob):
+        raise TypeError(f"{event.job.name} is no job of an exhaustive run")
+    return event.job
 
 
 def run(
@@ -42,50 +121,26 @@ def run(
     Raises:
         RuntimeError: The comparison itself failed, or too many workers were lost.
     """
-    left = deque(progress.jobs())
-    running, lost, written = 0, 0, time.monotonic()
-
-    def handle(event: Event) -> None:
-        nonlocal running, lost
-        if isinstance(event, Message):
-            if isinstance(event.content, CaseFailure) and progress.add_failure(event.content):
-                show(told(event.content))
-            return
-        running -= 1
-        job = event.job
-        assert isinstance(job, ExhaustiveJob)  # noqa: S101  # no other was submitted
-        if isinstance(event, Finished):
-            assert isinstance(event.result, ExhaustiveResult)  # noqa: S101  # see `ExhaustiveJob`
-            left.extend(progress.add(job, event.result))
-        elif event.reason in {"stopped", "node"}:
-            left.append(job)
-        elif event.reason == "error":
-            raise RuntimeError(f"{job.name} failed: {event.detail}")
-        else:
-            lost += 1
-            failure, others = progress.add_lost(job, event.reason, event.input)
-            show(told(failure))
-            left.extendleft(others)
-
+    exhaustion, written = Exhaustion(progress, show), time.monotonic()
     try:
-        while (left or running) and not is_over():
-            while left and running <= pool.size:
-                pool.submit(left.popleft())
-                running += 1
-            for event in pool.events(0.2):
-                handle(event)
-            if lost > MOST_LOST:
-                raise RuntimeError(f"{lost} workers were lost")
+        while (exhaustion.has_more or exhaustion.running) and not is_over():
+            while exhaustion.has_more and exhaustion.running <= pool.size:
+                pool.submit(exhaustion.next_job())
+            _take(exhaustion, pool)
             if time.monotonic() - written > WRITE_SECONDS:
                 progress.write(folder)
                 written = time.monotonic()
         pool.stop()
         until = time.monotonic() + DRAIN_SECONDS
-        while running and time.monotonic() < until:
-            for event in pool.events(0.2):
-                handle(event)
+        while exhaustion.running and time.monotonic() < until:
+            _take(exhaustion, pool)
     finally:
         progress.write(folder)
+
+
+def _take(exhaustion: Exhaustion, pool: Pool) -> None:
+    for event in pool.events(0.2):
+        exhaustion.handle(event)
 
 
 def told(failure: CaseFailure) -> str:

@@ -100,7 +100,7 @@ def slots_of_batches(scale: int) -> Scope:
     )
 
 
-_BATCH_BOUNDS = [(2, 1, 2, 2, 2), (3, 3, 3, 4, 3), (3, 5, 5, 6, 4), (4, 5, 5, 8, 4)]
+_BATCH_BOUNDS = [(3, 1, 1, 2, 2), (3, 3, 3, 4, 3), (3, 5, 5, 6, 4), (4, 5, 5, 8, 4)]
 
 
 def _of_positions(case: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Layout]) -> Call:
@@ -122,7 +122,9 @@ def slots_of_positions(scale: int) -> Scope:
     width = 1 if scale == 0 else 2
     # The two labels that stand first mean a negative id and the null block.
     tables = [labels[2:] for labels in renamed_once(2 + 2 * width, 99).values if labels[1] == 2]
-    lens = Chain(Values([()]), *(_compositions(count, tokens) for count in (1, 2)))
+    lens: Chain[tuple[int, ...]] = Chain(
+        Values([()]), *(_compositions(count, tokens) for count in (1, 2))
+    )
     batches = lens.then(lambda found: _exactly(ints(-1, position), sum(found)))
     cases = Product(Values(tables), batches, layouts(size, ranks))
     return Scope(
@@ -150,8 +152,8 @@ def _compositions(count: int, most: int) -> Values[tuple[int, ...]]:
     return Values([lens for lens in found if sum(lens) <= most])
 
 
-def _with_out(case: tuple[Requests, int, int, int | None, int, Layout], width: int) -> Call:
-    requests, num_padding, extra_rows, longer, stride, layout = case
+def _with_out(case: tuple[Requests, int, int, tuple[int | None, int], Layout], width: int) -> Call:
+    requests, num_padding, extra_rows, (longer, stride), layout = case
     starts = _starts(tuple(query for query, _ in requests))
     positions = _positions_of(requests, num_padding)
     table = _distinct_table(len(requests) + extra_rows, width)
@@ -168,8 +170,7 @@ def slots_in_place(scale: int) -> Scope:
         all_requests(requests, query, computed),
         ints(0, 2),
         ints(0, 1),
-        Values((None, -1, 0, 1, 2)),
-        ints(1, 2),
+        Values([(None, 1), *((longer, stride) for longer in range(-1, 3) for stride in (1, 2))]),
         layouts(2, 2),
     )
     return Scope(
@@ -186,14 +187,13 @@ def slots_in_place(scale: int) -> Scope:
 
 def _kernel_block_ids(case: tuple[type[np.generic], tuple[int, ...], tuple[int, ...], int]) -> Call:
     dtype, shape, ids, pieces = case
-    # What an unsigned dtype cannot hold stands for its greatest value.
     block_ids = np.array(ids, np.int64).astype(dtype).reshape(shape)
     return Call("map_to_kernel_blocks", {"block_ids": block_ids, "blocks_per_kv_block": pieces})
 
 
 def kernel_blocks(scale: int) -> Scope:
     """Return the scope of block ids cut into kernel blocks."""
-    shapes: list[tuple[int, ...]] = [(0,), (1,), (2,), (0, 2), (1, 2), (2, 1), (3,), (2, 2)]
+    shapes = [(0,), (1,), (2,), (0, 2), (1, 2), (2, 1), (3,), (2, 2)][: 6 if scale == 0 else None]
     values = Values((-1, 0, 1, 2, 31, 63, 127))
     cases = Chain(
         *(
@@ -203,15 +203,15 @@ def kernel_blocks(scale: int) -> Scope:
                 _exactly(values, int(np.prod(shape))),
                 Values((0, 1, 2, 3, 4, 64, 128, 256, 257)),
             )
-            for shape in (shapes[:6] if scale == 0 else shapes)
+            for shape in shapes
         )
     )
     return Scope(
         "kernel blocks",
         ("map_to_kernel_blocks",),
-        f"array of at most {2 if scale == 0 else 4} block ids of -1, 0, 1, 2, 31, 63 and 127, of "
-        "each integer dtype and with 1 or 2 dimensions, cut into 0 to 4, 64, 128, 256 and 257 "
-        "kernel blocks",
+        f"array of one of the shapes {', '.join(map(str, shapes))}, of each integer dtype, of "
+        "block ids -1 (the greatest one of uint8), 0, 1, 2, 31, 63 and 127, cut into 0 to 4, 64, "
+        "128, 256 and 257 kernel blocks",
         cases.map(_kernel_block_ids),
         110,
     )

@@ -21,7 +21,7 @@ class Row:
         count: The number of cases that there are.
         failed: How many failed.
         seconds: How long they took, over all workers.
-        failures: The failing cases that were kept, as index, function and line.
+        failures: The failing cases that were kept, as index, function, field and line.
     """
 
     target: str
@@ -32,7 +32,7 @@ class Row:
     count: int
     failed: int
     seconds: float
-    failures: tuple[tuple[int, str, str], ...] = ()
+    failures: tuple[tuple[int, str, str, str], ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -54,7 +54,6 @@ def rows(progress: Progress) -> list[Row]:
     found = []
     for (target, name), scope in progress.scopes.items():
         done = progress.done[target, name]
-        kept = tuple((index, function, line) for index, function, line in done.failures)
         found.append(
             Row(
                 target,
@@ -65,7 +64,7 @@ def rows(progress: Progress) -> list[Row]:
                 scope.count(),
                 done.failed,
                 done.seconds,
-                kept,
+                tuple(done.failures),
             )
         )
     return found
@@ -90,20 +89,20 @@ def text(progress: Progress) -> str:
     found = rows(progress)
     width = max(len(row.scope) for row in found)
     targets = max(6, *(len(row.target) for row in found)) + 2
-    lines = [
-        f"{'scope':{width}}  {'target':{targets}}{'cases':>11}  {'seconds':>8}  {'us/case':>7}  outcome"
-    ]
+    head = f"{'scope':{width}}  {'target':{targets}}{'cases':>11}  {'seconds':>8}  {'us/case':>7}"
+    lines = [f"{head}  outcome"]
     for row in found:
         each = f"{row.seconds / row.cases * 1e6:7.0f}" if row.cases else f"{'-':>7}"
         outcome = "not equal" if row.failed else "equal" if row.cases == row.count else "not done"
         lines.append(
-            f"{row.scope:{width}}  {row.target:{targets}}{row.count:>11,}  {row.seconds:>8.0f}  {each}  {outcome}"
+            f"{row.scope:{width}}  {row.target:{targets}}{row.count:>11,}  {row.seconds:>8.0f}"
+            f"  {each}  {outcome}"
         )
     lines += ["", *(row.line for row in found), ""]
     for row in found:
         lines += [
             f"FAILS: {function} on {row.target}, {row.scope}:{index}: {line}"
-            for index, function, line in row.failures
+            for index, function, _, line in row.failures
         ]
     return "\n".join([*lines, verdict(progress)])
 

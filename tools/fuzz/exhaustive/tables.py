@@ -156,20 +156,14 @@ def _sequences(tables: Tables, operations: Operations, most: int, *, holds: bool
 def _every_operation(tables: Tables, place: int) -> Iterator[Operation]:
     """Yield every operation of tables with one group."""
     rows = range(tables.num_rows)
-    [width] = tables.widths
+    yield from _every_append(tables, place)
     for number in range(tables.num_rows + 1):
-        for listed in itertools.permutations(rows, number):
-            for counts in itertools.product(range(width + 1), repeat=number):
-                for overwrite in itertools.product((False, True), repeat=number):
-                    yield append(place, listed, [counts], overwrite)
-        for mapping in itertools.product((-1, *rows), repeat=number):
-            yield gather(mapping)
+        yield from (gather(mapping) for mapping in itertools.product((-1, *rows), repeat=number))
     for a, b in itertools.product(rows, repeat=2):
         yield Operation("move_row", {"src": a, "dst": b})
         yield Operation("swap_rows", {"a": a, "b": b})
-    for row in rows:
-        yield Operation("clear_row", {"r": row})
-    last = width * tables.block_sizes[0] - 1
+    yield from (Operation("clear_row", {"r": row}) for row in rows)
+    last = tables.widths[0] * tables.block_sizes[0] - 1
     for starts in ([0], [0, 1], [0, 0, 1], [0, 1, 2]):
         for positions in itertools.product((0, last), repeat=starts[-1]):
             yield slots(starts, positions)
@@ -177,6 +171,16 @@ def _every_operation(tables: Tables, place: int) -> Iterator[Operation]:
     for number in range(tables.num_rows + 1):
         yield dummy_tables(number)
         yield dummy_slots(number)
+
+
+def _every_append(tables: Tables, place: int) -> Iterator[Operation]:
+    """Yield every append to any rows of tables with one group, in any order."""
+    [width] = tables.widths
+    for number in range(tables.num_rows + 1):
+        flags = list(itertools.product((False, True), repeat=number))
+        for listed in itertools.permutations(range(tables.num_rows), number):
+            for counts in itertools.product(range(width + 1), repeat=number):
+                yield from (append(place, listed, [counts], overwrite) for overwrite in flags)
 
 
 def every_operation(scale: int) -> Scope:
@@ -275,7 +279,10 @@ def with_refusals(session: Session) -> Session:
             refused = f"{type(error).__name__} in a sequence of operations"
             name = next((name for name in operation.arguments if name in str(error)), "")
             operation = dataclasses.replace(  # noqa: PLW2901
-                operation, refused=refused, error=type(error), argument=name
+                operation,
+                refused=refused,
+                error=type(error),  # type: ignore[arg-type]  # no SystemExit
+                argument=name,
             )
         operations.append(operation)
     return dataclasses.replace(session, operations=tuple(operations))
