@@ -13,6 +13,7 @@ import pytest
 from conformance.encoding import encode_call, to_text
 from conformance.strategies.block_table import Session
 from tools.fuzz.exhaustive import registry
+from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.registry import all_scopes
 from tools.fuzz.exhaustive.spaces import (
     Chain,
@@ -27,7 +28,7 @@ from tools.fuzz.exhaustive.spaces import (
 NAMES = sorted(all_scopes(0))
 
 
-def text_of(case: Any) -> str:
+def text_of(case: Case) -> str:
     """Return a case as text, its arrays included."""
     if isinstance(case, Session):
         return repr(case)

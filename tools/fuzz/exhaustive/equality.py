@@ -55,7 +55,10 @@ def is_same(expected: object, actual: object, name: str = "") -> bool:
 
 _FIELDS: dict[type, list[str]] = {}
 
-_DTYPES = {np.dtype(kind): torch_dtype(np.dtype(kind)) for kind in (np.int32, np.int64, np.bool_)}
+_DTYPES = {
+    np.dtype(kind): torch_dtype(np.dtype(kind))
+    for kind in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.bool_)
+}
 
 
 def _fields_of(value: object) -> list[str]:

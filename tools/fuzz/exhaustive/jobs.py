@@ -163,7 +163,8 @@ def compare_cases(
     with comparer.running():
         found.update(_differences(comparer, scope, start, stop, worker))
         if comparer.find_change() is not None:
-            found = dict(_changes(comparer, scope, start, stop, worker)) | found
+            # An argument that was changed makes the calls after it fail, too.
+            found = dict(_one_by_one(comparer, scope, start, stop, worker)) or found
     return dict(sorted(found.items()))
 
 
@@ -177,16 +178,16 @@ def _differences(
             yield index, difference
 
 
-def _changes(
+def _one_by_one(
     comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
 ) -> Iterator[tuple[int, Difference]]:
-    """Compare the cases again, each with arguments of its own, and yield what they change."""
+    """Compare the cases again, each with arguments of its own, which it may not change."""
     for index in range(start, stop):
         worker.note_input(noted(scope.name, index))
-        comparer.compare(scope.case(index))
-        change = comparer.find_change()
-        if change is not None:
-            yield index, change
+        difference = comparer.compare(scope.case(index))
+        difference = comparer.find_change() or difference
+        if difference is not None:
+            yield index, difference
 
 
 def _failure(target: str, scope: Scope, index: int, difference: Difference) -> CaseFailure:
@@ -214,14 +215,16 @@ def read_note(data: bytes) -> tuple[str, int] | None:
     return (scope, int(index)) if scope else None
 
 
-def crash_of(job: ExhaustiveJob, index: int, reason: str) -> CaseFailure:
-    """Return the failure of a case in which the worker was lost.
+def crash_of(job: ExhaustiveJob, reason: str, note: bytes) -> CaseFailure:
+    """Return the failure of the case in which a worker died, hung or took too much memory.
 
     Args:
         job: The job that was lost.
-        index: The case that it noted last.
         reason: How it was lost: `signal SIGSEGV`, `hang`.
+        note: What the worker noted last.
     """
+    noted = read_note(note)
+    index = noted[1] if noted else job.start
     function = function_of(all_scopes(job.scale)[job.scope].case(index))
     line = f"the worker was lost: {reason}"
     return CaseFailure(job.target, job.scope, index, function, "", None, line)

@@ -25,8 +25,6 @@ from tools.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,
     ExhaustiveResult,
-    crash_of,
-    read_note,
     targets_of,
 )
 from tools.fuzz.exhaustive.registry import scopes_of
@@ -230,26 +228,19 @@ class Progress:
         self.done[failure.target, failure.scope].failures.append(told)
         return True
 
-    def add_lost(
-        self, job: ExhaustiveJob, reason: str, note: bytes
-    ) -> tuple[CaseFailure, list[ExhaustiveJob]]:
+    def add_lost(self, job: ExhaustiveJob, failure: CaseFailure) -> list[ExhaustiveJob]:
         """Note that a worker died, hung or took too much memory in a case.
 
         Args:
             job: The job.
-            reason: How it was lost.
-            note: What it noted last.
+            failure: The failure of that case, as `crash_of` makes it.
 
         Returns:
-            The failure of that case, and jobs for the job's other cases.
+            Jobs for the job's other cases.
         """
-        noted = read_note(note)
-        index = noted[1] if noted else job.start
-        failure = crash_of(job, index, reason)
-        self.add_failure(failure)
-        self.add(job, ExhaustiveResult(index, index + 1, 1, 0.0))
-        rest = ((job.start, index), (index + 1, job.stop))
-        return failure, [
+        self.add(job, ExhaustiveResult(failure.index, failure.index + 1, 1, 0.0))
+        rest = ((job.start, failure.index), (failure.index + 1, job.stop))
+        return [
             dataclasses.replace(job, start=start, stop=stop) for start, stop in rest if start < stop
         ]
 

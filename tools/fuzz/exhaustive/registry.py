@@ -36,7 +36,7 @@ def all_scopes(scale: int = 1) -> dict[str, Scope]:
         ValueError: A scale that there is not.
 
     >>> all_scopes(0)["local lengths"].count()
-    1148
+    1548
     """
     if scale not in SCALES:
         raise ValueError(f"scale is {scale}, expected {SCALES[0]} to {SCALES[-1]}")

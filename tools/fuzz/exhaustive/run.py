@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tools.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob
+from tools.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob, crash_of
 from tools.fuzz.exhaustive.progress import Progress
 from tools.fuzz.jobs import Event, Finished, Lost, Message, Pool
 
@@ -66,8 +66,8 @@ class Exhaustion:
             RuntimeError: The comparison itself failed, or too many workers were lost.
         """
         if isinstance(event, Message):
-            if isinstance(event.content, CaseFailure) and self.progress.add_failure(event.content):
-                self._show(told(event.content))
+            if isinstance(event.content, CaseFailure):
+                self._note(event.content)
             return
         self.running -= 1
         if isinstance(event, Finished):
@@ -85,9 +85,13 @@ class Exhaustion:
         self._num_lost += 1
         if self._num_lost > MOST_LOST:
             raise RuntimeError(f"{self._num_lost} workers were lost, the last by {event.reason}")
-        failure, others = self.progress.add_lost(job, event.reason, event.input)
-        self._show(told(failure))
-        self._left.extendleft(others)
+        failure = crash_of(job, event.reason, event.input)
+        self._note(failure)
+        self._left.extendleft(self.progress.add_lost(job, failure))
+
+    def _note(self, failure: CaseFailure) -> None:
+        if self.progress.add_failure(failure):
+            self._show(told(failure))
 
 
 def _own(event: Finished | Lost) -> ExhaustiveJob:
