@@ -243,7 +243,7 @@ def test_refused_operations_can_be_tried_again() -> None:
     """Sessions with appends that do not fit are valid examples of the harness' own check."""
     name = "block tables, three rows"
     refused = 0
-    for index in range(0, all_scopes(1)[name].count(), 4_567):
+    for index in range(0, all_scopes(1)[name].count(), 1_517):
         _, session = failing_call(name, index)
         assert isinstance(session, Session)
         if any(operation.refused for operation in session.operations):

@@ -39,6 +39,8 @@ class Row:
         """How the scope's cases came out."""
         if self.failed:
             return f"{self.failed:,} of {self.cases:,} cases are not equal"
+        if not self.cases:
+            return f"{self.count:,} cases, not compared"
         if self.cases < self.count:
             return f"{self.cases:,} of {self.count:,} cases compared, all equal"
         return f"{self.count:,} cases, all equal"
