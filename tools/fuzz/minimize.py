@@ -170,6 +170,10 @@ def _replay(choices: Sequence[ChoiceT]) -> ConjectureData:
     return ConjectureData(random=random.Random(0), prefix=tuple(choices))  # noqa: S311  # no secret
 
 
+class _TimeIsOverError(KeyboardInterrupt):
+    """Ends the shrinker in the middle: only Ctrl-C does, without it complaining."""
+
+
 def minimize(
     choices: Sequence[ChoiceT],
     fails: Callable[[ConjectureData], bool],
@@ -188,7 +192,7 @@ def minimize(
 
     def test(data: ConjectureData) -> None:
         if time.monotonic() > deadline or is_over():
-            raise RunIsComplete
+            raise _TimeIsOverError
         if fails(data) and not data.frozen:
             data.mark_interesting(origin)
 
@@ -197,7 +201,7 @@ def minimize(
     )
     with _shrinking_until(deadline):
         runner = ConjectureRunner(test, settings=options, random=random.Random(0))  # noqa: S311
-        with contextlib.suppress(RunIsComplete):
+        with contextlib.suppress(RunIsComplete, _TimeIsOverError):
             runner.cached_test_function(tuple(choices))
             runner.shrink_interesting_test_cases()
         found = runner.interesting_test_cases.get(origin)
