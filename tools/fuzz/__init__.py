@@ -1,0 +1,1 @@
+"""Nightly fuzzing: `python -m tools.fuzz`."""
