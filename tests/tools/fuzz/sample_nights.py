@@ -68,7 +68,7 @@ PICTURE: dict[str, Any] = {
 }
 
 
-def make_night(**changes: Any) -> Night:
+def make_night(**changes: object) -> Night:
     """Return a night of half an hour, good unless something is changed; without tables."""
     night = Night(
         started=STARTED.isoformat(timespec="seconds"),
@@ -112,9 +112,9 @@ def make_curve(seconds: float, cases: int, failures: int = 0) -> list[Point]:
                 seconds=seconds * part,
                 cases=round(cases * part),
                 met={
-                    "situations": round(412 * share),
-                    "pairs": round(12_345 * share),
-                    "branches": round(1_890 * share),
+                    "situations": round(63 * share),
+                    "pairs": round(308 * share),
+                    "branches": round(240 * share),
                 },
                 failures=round(failures * share),
             )
@@ -142,9 +142,12 @@ def make_tallies(cases: int = 1_234_567) -> list[Tally]:
                         counts={
                             "situations": {name: 1 + 100 * i for i, name in enumerate(met)},
                             "pairs": {
-                                f"{a} + {b}": 1 + (i * j) % 5
+                                f"{a} + {b}": (i * j + len(kind) + len(target)) % 5
                                 for i, a in enumerate(met)
                                 for j, b in enumerate(met[:i])
+                            }
+                            | {
+                                f"{function}: rare {target} {kind} {i}": 1 + i % 4 for i in range(9)
                             },
                             "branches": {f"fast/{f}.py:{i}->{i + 1}": i + 3 for i in range(40)},
                         }
@@ -159,7 +162,9 @@ def declared() -> dict[str, list[str]]:
     """Return all situations, of which a night misses a few."""
     return {
         "situations": [
-            f"{function}: situation {i}" for f, function in enumerate(FUNCTIONS) for i in range(9 + f)
+            f"{function}: situation {i}"
+            for f, function in enumerate(FUNCTIONS)
+            for i in range(9 + f)
         ]
     }
 
@@ -176,7 +181,7 @@ def make_history(number: int) -> History:
             new=int(i % 7 == 0),
             known=max(0, 3 - i // 6),
             fixed=int(i % 6 == 5),
-            met={"situations": 60 + i // 4, "pairs": 400 + 3 * i, "branches": 230 + i // 3},
+            met={"situations": 55 + i // 4, "pairs": 240 + 2 * i, "branches": 230 + i // 3},
             commit="301f9ba51f2c",
         )
         for i in range(number)
@@ -186,7 +191,7 @@ def make_history(number: int) -> History:
     return History(nights, seen if number else None)
 
 
-def make_finding(number: int, **changes: Any) -> Finding:
+def make_finding(number: int, **changes: object) -> Finding:
     """Return a finding."""
     function = FUNCTIONS[number % len(FUNCTIONS)]
     found = Finding(
@@ -294,7 +299,9 @@ def bad_night(history: int = 30) -> Night:
 def empty_night() -> Night:
     """Return a night that ran no case."""
     changes = {"cases": 0, "discarded": 0, "curve": [], "memory": []}
-    night = make_night(errors=[Error(where="worker 0", message="no module named engine")], **changes)
+    night = make_night(
+        errors=[Error(where="worker 0", message="no module named engine")], **changes
+    )
     return with_tables(night, make_tallies(0), declared=declared())
 
 
@@ -310,10 +317,9 @@ def hostile_night() -> Night:
     findings = [
         make_finding(
             i,
-            **{
-                name: text
-                for name in ("function", "line", "message", "table", "script_text", "field", "case")
-            },
+            **dict.fromkeys(
+                ("function", "line", "message", "table", "script_text", "field", "case"), text
+            ),
             also=[text],
             id=f"{text}{i}",
         )

@@ -88,7 +88,7 @@ def ticks_of(low: float, high: float, *, most: int = 5, least_step: float = 0.0)
     for step in (max(step, least_step) for step in steps):
         first, last = math.floor(low / step), math.ceil(max(high, low + step / 2) / step)
         if last - first <= most:
-            return [round(i * step, 12) for i in range(first, last + 1)]
+            return [round(float(i * step), 12) for i in range(first, last + 1)]
     raise AssertionError((low, high, most, least_step))
 
 

@@ -73,7 +73,7 @@ def read_history(folder: Path, night: Night) -> History:
     seen = None
     if found:
         seen = {kind: unpack(text) for kind, text in found[-1][1].items()}
-    return History([past for past, _ in found], seen, notes)
+    return History(tuple(past for past, _ in found), seen, tuple(notes))
 
 
 def append_night(folder: Path, night: Night, digests: Mapping[str, Iterable[int]]) -> Path:
@@ -142,8 +142,9 @@ def _past_night(data: object) -> PastNight:
             raise ValueError(f"night.{name} is {number!r}, expected a number of at least 0")
     if not re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d", str(past.started)):
         raise ValueError(f"night.started is {past.started!r}, expected an ISO 8601 time")
-    met = past.met.items() if isinstance(past.met, dict) else [("met", past.met)]
-    for kind, number in met:
+    if not isinstance(past.met, dict):
+        raise TypeError(f"night.met is {past.met!r}, expected an object")
+    for kind, number in past.met.items():
         if type(number) is not int or number < 0:
             raise ValueError(f"night.met[{kind!r}] is {number!r}, expected a count")
     for text in data["seen"].values():

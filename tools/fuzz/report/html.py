@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from conformance.reports.page import render_page
-from conformance.reports.words import duration
 from tools.fuzz.report import words
 from tools.fuzz.report.charts import draw
 from tools.fuzz.report.history import past_night_of
@@ -28,14 +30,19 @@ def html_of(record: Mapping[str, Any]) -> str:
         record: The night, as `record.Night.to_json` gives it.
     """
     numbers = itertools.count(1)
+    ordered = [
+        finding
+        for status in ("new", "known", "fixed")
+        for finding in words.findings(record, status)
+    ]
     values = {
         **record,
         "headline": words.headline(record),
         "tone": TONES[record["verdict"]],
         "tiles": tiles(record),
-        "open": [one for one in record["findings"] if one["status"] != "fixed"],
+        "open": [finding for finding in ordered if finding["status"] != "fixed"],
         "fixed": list(words.findings(record, "fixed")),
-        "places": {one["id"]: i for i, one in enumerate(record["findings"], 1)},
+        "places": {finding["id"]: i for i, finding in enumerate(ordered, 1)},
         "attention": words.attention(record),
         "kinds": words.kinds_of(record),
         "charts": night_charts(record),
@@ -44,6 +51,8 @@ def html_of(record: Mapping[str, Any]) -> str:
         "facts": words.facts(record),
     }
     filters: dict[str, Callable[..., Any]] = {
+        "breakable": breakable,
+        "brief": words.brief,
         "chart": lambda chart: draw(chart, next(numbers)),
         "coverage": words.coverage_words,
         "cut": cut,
@@ -51,9 +60,11 @@ def html_of(record: Mapping[str, Any]) -> str:
         "finding_facts": words.finding_facts,
         "flaky": words.flaky_words,
         "number": "{:,}".format,
+        "place": lambda finding_id, places: places[finding_id],
         "rate": words.rate,
         "scope": words.scope_words,
         "size": words.size,
+        "status": words.status_words,
         "unseen": words.unseen_words,
     }
     return render_page(
@@ -71,20 +82,40 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found = [
         (f"{numbers['new']:,}", "new failures", "fails" if numbers["new"] else ""),
         (f"{numbers['known']:,}", "still open", "fails" if numbers["known"] else ""),
-        (f"{record['cases']:,}", "cases", "" if record["cases"] else "fails"),
+        (short(record["cases"]), "cases", "" if record["cases"] else "fails"),
         (words.rate(record["cases_per_second"]), "cases per second", ""),
     ]
     for coverage in record["coverage"]:
         new = f", {coverage['new']:,} new" if coverage["new"] is not None else ""
-        found.append((f"{coverage['met']:,}", f"{coverage['kind']}{new}", ""))
-    return [*found, (duration(record["seconds"]), "in all", "")]
+        found.append((short(coverage["met"]), f"{coverage['kind']}{new}", ""))
+    return [*found, (words.about(record["seconds"]), "in all", "")]
+
+
+def breakable(name: str) -> Markup:
+    """Return a name that may be broken into lines where its parts meet.
+
+    >>> breakable("test_a[host]")
+    Markup('test_<wbr>a[<wbr>host]')
+    """
+    return Markup("<wbr>").join(re.findall(r"[^_.\[-]*[_.\[-]+|[^_.\[-]+", name))
+
+
+def short(number: int) -> str:
+    """Return a number with at most three digits that count.
+
+    >>> short(0), short(9_999), short(12_345), short(1_234_567)
+    ('0', '9,999', '12.3k', '1.23M')
+    """
+    if number >= 1_000_000:
+        return f"{number / 1e6:,.3g}M" if number < 1e9 else f"{number / 1e6:,.0f}M"
+    return f"{number / 1e3:.3g}k" if number >= 10_000 else f"{number:,}"
 
 
 def cut(text: str) -> str:
     """Return a text without its end, where it is longer than a page should show.
 
     >>> cut("short"), len(cut("x" * 200_000))
-    ('short', 100038)
+    ('short', 100042)
     """
     if len(text) <= MOST_SCRIPT:
         return text

@@ -37,7 +37,8 @@ def size(num_bytes: float) -> str:
 def headline(record: Mapping[str, Any]) -> str:
     """Return what a night found, in a sentence."""
     names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
-    return f"{names}: {_result(record)}; {count(record['cases'], 'case')} in {_time(record)}"
+    cases = count(record["cases"], "case")
+    return brief(f"{names}: {_result(record)}; {cases} in {_time(record)}")
 
 
 def _result(record: Mapping[str, Any]) -> str:
@@ -64,15 +65,42 @@ def _result(record: Mapping[str, Any]) -> str:
 
 
 def _time(record: Mapping[str, Any]) -> str:
+    took = about(record["seconds"])
     if record["interrupted_by"] is None:
-        return duration(record["seconds"])
-    budget = duration(record["seconds_budgeted"])
-    return f"{duration(record['seconds'])} of {budget}, stopped by {record['interrupted_by']}"
+        return took
+    return f"{took} of {about(record['seconds_budgeted'])}, stopped by {record['interrupted_by']}"
+
+
+def about(seconds: float) -> str:
+    """Return a duration, of ten minutes and more to the minute.
+
+    >>> about(61), about(1802.3)
+    ('61 s', '30 min')
+    """
+    return duration(seconds if seconds < 600 else 60 * round(seconds / 60))
+
+
+def brief(text: str, most: int = 500) -> str:
+    """Return a text without its end, where it is longer than a line in a list should be.
+
+    >>> brief("short"), brief("x" * 12, 8)
+    ('short', 'xxxxxxxx... (12 characters)')
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def findings(record: Mapping[str, Any], status: str) -> Iterator[Mapping[str, Any]]:
     """Yield the findings of a status."""
     return (finding for finding in record["findings"] if finding["status"] == status)
+
+
+def status_words(finding: Mapping[str, Any]) -> str:
+    """Return the status of a finding in words.
+
+    >>> status_words({"status": "known"})
+    'still open'
+    """
+    return "still open" if finding["status"] == "known" else str(finding["status"])
 
 
 def flaky_words(finding: Mapping[str, Any]) -> str:
@@ -100,7 +128,7 @@ def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("stored case", finding["case"]),
         ("reproduce", command_of(finding)),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, brief(value)) for name, value in found if value]
 
 
 def command_of(finding: Mapping[str, Any]) -> str:
@@ -121,11 +149,11 @@ def date_words(moment: str) -> str:
 
 def unseen_words(coverage: Mapping[str, Any]) -> str:
     """Return the estimate of what is unseen, in sentences."""
-    found, kind = coverage["estimate"], coverage["kind"]
+    found = coverage["estimate"]
     if found is None:
         return "Nothing was observed."
     if not found["once"]:
-        return f"No further {kind} are expected: each was met by at least two cases."
+        return "Each was met by at least two cases, so the next case is unlikely to meet a new one."
     often = found["new_per_case"]
     rate = f"1 in {1 / often:,.0f} cases" if often < 0.5 else f"{often:,.1f} for each case"
     least = found["unseen_at_least"]
@@ -170,7 +198,7 @@ def attention(record: Mapping[str, Any]) -> list[str]:
         word = "longer" if late > 0 else "shorter"
         found.append(f"The night was {duration(abs(late))} {word} than its budget.")
     if not record["profile"]["is_random"]:
-        found.append("The profile was derandomized: every night draws the same cases.")
+        found.append("Every night of this kind draws the same cases: its seed is fixed.")
     found += [
         f"The machine {machine['name']} was lost: {machine['lost']}"
         for machine in record["machines"]
@@ -187,7 +215,7 @@ def attention(record: Mapping[str, Any]) -> list[str]:
     for growth in record["growing"]:
         grows = f"{size(growth['bytes_per_case'])} with each case"
         found.append(f"{growth['property']} grows by {grows} (over {growth['cases']:,} cases).")
-    return found + list(record["history_notes"])
+    return [brief(line) for line in (*found, *record["history_notes"])]
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -198,13 +226,14 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("targets", ", ".join(record["targets"]) or "none"),
         ("functions", ", ".join(record["selected"] or ["all"])),
         ("started", date_words(record["started"])),
-        ("time", f"{_time(record)}; budget {duration(record['seconds_budgeted'])}"),
+        ("time", f"{duration(record['seconds'])} of {duration(record['seconds_budgeted'])}"),
+        ("ended by", record["interrupted_by"] or "the end of its time"),
         ("workers", f"{record['workers']:,}"),
         *((f"machine {one['name']}", machine_words(one)) for one in record["machines"]),
         ("cases", f"{record['cases']:,}; {record['discarded']:,} draws gave no valid case"),
         ("cases per second", rate_words(record)),
         ("seed", str(record["seed"])),
-        ("random", "yes" if profile["is_random"] else "NO: derandomized"),
+        ("random", "yes" if profile["is_random"] else "no: the seed is fixed"),
         ("example database", profile["database"]),
         ("CI", "not set" if profile["ci"] is None else repr(profile["ci"])),
         ("command", shlex.join(record["command"])),
