@@ -71,12 +71,7 @@ def add_to_corpus(
         KeyError: A function without a contract.
         TypeError: An argument of a kind that has no form in JSON.
     """
-    function = contract or call.function
-    contract_of(function)
-    found = {"kind": "call", "contract": function, **_told(reason), **encode_call(call)}
-    if names:
-        found["names"] = list(names)
-    return _write(directory, found)
+    return write_case(_case_of_call(call, reason, contract=contract, names=names), directory)
 
 
 def add_example(
@@ -100,11 +95,7 @@ def add_example(
         ValueError: A check that is not there.
         TypeError: An example of a kind that has no form in JSON.
     """
-    check_of(check)
-    encoder = Encoder()
-    case = {"kind": "example", "contract": function, **_told(reason), "check": check}
-    case["example"] = encoder.encode(example)
-    return _write(directory, pruned(case, encoder.memories))
+    return write_case(_case_of_example(check, example, reason, function=function), directory)
 
 
 def add_failure(
@@ -119,8 +110,6 @@ def add_failure(
 
     This is for `--corpus-add`.
 
-    A `Mismatch` of answers or refusals knows its call; anything else is kept as an example.
-
     Args:
         check: The check.
         where: Where it stands, `conformance.test_ubatch:test_split`.
@@ -132,19 +121,65 @@ def add_failure(
     Returns:
         The file.
     """
+    return write_case(case_of_failure(check, where, example, error), directory)
+
+
+def case_of_failure(check: Check, where: str, example: Any, error: BaseException) -> Json:
+    """Return what failed a check as a stored case.
+
+    A `Mismatch` of answers or refusals knows its call; anything else is stored as an example.
+
+    Args:
+        check: The check.
+        where: Where it stands, `conformance.test_ubatch:test_split`.
+        example: What its strategy drew.
+        error: What it raised.
+
+    Raises:
+        TypeError: An example of a kind that has no form in JSON.
+        ValueError: A check that is not there.
+    """
     reason = str(error).partition("\n")[0]
     if isinstance(error, Mismatch):
         reason = f"{reason}: {error.difference.line}"
         if check.kind is not Kind.LAW and check.function in contracts():
-            return add_to_corpus(error.call, reason, contract=check.function, directory=directory)
-    return add_example(where, example, reason, function=check.function, directory=directory)
+            return _case_of_call(error.call, reason, contract=check.function)
+    return _case_of_example(where, example, reason, function=check.function)
+
+
+def _case_of_call(
+    call: Call, reason: str, *, contract: str | None = None, names: Sequence[str] = ()
+) -> dict[str, Json]:
+    function = contract or call.function
+    contract_of(function)
+    case = {"kind": "call", "contract": function, **_told(reason), **encode_call(call)}
+    if names:
+        case["names"] = list(names)
+    return case
+
+
+def _case_of_example(check: str, example: object, reason: str, *, function: str) -> dict[str, Json]:
+    check_of(check)
+    encoder = Encoder()
+    case = {"kind": "example", "contract": function, **_told(reason), "check": check}
+    case["example"] = encoder.encode(example)
+    return pruned(case, encoder.memories)
 
 
 def _told(reason: str) -> dict[str, Json]:
     return {"reason": reason, "date": datetime.now(UTC).date().isoformat()}
 
 
-def _write(directory: Path | None, case: dict[str, Json]) -> Path:
+def write_case(case: dict[str, Json], directory: Path | None = None) -> Path:
+    """Write a stored case to a file, unless it is there already.
+
+    Args:
+        case: As `case_of_failure` gives it.
+        directory: The corpus, as `add_failure` has it.
+
+    Returns:
+        The file. One case has one file, whatever its reason and date.
+    """
     directory = folder_for(CORPUS) if directory is None else directory
     said = {"reason", "date"}
     content = json.dumps({name: value for name, value in case.items() if name not in said})

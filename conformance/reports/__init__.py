@@ -7,11 +7,11 @@ else, neither a network nor scripts.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from conformance.reports.files import prepare_folder, write_files
 from conformance.reports.html import html_of
 from conformance.reports.markdown import markdown_of
 from conformance.reports.record import SCHEMA_VERSION
@@ -20,17 +20,6 @@ SCHEMA = Path(__file__).with_name("schema.json")
 """The JSON Schema of `report.json`."""
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "prepare_folder", "write_reports"]
-
-
-def prepare_folder(folder: Path) -> None:
-    """Make the folder of the reports, and see whether it can be written.
-
-    Raises:
-        OSError: It cannot.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
 
 
 def write_reports(record: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -48,10 +37,4 @@ def write_reports(record: Mapping[str, Any], folder: Path) -> list[Path]:
         "report.md": markdown_of(record),
         "report.html": html_of(record),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, text in texts.items():
-        paths.append(folder / name)
-        # A message may have half a surrogate pair in it, which is no text.
-        paths[-1].write_text(text, encoding="utf-8", errors="replace")
-    return paths
+    return write_files(texts, folder)

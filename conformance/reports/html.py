@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
+from conformance.reports.page import HERE, render_page
 from conformance.reports.statistics import added, draw_share
-from conformance.reports.svg import svg_of
 from conformance.reports.words import (
     cell_words,
     duration,
@@ -22,8 +16,6 @@ from conformance.reports.words import (
     situations_words,
 )
 
-HERE = Path(__file__).parent
-
 
 def html_of(record: Mapping[str, Any]) -> str:
     """Return a run as an HTML page.
@@ -31,40 +23,23 @@ def html_of(record: Mapping[str, Any]) -> str:
     Args:
         record: The run, as `record.record_of` gives it.
     """
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    numbers = itertools.count(1)
-    environment.filters |= {
-        "anchor": anchor,
-        "difference": difference_parts,
-        "duration": duration,
-        "words": cell_words,
-        "situations": situations_words,
-        "share": draw_share,
-        "svg": lambda picture: svg_of(picture, next(numbers)),
-    }
     functions = record["functions"]
     by_module: dict[str, list[Any]] = {}
     for function in functions:
         by_module.setdefault(function["module"] or "other", []).append(function)
-    page = environment.get_template("report.html.j2").render(
+    values = {
         **record,
-        style=Markup((HERE / "report.css").read_text(encoding="utf-8")),  # noqa: S704  # our own
-        headline=headline(record),
-        is_good=record["run"]["exit_status"] == "ok",
-        facts=facts(record),
-        modules=sorted(by_module.items()),
-        tiles=tiles(record),
-        longest=max((function["seconds"] for function in functions), default=0) or 1,
-        total=added(function["statistics"] for function in functions),
-        first_test=first_test,
-    )
-    return page.rstrip() + "\n"
+        "headline": headline(record),
+        "tone": "good" if record["run"]["exit_status"] == "ok" else "bad",
+        "facts": facts(record),
+        "modules": sorted(by_module.items()),
+        "tiles": tiles(record),
+        "longest": max((function["seconds"] for function in functions), default=0) or 1,
+        "total": added(function["statistics"] for function in functions),
+        "first_test": first_test,
+    }
+    filters = {"words": cell_words, "situations": situations_words, "share": draw_share}
+    return render_page(HERE, "report.html.j2", values, filters=filters)
 
 
 def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -89,24 +64,3 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (duration(record["run"]["seconds"]), "in all", ""),
     ]
     return [tile for tile in found if tile[:2] != ("0", "absent")]
-
-
-def anchor(text: str) -> str:
-    """Return a text as the name of an element.
-
-    >>> anchor("situations of a runner's life")
-    'situations-of-a-runner-s-life'
-    """
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-
-
-def difference_parts(line: str) -> tuple[str, str, str]:
-    """Return the field of a difference, what was got, and what should be; the last two may be ''.
-
-    >>> difference_parts("result[1] = 3, but should be 2")
-    ('result[1]', '3', '2')
-    >>> difference_parts("ValueError: no")
-    ('ValueError: no', '', '')
-    """
-    found = re.fullmatch(r"(.*?) = (.*), but should be (.*)", line, re.DOTALL)
-    return (found[1], found[2], found[3]) if found else (line, "", "")

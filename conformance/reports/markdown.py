@@ -56,14 +56,14 @@ def _failure(failure: Mapping[str, Any]) -> Iterator[str]:
         return
     test = first_test(failure)
     where = f" ({escaped(test['where'])})" if test["where"] else ""
-    yield from (f"### {title}", "", f"{_code(test['difference'])}{where}", "")
+    yield from (f"### {title}", "", f"{code(test['difference'])}{where}", "")
     yield from fenced(test["table"] or test["message"])
     if test["script"]:
         yield from ("", "<details><summary>as a script</summary>", "")
         yield from (*fenced(test["script"], "python"), "", "</details>")
     others = [other["test"] for other in failure["tests"][1:]]
     if others:
-        yield from ("", "Also failed: " + ", ".join(map(_code, others)))
+        yield from ("", "Also failed: " + ", ".join(map(code, others)))
     yield ""
 
 
@@ -77,7 +77,7 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", text)
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Return a text as code in a line, whatever backticks it has."""
     text = " ".join(text.split())
     ticks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)

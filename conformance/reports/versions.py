@@ -22,14 +22,17 @@ PACKAGES = (
 """Packages whose versions a report names, those of them that are installed."""
 
 
-def versions() -> dict[str, str]:
+def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, of the packages, and of the machine, by name.
+
+    Args:
+        *packages: Packages to name beside `PACKAGES`, where they are installed.
 
     >>> list(versions())[:2]
     ['python', 'kvtwin']
     """
     found = {"python": f"{platform.python_version()} ({platform.python_implementation()})"}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *packages):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -67,15 +67,18 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def duration(seconds: float) -> str:
     """Return a duration as a person says it.
 
-    >>> duration(0.25), duration(59.5), duration(308.8)
-    ('0.2 s', '60 s', '5 min 9 s')
+    >>> duration(0.25), duration(59.5), duration(308.8), duration(1800), duration(29112)
+    ('0.2 s', '60 s', '5 min 9 s', '30 min', '8 h 5 min')
     """
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
+    if minutes >= 100:
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
 def workers(number: int) -> str:

@@ -5,7 +5,7 @@ is a difference.
 """
 
 from conformance.script.attaching import attach_script, forget_script
-from conformance.script.failure import script_of
+from conformance.script.failure import script_of, script_of_crash
 from conformance.script.saving import save_script
 
-__all__ = ["attach_script", "forget_script", "save_script", "script_of"]
+__all__ = ["attach_script", "forget_script", "save_script", "script_of", "script_of_crash"]

@@ -62,6 +62,24 @@ def script_of(
     return _script_of_check(check, target, example, about, where)
 
 
+def script_of_crash(
+    check: Check, target: Target, example: Any, error: BaseException, where: str
+) -> str | None:
+    """Return a script of an example that ends the process, which is not tried again here.
+
+    Args:
+        check: What crashed.
+        target: On which target.
+        example: The example.
+        error: How it crashed.
+        where: Where the check stands, `conformance.test_slots:test_compute_slot_mapping`.
+
+    Returns:
+        The script; None where the example is of a kind that no script can say.
+    """
+    return _script_of_check(check, target, example, _about(check, target, error), where)
+
+
 def _about(check: Check, target: Target, error: BaseException) -> str:
     """Return what is wrong, for a docstring."""
     line = str(error).strip().partition("\n")[0]

@@ -1,0 +1,16 @@
+"""Nightly fuzzing: `python -m tools.fuzz --minutes 30 --out DIR` runs properties until time is over.
+
+| module | what it has |
+|---|---|
+| `command_line` | the options |
+| `night` | the loop: replay what was found before, run slices, minimize, report |
+| `properties`, `sizes` | what is checked, and with inputs of which sizes |
+| `cases`, `coverage` | one case: drawn, run, and the new behaviour that it covered |
+| `chooser` | which property gets the next slice of time |
+| `jobs`, `slices`, `minimize` | the work that is sent to a worker |
+| `worker`, `local_pool`, `ray_pool` | processes that do it, here or on a Ray cluster |
+| `failures`, `findings`, `database` | what was found, and where it is kept |
+| `exhaustive` | small scopes, enumerated |
+| `report` | the morning report |
+| `bisect` | which commit introduced a failure |
+"""

@@ -1,0 +1,153 @@
+"""One case: an input that is drawn, checked, and can be drawn again.
+
+An input is a seed and a prefix of choices, Hypothesis' record of what was drawn. The same two give
+the same input; once it is drawn, all of its choices are known, and are enough without the seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import random
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hypothesis.control import BuildContext
+from hypothesis.database import choices_from_bytes, choices_to_bytes
+from hypothesis.errors import StopTest, UnsatisfiedAssumption
+from hypothesis.internal.conjecture.choice import ChoiceT
+from hypothesis.internal.conjecture.data import ConjectureData
+
+from conformance.absent import Absent
+from conformance.drawing import AnewProvider
+from conformance.situations import LEDGER
+from conformance.targets import LOOKED_UP, RAISED
+from tools.fuzz.properties import Property
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """How a case of a property is drawn.
+
+    Attributes:
+        property_name: The name of the property.
+        seed: What is drawn after the prefix comes from it.
+        prefix: The first choices.
+    """
+
+    property_name: str
+    seed: int
+    prefix: tuple[ChoiceT, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Return it as bytes, to be written down before the case runs."""
+        prefix = b64encode(choices_to_bytes(self.prefix)).decode()
+        return json.dumps([self.property_name, self.seed, prefix]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Input:
+        """Return the input that `to_bytes` wrote.
+
+        Raises:
+            ValueError: Bytes that it did not write.
+
+        >>> Input.from_bytes(Input("a", 3, (1, True)).to_bytes())
+        Input(property_name='a', seed=3, prefix=(1, True))
+        """
+        name, seed, text = json.loads(data)
+        choices = choices_from_bytes(b64decode(text))
+        if choices is None:
+            raise ValueError(f"{text!r} is no record of choices")
+        return cls(name, seed, tuple(choices))
+
+
+class Status(enum.Enum):
+    """What became of a case."""
+
+    PASSED = "passed"
+    INVALID = "invalid"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A case that ran.
+
+    Attributes:
+        status: What became of it.
+        choices: All that was drawn.
+        example: What the property's strategy drew; None if that failed.
+        situations: What it met.
+        error: How it failed.
+        used: The functions that it looked up in the target.
+    """
+
+    status: Status
+    choices: tuple[ChoiceT, ...] = ()
+    example: Any = None
+    situations: Sequence[str] = ()
+    error: BaseException | None = None
+    used: frozenset[str] = frozenset()
+
+
+def run_case(prop: Property, wanted: Input, note: Callable[[bytes], None] = lambda _: None) -> Case:
+    """Draw an input of a property and check it.
+
+    Args:
+        prop: The property.
+        wanted: The input.
+        note: Writes down the input: at first as it is wanted and, when all of it is drawn, as its
+            choices.
+    """
+    note(wanted.to_bytes())
+    chance = random.Random(wanted.seed)  # noqa: S311  # no secret
+    data = ConjectureData(random=chance, provider=AnewProvider, prefix=wanted.prefix)
+    return run_data(prop, data, note)
+
+
+def run_data(
+    prop: Property, data: ConjectureData, note: Callable[[bytes], None] = lambda _: None
+) -> Case:
+    """Check what a record of choices draws; see `run_case`.
+
+    Args:
+        prop: The property.
+        data: Hypothesis' record, at its beginning.
+        note: Writes down the input.
+    """
+    example, error = None, None
+    status = Status.PASSED
+    LOOKED_UP.clear()
+    with _building(prop, data):
+        try:
+            example = data.draw(prop.strategy)
+            if prop.is_stateful:
+                LEDGER.met.clear()
+            else:
+                note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
+            prop.run(example)
+        except (StopTest, UnsatisfiedAssumption, Absent):
+            status = Status.INVALID
+        except RAISED as raised:
+            if prop.target.excuses(prop.check.function, raised):
+                status = Status.INVALID
+            else:
+                status, error = Status.FAILED, raised
+    used = frozenset(LOOKED_UP)
+    choices = tuple(data.choices)
+    if example is None:
+        return Case(status, choices, None, (), error, used)
+    met = (
+        sorted({name for _, name in LEDGER.met}) if prop.is_stateful else list(prop.meets(example))
+    )
+    return Case(status, choices, example, met, error, used)
+
+
+@contextlib.contextmanager
+def _building(prop: Property, data: ConjectureData) -> Iterator[None]:
+    """Let Hypothesis' functions work inside, as in a test."""
+    with BuildContext(data, is_final=False, wrapped_test=prop.run):
+        yield

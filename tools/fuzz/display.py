@@ -1,0 +1,104 @@
+"""What a night shows while it runs: a live display, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Final, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+LINE_SECONDS: Final = 60.0
+"""Between two lines where there is no terminal."""
+
+
+@dataclasses.dataclass
+class State:
+    """What is shown.
+
+    Attributes:
+        seconds: Since the start.
+        cases: Cases so far.
+        met: Different events so far, by kind of coverage.
+        open: Failures that are open.
+        new: Failures that are new.
+        workers: Workers now.
+        doing: What the last job was.
+    """
+
+    seconds: float = 0.0
+    cases: int = 0
+    met: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    open: int = 0
+    new: int = 0
+    workers: int = 0
+    doing: str = ""
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        rate = self.cases / self.seconds if self.seconds else 0.0
+        met = ", ".join(f"{count:,} {kind}" for kind, count in self.met.items())
+        return (
+            f"{self.seconds:,.0f} s: {self.cases:,} cases ({rate:,.0f}/s); {met or 'nothing met'};"
+            f" {self.open} failures open, {self.new} of them new"
+        )
+
+
+class Display:
+    """Shows a night.
+
+    Args:
+        console: Where.
+        budget: The seconds of the night.
+    """
+
+    def __init__(self, console: Console, budget: float) -> None:
+        self._console, self._budget = console, budget
+        self._last_line = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
+        )
+        self._task = self._progress.add_task("fuzzing", total=budget)
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(self._progress, console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End; the live display goes away."""
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, line: str) -> None:
+        """Print a line that stays."""
+        self._console.print(escape(line), soft_wrap=True, highlight=False)
+
+    def show(self, state: State) -> None:
+        """Show the state of the night."""
+        if self._live is not None:
+            self._progress.update(self._task, completed=min(state.seconds, self._budget))
+            table = Table.grid(padding=(0, 2))
+            rate = state.cases / state.seconds if state.seconds else 0.0
+            table.add_row("cases", f"{state.cases:,}", f"{rate:,.0f} per second")
+            for kind, count in state.met.items():
+                table.add_row(kind, f"{count:,}", "met")
+            table.add_row("failures", f"{state.open}", f"{state.new} new")
+            table.add_row("workers", f"{state.workers}", escape(state.doing[:60]))
+            frame = Table.grid()
+            frame.add_row(self._progress)
+            frame.add_row(table)
+            self._live.update(frame)
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.note(state.line)

@@ -1,0 +1,166 @@
+"""A failure as plain values, which travel between processes and machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import re
+from typing import Any
+
+from conformance.checks import Check
+from conformance.corpus import case_of_failure
+from conformance.encoding.elements import Json
+from conformance.report import Mismatch
+from conformance.reports.failure import first_line, told_failure
+from conformance.script import script_of, script_of_crash
+from conformance.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One failing input.
+
+    Attributes:
+        function: The function that the failed check is about.
+        target: The target.
+        property_name: The name of the property.
+        kind: What the check looks at: `same answer`, `same refusal`, `law`, `a life`, `exhaustive`;
+            or `crash`, `hang`, `memory`.
+        field: The path of the first difference, without indices; empty if it is none.
+        error: The class of the exception; of a crash the signal.
+        line: The failure in a line.
+        message: All that it says.
+        uses: The functions of the target that the check used.
+        input: How it was drawn, as `cases.Input` writes it; empty for what was not drawn.
+        case: The stored case; None for what cannot be stored.
+        script: A script that shows it; None if there is none.
+        told: What the report shows of it, as `conformance.reports` has it.
+        is_minimal: Whether it was minimized.
+        fails: How often it failed of so many tries.
+        tries: The number of these.
+        requests: The number of requests of its batch; None if it has none.
+    """
+
+    function: str
+    target: str
+    property_name: str
+    kind: str
+    field: str
+    error: str
+    line: str
+    message: str = ""
+    uses: tuple[str, ...] = ()
+    input: bytes = b""
+    case: Json = None
+    script: str | None = None
+    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_minimal: bool = False
+    fails: int = 1
+    tries: int = 1
+    requests: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes two failures the same: the function, the field and the exception class."""
+        return self.function, self.field, self.error
+
+    @property
+    def id(self) -> str:
+        """A short name of the key: `compute_slot_mapping-1f3a9c2e`."""
+        digest = hashlib.sha256("\0".join(self.key).encode()).hexdigest()[:8]
+        name = re.sub(r"[^\w.]+", "-", self.function).strip("-")
+        return f"{name}-{digest}"
+
+
+def key_of(function: str, error: BaseException) -> tuple[str, str, str]:
+    """Return what makes two failures of a check the same.
+
+    Args:
+        function: The function that the check is about.
+        error: What it raised.
+    """
+    return function, field_of(error), type(error).__name__
+
+
+def field_of(error: BaseException) -> str:
+    """Return the path of the first difference without its indices, empty if there is none.
+
+    >>> field_of(ValueError("no"))
+    ''
+    """
+    if not isinstance(error, Mismatch):
+        return ""
+    return re.sub(r"\[\d+\]", "[]", error.difference.path)
+
+
+def failure_of(
+    check: Check, target: Target, where: str, example: Any, error: BaseException, **more: Any
+) -> Failure:
+    """Return the failure of a check.
+
+    Args:
+        check: The check.
+        target: The target.
+        where: Where the check stands, as the corpus names it.
+        example: What it drew.
+        error: What it raised.
+        **more: Further fields of the failure.
+    """
+    function, field, name = key_of(check.function, error)
+    line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
+    told = told_failure((check, example, error), error)
+    fields: dict[str, Any] = {
+        "property_name": where,
+        "kind": check.kind.value,
+        "message": str(error),
+        "told": told,
+        "requests": requests_in(example),
+    }
+    return Failure(
+        function, target.name, field=field, error=name, line=line[:500], **{**fields, **more}
+    )
+
+
+def with_artefacts(
+    failure: Failure,
+    check: Check,
+    target: Target,
+    where: str,
+    example: Any,
+    error: BaseException,
+    *,
+    is_safe: bool = True,
+) -> Failure:
+    """Return a failure with its stored case and its script, as far as there can be any.
+
+    Args:
+        failure: The failure.
+        check: What failed.
+        target: The target.
+        where: Where the check stands.
+        example: What it drew.
+        error: What it raised.
+        is_safe: Whether the example can be tried again in this process, to find the plainest script.
+    """
+    case, script = None, None
+    with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
+        case = case_of_failure(check, where, example, error)
+    try:
+        write = script_of if is_safe else script_of_crash
+        script = write(check, target, example, error, where)
+    except Exception as trouble:  # noqa: BLE001  # the failure itself is what must be reported
+        script = f'"""There is no script: {type(trouble).__name__}: {trouble}"""\n'
+    return dataclasses.replace(failure, case=case, script=script)
+
+
+def requests_in(example: Any, depth: int = 0) -> int | None:
+    """Return the number of requests of the batch that an example was made of, None if there is none."""
+    facts = getattr(getattr(example, "call", example), "facts", None)
+    lengths = getattr(facts, "query_lens", None)
+    if lengths is not None:
+        return len(lengths)
+    if depth < 2 and dataclasses.is_dataclass(example) and not isinstance(example, type):
+        inner = [requests_in(value, depth + 1) for value in vars(example).values()]
+        return max((number for number in inner if number is not None), default=None)
+    return None

@@ -1,0 +1,94 @@
+"""Does the memory of a process grow with the number of cases of a property?"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from tools.fuzz.cases import Input, Status, run_case
+from tools.fuzz.failures import Failure, with_artefacts
+from tools.fuzz.jobs import WorkerContext
+from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.slices import failure_of_case
+
+ROUNDS: Final = 4
+"""How often the same cases are run; the first round fills caches."""
+
+CASES: Final = 24
+"""Cases of a round."""
+
+LEAST_BYTES: Final = 4096
+"""What each case must add, in each round after the first, to be reported."""
+
+
+class MemoryGrowthError(AssertionError):
+    """The memory of the process grows each time that the same inputs are checked again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowthJob:
+    """Run the same cases again and again in a forked child, and measure its memory.
+
+    Attributes:
+        subject: What is fuzzed.
+        property_name: The property's name.
+        seed: What the cases are drawn from.
+    """
+
+    subject: Subject
+    property_name: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The property, with what is done to it."""
+        return f"measure memory of {self.property_name}"
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the target is a GPU."""
+        return properties_of(self.subject)[self.property_name].target.device == "cuda"
+
+    def run(self, worker: WorkerContext) -> Failure | None:
+        """Return the failure if the memory grows in each round; None if it does not."""
+        prop = properties_of(self.subject)[self.property_name]
+        sizes = self._measure(prop, worker)
+        steps = [later - sooner for sooner, later in zip(sizes, sizes[1:], strict=False)]
+        if not steps or min(steps) < LEAST_BYTES * CASES:
+            return None
+        case = run_case(prop, Input(prop.name, self.seed), worker.note_input)
+        each = sum(steps) / len(steps) / CASES / 1024
+        error = MemoryGrowthError(f"the memory of the process grows by {each:,.0f} KiB each case")
+        failed = dataclasses.replace(case, status=Status.FAILED, error=error)
+        found = failure_of_case(prop, failed, kind="memory growth")
+        return with_artefacts(
+            found, prop.check, prop.target, prop.where, case.example, error, is_safe=False
+        )
+
+    def _measure(self, prop: Property, worker: WorkerContext) -> list[int]:
+        """Return the resident bytes after each round but the first, in a child that then ends."""
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            sizes = []
+            try:
+                for number in range(ROUNDS):
+                    for case in range(CASES):
+                        run_case(prop, Input(prop.name, self.seed + case), worker.note_input)
+                    gc.collect()
+                    if number:
+                        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+                        sizes.append(int(pages) * mmap.PAGESIZE)
+                os.write(writer, json.dumps(sizes).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            written = pipe.read()
+        os.waitpid(pid, 0)
+        return json.loads(written) if written else []

@@ -1,0 +1,404 @@
+"""A night: replay what was found before, run slices until the time is over, minimize, report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from hypothesis.database import ExampleDatabase
+
+from tools.fuzz import summary
+from tools.fuzz.cases import Input
+from tools.fuzz.chooser import Chooser
+from tools.fuzz.display import Display, State
+from tools.fuzz.failures import Failure
+from tools.fuzz.findings import Finding, Findings
+from tools.fuzz.growth import GrowthJob
+from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
+from tools.fuzz.minimize import MinimizeJob
+from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.replay import ReplayJob, ReplayResult
+from tools.fuzz.report import Error, LostWorker, Night, Point, WorkerMemory
+from tools.fuzz.slices import SliceJob, SliceResult
+
+SLICE_SECONDS: Final = (0.25, 4.0)
+"""The shortest and the longest slice."""
+
+MINIMIZE_SECONDS: Final = 20.0
+"""What a failing input may take to be made small; less in a short night."""
+
+DRAIN_SECONDS: Final = 4.0
+"""What running jobs may take to end after the night is over."""
+
+SHARED_INPUTS: Final = 16
+"""Inputs of a property, found by others, that go with each of its slices."""
+
+MOST_DEATHS: Final = 20
+"""After a property ended this many workers it gets no more slices: each would end another."""
+
+GROWN_BYTES: Final = 24 << 20
+"""A property whose slices left this much memory behind is measured."""
+
+MOST_ERRORS: Final = 50
+"""After so many errors of the fuzzer itself a night ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a night does.
+
+    Attributes:
+        subject: What is fuzzed.
+        seconds: How long.
+        out: Where findings and reports go.
+        seed: What the draws come from; None: another one each night.
+        command: The command line, for the report.
+        database_url: The example database; None for a folder in `out`.
+    """
+
+    subject: Subject
+    seconds: float
+    out: Path
+    seed: int | None = None
+    command: Sequence[str] = ()
+    database_url: str | None = None
+
+
+class Fuzzing:
+    """A night that runs.
+
+    Args:
+        options: What it does.
+        pool: The workers.
+        database: Keeps the inputs that are worth varying.
+        display: Shows it.
+
+    Raises:
+        ValueError: The options name nothing that there is; the findings cannot be read.
+    """
+
+    def __init__(
+        self, options: Options, pool: Pool, database: Any, display: Display
+    ) -> None:
+        self.options, self.pool, self.database, self.display = options, pool, database, display
+        self.seed = secrets.randbits(64) if options.seed is None else options.seed
+        self.properties = properties_of(options.subject)
+        self.findings = Findings(options.out / "findings")
+        self.chooser = Chooser(self.properties, self.seed)
+        self.started = datetime.now(UTC)
+        self.curve: list[Point] = []
+        self.lost: list[LostWorker] = []
+        self.errors: list[Error] = []
+        self.peaks: dict[str, int] = {}
+        self.interrupted_by: str | None = None
+        self._begin = time.monotonic()
+        self._urgent: deque[Job] = deque()
+        self._outstanding = 0
+        self._deaths: Counter[str] = Counter()
+        self._grown: Counter[str] = Counter()
+        self._covering: defaultdict[str, deque[bytes]] = defaultdict(
+            lambda: deque(maxlen=SHARED_INPUTS)
+        )
+        self._fetched: set[str] = set()
+        self._slices = 0
+        self._replayed: set[str] = set()
+        self._failing = {finding.failure.key for finding in self.findings.by_id.values()}
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the night began."""
+        return time.monotonic() - self._begin
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.options.seconds - self.seconds
+
+    def run(self) -> None:
+        """Run until the time is over, or a signal ends it."""
+        for known, finding in self.findings.by_id.items():
+            self._urgent.append(_replay_of(self.options.subject, known, finding))
+        with _signals(self._interrupt):
+            while self.left > 0 and self.interrupted_by is None:
+                self._submit()
+                self._handle(self.pool.events(min(0.2, max(self.left, 0))))
+                self._show()
+                if len(self.errors) > MOST_ERRORS:
+                    break
+            self._drain()
+        self.findings.write()
+        self._note_point()
+
+    def _interrupt(self, name: str) -> None:
+        self.interrupted_by = name
+
+    def _submit(self) -> None:
+        """Keep each worker busy, and one job waiting."""
+        while self._outstanding <= self.pool.size and self.left > 0:
+            job = self._urgent.popleft() if self._urgent else self._next_slice()
+            if job is None:
+                return
+            self.pool.submit(job)
+            self._outstanding += 1
+
+    def _next_slice(self) -> SliceJob | None:
+        for _ in range(len(self.properties)):
+            name = self.chooser.choose()
+            if self._deaths[name] < MOST_DEATHS:
+                break
+            self.chooser.give_up(name)
+        else:
+            return None
+        if name not in self._fetched:
+            self._fetched.add(name)
+            self._covering[name].extend(self.database.covering(name)[-SHARED_INPUTS:])
+        self._slices += 1
+        return SliceJob(
+            self.options.subject,
+            name,
+            self.seed ^ (self._slices << 20),
+            min(self._slice_seconds(), max(self.left, 0.05)),
+            frozenset(self._failing),
+            tuple(self._covering[name]),
+        )
+
+    def _slice_seconds(self) -> float:
+        """Return the length of a slice: all properties have one within a third of the night."""
+        shortest, longest = SLICE_SECONDS
+        share = self.options.seconds * self.pool.size / len(self.properties)
+        if self.chooser.is_first_round:
+            return min(max(share / 3, shortest / 2), 1.0)
+        return min(max(share / 5, shortest), longest)
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Message):
+                if isinstance(event.content, Failure):
+                    self._add(event.content)
+                continue
+            self._outstanding -= 1
+            if isinstance(event, Lost):
+                self._handle_lost(event)
+            else:
+                self._handle_finished(event)
+
+    def _handle_finished(self, event: Finished) -> None:
+        result, job = event.result, event.job
+        self.peaks["each"] = max(self.peaks.get("each", 0), event.peak_bytes)
+        if isinstance(result, SliceResult):
+            self._learn(result)
+        elif isinstance(result, ReplayResult):
+            self._note_replay(result)
+        elif isinstance(job, MinimizeJob):
+            self._note_minimized(job, result)
+        elif isinstance(result, Failure):
+            self._add(result)
+
+    def _learn(self, result: SliceResult) -> None:
+        name = result.property_name
+        self.chooser.learn(
+            name,
+            cases=result.cases,
+            seconds=result.seconds,
+            events=result.events,
+            invalid=result.invalid,
+            failed=result.failed,
+        )
+        for data in result.covering:
+            self._covering[name].append(data)
+            self.database.save_covering(name, data)
+        self._grown[name] += max(result.grown_bytes, 0)
+        if self._grown[name] > GROWN_BYTES and result.grown_bytes > 0:
+            self._grown[name] = -(1 << 62)  # once
+            self._urgent.append(GrowthJob(self.options.subject, name, self.seed))
+
+    def _note_replay(self, result: ReplayResult) -> None:
+        finding = self.findings.by_id[result.id]
+        if result.tries:
+            self._replayed.add(result.id)
+            self.findings.note_replay(result.id, result.fails, result.tries)
+            if not result.fails:
+                self._failing.discard(finding.failure.key)  # it may come back in another form
+                self.display.note(f"fixed: {finding.failure.line}")
+
+    def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
+        known = _id_of(job)
+        if known not in self.findings.by_id:
+            return
+        if result is None:  # it did not fail again
+            failure = self.findings.by_id[known].failure
+            tries = failure.tries + 5
+            result = dataclasses.replace(failure, fails=1, tries=tries)
+        self.findings.replace(known, result)
+        self._failing.add(result.key)
+
+    def _handle_lost(self, event: Lost) -> None:
+        job = event.job
+        if event.reason in {"stopped", "node"}:
+            return
+        name = getattr(job, "property_name", "")
+        noted = _input_of(event.input)
+        if noted is not None:
+            name = noted.property_name
+        if isinstance(job, SliceJob):
+            self.chooser.give_up(job.property_name)
+        if event.reason == "error":
+            self.errors.append(Error(where=job.name, message=event.detail))
+            self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
+            return
+        self._deaths[name] += 1
+        action = "restarted"
+        if noted is not None and not isinstance(job, MinimizeJob):
+            failure = _death_of(self.properties[name], event)
+            action += f"; the input is kept as {failure.id}"
+            self._add(failure, died=event.reason, stacks=event.detail)
+        self.lost.append(
+            LostWorker(
+                worker=event.worker,
+                seconds=self.seconds,
+                reason=event.reason,
+                property=name,
+                action=action,
+            )
+        )
+
+    def _add(self, failure: Failure, died: str = "", stacks: str = "") -> None:
+        """Keep a failure; have it minimized if it is new."""
+        found = self.findings.add(failure)
+        self._failing.add(failure.key)
+        if found is None:
+            return
+        self.display.note(f"FAILS: {failure.function} on {failure.target}: {failure.line}")
+        if failure.input:
+            self.database.save_failing(failure.property_name, failure.input)
+        if failure.is_minimal or failure.kind == "memory growth":
+            return
+        seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
+        key = None if died else failure.key
+        self._urgent.append(
+            _Minimize(
+                self.options.subject, failure.input, key, seconds, died, stacks, failure.id
+            )
+        )
+
+    def _drain(self) -> None:
+        """Let running jobs end, and take what they found."""
+        self.pool.stop()
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._outstanding and time.monotonic() < until:
+            self._handle(self.pool.events(0.1))
+        self.pool.close()
+        self._handle(self.pool.events(0))
+
+    def _show(self) -> None:
+        step = max(self.options.seconds / 200, 1.0)
+        if not self.curve or self.seconds - self.curve[-1].seconds > step:
+            self._note_point()
+        self.display.show(
+            State(
+                self.seconds,
+                self.num_cases,
+                self.met(),
+                sum(finding.is_open for finding in self.findings.by_id.values()),
+                sum(finding.status == "new" for finding in self.findings.by_id.values()),
+                self.pool.size,
+            )
+        )
+
+    @property
+    def num_cases(self) -> int:
+        """The cases so far."""
+        return sum(record.cases for record in self.chooser.records.values())
+
+    def met(self) -> dict[str, int]:
+        """Return how many different events were met, by kind."""
+        return dict(Counter(summary.PLURALS[event[0]] for event in self.chooser.events))
+
+    def _note_point(self) -> None:
+        number = sum(finding.is_open for finding in self.findings.by_id.values())
+        point = Point(
+            seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number
+        )
+        self.curve.append(point)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Minimize(MinimizeJob):
+    """A `MinimizeJob` that knows the finding that it is for.
+
+    Attributes:
+        finding_id: Its id.
+    """
+
+    finding_id: str = ""
+
+
+def _id_of(job: MinimizeJob) -> str:
+    return str(getattr(job, "finding_id", ""))
+
+
+def _replay_of(subject: Subject, known: str, finding: Finding) -> ReplayJob:
+    failure = finding.failure
+    return ReplayJob(
+        subject, known, failure.property_name, failure.kind, failure.input, failure.case
+    )
+
+
+def _input_of(data: bytes) -> Input | None:
+    """Return the input that a lost worker had noted; None if it had noted none, or all of it."""
+    try:
+        return Input.from_bytes(data)
+    except (ValueError, TypeError):
+        return None
+
+
+def _death_of(prop: Property, event: Lost) -> Failure:
+    """Return the failure of a worker that died, before it was minimized."""
+    how = event.reason.removeprefix("signal ")
+    how = "out of memory" if how == "memory" else how
+    return Failure(
+        prop.check.function,
+        prop.target.name,
+        prop.name,
+        "hang" if how == "hang" else "crash",
+        "",
+        how,
+        "the call hangs" if how == "hang" else f"the process died: {how}",
+        message=event.detail,
+        input=event.input,
+    )
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+@contextlib.contextmanager
+def _signals(interrupt: Callable[[str], None]) -> Iterator[None]:
+    """End the night at the first SIGINT or SIGTERM; a second one ends the process."""
+    before = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        interrupt(signal.Signals(number).name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,160 @@
+"""What a night checks: each check of the conformance harness, on each target."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import get_state_machine_test
+from hypothesis.strategies import SearchStrategy
+
+import conformance
+from conformance.checks import Check, checks_in
+from conformance.contracts import Draw
+from conformance.functions import choose_functions
+from conformance.implementations import load_implementations
+from conformance.life.check import LifeCheck
+from conformance.life.machine import LifeMachine
+from conformance.life.strategies import SCALES
+from conformance.profiles import PROFILES
+from conformance.strategies.presets import MINIMAL, SIZES, Preset
+from conformance.targets import Target, choose_targets
+from tools.fuzz import sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is fuzzed, as plain values that travel to workers.
+
+    Attributes:
+        impl: Modules or files under test; nothing: `fast`.
+        adapter: Their adapters; none, one for all, or one for each.
+        target: Comma-separated targets; None for the default ones.
+        functions: Comma-separated functions; None for all.
+    """
+
+    impl: tuple[str, ...] = ()
+    adapter: tuple[str, ...] = ()
+    target: str | None = None
+    functions: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Property:
+    """One check on one target.
+
+    Attributes:
+        where: Where the check stands, as the corpus names it.
+        check: The check.
+        target: The target.
+        size: For a state machine, `minimal` or `real`; empty for what draws its sizes itself.
+    """
+
+    where: str
+    check: Check
+    target: Target
+    size: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called: the check, the target and the size."""
+        short = self.where.removeprefix("conformance.").replace(":", "::")
+        return "@".join(filter(None, (short, self.target.name, self.size)))
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether it draws while it runs."""
+        return isinstance(self.check, LifeCheck)
+
+    @functools.cached_property
+    def strategy(self) -> SearchStrategy[Any]:
+        """The strategy of its examples, which draws their sizes first."""
+        if self.is_stateful:
+            return st.data()
+        if self.check.kind.name == "LIFE":
+            raise TypeError(f"{self.where} has no examples")
+        presets = _presets_of(self.check, self.target)
+        examples = functools.cache(self.check.examples)
+
+        @st.composite
+        def sized(draw: Draw) -> Any:
+            return draw(examples(draw(st.sampled_from(presets))))
+
+        return sized()
+
+    def run(self, example: Any) -> None:
+        """Raise if an example contradicts the statement."""
+        if self.is_stateful:
+            self._machine(example)
+        else:
+            self.check.body(self.target, example)
+
+    def meets(self, example: Any) -> Iterable[str]:
+        """Return the situations that an example meets."""
+        return () if self.is_stateful else self.check.meets(example)
+
+    @functools.cached_property
+    def _machine(self) -> Callable[[Any], None]:
+        target, scale = self.target, SCALES[self.size]
+
+        def factory() -> LifeMachine:
+            return LifeMachine(target, scale)
+
+        settings = PROFILES["nightly"].life_settings(
+            simulated=target.is_simulated, large=self.size == "real"
+        )
+        machine: Any = factory
+        test = get_state_machine_test(machine, settings=settings)
+        inner: Callable[..., None] = test.hypothesis.inner_test  # type: ignore[attr-defined]
+        return lambda data: inner(data=data)
+
+
+def _presets_of(check: Check, target: Target) -> Sequence[Preset]:
+    if check.presets is not None:
+        if all(SIZES["minimal"](preset) for preset in check.presets):
+            return (MINIMAL,)  # it makes no sense of others
+        return sizes.OF_PAIRS
+    return sizes.IN_SIMULATOR if target.is_simulated else sizes.ON_HOST
+
+
+@functools.cache
+def properties_of(subject: Subject) -> dict[str, Property]:
+    """Return the properties of a subject by name.
+
+    Args:
+        subject: What is fuzzed.
+
+    Raises:
+        ValueError: An option that names nothing that there is; nothing to check.
+    """
+    targets = choose_targets(subject.target, load_implementations(subject.impl, subject.adapter))
+    functions = choose_functions(subject.functions)
+    found = []
+    for where, check in all_checks().items():
+        if functions is not None and check.function not in functions:
+            continue
+        for target in filter(check.runs_on, targets):
+            if target.lacks(check.function):
+                continue
+            of_sizes = check.sizes(target) if isinstance(check, LifeCheck) else [""]
+            found += [Property(where, check, target, size) for size in of_sizes]
+    if not found:
+        raise ValueError("there is nothing to check: the implementation lacks all that was chosen")
+    return {one.name: one for one in found}
+
+
+@functools.cache
+def all_checks() -> dict[str, Check]:
+    """Return all checks of the harness by where they stand."""
+    found = {}
+    for path in sorted(Path(conformance.__file__).parent.glob("test_*.py")):
+        module = importlib.import_module(f"conformance.{path.stem}")
+        for name, check in checks_in(vars(module)):
+            law = f"[{check.law}]" if check.law else ""
+            found[f"{module.__name__}:{name}{law}"] = check
+    return found

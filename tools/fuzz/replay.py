@@ -1,0 +1,110 @@
+"""Tries a finding of an earlier night again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from conformance.corpus import try_again
+from conformance.encoding.elements import Json
+from conformance.targets import RAISED
+from tools.fuzz.cases import Input, Status, run_case
+from tools.fuzz.growth import GrowthJob
+from tools.fuzz.jobs import WorkerContext
+from tools.fuzz.minimize import TRIES, run_in_child
+from tools.fuzz.properties import Property, Subject, properties_of
+
+SECONDS: Final = 20.0
+"""After this long no further try begins."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayResult:
+    """What came of it.
+
+    Attributes:
+        id: The finding's id.
+        fails: How often it failed.
+        tries: How often it was tried; 0 if its property is not among the subject's.
+    """
+
+    id: str
+    fails: int
+    tries: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayJob:
+    """Try a finding again, in a forked child: it may crash.
+
+    Attributes:
+        subject: What is fuzzed.
+        id: The finding's id.
+        property_name: The name of the property that found it.
+        kind: The kind of the failure.
+        input: How it was drawn.
+        case: Its stored case; None if there is none, and the input is drawn again.
+    """
+
+    subject: Subject
+    id: str
+    property_name: str
+    kind: str
+    input: bytes
+    case: Json = None
+
+    @property
+    def name(self) -> str:
+        """The finding."""
+        return f"replay {self.id}"
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the target is a GPU."""
+        prop = properties_of(self.subject).get(self.property_name)
+        return prop is not None and prop.target.device == "cuda"
+
+    def run(self, worker: WorkerContext) -> ReplayResult:
+        """Return how often it failed."""
+        prop = properties_of(self.subject).get(self.property_name)
+        if prop is None:
+            return ReplayResult(self.id, 0, 0)
+        worker.note_input(self.input)
+        if self.kind == "memory growth":
+            seed = Input.from_bytes(self.input).seed
+            found = GrowthJob(self.subject, self.property_name, seed).run(worker)
+            return ReplayResult(self.id, int(found is not None), 1)
+        fails = tries = 0
+        started = time.monotonic()
+        while tries < TRIES and (not tries or time.monotonic() - started < SECONDS):
+            fails += _fails(self._try(prop))
+            tries += 1
+        return ReplayResult(self.id, fails, tries)
+
+    def _try(self, prop: Property) -> Callable[[], bool]:
+        """Return what tries it once, and returns whether it fails."""
+
+        def try_case() -> bool:
+            try:
+                try_again(self.case, prop.target)
+            except RAISED:
+                return True
+            return False
+
+        def try_input() -> bool:
+            return run_case(prop, Input.from_bytes(self.input)).status is Status.FAILED
+
+        return try_input if self.case is None else try_case
+
+
+def _fails(attempt: Callable[[], bool]) -> bool:
+    """Return whether an attempt fails or dies, in a forked child."""
+
+    def call() -> None:
+        if attempt():
+            os._exit(1)
+
+    return bool(run_in_child(call))

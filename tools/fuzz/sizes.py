@@ -1,0 +1,84 @@
+"""The sizes of drawn inputs: log-uniform over the whole range of an engine.
+
+A case draws one of `PRESETS`, which were themselves drawn once, with a fixed seed: a stored choice
+then means the same preset on every machine. The first is the smallest one, to which failing inputs
+shrink.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Final
+
+from conformance.strategies.presets import FEW_PAIRS, MINIMAL, TRAFFIC, Preset
+
+NUM_DRAWN: Final = 96
+
+BLOCK_SIZES: Final = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 128, 256, 544, 1024)
+"""Powers of two, and what hybrid models need: a block as large as a Mamba state."""
+
+
+def log_uniform(random_: random.Random, least: int, most: int) -> int:
+    """Return an int between two bounds, both included, whose logarithm is uniform.
+
+    >>> draws = [log_uniform(random.Random(n), 1, 1024) for n in range(1000)]
+    >>> min(draws), sum(n <= 32 for n in draws) // 100
+    (1, 5)
+    """
+    return min(int(math.exp(random_.uniform(math.log(least), math.log(most + 1)))), most)
+
+
+def make_presets(
+    *, requests: int, query: int, context: int, tokens: int, cells: int, number: int = NUM_DRAWN
+) -> tuple[Preset, ...]:
+    """Draw presets.
+
+    Args:
+        requests: The most requests of a batch.
+        query: The most new tokens of a request.
+        context: The most computed tokens of a request.
+        tokens: The most new tokens of a batch.
+        cells: The most entries of a block table; requests times blocks of the longest.
+        number: How many to draw.
+    """
+    chance = random.Random(0)  # noqa: S311  # no secret
+    found = []
+    for index in range(number):
+        block_sizes = tuple(sorted(chance.sample(BLOCK_SIZES, chance.choice((1, 2, 4)))))
+        num_reqs = log_uniform(chance, 1, requests)
+        room = log_uniform(chance, 64, cells)
+        longest = min(context, max(room // num_reqs, 1) * block_sizes[0])
+        found.append(
+            Preset(
+                f"fuzz {index}",
+                block_sizes,
+                tuple(sorted({log_uniform(chance, 1, 512) for _ in range(3)})),
+                max_num_reqs=num_reqs,
+                max_query_len=log_uniform(chance, 1, query),
+                max_context_len=log_uniform(chance, 1, longest),
+                max_num_tokens=log_uniform(chance, max(num_reqs, 1), max(tokens, num_reqs)),
+            )
+        )
+    return tuple(found)
+
+
+ON_HOST: Final = (
+    MINIMAL,
+    TRAFFIC,
+    *make_presets(requests=1024, query=8192, context=131_072, tokens=8192, cells=1 << 16),
+)
+"""For targets that run compiled code."""
+
+IN_SIMULATOR: Final = (
+    MINIMAL,
+    *make_presets(requests=16, query=64, context=131_072, tokens=64, cells=1 << 10, number=48),
+)
+"""For kernels in the simulator, where a thread costs 50 us."""
+
+OF_PAIRS: Final = (
+    MINIMAL,
+    FEW_PAIRS,
+    *make_presets(requests=16, query=64, context=512, tokens=96, cells=1 << 9, number=48),
+)
+"""For statements about every pair of a query and a key."""

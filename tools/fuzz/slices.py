@@ -1,0 +1,251 @@
+"""A slice: some seconds of one property's cases, in a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import reference
+from tools.fuzz import coverage
+from tools.fuzz.cases import Case, Input, Status, run_case
+from tools.fuzz.failures import Failure, failure_of, key_of
+from tools.fuzz.jobs import WorkerContext
+from tools.fuzz.properties import Property, Subject, properties_of
+
+KEPT_INPUTS: Final = 256
+"""Inputs of a property that covered something new and are kept by a worker, to vary them."""
+
+VARIED_SHARE: Final = 0.3
+"""The share of cases that begin as an input that covered something new."""
+
+MOST_REPORTED: Final = 8
+"""Failures that a slice reports; more would only repeat themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceResult:
+    """What came of a slice.
+
+    Attributes:
+        property_name: The property's name.
+        cases: Cases that ran, invalid ones included.
+        invalid: Cases whose input could not be drawn.
+        failed: Cases that failed, known failures included.
+        seconds: How long it took.
+        events: What was covered, with the number of cases.
+        covering: Inputs that covered what this worker had not seen before.
+        grown_bytes: How much the resident memory of the worker grew.
+    """
+
+    property_name: str
+    cases: int
+    invalid: int
+    failed: int
+    seconds: float
+    events: Counter[coverage.Event]
+    covering: tuple[bytes, ...] = ()
+    grown_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceJob:
+    """Cases of one property for some seconds.
+
+    Attributes:
+        subject: What is fuzzed.
+        property_name: The property's name.
+        seed: What the slice's draws come from.
+        seconds: How long.
+        known: The keys of failures that need not be reported again.
+        inputs: Inputs that other workers or nights found worth varying.
+        max_cases: The most cases; None for no limit.
+    """
+
+    subject: Subject
+    property_name: str
+    seed: int
+    seconds: float
+    known: frozenset[tuple[str, str, str]] = frozenset()
+    inputs: tuple[bytes, ...] = ()
+    max_cases: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The property."""
+        return self.property_name
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the target is a GPU."""
+        return properties_of(self.subject)[self.property_name].target.device == "cuda"
+
+    def run(self, worker: WorkerContext) -> SliceResult:
+        """Run the slice in a worker; report each new failure at once."""
+        prop = properties_of(self.subject)[self.property_name]
+        memory = _memory_of(self.subject)
+        memory.add(self.property_name, self.inputs)
+        return _Slice(self, prop, memory, worker).run()
+
+
+class _Memory:
+    """What a worker remembers between slices: what it covered, and by which inputs.
+
+    Args:
+        prop: A property of the subject, whose implementation's branches are observed.
+    """
+
+    def __init__(self, prop: Property) -> None:
+        self.seen: set[coverage.Event] = set()
+        self.signatures: dict[str, set[frozenset[str]]] = {}
+        self.inputs: dict[str, list[Input]] = {}
+        self.known_bytes: set[bytes] = set()
+        self.sources: list[coverage.Source] = [coverage.Situations()]
+        module: Any = prop.target.implementation
+        under_test = prop.target.under_test
+        if under_test is not None:
+            module = under_test.module
+        files = [getattr(module, "__file__", None), reference.__file__]
+        branches = coverage.branch_source({Path(file).parent for file in files if file})
+        if branches is not None:
+            self.sources.append(branches)
+
+    def add(self, name: str, inputs: tuple[bytes, ...]) -> None:
+        """Add inputs that came from elsewhere."""
+        for data in inputs:
+            if data not in self.known_bytes:
+                self.known_bytes.add(data)
+                self.keep(Input.from_bytes(data))
+        del name
+
+    def keep(self, found: Input) -> None:
+        """Keep an input, in the place of the oldest if there are too many."""
+        kept = self.inputs.setdefault(found.property_name, [])
+        kept.append(found)
+        del kept[:-KEPT_INPUTS]
+
+
+_MEMORIES: dict[Subject, _Memory] = {}
+
+
+def _memory_of(subject: Subject) -> _Memory:
+    """Return this process' memory of a subject."""
+    if subject not in _MEMORIES:
+        _MEMORIES[subject] = _Memory(next(iter(properties_of(subject).values())))
+    return _MEMORIES[subject]
+
+
+class _Slice:
+    """A slice that runs."""
+
+    def __init__(
+        self, job: SliceJob, prop: Property, memory: _Memory, worker: WorkerContext
+    ) -> None:
+        self.job, self.prop, self.memory, self.worker = job, prop, memory, worker
+        self.chance = random.Random(f"{job.seed} {job.property_name}")  # noqa: S311  # no secret
+        self.known = set(job.known)
+        self.statuses: Counter[Status] = Counter()
+        self.covering: list[bytes] = []
+
+    def run(self) -> SliceResult:
+        started = time.perf_counter()
+        before = _rss_bytes()
+        for source in self.memory.sources:
+            source.begin()
+        while not self._is_over(started):
+            self._run_one()
+        events: Counter[coverage.Event] = Counter()
+        for source in self.memory.sources:
+            events += source.end()
+        self.memory.seen.update(events)
+        return SliceResult(
+            self.job.property_name,
+            self.statuses.total(),
+            self.statuses[Status.INVALID],
+            self.statuses[Status.FAILED],
+            time.perf_counter() - started,
+            events,
+            tuple(self.covering),
+            _rss_bytes() - before,
+        )
+
+    def _is_over(self, started: float) -> bool:
+        cases = self.statuses.total()
+        if self.job.max_cases is not None and cases >= self.job.max_cases:
+            return True
+        is_late = time.perf_counter() - started > self.job.seconds
+        return self.worker.is_over() or (is_late and cases > 0)
+
+    def _run_one(self) -> None:
+        wanted = self._choose_input()
+        case = run_case(self.prop, wanted, self.worker.note_input)
+        self.statuses[case.status] += 1
+        if case.status is not Status.INVALID:
+            function = self.prop.check.function
+            for source in self.memory.sources:
+                source.see(function, case.situations)
+            self._keep_if_new(case)
+        if case.status is Status.FAILED:
+            self._report(case)
+
+    def _choose_input(self) -> Input:
+        seed = self.chance.getrandbits(64)
+        kept = self.memory.inputs.get(self.job.property_name, ())
+        if not kept or self.chance.random() > VARIED_SHARE:
+            return Input(self.job.property_name, seed)
+        # The last ones covered what few others do.
+        at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
+        choices = kept[at].prefix
+        return Input(self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)])
+
+    def _keep_if_new(self, case: Case) -> None:
+        """Keep the input of a case whose set of situations this worker has not met before."""
+        signature = frozenset(case.situations)
+        known = self.memory.signatures.setdefault(self.job.property_name, set())
+        if signature in known or len(case.choices) > 4096:
+            return
+        known.add(signature)
+        found = Input(self.job.property_name, 0, case.choices)
+        self.memory.keep(found)
+        if len(self.covering) < KEPT_INPUTS:
+            self.covering.append(found.to_bytes())
+
+    def _report(self, case: Case) -> None:
+        assert case.error is not None
+        key = key_of(self.prop.check.function, case.error)
+        if key in self.known or len(self.known) - len(self.job.known) >= MOST_REPORTED:
+            return
+        self.known.add(key)
+        self.worker.report(failure_of_case(self.prop, case))
+
+
+def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
+    """Return the failure of a case, without a stored case and a script yet.
+
+    Args:
+        prop: The property.
+        case: A case of it that failed.
+        **more: Further fields of the failure.
+    """
+    assert case.error is not None
+    return failure_of(
+        prop.check,
+        prop.target,
+        prop.where,
+        case.example,
+        case.error,
+        property_name=prop.name,
+        uses=tuple(sorted(case.used)),
+        input=Input(prop.name, 0, case.choices).to_bytes(),
+        **more,
+    )
+
+
+def _rss_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+    except OSError:
+        return 0

@@ -1,0 +1,169 @@
+"""Turns a night into the record that the reports are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from conformance.reports.versions import versions
+from tools.fuzz.coverage import Event, observer_of_branches
+from tools.fuzz.findings import Finding
+from tools.fuzz.report import (
+    Finding as ReportedFinding,
+)
+from tools.fuzz.report import (
+    Growth,
+    Implementation,
+    Night,
+    Profile,
+    Tally,
+    WorkerMemory,
+)
+from tools.fuzz.report.machine import commit_of, this_machine
+
+if TYPE_CHECKING:
+    from tools.fuzz.night import Fuzzing
+
+PLURALS: Final = {"situation": "situations", "pair": "pairs of situations", "branch": "branches"}
+"""The kinds of coverage as the reports call them."""
+
+
+def night_of(fuzzing: Fuzzing) -> Night:
+    """Return the record of a night, without its tables.
+
+    Args:
+        fuzzing: The night.
+    """
+    properties = fuzzing.properties.values()
+    targets = {prop.target.name: prop.target for prop in properties}
+    tested = {t.under_test.name: t.under_test for t in targets.values() if t.under_test}
+    records = fuzzing.chooser.records.values()
+    return Night(
+        started=fuzzing.started.isoformat(timespec="seconds"),
+        seconds_budgeted=fuzzing.options.seconds,
+        seconds=fuzzing.seconds,
+        command=list(fuzzing.options.command),
+        seed=fuzzing.seed,
+        workers=fuzzing.pool.size,
+        machines=[this_machine()],
+        versions={**versions(), "branches observed by": observer_of_branches()},
+        targets=list(targets),
+        implementations=[
+            Implementation(
+                name=one.name,
+                module=one.module.__name__,
+                version=one.version,
+                file=one.file,
+                commit=commit_of(Path(one.file)),
+            )
+            for one in tested.values()
+        ],
+        profile=Profile(
+            is_random=fuzzing.options.seed is None,
+            database=fuzzing.options.database_url or str(fuzzing.options.out / "examples"),
+            ci=os.environ.get("CI"),
+        ),
+        cases=fuzzing.num_cases,
+        discarded=sum(record.invalid for record in records),
+        selected=_selected(fuzzing),
+        interrupted_by=fuzzing.interrupted_by,
+        curve=fuzzing.curve,
+        findings=_findings_of(fuzzing),
+        workers_lost=fuzzing.lost,
+        memory=[WorkerMemory(worker=n, peak_bytes=b) for n, b in fuzzing.peaks.items()],
+        errors=fuzzing.errors,
+    )
+
+
+def tallies_of(fuzzing: Fuzzing) -> list[Tally]:
+    """Return what a night did for each property."""
+    found = []
+    for name, record in fuzzing.chooser.records.items():
+        prop = fuzzing.properties[name]
+        counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for event, number in record.events.items():
+            counts[PLURALS[event[0]]][_name_of(event)] = number
+        found.append(
+            Tally(
+                name=name,
+                function=prop.check.function,
+                target=prop.target.name,
+                kind=prop.check.kind.value,
+                cases=record.cases,
+                seconds=record.seconds,
+                slices=record.slices,
+                counts=counts,
+            )
+        )
+    return found
+
+
+def declared_situations(fuzzing: Fuzzing) -> set[str]:
+    """Return the situations that the harness declares for the properties of a night."""
+    return {
+        _name_of(("situation", prop.check.function, name))
+        for prop in fuzzing.properties.values()
+        for name in prop.check.expects
+    }
+
+
+def _name_of(event: Event) -> str:
+    """Return an event as the reports name it.
+
+    >>> _name_of(("pair", "f", "empty", "long"))
+    'f: empty + long'
+    """
+    return f"{event[1]}: {' + '.join(event[2:])}"
+
+
+def _selected(fuzzing: Fuzzing) -> list[str] | None:
+    if fuzzing.options.subject.functions is None:
+        return None
+    return sorted({prop.check.function for prop in fuzzing.properties.values()})
+
+
+def _findings_of(fuzzing: Fuzzing) -> list[ReportedFinding]:
+    findings, found = fuzzing.findings, []
+    for known, explained in findings.primary().items():
+        one = findings.by_id[known]
+        others = sorted({_also(one, other) for other in explained})
+        found.append(_reported(fuzzing, one, others))
+    return found
+
+
+def _also(one: Finding, other: Finding) -> str:
+    failure = other.failure
+    same = failure.function == one.failure.function
+    return f"{failure.function} ({failure.kind})" if same else failure.function
+
+
+def _reported(fuzzing: Fuzzing, one: Finding, also: list[str]) -> ReportedFinding:
+    failure, folder = one.failure, fuzzing.findings
+    case, script = folder.case_path(failure.id), folder.script_path(failure.id)
+    told: dict[str, Any] = failure.told
+    values = {
+        "id": failure.id,
+        "function": failure.function,
+        "target": failure.target,
+        "property": failure.property_name,
+        "kind": failure.kind,
+        "field": failure.field,
+        "error": failure.error,
+        "line": failure.line,
+        "message": failure.message,
+        "table": told.get("table", ""),
+        "status": one.status,
+        "fails": failure.fails,
+        "attempts": failure.tries,
+        "seen": one.seen,
+        "first_seen": one.first_seen,
+        "case": str(case) if case.exists() else "",
+        "script": str(script) if script.exists() else "",
+        "script_text": failure.script or "",
+        "also": also,
+        "pictures": told.get("pictures", []),
+    }
+    return ReportedFinding(**values)
