@@ -153,7 +153,7 @@ def _poisoning() -> Iterator[None]:
 
     Otherwise what is never written may hold an earlier call's right answer.
     """
-    # Not `torch.use_deterministic_algorithms`, which imports torch._inductor: 1.5 s of each process.
+    # `use_deterministic_algorithms` does the same, but imports torch.compile: 1.7 s of a process.
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:
