@@ -99,6 +99,8 @@ def bisect(
         raise ValueError(f"{case_file} is no stored case: its kind is {case.get('kind')!r}")
     if len(choose_targets(target)) != 1:
         raise ValueError(f"target {target!r} is more than one")
+    if adapter is not None and adapter.endswith(".py"):
+        adapter = str(Path(adapter).resolve())
     source = _source_of(impl)
     repository = Repository.of(source.path)
     with repository.worktree() as worktree, tempfile.TemporaryDirectory() as folder:
@@ -107,7 +109,7 @@ def bisect(
             "case": case,
             "target": target,
             "impl": place.impl,
-            "adapter": str(Path(adapter).resolve()) if (adapter or "").endswith(".py") else adapter,
+            "adapter": adapter,
             "worktree": str(worktree),
         }
 
