@@ -155,7 +155,7 @@ def with_artefacts(
 
 
 def requests_in(example: Any, depth: int = 0) -> int | None:
-    """Return the number of requests of the batch that an example was made of, None if there is none."""
+    """Return the requests of the batch that an example was made of, None if it has none."""
     facts = getattr(getattr(example, "call", example), "facts", None)
     lengths = getattr(facts, "query_lens", None)
     if lengths is not None:

@@ -218,8 +218,7 @@ class _Slice:
             self.covering.append(found.to_bytes())
 
     def _report(self, case: Case) -> None:
-        assert case.error is not None
-        key = key_of(self.prop.check.function, case.error)
+        key = key_of(self.prop.check.function, case.raised)
         if key in self.known or len(self.known) - len(self.job.known) >= MOST_REPORTED:
             return
         self.known.add(key)
@@ -234,13 +233,12 @@ def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
         case: A case of it that failed.
         **more: Further fields of the failure.
     """
-    assert case.error is not None
     return failure_of(
         prop.check,
         prop.target,
         prop.where,
         case.example,
-        case.error,
+        case.raised,
         property_name=prop.name,
         uses=tuple(sorted(case.used)),
         input=Input(prop.name, 0, case.choices).to_bytes(),
