@@ -105,7 +105,7 @@ class _Memory:
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.known_bytes: set[bytes] = set()
-        self.sources: list[coverage.Source] = [coverage.Situations()]
+        self.sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
         module: Any = prop.target.implementation
         under_test = prop.target.under_test
         if under_test is not None:
@@ -188,7 +188,7 @@ class _Slice:
         if case.status is not Status.INVALID:
             function = self.prop.check.function
             for source in self.memory.sources:
-                source.see(function, case.situations)
+                source.see(function, case.situations, case.example)
             self._keep_if_new(case)
         if case.status is Status.FAILED:
             self._report(case)

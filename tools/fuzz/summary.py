@@ -31,7 +31,12 @@ from tools.fuzz.report.machine import commit_of, this_machine
 if TYPE_CHECKING:
     from tools.fuzz.night import Fuzzing
 
-PLURALS: Final = {"situation": "situations", "pair": "pairs of situations", "branch": "branches"}
+PLURALS: Final = {
+    "situation": "situations",
+    "pair": "pairs of situations",
+    "size": "sizes",
+    "branch": "branches",
+}
 """The kinds of coverage as the reports call them."""
 
 
