@@ -35,7 +35,7 @@ class CountingJob:
         """Report the numbers, and who runs it; return its own."""
         for index in range(self.messages):
             worker.note_input(f"{self.number} {index}".encode())
-            worker.report((self.number, index, os.environ["RAY_NODE_ID"]))
+            worker.report((self.number, index, os.environ.get("KVTWIN_NODE")))
             time.sleep(self.seconds)
             if worker.is_over():
                 break
@@ -82,6 +82,7 @@ class RaisingJob:
 
     def run(self, worker: WorkerContext) -> None:
         """Raise it."""
+        worker.note_input(b"raises")
         raise ZeroDivisionError("planted")
 
 
