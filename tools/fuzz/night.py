@@ -8,11 +8,12 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from tools.fuzz import summary
 from tools.fuzz.cases import Input
 from tools.fuzz.chooser import Chooser
+from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
@@ -22,6 +23,7 @@ from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
 from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.ray_pool import NodeLost
 from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.report import Error, LostWorker, Point
 from tools.fuzz.slices import SliceJob, SliceResult
@@ -64,7 +66,7 @@ class Fuzzing:
         ValueError: The options name nothing that there is; the findings cannot be read.
     """
 
-    def __init__(self, options: Options, pool: Pool, database: Any, display: Display) -> None:
+    def __init__(self, options: Options, pool: Pool, database: Database, display: Display) -> None:
         self.options, self.pool, self.database, self.display = options, pool, database, display
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self.properties = properties_of(options.subject)
@@ -168,14 +170,28 @@ class Fuzzing:
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Message):
-                if isinstance(event.content, Failure):
-                    self._add(event.content)
+                self._handle_message(event)
                 continue
             self._outstanding -= 1
             if isinstance(event, Lost):
                 self._handle_lost(event)
             else:
                 self._handle_finished(event)
+
+    def _handle_message(self, event: Message) -> None:
+        content = event.content
+        if isinstance(content, Failure):
+            self._add(content)
+        elif isinstance(content, NodeLost):
+            self.lost.append(
+                LostWorker(
+                    worker=content.worker,
+                    seconds=self.seconds,
+                    reason="its node was lost",
+                    property=event.job.name,
+                    action="runs again on another node",
+                )
+            )
 
     def _handle_finished(self, event: Finished) -> None:
         result, job = event.result, event.job
