@@ -12,5 +12,5 @@
 | `failures`, `findings`, `database` | what was found, and where it is kept |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
-| `bisect` | which commit introduced a failure |
+| `bisect`, `repository`, `case_process`, `commit_check` | which commit introduced a failure |
 """

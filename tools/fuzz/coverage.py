@@ -125,6 +125,7 @@ class SampledArcs:
             messages=False,
             include=[f"{folder}/*" for folder in folders],
         )
+        self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
         self._left = 0
 
     def begin(self) -> None:

@@ -43,8 +43,11 @@ DRAIN_SECONDS: Final = 4.0
 SHARED_INPUTS: Final = 16
 """Inputs of a property, found by others, that go with each of its slices."""
 
-MOST_DEATHS: Final = 20
+MOST_DEATHS: Final = 3
 """After a property ended this many workers it gets no more slices: each would end another."""
+
+PATIENCE_SECONDS: Final = 3.0
+"""A case of a function that is known to hang hangs if it takes longer than this."""
 
 GROWN_BYTES: Final = 24 << 20
 """A property whose slices left this much memory behind is measured."""
@@ -87,9 +90,7 @@ class Fuzzing:
         ValueError: The options name nothing that there is; the findings cannot be read.
     """
 
-    def __init__(
-        self, options: Options, pool: Pool, database: Any, display: Display
-    ) -> None:
+    def __init__(self, options: Options, pool: Pool, database: Any, display: Display) -> None:
         self.options, self.pool, self.database, self.display = options, pool, database, display
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self.properties = properties_of(options.subject)
@@ -170,7 +171,13 @@ class Fuzzing:
             min(self._slice_seconds(), max(self.left, 0.05)),
             frozenset(self._failing),
             tuple(self._covering[name]),
+            patience_seconds=self._patience_with(self.properties[name].check.function),
         )
+
+    def _patience_with(self, function: str) -> float | None:
+        """Return how long a case of a function may take, None for the usual time."""
+        is_known = (function, "", "hang") in self._failing
+        return PATIENCE_SECONDS if is_known else None
 
     def _slice_seconds(self) -> float:
         """Return the length of a slice: all properties have one within a third of the night."""
@@ -286,9 +293,7 @@ class Fuzzing:
         seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
         key = None if died else failure.key
         self._urgent.append(
-            _Minimize(
-                self.options.subject, failure.input, key, seconds, died, stacks, failure.id
-            )
+            _Minimize(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
         )
 
     def _drain(self) -> None:
@@ -326,9 +331,7 @@ class Fuzzing:
 
     def _note_point(self) -> None:
         number = sum(finding.is_open for finding in self.findings.by_id.values())
-        point = Point(
-            seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number
-        )
+        point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
         self.curve.append(point)
 
 

@@ -63,6 +63,7 @@ class SliceJob:
         known: The keys of failures that need not be reported again.
         inputs: Inputs that other workers or nights found worth varying.
         max_cases: The most cases; None for no limit.
+        patience_seconds: A case that takes longer hangs; None for the worker's own limit.
     """
 
     subject: Subject
@@ -72,6 +73,7 @@ class SliceJob:
     known: frozenset[tuple[str, str, str]] = frozenset()
     inputs: tuple[bytes, ...] = ()
     max_cases: int | None = None
+    patience_seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -199,7 +201,9 @@ class _Slice:
         # The last ones covered what few others do.
         at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
         choices = kept[at].prefix
-        return Input(self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)])
+        return Input(
+            self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)]
+        )
 
     def _keep_if_new(self, case: Case) -> None:
         """Keep the input of a case whose set of situations this worker has not met before."""

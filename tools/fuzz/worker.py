@@ -204,7 +204,8 @@ class _Child:
                 return
             now = self._shared.count()
             if now != count:
-                count, since, patience = now, time.monotonic(), limits.hang_seconds
+                count, since = now, time.monotonic()
+                patience = getattr(job, "patience_seconds", None) or limits.hang_seconds
             reason = ""
             if time.monotonic() - since > patience:
                 reason = "hang"
