@@ -1,4 +1,4 @@
-"""Nightly fuzzing: `python -m tools.fuzz --minutes 30 --out DIR` runs properties until time is over.
+"""Nightly fuzzing: `python -m tools.fuzz --minutes 30` checks properties until the time is over.
 
 | module | what it has |
 |---|---|

@@ -110,8 +110,7 @@ class MinimizeJob:
         found = failure_of_case(
             prop, case, is_minimal=len(failing) == TRIES, fails=len(failing), tries=TRIES
         )
-        assert case.error is not None
-        return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.error)
+        return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.raised)
 
     def _run_isolated(self, worker: WorkerContext, deadline: float) -> Failure | None:
         prop, wanted = _property_of(self), Input.from_bytes(self.input)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import secrets
-import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from types import FrameType
 from typing import Any, Final
-
-from hypothesis.database import ExampleDatabase
 
 from tools.fuzz import summary
 from tools.fuzz.cases import Input
@@ -24,11 +17,13 @@ from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.growth import GrowthJob
+from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
 from tools.fuzz.minimize import MinimizeJob
+from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, Subject, properties_of
 from tools.fuzz.replay import ReplayJob, ReplayResult
-from tools.fuzz.report import Error, LostWorker, Night, Point, WorkerMemory
+from tools.fuzz.report import Error, LostWorker, Point
 from tools.fuzz.slices import SliceJob, SliceResult
 
 SLICE_SECONDS: Final = (0.25, 4.0)
@@ -56,27 +51,6 @@ MOST_ERRORS: Final = 50
 """After so many errors of the fuzzer itself a night ends."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What a night does.
-
-    Attributes:
-        subject: What is fuzzed.
-        seconds: How long.
-        out: Where findings and reports go.
-        seed: What the draws come from; None: another one each night.
-        command: The command line, for the report.
-        database_url: The example database; None for a folder in `out`.
-    """
-
-    subject: Subject
-    seconds: float
-    out: Path
-    seed: int | None = None
-    command: Sequence[str] = ()
-    database_url: str | None = None
-
-
 class Fuzzing:
     """A night that runs.
 
@@ -101,6 +75,7 @@ class Fuzzing:
         self.lost: list[LostWorker] = []
         self.errors: list[Error] = []
         self.peaks: dict[str, int] = {}
+        self.num_workers = pool.size
         self.interrupted_by: str | None = None
         self._begin = time.monotonic()
         self._urgent: deque[Job] = deque()
@@ -129,7 +104,7 @@ class Fuzzing:
         """Run until the time is over, or a signal ends it."""
         for known, finding in self.findings.by_id.items():
             self._urgent.append(_replay_of(self.options.subject, known, finding))
-        with _signals(self._interrupt):
+        with catching_signals(self._interrupt):
             while self.left > 0 and self.interrupted_by is None:
                 self._submit()
                 self._handle(self.pool.events(min(0.2, max(self.left, 0))))
@@ -384,24 +359,3 @@ def _death_of(prop: Property, event: Lost) -> Failure:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
-
-
-@contextlib.contextmanager
-def _signals(interrupt: Callable[[str], None]) -> Iterator[None]:
-    """End the night at the first SIGINT or SIGTERM; a second one ends the process."""
-    before = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        interrupt(signal.Signals(number).name)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -105,7 +105,7 @@ class _Memory:
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.known_bytes: set[bytes] = set()
-        self.sources: list[coverage.Source] = [coverage.Situations()]
+        self.sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
         module: Any = prop.target.implementation
         under_test = prop.target.under_test
         if under_test is not None:
@@ -188,7 +188,7 @@ class _Slice:
         if case.status is not Status.INVALID:
             function = self.prop.check.function
             for source in self.memory.sources:
-                source.see(function, case.situations)
+                source.see(function, case.situations, case.example)
             self._keep_if_new(case)
         if case.status is Status.FAILED:
             self._report(case)
@@ -218,8 +218,7 @@ class _Slice:
             self.covering.append(found.to_bytes())
 
     def _report(self, case: Case) -> None:
-        assert case.error is not None
-        key = key_of(self.prop.check.function, case.error)
+        key = key_of(self.prop.check.function, case.raised)
         if key in self.known or len(self.known) - len(self.job.known) >= MOST_REPORTED:
             return
         self.known.add(key)
@@ -234,13 +233,12 @@ def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
         case: A case of it that failed.
         **more: Further fields of the failure.
     """
-    assert case.error is not None
     return failure_of(
         prop.check,
         prop.target,
         prop.where,
         case.example,
-        case.error,
+        case.raised,
         property_name=prop.name,
         uses=tuple(sorted(case.used)),
         input=Input(prop.name, 0, case.choices).to_bytes(),
