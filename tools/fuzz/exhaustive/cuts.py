@@ -35,7 +35,7 @@ def _created(case: tuple[Tokens, Any]) -> Call:
 
 
 @functools.lru_cache(maxsize=64)
-def _tokens(dtype: Any, lens: tuple[int, ...]) -> Any:  # noqa: ANN401  # a dtype; an array
+def _tokens(dtype: Any, lens: tuple[int, ...]) -> Any:
     return guarded(lens, dtype)
 
 
@@ -76,7 +76,7 @@ def _with_encoder(requests: Requests, **options: int) -> reference.CommonAttenti
     return found
 
 
-def _metadata(requests: Requests, num_padding: int, has_more: bool) -> Any:  # noqa: ANN401
+def _metadata(requests: Requests, num_padding: int, has_more: bool) -> Any:
     make = _with_encoder if has_more else metadata_of
     return make(requests, num_padding_tokens=num_padding, raised=int(has_more))
 
@@ -183,7 +183,7 @@ def _cut_starts(case: tuple[tuple[int, ...], int, int]) -> Call:
 
 
 @functools.lru_cache(maxsize=64)
-def _starts(starts: tuple[int, ...]) -> Any:  # noqa: ANN401  # an array
+def _starts(starts: tuple[int, ...]) -> Any:  # an array
     return guarded(starts, np.int32)
 
 

@@ -92,7 +92,7 @@ def _wanted(
     return _fast_prefill(metadata, padded, len(indices))
 
 
-def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:  # noqa: ANN401
+def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:
     armed = dataclasses.replace(metadata, logits_indices_padded=indices, num_logits_indices=number)
     name = "make_kv_sharing_fast_prefill_common_attn_metadata"
     return Call(name, {"common_attn_metadata": armed})
@@ -188,7 +188,7 @@ def _local(case: tuple[tuple[int, ...], int, tuple[int, int | None], int | None]
 
 
 @functools.lru_cache(maxsize=64)
-def _lengths(lengths: tuple[int, ...]) -> Any:  # noqa: ANN401  # an array
+def _lengths(lengths: tuple[int, ...]) -> Any:  # an array
     return guarded(lengths, np.int32)
 
 

@@ -39,7 +39,7 @@ def _call(
     starts: Array,
     positions: Array,
     layout: Layout,
-    **more: Any,  # noqa: ANN401
+    **more: Any,
 ) -> Call:
     size, kernel, ranks, rank, interleave = layout
     arguments = {

@@ -104,7 +104,7 @@ def append_shared(row: int, num_groups: int) -> Operation:
     return _append([row], [[0, 1]] * num_groups, [[block_id(SHARED_BLOCK)]] * num_groups, [False])
 
 
-def _append(rows: Any, starts: Any, ids: Any, overwrite: Any) -> Operation:  # noqa: ANN401  # lists
+def _append(rows: Any, starts: Any, ids: Any, overwrite: Any) -> Operation:  # lists
     arguments = {
         "req_indices": list(rows),
         "cu_num_new_blocks": [list(group) for group in starts],
