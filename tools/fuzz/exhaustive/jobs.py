@@ -57,7 +57,7 @@ class CaseFailure:
         index: The case.
         function: The function that it is about.
         field: The path of the first difference, without indices; empty for a crash.
-        difference: The first difference; None for a crash, or where only the line was kept.
+        difference: The first difference; None for a crash.
         line: The failure in a line.
     """
 

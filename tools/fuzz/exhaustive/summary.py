@@ -21,7 +21,7 @@ class Row:
         count: The number of cases that there are.
         failed: How many failed.
         seconds: How long they took, over all workers.
-        failures: The failing cases that were kept, as index, function, field and line.
+        failures: The first failing case of each function and field: index, function and line.
     """
 
     target: str
@@ -32,7 +32,7 @@ class Row:
     count: int
     failed: int
     seconds: float
-    failures: tuple[tuple[int, str, str, str], ...] = ()
+    failures: tuple[tuple[int, str, str], ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -66,7 +66,7 @@ def rows(progress: Progress) -> list[Row]:
                 scope.count(),
                 done.failed,
                 done.seconds,
-                tuple(done.failures),
+                tuple((one["index"], one["function"], one["line"]) for one in done.failures),
             )
         )
     return found
@@ -104,7 +104,7 @@ def text(progress: Progress) -> str:
     for row in found:
         lines += [
             f"FAILS: {function} on {row.target}, {row.scope}:{index}: {line}"
-            for index, function, _, line in row.failures
+            for index, function, line in row.failures
         ]
     return "\n".join([*lines, verdict(progress)])
 
