@@ -39,13 +39,38 @@ def other_kinds(case: Case) -> Iterator[Finding]:
         if expected is None or expected.error is not None:
             return
         kind = OfKind(kind.kind, array, site.path)
-    got = case.call_fast(replaced_at(call, site, kind), checked=case.random.random() < 0.5)
+    places = [site, *_places_of_same(site, sites)]
+    if len(places) > 1 and case.random.random() < 0.5:  # the others keep the array
+        places = [site]
+        call, expected = _apart(call, site)
+        if expected is None or expected.error is not None:
+            return
+    for place in places:
+        call = replaced_at(call, place, kind)
+    got = case.call_fast(call, checked=case.random.random() < 0.5)
     yield from named(kind.kind, check_resources(got))
     if isinstance(got.error, NoSuchKindError):
         return
     yield from named(kind.kind, case.check_error(got))
     if got.error is None and case.subject.is_compared:
         yield from named(kind.kind, _wrong_result(case, expected, got, site.path, kind.kind))
+
+
+def _places_of_same(site: Site, sites: list[Site]) -> list[Site]:
+    """Return the other places of the same array, which both twins are given as one object."""
+    return [
+        other
+        for other in sites
+        if other.value is site.value
+        and other.steps != site.steps
+        and is_numpy(other.path) == is_numpy(site.path)
+    ]
+
+
+def _apart(call: Call, site: Site) -> tuple[Call, Outcome | None]:
+    """Return a call in which an array is no longer that of other places, and its outcome."""
+    call = replaced_at(call, site, site.value.copy())
+    return call, call_reference(call)
 
 
 def _wrong_result(
@@ -86,6 +111,10 @@ def transforms(case: Case) -> Iterator[Finding]:
         yield from valid(case)
         return
     site = case.random.choice(sites)
+    if _places_of_same(site, sites):
+        call, expected = _apart(call, site)
+        if expected is None or expected.error is not None:
+            return
     name = case.random.choice(("vmap", "functionalize"))
     done = _transformed(case, name, call, site)
     if done is None:
