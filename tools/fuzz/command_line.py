@@ -16,14 +16,7 @@ from tools.fuzz.jobs import Pool
 from tools.fuzz.local_pool import LocalPool
 from tools.fuzz.night import Fuzzing, Options
 from tools.fuzz.properties import Subject, properties_of
-from tools.fuzz.report import (
-    NO_HISTORY,
-    append_night,
-    digests_of,
-    read_history,
-    with_tables,
-    write_reports,
-)
+from tools.fuzz.report import NO_HISTORY, append_night, digests_of, read_history, with_tables, write_reports
 from tools.fuzz.report.record import Night
 from tools.fuzz.summary import declared_situations, night_of, tallies_of
 from tools.fuzz.worker import Limits, Start
@@ -127,41 +120,17 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--minutes", type=_positive_float, metavar="N", default=10.0, help="default: %(default)g")
-    add(
-        "--workers",
-        type=_positive,
-        metavar="N",
-        default=_cores(),
-        help="default: one for each core",
-    )
+    add("--workers", type=_positive, metavar="N", default=_cores(), help="default: one for each core")
     add("--target", metavar="A,B", help="host, sim, cuda; default: those that run here")
-    add(
-        "--impl",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="what is tested; default: fast",
-    )
+    add("--impl", action="append", default=[], metavar="MODULE", help="what is tested; default: fast")
     add("--adapter", action="append", default=[], metavar="MODULE", help="translates its objects")
     add("--functions", metavar="A,B", help="default: all")
     add("--out", type=Path, metavar="DIR", default=Path("fuzz-out"), help="default: %(default)s")
     add("--database", metavar="URL", help="of examples; default: a folder in --out")
     add("--seed", type=int, metavar="N", help="default: another one each time")
     add("--history", type=Path, metavar="DIR", help="keeps a record of each night, for the trend")
-    add(
-        "--hang-seconds",
-        type=_positive_float,
-        metavar="N",
-        default=20.0,
-        help="default: %(default)g",
-    )
-    add(
-        "--memory-gib",
-        type=_positive,
-        metavar="N",
-        default=4,
-        help="for each worker; default: %(default)s",
-    )
+    add("--hang-seconds", type=_positive_float, metavar="N", default=20.0, help="default: %(default)g")
+    add("--memory-gib", type=_positive, metavar="N", default=4, help="for each worker; default: %(default)s")
     return parser
 
 

@@ -87,7 +87,9 @@ class Fuzzing:
         ValueError: The options name nothing that there is; the findings cannot be read.
     """
 
-    def __init__(self, options: Options, pool: Pool, database: Any, display: Display) -> None:
+    def __init__(
+        self, options: Options, pool: Pool, database: Any, display: Display
+    ) -> None:
         self.options, self.pool, self.database, self.display = options, pool, database, display
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self.properties = properties_of(options.subject)
@@ -284,7 +286,9 @@ class Fuzzing:
         seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
         key = None if died else failure.key
         self._urgent.append(
-            _Minimize(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
+            _Minimize(
+                self.options.subject, failure.input, key, seconds, died, stacks, failure.id
+            )
         )
 
     def _drain(self) -> None:
@@ -322,7 +326,9 @@ class Fuzzing:
 
     def _note_point(self) -> None:
         number = sum(finding.is_open for finding in self.findings.by_id.values())
-        point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
+        point = Point(
+            seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number
+        )
         self.curve.append(point)
 
 

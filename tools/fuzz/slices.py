@@ -199,9 +199,7 @@ class _Slice:
         # The last ones covered what few others do.
         at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
         choices = kept[at].prefix
-        return Input(
-            self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)]
-        )
+        return Input(self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)])
 
     def _keep_if_new(self, case: Case) -> None:
         """Keep the input of a case whose set of situations this worker has not met before."""
