@@ -29,22 +29,9 @@ def other_kinds(case: Case) -> Iterator[Finding]:
         yield from bad_values(case)
         return
     site = case.random.choice(sites)
-    kind = some_kind(case.random, site.value, site.path)
-    if kind.kind in {"expanded", "zero-stride"} and not _is_repeated(site.value):
-        array = _repeated(site.value)
-        for other in sites:
-            if other is site or are_copies(site.path, other.path):
-                call = replaced_at(call, other, array)
-        expected = call_reference(call)
-        if expected is None or expected.error is not None:
-            return
-        kind = OfKind(kind.kind, array, site.path)
-    places = [site, *_places_of_same(site, sites)]
-    if len(places) > 1 and case.random.random() < 0.5:  # the others keep the array
-        places = [site]
-        call, expected = _apart(call, site)
-        if expected is None or expected.error is not None:
-            return
+    kind, places, call, expected = _draw_kind(case, call, expected, site, sites)
+    if expected is None or expected.error is not None:
+        return
     for place in places:
         call = replaced_at(call, place, kind)
     got = case.call_fast(call, checked=case.random.random() < 0.5)
@@ -65,6 +52,23 @@ def _places_of_same(site: Site, sites: list[Site]) -> list[Site]:
         and other.steps != site.steps
         and is_numpy(other.path) == is_numpy(site.path)
     ]
+
+
+def _draw_kind(
+    case: Case, call: Call, expected: Outcome, site: Site, sites: list[Site]
+) -> tuple[OfKind, list[Site], Call, Outcome | None]:
+    """Return a kind, the places where it stands, the call of `reference`, and what that did."""
+    kind = some_kind(case.random, site.value, site.path)
+    if kind.kind in {"expanded", "zero-stride"} and not _is_repeated(site.value):
+        array = _repeated(site.value)
+        for other in sites:
+            if other is site or are_copies(site.path, other.path):
+                call = replaced_at(call, other, array)
+        return OfKind(kind.kind, array, site.path), [site], call, call_reference(call)
+    same = _places_of_same(site, sites)
+    if not same or case.random.random() < 0.5:
+        return kind, [site, *same], call, expected
+    return kind, [site], *_apart(call, site)
 
 
 def _apart(call: Call, site: Site) -> tuple[Call, Outcome | None]:
