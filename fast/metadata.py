@@ -307,8 +307,15 @@ def build_attn_metadata(
     if is_checked():
         for batch in batches:
             validate_metadata(batch)
+    return _build(attn_metadata_builders, batches, groups)
+
+
+def _build(
+    builders: list[Any], batches: list[CommonAttentionMetadata], groups: list[Any]
+) -> dict[str, Any]:
+    """Return what each group's builder builds of its batch, for each layer, by name."""
     built: dict[str, Any] = {}
-    for builder, batch, group in zip(attn_metadata_builders, batches, groups, strict=True):
+    for builder, batch, group in zip(builders, batches, groups, strict=True):
         metadata = builder.build(common_prefix_len=0, common_attn_metadata=batch)
         try:
             for name in group.layer_names:
