@@ -117,7 +117,11 @@ SLOT_MAPPING_FAULTS = [
         ValueError,
         "cp_world_size",
         lambda call, _: call.replacing(
-            block_size=2**16, kernel_block_size=None, cp_world_size=2**15, cp_rank=0
+            block_size=2**16,
+            kernel_block_size=None,
+            cp_world_size=2**15,
+            cp_rank=0,
+            cp_kv_cache_interleave_size=1,
         ),
     ),
     Fault("there are fewer rows than requests", ValueError, "block_table", _too_few_rows),

@@ -7,6 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+CONTROLS = dict.fromkeys({*range(32)} - set(map(ord, "\t\n\r")), "\ufffd")
+"""Control characters, which no page and no Markdown may contain, and what stands for them."""
+
 
 def prepare_folder(folder: Path) -> None:
     """Make the folder of the reports, and verify that it can be written.
@@ -24,7 +27,8 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
 
     Args:
         texts: What each file contains, by its name. Half of a surrogate pair, which a message may
-            contain and UTF-8 cannot express, becomes a question mark.
+            contain and UTF-8 cannot express, becomes a question mark; a control character becomes
+            U+FFFD.
         folder: The folder, which is made if it is missing.
 
     Returns:
@@ -36,7 +40,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
         paths.append(folder / name)
         unfinished = folder / f".{name}.{os.getpid()}"
         try:
-            unfinished.write_text(text, encoding="utf-8", errors="replace")
+            unfinished.write_text(text.translate(CONTROLS), encoding="utf-8", errors="replace")
             unfinished.replace(paths[-1])
         finally:
             unfinished.unlink(missing_ok=True)

@@ -162,7 +162,7 @@ def slots_call(step: Batch, **changes: Any) -> Call:
 def layers_in_kernel_blocks(draw: Draw, preset: Preset) -> Layer:
     """Draw layers on one rank, with the manager's blocks or kernel blocks in the table."""
     size = draw(st.sampled_from((*preset.block_sizes, 4)))
-    kernel = draw(st.sampled_from((None, 1, 2, 2)))
+    kernel = draw(st.sampled_from((None, 1, 2, 2) if size % 2 == 0 else (None, 1)))
     return draw(layers(preset, layout=Layout(size, kernel)))  # type: ignore[no-any-return]
 
 

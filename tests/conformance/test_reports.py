@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html.parser
 import json
 import re
 import sys
@@ -14,6 +13,7 @@ import hypothesis.core
 import jsonschema
 import numpy as np
 import pytest
+from page_reader import Reader
 
 import conformance.checks
 import conformance.conftest
@@ -364,31 +364,6 @@ def test_shared_blocks_have_one_colour() -> None:
 
 
 # The pages.
-
-
-class Reader(html.parser.HTMLParser):
-    """Notes the elements of a page, and sees that each is closed."""
-
-    VOID = frozenset({"meta", "link", "br", "rect", "path"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element without content."""
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        """See that the innermost element is the one that is closed."""
-        assert self.open.pop() == tag
 
 
 @pytest.fixture

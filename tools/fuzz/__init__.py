@@ -1,4 +1,4 @@
-"""Nightly fuzzing: `python -m tools.fuzz --minutes 30 --out DIR` runs properties until time is over.
+"""Nightly fuzzing: `python -m tools.fuzz --minutes 30` checks properties until the time is over.
 
 | module | what it has |
 |---|---|
@@ -12,5 +12,5 @@
 | `failures`, `findings`, `database` | what was found, and where it is kept |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
-| `bisect` | which commit introduced a failure |
+| `bisect`, `repository`, `case_process`, `commit_check` | which commit introduced a failure |
 """

@@ -92,6 +92,17 @@ class Case:
     error: BaseException | None = None
     used: frozenset[str] = frozenset()
 
+    @property
+    def raised(self) -> BaseException:
+        """What a failed case raised.
+
+        Raises:
+            ValueError: It did not fail.
+        """
+        if self.error is None:
+            raise ValueError(f"the case {self.status.value}")
+        return self.error
+
 
 def run_case(prop: Property, wanted: Input, note: Callable[[bytes], None] = lambda _: None) -> Case:
     """Draw an input of a property and check it.

@@ -7,22 +7,40 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
+from tools.fuzz.bisect import bisect
 from tools.fuzz.database import open_database
 from tools.fuzz.display import Display
+from tools.fuzz.exhaustive.registry import SCALES
+from tools.fuzz.exhaustive_night import enumerate_scopes
 from tools.fuzz.jobs import Pool
 from tools.fuzz.local_pool import LocalPool
-from tools.fuzz.night import Fuzzing, Options
+from tools.fuzz.night import Fuzzing
+from tools.fuzz.options import Options
 from tools.fuzz.properties import Subject, properties_of
-from tools.fuzz.report import NO_HISTORY, append_night, digests_of, read_history, with_tables, write_reports
-from tools.fuzz.report.record import Night
+from tools.fuzz.report import (
+    NO_HISTORY,
+    Night,
+    append_night,
+    digests_of,
+    read_history,
+    with_tables,
+    write_reports,
+)
 from tools.fuzz.summary import declared_situations, night_of, tallies_of
 from tools.fuzz.worker import Limits, Start
 from tools.parser import Parser
 
-SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143}
+SIGNAL_STATUS: Final = {"SIGINT": 130, "SIGTERM": 143}
+
+MINUTES: Final = 10.0
+"""Of a night, where the command line does not say."""
+
+EXHAUSTIVE_MINUTES: Final = 60.0
+"""Likewise, of an exhaustive one, which ends by itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,75 +59,120 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(given)
     try:
+        if options.bisect is not None:
+            return _bisect(options)
+        options.out.mkdir(parents=True, exist_ok=True)
         return _run(options, given)
-    except ValueError as error:
+    except (ValueError, FileExistsError, PermissionError) as error:
         parser.error(str(error))
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
-    subject = Subject(
-        tuple(_absolute(text) for text in options.impl),
-        tuple(_absolute(text) for text in options.adapter),
-        options.target,
-        options.functions,
-    )
-    chosen = properties_of(subject)
-    options.out.mkdir(parents=True, exist_ok=True)
-    uses_gpu = any(prop.target.device == "cuda" for prop in chosen.values())
-    limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
+    """Run a night, write its reports, and return the exit status."""
+    minutes = options.minutes
+    if minutes is None:
+        minutes = EXHAUSTIVE_MINUTES if options.exhaustive else MINUTES
     wanted = Options(
-        subject,
-        60 * options.minutes,
+        _subject_of(options),
+        60 * minutes,
         options.out,
         options.seed,
         ["python", "-m", "tools.fuzz", *given],
         options.database,
     )
-    database = open_database(options.database, options.out)
-    console = Console(stderr=False)
-    pool: Pool = LocalPool(options.workers, limits, Start("spawn") if uses_gpu else Start())
-    with Display(console, wanted.seconds) as display:
-        fuzzing = Fuzzing(wanted, pool, database, display)
-        display.note(
-            f"fuzzing {len(chosen)} properties for {options.minutes:g} minutes with"
-            f" {pool.size} workers, seed {fuzzing.seed}"
-        )
-        fuzzing.run()
-    database.close()
-    night = _report(fuzzing, options)
-    console.print(_last_words(night, options.out), soft_wrap=True, highlight=False)
+    console = Console()
+    pool = _make_pool(options, wanted.subject)
+    try:
+        if options.exhaustive:
+            with Display(console, wanted.seconds) as display:
+                night = enumerate_scopes(wanted, options.scale, pool, display)
+            night = _report(options, night)
+        else:
+            night = _fuzz(options, wanted, pool, console)
+    finally:
+        pool.close()
+    console.print(_summary(night, options.out), soft_wrap=True, highlight=False)
     if night.interrupted_by is not None:
         return SIGNAL_STATUS[night.interrupted_by]
     return 0 if night.verdict == "passed" else 1
 
 
-def _report(fuzzing: Fuzzing, options: argparse.Namespace) -> Night:
-    night, tallies = night_of(fuzzing), tallies_of(fuzzing)
-    history = NO_HISTORY
-    if options.history is not None:
-        history = read_history(options.history, night)
-    declared = {"situations": declared_situations(fuzzing)}
+def _fuzz(options: argparse.Namespace, wanted: Options, pool: Pool, console: Console) -> Night:
+    """Fuzz until the time is over, and return the record."""
+    database = open_database(options.database, options.out)
+    try:
+        with Display(console, wanted.seconds) as display:
+            fuzzing = Fuzzing(wanted, pool, database, display)
+            display.note(
+                f"fuzzing {len(fuzzing.properties)} properties for {wanted.seconds / 60:g} minutes"
+                f" with {pool.size} workers, seed {fuzzing.seed}"
+            )
+            fuzzing.run()
+    finally:
+        database.close()
+    return _report(options, night_of(fuzzing), fuzzing)
+
+
+def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None = None) -> Night:
+    """Write the reports of a night, add it to the history, and return it with its tables."""
+    tallies = [] if fuzzing is None else tallies_of(fuzzing)
+    declared = {} if fuzzing is None else {"situations": declared_situations(fuzzing)}
+    has_history = options.history is not None and fuzzing is not None
+    history = read_history(options.history, night) if has_history else NO_HISTORY
     night = with_tables(night, tallies, declared=declared, history=history)
     write_reports(night, options.out)
-    if options.history is not None:
+    if has_history:
         append_night(options.history, night, digests_of(tallies))
     return night
 
 
-def _last_words(night: Night, out: Path) -> str:
-    count = {
-        status: sum(finding.status == status for finding in night.findings)
-        for status in ("new", "known", "fixed")
-    }
-    told = ", ".join(f"{number} {status}" for status, number in count.items())
-    return (
-        f"{night.verdict}: {night.cases:,} cases in {night.seconds:,.0f} s"
-        f" ({night.cases_per_second:,.0f} per second); failures: {told}; {out / 'report.html'}"
+def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
+    limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
+    uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
+    start = Start("spawn") if uses_gpu else Start()
+    if options.ray is None:
+        return LocalPool(options.workers or _num_cores(), limits, start)
+    from tools.fuzz.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
+
+    files = [Path(text) for text in (*subject.impl, *subject.adapter) if text.endswith(".py")]
+    return RayPool(options.ray, limits=limits, workers=options.workers, start=start, files=files)
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    case, good, bad = options.bisect
+    result = bisect(
+        Path(case),
+        good,
+        bad,
+        impl=options.impl[0] if options.impl else None,
+        adapter=options.adapter[0] if options.adapter else None,
+        target=options.target or "host",
+        note=lambda line: print(line, flush=True),
+    )
+    print("\n".join(result.lines()))
+    return 0
+
+
+def _subject_of(options: argparse.Namespace) -> Subject:
+    return Subject(
+        tuple(_absolute(text) for text in options.impl),
+        tuple(_absolute(text) for text in options.adapter),
+        options.target,
+        options.functions,
     )
 
 
 def _absolute(text: str) -> str:
     return str(Path(text).resolve()) if text.endswith(".py") else text
+
+
+def _summary(night: Night, out: Path) -> str:
+    statuses = [finding.status for finding in night.findings]
+    count = ", ".join(f"{statuses.count(name)} {name}" for name in ("new", "known", "fixed"))
+    return (
+        f"{night.verdict}: {night.cases:,} cases in {night.seconds:,.0f} s"
+        f" ({night.cases_per_second:,.0f} per second); failures: {count}; {out / 'report.html'}"
+    )
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -119,22 +182,37 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Check properties with random inputs until the time is over.",
     )
     add = parser.add_argument
-    add("--minutes", type=_positive_float, metavar="N", default=10.0, help="default: %(default)g")
-    add("--workers", type=_positive, metavar="N", default=_cores(), help="default: one for each core")
+    add(
+        "--minutes",
+        type=_positive_float,
+        metavar="N",
+        help=f"default: {MINUTES:g}; with --exhaustive at most {EXHAUSTIVE_MINUTES:g}",
+    )
+    add("--workers", type=_positive, metavar="N", help="default: one for each core")
     add("--target", metavar="A,B", help="host, sim, cuda; default: those that run here")
-    add("--impl", action="append", default=[], metavar="MODULE", help="what is tested; default: fast")
-    add("--adapter", action="append", default=[], metavar="MODULE", help="translates its objects")
+    add("--impl", action="append", default=[], metavar="M", help="what is tested; default: fast")
+    add("--adapter", action="append", default=[], metavar="M", help="translates its objects")
     add("--functions", metavar="A,B", help="default: all")
     add("--out", type=Path, metavar="DIR", default=Path("fuzz-out"), help="default: %(default)s")
     add("--database", metavar="URL", help="of examples; default: a folder in --out")
     add("--seed", type=int, metavar="N", help="default: another one each time")
     add("--history", type=Path, metavar="DIR", help="keeps a record of each night, for the trend")
-    add("--hang-seconds", type=_positive_float, metavar="N", default=20.0, help="default: %(default)g")
-    add("--memory-gib", type=_positive, metavar="N", default=4, help="for each worker; default: %(default)s")
+    add("--ray", metavar="ADDRESS", help="run on a Ray cluster, HOST:PORT or auto")
+    add("--hang-seconds", type=_positive_float, metavar="N", default=20.0, help="default: 20")
+    add("--memory-gib", type=_positive, metavar="N", default=4, help="of a worker; default: 4")
+    add("--exhaustive", action="store_true", help="enumerate small scopes instead")
+    add("--scale", type=int, choices=SCALES, default=1, help="of their bounds; default: 1")
+    add(
+        "--bisect",
+        nargs=3,
+        metavar=("CASE", "GOOD", "BAD"),
+        help="find the commit that introduced the failure of a stored case",
+    )
     return parser
 
 
-def _cores() -> int:
+def _num_cores() -> int:
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,13 +1,14 @@
 """Kinds of coverage: what a case did that can be new.
 
 An event is a tuple whose first element is its kind. `situation` and `pair` events come from the
-harness' own coverage goals; `branch` events from the code of the implementation and of `reference`,
-which stands for the compiled loops that cannot be observed. A further kind is a class with `begin`,
-`end` and, if it looks at single cases, `see`.
+harness' own coverage goals; `size` events from the batch of a case, in bands of powers of two;
+`branch` events from the code of the implementation and of `reference`, which stands for compiled
+loops: these cannot be observed. A further kind is a class with `begin`, `see` and `end`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import sys
@@ -17,9 +18,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final, Protocol
 
-Event = tuple[str, ...]
+from conformance.strategies.batches import Batch
 
-KINDS: Final = ("situation", "pair", "branch")
+Event = tuple[str, ...]
 
 
 class Source(Protocol):
@@ -28,8 +29,8 @@ class Source(Protocol):
     def begin(self) -> None:
         """Begin to observe: a slice starts."""
 
-    def see(self, function: str, situations: Sequence[str]) -> None:
-        """Observe a case that ran, by the situations that it met."""
+    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+        """Observe a case that ran, by its example and the situations that this met."""
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice, with the number of cases in which each occurred.
@@ -48,8 +49,9 @@ class Situations:
         """Begin a slice."""
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str]) -> None:
+    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
         """Count what a case met."""
+        del example
         self._met[function, frozenset(situations)] += 1
 
     def end(self) -> Counter[Event]:
@@ -61,6 +63,63 @@ class Situations:
             for first, second in itertools.combinations(sorted(names), 2):
                 found["pair", function, first, second] += number
         return found
+
+
+class Sizes:
+    """Bands of sizes of the batches that cases were made of."""
+
+    def __init__(self) -> None:
+        self._met: Counter[Event] = Counter()
+
+    def begin(self) -> None:
+        """Begin a slice."""
+        self._met.clear()
+
+    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+        """Count the sizes of a case's batch, if it has one."""
+        del situations
+        batch = batch_of(example)
+        if batch is not None:
+            for axis, size in sizes_of(batch).items():
+                self._met["size", function, f"{axis} {band(size)}"] += 1
+
+    def end(self) -> Counter[Event]:
+        """Return the events of the slice."""
+        return Counter(self._met)
+
+
+def batch_of(example: Any, depth: int = 0) -> Batch | None:
+    """Return the batch that an example was made of, the largest if there are several."""
+    found = example if isinstance(example, Batch) else getattr(example, "facts", None)
+    if isinstance(found, Batch):
+        return found
+    inner: list[Any] = []
+    if depth < 3 and dataclasses.is_dataclass(example) and not isinstance(example, type):
+        inner = list(vars(example).values())
+    batches = filter(None, (batch_of(value, depth + 1) for value in inner))
+    return max(batches, key=lambda batch: batch.num_reqs, default=None)
+
+
+def sizes_of(batch: Batch) -> dict[str, int]:
+    """Return how large a batch is, by axis."""
+    return {
+        "requests": batch.num_reqs,
+        "tokens": batch.num_tokens,
+        "longest query": max(batch.query_lens, default=0),
+        "longest context": max(batch.num_computed_tokens, default=0),
+        "widest row": max(map(len, batch.rows), default=0),
+        "block size": batch.layout.block_size,
+    }
+
+
+def band(size: int) -> str:
+    """Return the band of powers of two that a size lies in.
+
+    >>> [band(size) for size in (0, 1, 2, 3, 4, 1000)]
+    ['0', '1', '2..3', '2..3', '4..7', '512..1023']
+    """
+    least = 1 << (size.bit_length() - 1) if size else 0
+    return f"{least}..{2 * least - 1}" if least > 1 else str(least)
 
 
 class Branches:
@@ -85,7 +144,7 @@ class Branches:
         self._monitoring.set_events(self._tool, self._monitoring.events.BRANCH)
         self._monitoring.restart_events()
 
-    def see(self, function: str, situations: Sequence[str]) -> None:
+    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
         """Do nothing: single cases are not observed."""
 
     def end(self) -> Counter[Event]:
@@ -125,6 +184,7 @@ class SampledArcs:
             messages=False,
             include=[f"{folder}/*" for folder in folders],
         )
+        self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
         self._left = 0
 
     def begin(self) -> None:
@@ -133,9 +193,9 @@ class SampledArcs:
         self._coverage.erase()
         self._coverage.start()
 
-    def see(self, function: str, situations: Sequence[str]) -> None:
+    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
         """Stop after enough cases."""
-        del function, situations
+        del function, situations, example
         self._left -= 1
         if not self._left:
             self._coverage.stop()

@@ -15,6 +15,7 @@ from conformance.report import Mismatch
 from conformance.reports.failure import first_line, told_failure
 from conformance.script import script_of, script_of_crash
 from conformance.targets import Target
+from tools.fuzz.coverage import batch_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +110,14 @@ def failure_of(
     """
     function, field, name = key_of(check.function, error)
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
+    batch = batch_of(example)
     told = told_failure((check, example, error), error)
     fields: dict[str, Any] = {
         "property_name": where,
         "kind": check.kind.value,
         "message": str(error),
         "told": told,
-        "requests": requests_in(example),
+        "requests": None if batch is None else batch.num_reqs,
     }
     return Failure(
         function, target.name, field=field, error=name, line=line[:500], **{**fields, **more}
@@ -141,7 +143,7 @@ def with_artefacts(
         where: Where the check stands.
         example: What it drew.
         error: What it raised.
-        is_safe: Whether the example can be tried again in this process, to find the plainest script.
+        is_safe: Whether the example can be tried again in this process, for a plainer script.
     """
     case, script = None, None
     with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
@@ -152,15 +154,3 @@ def with_artefacts(
     except Exception as trouble:  # noqa: BLE001  # the failure itself is what must be reported
         script = f'"""There is no script: {type(trouble).__name__}: {trouble}"""\n'
     return dataclasses.replace(failure, case=case, script=script)
-
-
-def requests_in(example: Any, depth: int = 0) -> int | None:
-    """Return the number of requests of the batch that an example was made of, None if there is none."""
-    facts = getattr(getattr(example, "call", example), "facts", None)
-    lengths = getattr(facts, "query_lens", None)
-    if lengths is not None:
-        return len(lengths)
-    if depth < 2 and dataclasses.is_dataclass(example) and not isinstance(example, type):
-        inner = [requests_in(value, depth + 1) for value in vars(example).values()]
-        return max((number for number in inner if number is not None), default=None)
-    return None

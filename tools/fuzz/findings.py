@@ -222,7 +222,11 @@ def _explains(cause: Finding, found: Finding) -> bool:
     used = {name.partition(".")[0] for name in theirs.uses}
     is_alone = not {name.partition(".")[0] for name in ours.uses} - {root}
     is_user = root in used and root != theirs.function.partition(".")[0]
-    return is_alone and is_user and (theirs.kind == ours.kind or theirs.kind in {"law", "a life", "same answer"})
+    return (
+        is_alone
+        and is_user
+        and (theirs.kind == ours.kind or theirs.kind in {"law", "a life", "same answer"})
+    )
 
 
 def _case_of_input(failure: Failure) -> dict[str, Any] | None:

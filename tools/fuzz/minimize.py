@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import random
+import resource
 import select
 import signal
 import time
@@ -88,7 +89,7 @@ class MinimizeJob:
         """Return the smallest failure found; None if the input did not fail again."""
         deadline = time.monotonic() + self.seconds
         if self.died:
-            return self._run_isolated(deadline)
+            return self._run_isolated(worker, deadline)
         return self._run_here(worker, deadline)
 
     def _run_here(self, worker: WorkerContext, deadline: float) -> Failure | None:
@@ -103,20 +104,20 @@ class MinimizeJob:
             def is_same(data: ConjectureData) -> bool:
                 return _key(prop, run_data(prop, data, worker.note_input)) == self.key
 
-            choices = minimize(case.choices, is_same, deadline)
+            choices = minimize(case.choices, is_same, deadline, worker.is_over)
             again = run_case(prop, Input(prop.name, 0, choices), worker.note_input)
             case = again if _key(prop, again) == self.key else case
         found = failure_of_case(
             prop, case, is_minimal=len(failing) == TRIES, fails=len(failing), tries=TRIES
         )
-        assert case.error is not None
-        return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.error)
+        return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.raised)
 
-    def _run_isolated(self, deadline: float) -> Failure | None:
+    def _run_isolated(self, worker: WorkerContext, deadline: float) -> Failure | None:
         prop, wanted = _property_of(self), Input.from_bytes(self.input)
         drawn: list[Any] = []
 
         def how_it_dies(data: ConjectureData) -> str:
+            worker.note_input(self.input)  # this worker is alive; the child has a time of its own
             isolated = _Isolated(prop)
             case = run_data(isolated.property, data)
             drawn.append(case.example)
@@ -137,7 +138,7 @@ class MinimizeJob:
         tries = 2 if how == "hang" else TRIES
         is_minimal = fails == tries and not prop.is_stateful
         if is_minimal:
-            choices = minimize(choices, dies, deadline)
+            choices = minimize(choices, dies, deadline, worker.is_over)
         how = how_it_dies(_replay(choices)) or how
         error = ProcessDiedError(how)
         case = Case(Status.FAILED, choices, drawn[-1], (), error)
@@ -168,8 +169,15 @@ def _replay(choices: Sequence[ChoiceT]) -> ConjectureData:
     return ConjectureData(random=random.Random(0), prefix=tuple(choices))  # noqa: S311  # no secret
 
 
+class _TimeIsOverError(KeyboardInterrupt):
+    """Ends the shrinker in the middle: only Ctrl-C does, without it complaining."""
+
+
 def minimize(
-    choices: Sequence[ChoiceT], fails: Callable[[ConjectureData], bool], deadline: float
+    choices: Sequence[ChoiceT],
+    fails: Callable[[ConjectureData], bool],
+    deadline: float,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[ChoiceT, ...]:
     """Return the smallest choices found that still fail.
 
@@ -177,12 +185,13 @@ def minimize(
         choices: Choices that fail.
         fails: Draws from a record of choices and returns whether that fails likewise.
         deadline: When to stop, by `time.monotonic`.
+        is_over: Whether to stop before.
     """
     origin = InterestingOrigin(AssertionError, "", 0, (), ())
 
     def test(data: ConjectureData) -> None:
-        if time.monotonic() > deadline:
-            raise RunIsComplete
+        if time.monotonic() > deadline or is_over():
+            raise _TimeIsOverError
         if fails(data) and not data.frozen:
             data.mark_interesting(origin)
 
@@ -191,7 +200,7 @@ def minimize(
     )
     with _shrinking_until(deadline):
         runner = ConjectureRunner(test, settings=options, random=random.Random(0))  # noqa: S311
-        with contextlib.suppress(RunIsComplete):
+        with contextlib.suppress(RunIsComplete, _TimeIsOverError):
             runner.cached_test_function(tuple(choices))
             runner.shrink_interesting_test_cases()
         found = runner.interesting_test_cases.get(origin)
@@ -251,6 +260,8 @@ def run_in_child(call: Callable[[], None], seconds: float = HANG_SECONDS) -> str
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which ours only waits
         pid = os.fork()
     if pid == 0:
+        limit = int(seconds) + 2  # of processor time, should this process not be there to kill it
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         try:
             call()
         except MemoryError:

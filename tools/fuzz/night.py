@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import secrets
-import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from types import FrameType
-from typing import Any, Final
-
-from hypothesis.database import ExampleDatabase
+from typing import Final
 
 from tools.fuzz import summary
 from tools.fuzz.cases import Input
 from tools.fuzz.chooser import Chooser
+from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.growth import GrowthJob
+from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
-from tools.fuzz.minimize import MinimizeJob
+from tools.fuzz.minimize import TRIES, MinimizeJob
+from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.ray_pool import NodeLost
 from tools.fuzz.replay import ReplayJob, ReplayResult
-from tools.fuzz.report import Error, LostWorker, Night, Point, WorkerMemory
+from tools.fuzz.report import Error, LostWorker, Point
 from tools.fuzz.slices import SliceJob, SliceResult
 
 SLICE_SECONDS: Final = (0.25, 4.0)
@@ -43,35 +40,17 @@ DRAIN_SECONDS: Final = 4.0
 SHARED_INPUTS: Final = 16
 """Inputs of a property, found by others, that go with each of its slices."""
 
-MOST_DEATHS: Final = 20
+MOST_DEATHS: Final = 3
 """After a property ended this many workers it gets no more slices: each would end another."""
+
+PATIENCE_SECONDS: Final = 3.0
+"""A case of a function that is known to hang hangs if it takes longer than this."""
 
 GROWN_BYTES: Final = 24 << 20
 """A property whose slices left this much memory behind is measured."""
 
 MOST_ERRORS: Final = 50
 """After so many errors of the fuzzer itself a night ends."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What a night does.
-
-    Attributes:
-        subject: What is fuzzed.
-        seconds: How long.
-        out: Where findings and reports go.
-        seed: What the draws come from; None: another one each night.
-        command: The command line, for the report.
-        database_url: The example database; None for a folder in `out`.
-    """
-
-    subject: Subject
-    seconds: float
-    out: Path
-    seed: int | None = None
-    command: Sequence[str] = ()
-    database_url: str | None = None
 
 
 class Fuzzing:
@@ -87,9 +66,7 @@ class Fuzzing:
         ValueError: The options name nothing that there is; the findings cannot be read.
     """
 
-    def __init__(
-        self, options: Options, pool: Pool, database: Any, display: Display
-    ) -> None:
+    def __init__(self, options: Options, pool: Pool, database: Database, display: Display) -> None:
         self.options, self.pool, self.database, self.display = options, pool, database, display
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self.properties = properties_of(options.subject)
@@ -100,6 +77,7 @@ class Fuzzing:
         self.lost: list[LostWorker] = []
         self.errors: list[Error] = []
         self.peaks: dict[str, int] = {}
+        self.num_workers = pool.size
         self.interrupted_by: str | None = None
         self._begin = time.monotonic()
         self._urgent: deque[Job] = deque()
@@ -128,7 +106,7 @@ class Fuzzing:
         """Run until the time is over, or a signal ends it."""
         for known, finding in self.findings.by_id.items():
             self._urgent.append(_replay_of(self.options.subject, known, finding))
-        with _signals(self._interrupt):
+        with catching_signals(self._interrupt):
             while self.left > 0 and self.interrupted_by is None:
                 self._submit()
                 self._handle(self.pool.events(min(0.2, max(self.left, 0))))
@@ -159,9 +137,11 @@ class Fuzzing:
             self.chooser.give_up(name)
         else:
             return None
+        first: tuple[bytes, ...] = ()
         if name not in self._fetched:
             self._fetched.add(name)
-            self._covering[name].extend(self.database.covering(name)[-SHARED_INPUTS:])
+            covering = self.database.covering(name)[-SHARED_INPUTS:]
+            first = (*self.database.failing(name)[-SHARED_INPUTS:], *covering)
         self._slices += 1
         return SliceJob(
             self.options.subject,
@@ -170,7 +150,14 @@ class Fuzzing:
             min(self._slice_seconds(), max(self.left, 0.05)),
             frozenset(self._failing),
             tuple(self._covering[name]),
+            first,
+            patience_seconds=self._patience_with(self.properties[name].check.function),
         )
+
+    def _patience_with(self, function: str) -> float | None:
+        """Return how long a case of a function may take, None for the usual time."""
+        is_known = (function, "", "hang") in self._failing
+        return PATIENCE_SECONDS if is_known else None
 
     def _slice_seconds(self) -> float:
         """Return the length of a slice: all properties have one within a third of the night."""
@@ -183,14 +170,28 @@ class Fuzzing:
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Message):
-                if isinstance(event.content, Failure):
-                    self._add(event.content)
+                self._handle_message(event)
                 continue
             self._outstanding -= 1
             if isinstance(event, Lost):
                 self._handle_lost(event)
             else:
                 self._handle_finished(event)
+
+    def _handle_message(self, event: Message) -> None:
+        content = event.content
+        if isinstance(content, Failure):
+            self._add(content)
+        elif isinstance(content, NodeLost):
+            self.lost.append(
+                LostWorker(
+                    worker=content.worker,
+                    seconds=self.seconds,
+                    reason="its node was lost",
+                    property=event.job.name,
+                    action="runs again on another node",
+                )
+            )
 
     def _handle_finished(self, event: Finished) -> None:
         result, job = event.result, event.job
@@ -228,17 +229,20 @@ class Fuzzing:
             self._replayed.add(result.id)
             self.findings.note_replay(result.id, result.fails, result.tries)
             if not result.fails:
-                self._failing.discard(finding.failure.key)  # it may come back in another form
+                failure = finding.failure
+                self._failing.discard(failure.key)  # it may come back in another form
+                self.database.remove_failing(failure.property_name, failure.input)
                 self.display.note(f"fixed: {finding.failure.line}")
 
     def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
         known = _id_of(job)
         if known not in self.findings.by_id:
             return
+        failure = self.findings.by_id[known].failure
         if result is None:  # it did not fail again
-            failure = self.findings.by_id[known].failure
-            tries = failure.tries + 5
-            result = dataclasses.replace(failure, fails=1, tries=tries)
+            result = dataclasses.replace(failure, fails=1, tries=1 + TRIES)
+        self.database.remove_failing(failure.property_name, failure.input)
+        self.database.save_failing(result.property_name, result.input)
         self.findings.replace(known, result)
         self._failing.add(result.key)
 
@@ -256,9 +260,11 @@ class Fuzzing:
             self.errors.append(Error(where=job.name, message=event.detail))
             self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
             return
+        if isinstance(job, ReplayJob):
+            self.findings.note_replay(job.id, 1, 1)
         self._deaths[name] += 1
         action = "restarted"
-        if noted is not None and not isinstance(job, MinimizeJob):
+        if noted is not None and isinstance(job, SliceJob):
             failure = _death_of(self.properties[name], event)
             action += f"; the input is kept as {failure.id}"
             self._add(failure, died=event.reason, stacks=event.detail)
@@ -286,9 +292,7 @@ class Fuzzing:
         seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
         key = None if died else failure.key
         self._urgent.append(
-            _Minimize(
-                self.options.subject, failure.input, key, seconds, died, stacks, failure.id
-            )
+            _Minimize(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
         )
 
     def _drain(self) -> None:
@@ -326,9 +330,7 @@ class Fuzzing:
 
     def _note_point(self) -> None:
         number = sum(finding.is_open for finding in self.findings.by_id.values())
-        point = Point(
-            seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number
-        )
+        point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
         self.curve.append(point)
 
 
@@ -381,24 +383,3 @@ def _death_of(prop: Property, event: Lost) -> Failure:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
-
-
-@contextlib.contextmanager
-def _signals(interrupt: Callable[[str], None]) -> Iterator[None]:
-    """End the night at the first SIGINT or SIGTERM; a second one ends the process."""
-    before = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        interrupt(signal.Signals(number).name)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import gc
-import importlib
-from pathlib import Path
+import random
 
-import hypothesis
 import torch
-from hypothesis.internal.conjecture import engine
+from hypothesis.control import BuildContext
+from hypothesis.internal.conjecture.data import ConjectureData
 
-import conformance
 import fast
-from tools.fuzz import cases, growth, minimize, profile, slices  # noqa: F401  # jobs' modules
+from conformance.strategies.batches import batches
+from conformance.strategies.presets import MINIMAL
+from tools.fuzz import growth, minimize, profile, replay, slices  # noqa: F401  # the jobs' modules
+from tools.fuzz.properties import all_checks
 
 torch.set_num_threads(1)  # a fork copies one thread alone
-for _path in sorted(Path(conformance.__file__).parent.glob("test_*.py")):
-    importlib.import_module(f"conformance.{_path.stem}")
+all_checks()  # imports the harness
+fast.warmup()
+
+
+def _draw() -> None:
+    """Draw once: Hypothesis then collects the constants of all modules, which takes seconds."""
+    data = ConjectureData(random=random.Random(0))  # noqa: S311  # no secret
+    with BuildContext(data, is_final=False, wrapped_test=_draw):
+        data.draw(batches(MINIMAL))
+
+
+_draw()
 
 
 def prepare() -> None:
@@ -24,4 +35,4 @@ def prepare() -> None:
     torch.set_num_threads(1)
     profile.load()
     gc.collect()
-    gc.freeze()  # the modules need not be looked at again by each collection: 5% of a worker's time
+    gc.freeze()  # the modules need not be looked at again by each collection

@@ -61,8 +61,10 @@ class SliceJob:
         seed: What the slice's draws come from.
         seconds: How long.
         known: The keys of failures that need not be reported again.
-        inputs: Inputs that other workers or nights found worth varying.
+        inputs: Inputs that other workers found worth varying.
+        first: Inputs that are tried first, as they are: those of earlier nights.
         max_cases: The most cases; None for no limit.
+        patience_seconds: A case that takes longer hangs; None for the worker's own limit.
     """
 
     subject: Subject
@@ -71,7 +73,9 @@ class SliceJob:
     seconds: float
     known: frozenset[tuple[str, str, str]] = frozenset()
     inputs: tuple[bytes, ...] = ()
+    first: tuple[bytes, ...] = ()
     max_cases: int | None = None
+    patience_seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -87,7 +91,7 @@ class SliceJob:
         """Run the slice in a worker; report each new failure at once."""
         prop = properties_of(self.subject)[self.property_name]
         memory = _memory_of(self.subject)
-        memory.add(self.property_name, self.inputs)
+        memory.add((*self.inputs, *self.first))
         return _Slice(self, prop, memory, worker).run()
 
 
@@ -103,7 +107,7 @@ class _Memory:
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.known_bytes: set[bytes] = set()
-        self.sources: list[coverage.Source] = [coverage.Situations()]
+        self.sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
         module: Any = prop.target.implementation
         under_test = prop.target.under_test
         if under_test is not None:
@@ -113,13 +117,12 @@ class _Memory:
         if branches is not None:
             self.sources.append(branches)
 
-    def add(self, name: str, inputs: tuple[bytes, ...]) -> None:
+    def add(self, inputs: tuple[bytes, ...]) -> None:
         """Add inputs that came from elsewhere."""
         for data in inputs:
             if data not in self.known_bytes:
                 self.known_bytes.add(data)
                 self.keep(Input.from_bytes(data))
-        del name
 
     def keep(self, found: Input) -> None:
         """Keep an input, in the place of the oldest if there are too many."""
@@ -155,8 +158,11 @@ class _Slice:
         before = _rss_bytes()
         for source in self.memory.sources:
             source.begin()
+        for data in self.job.first:
+            if not self._is_over(started):
+                self._run_one(Input.from_bytes(data))
         while not self._is_over(started):
-            self._run_one()
+            self._run_one(self._choose_input())
         events: Counter[coverage.Event] = Counter()
         for source in self.memory.sources:
             events += source.end()
@@ -179,14 +185,13 @@ class _Slice:
         is_late = time.perf_counter() - started > self.job.seconds
         return self.worker.is_over() or (is_late and cases > 0)
 
-    def _run_one(self) -> None:
-        wanted = self._choose_input()
+    def _run_one(self, wanted: Input) -> None:
         case = run_case(self.prop, wanted, self.worker.note_input)
         self.statuses[case.status] += 1
         if case.status is not Status.INVALID:
             function = self.prop.check.function
             for source in self.memory.sources:
-                source.see(function, case.situations)
+                source.see(function, case.situations, case.example)
             self._keep_if_new(case)
         if case.status is Status.FAILED:
             self._report(case)
@@ -199,7 +204,9 @@ class _Slice:
         # The last ones covered what few others do.
         at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
         choices = kept[at].prefix
-        return Input(self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)])
+        return Input(
+            self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)]
+        )
 
     def _keep_if_new(self, case: Case) -> None:
         """Keep the input of a case whose set of situations this worker has not met before."""
@@ -214,8 +221,7 @@ class _Slice:
             self.covering.append(found.to_bytes())
 
     def _report(self, case: Case) -> None:
-        assert case.error is not None
-        key = key_of(self.prop.check.function, case.error)
+        key = key_of(self.prop.check.function, case.raised)
         if key in self.known or len(self.known) - len(self.job.known) >= MOST_REPORTED:
             return
         self.known.add(key)
@@ -230,13 +236,12 @@ def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
         case: A case of it that failed.
         **more: Further fields of the failure.
     """
-    assert case.error is not None
     return failure_of(
         prop.check,
         prop.target,
         prop.where,
         case.example,
-        case.error,
+        case.raised,
         property_name=prop.name,
         uses=tuple(sorted(case.used)),
         input=Input(prop.name, 0, case.choices).to_bytes(),

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from conformance.functions import choose_functions
 from conformance.reports.versions import versions
-from tools.fuzz.coverage import Event, observer_of_branches
-from tools.fuzz.findings import Finding
+from conformance.targets import Target
+from tools.fuzz.coverage import Event, SampledArcs, observer_of_branches
+from tools.fuzz.findings import Finding, Findings
+from tools.fuzz.options import Options
 from tools.fuzz.report import (
     Finding as ReportedFinding,
 )
 from tools.fuzz.report import (
-    Growth,
     Implementation,
     Night,
     Profile,
@@ -27,7 +32,15 @@ from tools.fuzz.report.machine import commit_of, this_machine
 if TYPE_CHECKING:
     from tools.fuzz.night import Fuzzing
 
-PLURALS: Final = {"situation": "situations", "pair": "pairs of situations", "branch": "branches"}
+BRANCH_CASES: Final = SampledArcs.CASES if not hasattr(sys, "monitoring") else 1
+"""Cases of a slice whose branches are observed one by one; `sys.monitoring` counts slices."""
+
+PLURALS: Final = {
+    "situation": "situations",
+    "pair": "pairs of situations",
+    "size": "sizes",
+    "branch": "branches",
+}
 """The kinds of coverage as the reports call them."""
 
 
@@ -37,20 +50,46 @@ def night_of(fuzzing: Fuzzing) -> Night:
     Args:
         fuzzing: The night.
     """
-    properties = fuzzing.properties.values()
-    targets = {prop.target.name: prop.target for prop in properties}
-    tested = {t.under_test.name: t.under_test for t in targets.values() if t.under_test}
+    targets = {prop.target.name: prop.target for prop in fuzzing.properties.values()}
     records = fuzzing.chooser.records.values()
-    return Night(
-        started=fuzzing.started.isoformat(timespec="seconds"),
-        seconds_budgeted=fuzzing.options.seconds,
+    return dataclasses.replace(
+        start_of_night(fuzzing.options, targets.values(), fuzzing.started, fuzzing.seed),
         seconds=fuzzing.seconds,
-        command=list(fuzzing.options.command),
-        seed=fuzzing.seed,
-        workers=fuzzing.pool.size,
+        workers=fuzzing.num_workers,
+        cases=fuzzing.num_cases,
+        discarded=sum(record.invalid for record in records),
+        interrupted_by=fuzzing.interrupted_by,
+        curve=fuzzing.curve,
+        findings=reported_findings(fuzzing.findings),
+        workers_lost=fuzzing.lost,
+        memory=[WorkerMemory(worker=n, peak_bytes=b) for n, b in fuzzing.peaks.items()],
+        errors=fuzzing.errors,
+    )
+
+
+def start_of_night(
+    options: Options, targets: Iterable[Target], started: datetime, seed: int
+) -> Night:
+    """Return what is known of a night before it runs.
+
+    Args:
+        options: What it does.
+        targets: The targets.
+        started: When it began.
+        seed: What it draws from.
+    """
+    targets = list(targets)
+    tested = {t.under_test.name: t.under_test for t in targets if t.under_test}
+    return Night(
+        started=started.isoformat(timespec="seconds"),
+        seconds_budgeted=options.seconds,
+        seconds=0.0,
+        command=list(options.command),
+        seed=seed,
+        workers=0,
         machines=[this_machine()],
         versions={**versions(), "branches observed by": observer_of_branches()},
-        targets=list(targets),
+        targets=[target.name for target in targets],
         implementations=[
             Implementation(
                 name=one.name,
@@ -62,19 +101,12 @@ def night_of(fuzzing: Fuzzing) -> Night:
             for one in tested.values()
         ],
         profile=Profile(
-            is_random=fuzzing.options.seed is None,
-            database=fuzzing.options.database_url or str(fuzzing.options.out / "examples"),
+            is_random=options.seed is None,
+            database=options.database_url or str(options.out / "examples"),
             ci=os.environ.get("CI"),
         ),
-        cases=fuzzing.num_cases,
-        discarded=sum(record.invalid for record in records),
-        selected=_selected(fuzzing),
-        interrupted_by=fuzzing.interrupted_by,
-        curve=fuzzing.curve,
-        findings=_findings_of(fuzzing),
-        workers_lost=fuzzing.lost,
-        memory=[WorkerMemory(worker=n, peak_bytes=b) for n, b in fuzzing.peaks.items()],
-        errors=fuzzing.errors,
+        cases=0,
+        selected=choose_functions(options.subject.functions),
     )
 
 
@@ -96,6 +128,7 @@ def tallies_of(fuzzing: Fuzzing) -> list[Tally]:
                 seconds=record.seconds,
                 slices=record.slices,
                 counts=counts,
+                observed={"branches": min(record.cases, record.slices * BRANCH_CASES)},
             )
         )
     return found
@@ -119,18 +152,13 @@ def _name_of(event: Event) -> str:
     return f"{event[1]}: {' + '.join(event[2:])}"
 
 
-def _selected(fuzzing: Fuzzing) -> list[str] | None:
-    if fuzzing.options.subject.functions is None:
-        return None
-    return sorted({prop.check.function for prop in fuzzing.properties.values()})
-
-
-def _findings_of(fuzzing: Fuzzing) -> list[ReportedFinding]:
-    findings, found = fuzzing.findings, []
+def reported_findings(findings: Findings) -> list[ReportedFinding]:
+    """Return findings as the reports have them, without those that others explain."""
+    found = []
     for known, explained in findings.primary().items():
         one = findings.by_id[known]
         others = sorted({_also(one, other) for other in explained})
-        found.append(_reported(fuzzing, one, others))
+        found.append(_reported(findings, one, others))
     return found
 
 
@@ -140,9 +168,9 @@ def _also(one: Finding, other: Finding) -> str:
     return f"{failure.function} ({failure.kind})" if same else failure.function
 
 
-def _reported(fuzzing: Fuzzing, one: Finding, also: list[str]) -> ReportedFinding:
-    failure, folder = one.failure, fuzzing.findings
-    case, script = folder.case_path(failure.id), folder.script_path(failure.id)
+def _reported(findings: Findings, one: Finding, also: list[str]) -> ReportedFinding:
+    failure = one.failure
+    case, script = findings.case_path(failure.id), findings.script_path(failure.id)
     told: dict[str, Any] = failure.told
     values = {
         "id": failure.id,

@@ -151,7 +151,7 @@ class _Child:
     def __init__(self, start: Start) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvtwin-fuzz-")
         folder = Path(self._folder.name)
-        self._shared = _SharedInput(folder / "input", create=True)
+        self.shared = _SharedInput(folder / "input", create=True)
         self._stacks = folder / "stacks"
         self._stacks.touch()
         self._over = folder / "over"
@@ -180,10 +180,9 @@ class _Child:
         try:
             self._ours.send(job)
         except OSError:
-            yield Lost(job, self._how_it_ended())
+            yield Lost(job, "stopped" if is_closed() else self._how_it_ended())
             return
-        count, since = self._shared.count(), time.monotonic()
-        patience = max(START_SECONDS, limits.hang_seconds)  # it may import modules at first
+        watch = _Watch(self, job, limits)
         while True:
             try:
                 if self._ours.poll(POLL_SECONDS):
@@ -194,29 +193,25 @@ class _Child:
                     if kind == "finished":
                         yield Finished(job, *content)
                     else:
-                        yield Lost(job, "error", self._shared.read(), content)
+                        yield Lost(job, "error", self.shared.read(), content)
                     return
             except (EOFError, OSError):
-                yield Lost(job, self._how_it_ended(), self._shared.read(), self._read_stacks())
+                reason = "stopped" if is_closed() else self._how_it_ended()
+                yield Lost(job, reason, self.shared.read(), self._read_stacks())
                 return
-            if is_closed():
-                yield Lost(job, "stopped", self._shared.read())
-                return
-            now = self._shared.count()
-            if now != count:
-                count, since, patience = now, time.monotonic(), limits.hang_seconds
-            reason = ""
-            if time.monotonic() - since > patience:
-                reason = "hang"
-            elif _rss_bytes(self.process.pid) > limits.memory_bytes:
-                reason = "memory"
+            reason = "stopped" if is_closed() else watch.reason_to_kill()
             if reason:
-                with contextlib.suppress(OSError):
-                    os.kill(self.process.pid, signal.SIGUSR1)  # it writes its stacks
-                time.sleep(0.3)
+                if reason != "stopped":
+                    self._dump_stacks()
                 self.process.kill()
-                yield Lost(job, reason, self._shared.read(), self._read_stacks())
+                yield Lost(job, reason, self.shared.read(), self._read_stacks())
                 return
+
+    def _dump_stacks(self) -> None:
+        """Let the child write what it is doing, as far as it still can."""
+        with contextlib.suppress(OSError):
+            os.kill(self.process.pid, signal.SIGUSR1)
+        time.sleep(0.3)
 
     def _how_it_ended(self) -> str:
         self.process.join(10)
@@ -227,7 +222,38 @@ class _Child:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
 
     def _read_stacks(self) -> str:
-        return self._stacks.read_text(encoding="utf-8", errors="replace")
+        try:
+            return self._stacks.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # the folder is gone: the pool is being closed
+            return ""
+
+
+class _Watch:
+    """Notices a child that hangs, or takes too much memory.
+
+    Args:
+        child: The child.
+        job: What it runs.
+        limits: What it may take.
+    """
+
+    def __init__(self, child: _Child, job: Job, limits: Limits) -> None:
+        self._child, self._limits = child, limits
+        self._count, self._since = child.shared.count(), time.monotonic()
+        self._patience = getattr(job, "patience_seconds", None) or limits.hang_seconds
+        self._has_begun = False
+
+    def reason_to_kill(self) -> str:
+        """Return why the child must be killed; empty if it need not be."""
+        count = self._child.shared.count()
+        if count != self._count:
+            self._count, self._since, self._has_begun = count, time.monotonic(), True
+        # It may import modules before it begins.
+        patience = self._patience if self._has_begun else max(START_SECONDS, self._patience)
+        if time.monotonic() - self._since > patience:
+            return "hang"
+        is_large = _rss_bytes(self._child.process.pid) > self._limits.memory_bytes
+        return "memory" if is_large else ""
 
 
 class _SharedInput:

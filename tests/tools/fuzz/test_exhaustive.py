@@ -1,0 +1,481 @@
+# ruff: noqa: ANN401  # results and arguments of any kind
+"""Exhaustion of small scopes: every case is compared once, and one wrong case is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+from conformance.comparison import first_difference
+from conformance.contracts import Call
+from conformance.sides import PLAIN, Side
+from conformance.strategies.block_table import Session
+from conformance.targets import RAISED, REFERENCE, TARGETS
+from conformance.test_block_table import test_block_tables as block_tables_check
+from tools.fuzz.exhaustive import progress as progress_module
+from tools.fuzz.exhaustive import summary
+from tools.fuzz.exhaustive.command_line import main
+from tools.fuzz.exhaustive.comparing import Comparer
+from tools.fuzz.exhaustive.equality import is_same
+from tools.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob, compare_cases, crash_of
+from tools.fuzz.exhaustive.progress import FILE, Progress, StaleProgressError
+from tools.fuzz.exhaustive.registry import all_scopes, failing_call
+from tools.fuzz.exhaustive.run import run
+from tools.fuzz.jobs import Event, Finished, Job, Message
+from tools.fuzz.properties import Subject
+
+HOST = TARGETS["host"]
+ROOT = Path(fast.__file__).parents[1]
+SLOTS = Subject(functions="compute_slot_mapping")
+
+
+class Worker:
+    """A worker in this process: what a job of it uses, and what the job did."""
+
+    def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        self.is_over = is_over
+        self.notes: list[bytes] = []
+        self.messages: list[Any] = []
+
+    def note_input(self, data: bytes) -> None:
+        """Keep a note."""
+        self.notes.append(data)
+
+    def report(self, message: object) -> None:
+        """Keep a message."""
+        self.messages.append(message)
+
+
+class Pool:
+    """A pool that runs each job in this process, when its events are asked for."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.notes: list[bytes] = []
+
+    def submit(self, job: Job) -> None:
+        """Keep a job."""
+        self.jobs.append(job)
+
+    def events(self, timeout: float) -> list[Event]:
+        """Run a job."""
+        del timeout
+        job = self.jobs.pop(0)
+        worker = Worker()
+        result = job.run(worker)
+        self.notes += worker.notes
+        return [*(Message(job, found) for found in worker.messages), Finished(job, result, 0, 0)]
+
+    def stop(self) -> None:
+        """Forget the jobs that have not begun."""
+
+    def close(self) -> None:
+        """End nothing."""
+
+
+def failures_in(scope: str) -> dict[int, str]:
+    """Return the failing cases of a test-sized scope on the CPU path, by index."""
+    found = all_scopes(0)[scope]
+    failures = compare_cases(Comparer(HOST), found, 0, found.count(), Worker())
+    return {index: difference.line for index, difference in failures.items()}
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any]], None]:
+    """Put a function in the place of one of `fast`: it gets the right one and the arguments."""
+
+    def planted(name: str, wrong: Callable[..., Any]) -> None:
+        right = getattr(fast, name)
+        monkeypatch.setattr(fast, name, lambda **arguments: wrong(right, **arguments))
+
+    return planted
+
+
+def is_in_the_combination(query_start_loc: Any, **more: Any) -> bool:
+    """Tell whether a call has three requests, the middle one empty, and rank 1 of 2 is meant."""
+    starts = query_start_loc.tolist()
+    is_empty = len(starts) == 4 and starts[0] < starts[1] == starts[2] < starts[3]
+    return is_empty and more["cp_world_size"] == 2 and more["cp_rank"] == 1
+
+
+def test_a_bug_in_one_combination_is_found(plant: Any) -> None:
+    """A slot that is wrong only for an empty middle request on rank 1 of 2 is found, and no other.
+
+    Of the test-sized scope's 2,550 cases less than one in 20 has the combination.
+    """
+
+    def wrong(right: Any, **arguments: Any) -> Any:
+        slots = right(**arguments)
+        if is_in_the_combination(**arguments):
+            slots[-1] += 1
+        return slots
+
+    plant("compute_slot_mapping", wrong)
+    found = failures_in("slots of batches")
+    scope = all_scopes(0)["slots of batches"]
+    wanted = [
+        index
+        for index in range(scope.count())
+        if is_in_the_combination(**scope.case(index).arguments)
+    ]
+    assert wanted == list(found)
+    assert 0 < len(wanted) < scope.count() / 20
+    function, call = failing_call("slots of batches", wanted[0], 0)
+    assert "compute_slot_mapping" == function == call.function
+    assert not failures_in("slots in place")  # which has one request
+
+
+def test_a_missing_refusal_is_found(plant: Any) -> None:
+    """A bad split point that is accepted is found, and an exception of another class."""
+
+    def accepting(right: Any, **arguments: Any) -> Any:
+        points = arguments["split_points"]
+        if isinstance(points, list) and len(points) == 2 and points[0] == points[1] == 1:
+            points = points[:1]
+        return right(arguments["num_scheduled_tokens"], points)
+
+    plant("create_ubatch_slices", accepting)
+    lines = set(failures_in("created micro-batches").values())
+    assert lines
+    assert all(line.startswith("the call = a result, but should be raised") for line in lines)
+
+    def mistyped(right: Any, **arguments: Any) -> Any:
+        try:
+            return right(**arguments)
+        except ValueError as error:
+            raise TypeError(str(error)) from error
+
+    plant("get_dcp_local_seq_lens", mistyped)
+    assert any("raised TypeError" in line for line in failures_in("local lengths").values())
+
+
+def test_a_changed_argument_is_found(plant: Any) -> None:
+    """A call that changes an argument which others share is found, and not the calls after it."""
+
+    def changing(right: Any, **arguments: Any) -> Any:
+        result = right(**arguments)
+        if arguments["cp_world_size"] == 2 and arguments["block_size"] == 1:
+            arguments["positions"][-1:] += 1
+        return result
+
+    plant("compute_slot_mapping", changing)
+    scope = all_scopes(0)["slots of batches"]
+    found = failures_in("slots of batches")
+    wanted = {
+        index
+        for index, call in enumerate(scope.cases.items())
+        if call.arguments["cp_world_size"] == 2
+        and call.arguments["block_size"] == 1
+        and len(call.arguments["positions"])
+    }
+    assert wanted == set(found)
+    assert all(line.startswith("positions[") for line in found.values())
+
+
+def test_a_written_argument_is_compared(plant: Any) -> None:
+    """What a function leaves of an `out` is compared, and the memory around it."""
+
+    def short(right: Any, **arguments: Any) -> Any:
+        result = right(**arguments)
+        out = arguments.get("out")
+        if out is not None and len(out) > len(result):
+            out[-1] = 7
+        return result
+
+    plant("compute_slot_mapping", short)
+    lines = failures_in("slots in place").values()
+    assert lines
+    assert all(line.startswith("out[") for line in lines)
+
+
+def test_a_bug_in_a_sequence_of_operations_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is lost by a swap after a gather is found; its session shows it in the harness."""
+
+    class Forgetful(fast.BlockTables):
+        has_gathered = False
+
+        def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            self.has_gathered = True
+            return super().gather_block_tables(idx_mapping)
+
+        def move_row(self, src: int, dst: int) -> None:
+            super().move_row(src, dst)
+            if not self.has_gathered:
+                self.clear_row(dst)
+
+    monkeypatch.setattr(fast, "BlockTables", Forgetful)
+    found = failures_in("block tables, two groups")
+    assert found
+    function, session = failing_call("block tables, two groups", min(found), 0)
+    assert "BlockTables" == function
+    assert isinstance(session, Session)
+    methods = [operation.method for operation in session.operations[2:-2]]
+    assert ["append_block_ids", "move_row"] == methods
+    example = _life(session)
+    with pytest.raises(AssertionError, match=r"BlockTables\.\w+ on host"):
+        block_tables_check.body(HOST, example)
+    monkeypatch.undo()
+    block_tables_check.body(HOST, example)
+
+
+def _life(session: Session) -> Any:
+    """Return a session as the harness' own check takes it."""
+    from conformance.sessions import _Life  # noqa: PLC0415
+
+    return _Life(session, PLAIN, 0)
+
+
+def test_refused_operations_can_be_tried_again() -> None:
+    """Sessions with appends that do not fit are valid examples of the harness' own check."""
+    name = "block tables, three rows"
+    refused = 0
+    for index in range(0, all_scopes(1)[name].count(), 4_567):
+        _, session = failing_call(name, index)
+        assert isinstance(session, Session)
+        if any(operation.refused for operation in session.operations):
+            refused += 1
+            block_tables_check.body(HOST, _life(session))
+    assert refused > 3
+
+
+def _results(scope: str, number: int) -> Iterator[tuple[Any, Any]]:
+    """Yield what `reference` and the CPU path return for some cases of a scope."""
+    cases = all_scopes(0)[scope]
+    count = cases.count()
+    for step in range(count):
+        call = cases.case(step * 1_000_003 % count)
+        assert isinstance(call, Call)
+        try:
+            wanted = Side(REFERENCE, call).run()
+        except RAISED:
+            continue
+        yield wanted, Side(HOST, call).run()
+        number -= 1
+        if not number:
+            return
+
+
+FUNCTIONS = [name for name, scope in all_scopes(0).items() if "BlockTables" not in scope.functions]
+
+
+@pytest.mark.parametrize("scope", FUNCTIONS)
+def test_equal_results_are_found_equal(scope: str) -> None:
+    """The quick comparison and the harness' own agree that the results of all functions are equal.
+
+    It is the quick one that decides: if it were unsure, a run would take five times as long.
+    """
+    pairs = list(_results(scope, 12))
+    assert pairs
+    for wanted, got in pairs:
+        assert first_difference(wanted, got) is None
+        assert is_same(wanted, got)
+
+
+def _changed(value: Any) -> Iterator[Any]:  # noqa: C901  # a branch for each type
+    """Yield copies of a result of which one part is another."""
+    if isinstance(value, torch.Tensor):
+        if value.numel():
+            other = value.clone()
+            other.view(-1)[-1] += 1
+            yield other
+        yield value.to(torch.float16)
+        yield value.unsqueeze(0)
+        yield value.numpy()
+    elif isinstance(value, bool | int):
+        yield value + 1
+        yield float(value)
+        yield np.int64(value)
+    elif isinstance(value, list | tuple):
+        yield type(value)([*value, None])
+        for at, inner in enumerate(value):
+            yield from (type(value)([*value[:at], x, *value[at + 1 :]]) for x in _changed(inner))
+    elif isinstance(value, dict):
+        yield {**value, "more": 1}
+        for key, inner in value.items():
+            yield from ({**value, key: x} for x in _changed(inner))
+    elif isinstance(value, slice):
+        yield slice(value.start, value.stop, 1)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            yield from (dataclasses.replace(value, **{field.name: x}) for x in _changed(inner))
+    else:
+        yield 0
+
+
+@pytest.mark.parametrize("scope", FUNCTIONS)
+def test_other_results_are_found_unequal(scope: str) -> None:
+    """A result of which any part is another is found unequal, as the harness' own finds it."""
+    number = 0
+    for wanted, got in _results(scope, 8):
+        for other in _changed(got):
+            assert first_difference(wanted, other) is not None
+            assert not is_same(wanted, other)
+            number += 1
+    assert number > 10
+
+
+def test_every_case_runs_once(tmp_path: Path) -> None:
+    """A run notes each case of each scope once, in jobs of a few seconds, and all are equal."""
+    progress, pool = Progress(Subject(functions="get_dcp_local_seq_lens"), 0), Pool()
+    run(progress, pool, tmp_path)
+    count = all_scopes(0)["local lengths"].count()
+    assert [f"local lengths:{index}".encode() for index in range(count)] == pool.notes
+    assert progress.is_complete
+    assert f"all {count:,} cases on host, in 1 scopes, are equal" == summary.verdict(progress)
+    assert summary.text(progress).endswith(summary.verdict(progress))
+    [row] = summary.as_json(progress)["scopes"]
+    assert f"every {row['bounds']}: {count:,} cases, all equal" == row["line"]
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is stopped in the middle of a job goes on with the very next case."""
+    monkeypatch.setattr(progress_module, "JOB_SECONDS", 0.05)
+    asked = iter(range(100))
+    first = Progress.resume(tmp_path, SLOTS, 0)
+    pool = Pool()
+    run(first, pool, tmp_path, is_over=lambda: next(asked) == 3)
+    assert not first.is_complete
+    [job] = [job for job in first.jobs() if job.scope == "slots of positions"][:1]
+    half = job.run(Worker(is_over=lambda: True))
+    assert 256 == half.stop - half.start < job.stop - job.start
+    [rest] = first.add(job, half)
+    assert (half.stop, job.stop) == (rest.start, rest.stop)
+    first.write(tmp_path)
+    second, pool_of_second = Progress.resume(tmp_path, SLOTS, 0), Pool()
+    assert first.done == second.done
+    run(second, pool_of_second, tmp_path)
+    assert second.is_complete
+    notes = [*pool.notes, *(f"{job.scope}:{i}".encode() for i in range(half.start, half.stop))]
+    notes += pool_of_second.notes
+    wanted = [f"{s.name}:{i}".encode() for s in second.scopes.values() for i in range(s.count())]
+    assert sorted(wanted) == sorted(notes)
+    assert not Progress.resume(tmp_path, SLOTS, 0).jobs()
+
+
+def test_progress_of_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compared with other bounds, functions or code says nothing of this run."""
+    Progress(SLOTS, 0).write(tmp_path)
+    Progress.resume(tmp_path, SLOTS, 0)
+    with pytest.raises(StaleProgressError, match=r"exhaustive\.json is of a run with other scale:"):
+        Progress.resume(tmp_path, SLOTS, 1)
+    with pytest.raises(StaleProgressError, match=r"other bounds \(host: slots of batches, "):
+        Progress.resume(tmp_path, Subject(functions="get_dcp_local_seq_lens"), 0)
+    digests = progress_module.code_digests([HOST])
+    assert {"reference", "conformance", "fast", "tools.fuzz.exhaustive"} < set(digests)
+    monkeypatch.setattr(progress_module, "code_digests", lambda _: {**digests, "fast": "other"})
+    with pytest.raises(StaleProgressError, match=r"other code \(fast\): .* Remove the file"):
+        Progress.resume(tmp_path, SLOTS, 0)
+    (tmp_path / FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(StaleProgressError, match=r"is no file of progress .* remove it"):
+        Progress.resume(tmp_path, SLOTS, 0)
+
+
+def test_failures_are_kept(tmp_path: Path, plant: Any) -> None:
+    """A failure is shown once, counted with all like it, and known to the run that goes on."""
+
+    def wrong(right: Any, **arguments: Any) -> Any:
+        return right(**arguments) + 1
+
+    plant("get_dcp_local_seq_lens", wrong)
+    subject = Subject(functions="get_dcp_local_seq_lens")
+    shown: list[str] = []
+    progress = Progress(subject, 0)
+    run(progress, Pool(), tmp_path, show=shown.append)
+    [line] = shown
+    assert line.startswith("FAILS: get_dcp_local_seq_lens on host, local lengths:")
+    again = Progress.resume(tmp_path, subject, 0)
+    assert list(progress.failures) == list(again.failures)
+    assert again.done["host", "local lengths"].failed > 100
+    assert "are not equal: local lengths" in summary.verdict(again)
+    assert line in summary.text(again)
+
+
+def test_a_lost_worker(tmp_path: Path) -> None:
+    """The case in which a worker died is a failure; the job's other cases run again."""
+    progress = Progress(SLOTS, 0)
+    job = progress.jobs()[0]
+    failure = crash_of(job, "signal SIGSEGV", b"slots of batches:7")
+    progress.add_failure(failure)
+    rest = progress.add_lost(job, failure)
+    assert ("compute_slot_mapping", 7) == (failure.function, failure.index)
+    assert "the worker was lost: signal SIGSEGV" == failure.line
+    assert [(0, 7), (8, job.stop)] == [(part.start, part.stop) for part in rest]
+    assert [[7, 8]] == progress.done["host", "slots of batches"].ranges
+    progress.write(tmp_path)
+    assert [failure] == list(Progress.resume(tmp_path, SLOTS, 0).failures.values())
+
+
+def test_jobs_are_of_even_length() -> None:
+    """Jobs cover each scope without a gap or an overlap, and take about ten seconds each."""
+    progress = Progress(Subject())
+    jobs = progress.jobs()
+    for (target, name), scope in progress.scopes.items():
+        parts = [(job.start, job.stop) for job in jobs if (job.target, job.scope) == (target, name)]
+        assert [0, *(stop for _, stop in parts)] == [*(start for start, _ in parts), scope.count()]
+        assert all((stop - start) * scope.case_us <= 10.1e6 for start, stop in parts)
+    assert not any(job.needs_gpu for job in jobs)
+
+
+WRONG = """
+    import os, signal
+    import fast
+    from fast import checks
+
+    def get_dcp_local_seq_lens(**arguments):
+        result = fast.get_dcp_local_seq_lens(**arguments)
+        sizes = [arguments[f"{name}_size"] for name in ("dcp", "cp_kv_cache_interleave")]
+        if arguments["seq_lens"].tolist() == [3] and arguments["dcp_rank"] == 1:
+            if sizes == [4, 3]:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            result += 1
+        return result
+"""
+
+
+def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An implementation that is wrong in a case, and ends the process in another, is found out."""
+    (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG), encoding="utf-8")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tools.fuzz.exhaustive", "--impl", str(tmp_path / "wrong.py")]
+    command += ["--scale", "0", "--workers", "1", "--out", str(out)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    assert (1, "") == (ended.returncode, ended.stderr)
+    assert "get_dcp_local_seq_lens on host, local lengths:" in ended.stdout
+    assert "the worker was lost: signal SIGSEGV" in ended.stdout
+    assert ended.stdout.count("FAILS") == 4  # each is shown at once, and in the table
+    found = json.loads((out / "exhaustive-report.json").read_text(encoding="utf-8"))
+    [row] = found["scopes"]
+    assert row["cases"] == row["count"] == all_scopes(0)["local lengths"].count()
+    assert {"", "result"} == {field for _, _, field, _ in row["failures"]}
+    assert main(["--scale", "0", "--out", str(tmp_path / "other"), "--list"]) == 0
+    assert "not done" in capfd.readouterr().out
+    with pytest.raises(SystemExit) as usage:
+        main(["--scale", "0", "--out", str(out)])
+    assert 2 == usage.value.code
+    assert "is of a run with other bounds" in capfd.readouterr().err
+
+
+def test_a_job_is_picklable() -> None:
+    """What goes to a worker and comes back is plain values."""
+    job = ExhaustiveJob(SLOTS, "host", 0, "slots of batches", 0, 3)
+    assert job == pickle.loads(pickle.dumps(job))  # noqa: S301  # its own
+    assert "exhaustive:slots of batches:0@host" == job.name
+    failure = CaseFailure("host", "slots of batches", 1, "f", "result", None, "line")
+    assert failure == pickle.loads(pickle.dumps(failure))  # noqa: S301  # its own

@@ -1,0 +1,425 @@
+"""The record of a night: its schema, verdict and tables, what is unseen, and earlier nights."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import doctest
+import importlib
+import itertools
+import json
+import pkgutil
+import random
+import typing
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from sample_nights import (
+    NIGHTS,
+    bad_night,
+    declared,
+    empty_night,
+    good_night,
+    interrupted_night,
+    make_finding,
+    make_night,
+    make_tallies,
+)
+
+import tools.fuzz.report
+from tools.fuzz.report import (
+    NO_HISTORY,
+    SCHEMA,
+    Error,
+    Night,
+    Profile,
+    Scope,
+    append_night,
+    digests_of,
+    entries,
+    read_history,
+    with_tables,
+    write_reports,
+)
+from tools.fuzz.report.estimates import estimate_unseen
+from tools.fuzz.report.words import attention, headline, scope_words
+
+MODULES = sorted(
+    f"tools.fuzz.report.{module.name}"
+    for module in pkgutil.iter_modules(tools.fuzz.report.__path__)
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    """The examples of docstrings are right."""
+    assert 0 == doctest.testmod(importlib.import_module(name)).failed
+
+
+# The record.
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema, which is one."""
+    found: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(found)
+    return found
+
+
+@pytest.mark.parametrize("name", NIGHTS)
+def test_a_report_is_of_the_schema(name: str, tmp_path: Path) -> None:
+    """What is written validates, whatever the night was."""
+    paths = write_reports(NIGHTS[name](), tmp_path / "new" / "folder")
+    assert ["report.json", "report.md", "report.html"] == [path.name for path in paths]
+    found = json.loads(paths[0].read_text(encoding="utf-8"))
+    jsonschema.validate(found, schema(), jsonschema.Draft202012Validator)
+    assert sorted(paths) == sorted(paths[0].parent.iterdir())
+
+
+def test_the_schema_has_each_field() -> None:
+    """Each field of each class is in the schema, required, with a description."""
+    found = schema()
+    classes = [one for one in vars(entries).values() if dataclasses.is_dataclass(one)]
+    assert {one.__name__.lower() for one in classes} - {"row"} == {
+        name.lower() for name in found["$defs"]
+    } - {"row"}
+    computed = {"schema_version", "verdict", "cases_per_second", "cases_per_second_per_core"}
+    for one in [*classes, Night]:
+        name = one.__name__[0].lower() + one.__name__[1:]
+        part = found if one is Night else found["$defs"][name]
+        fields = {field.name for field in dataclasses.fields(one)}
+        assert fields | (computed if one is Night else set()) == set(part["properties"]), name
+        assert sorted(part["properties"]) == sorted(part["required"]), name
+        assert not part["additionalProperties"]
+        assert all(field["description"] for field in part["properties"].values()), name
+        hints = typing.get_type_hints(one)
+        for field in fields:
+            choices = typing.get_args(hints[field])
+            if typing.get_origin(hints[field]) is typing.Literal:
+                assert list(choices) == part["properties"][field]["enum"]
+
+
+def test_a_wrong_record_is_refused() -> None:
+    """The schema notices a field too many, one too few, and a value of another type."""
+    record = json.loads(json.dumps(good_night().to_json()))
+    jsonschema.validate(record, schema())
+    for change in ({"more": 1}, {"cases": -1}, {"verdict": "fine"}, {"findings": [{}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**record, **change}, schema())
+    del record["seed"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(record, schema())
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "line"),
+    [
+        ({}, "passed", "no failures; 1.2 million cases in 30 min"),
+        ({"cases": 0}, "failed", "nothing was checked; 0 cases in 30 min"),
+        (
+            {
+                "findings": [make_finding(0), make_finding(1)]
+                + [make_finding(2 + i, status="known") for i in range(3)]
+                + [make_finding(9, status="fixed")]
+            },
+            "failed",
+            "2 new failures, 1 fixed, 3 still open; 1.2 million cases in 30 min",
+        ),
+        (
+            {"findings": [make_finding(0, status="known")], "cases": 1},
+            "failed",
+            "no new failures, 1 still open; 1 case in 30 min",
+        ),
+        (
+            {"findings": [make_finding(0, status="fixed")], "seconds": 29.0},
+            "passed",
+            "no failures, 1 fixed; 1.2 million cases in 29 s",
+        ),
+        (
+            {"interrupted_by": "SIGTERM", "seconds": 700, "cases": 12_345},
+            "interrupted",
+            "no failures; 12,345 cases in 12 min of 30 min, stopped by SIGTERM",
+        ),
+        (
+            {"interrupted_by": "SIGINT", "seconds": 60, "findings": [make_finding(0)]},
+            "failed",
+            "1 new failure; 1.2 million cases in 60 s of 30 min, stopped by SIGINT",
+        ),
+        (
+            {"errors": [Error(where="the pool", message="no worker started")]},
+            "failed",
+            "no failures, 1 error in the run itself; 1.2 million cases in 30 min",
+        ),
+        (
+            {
+                "exhaustive": [
+                    Scope(
+                        name="slots",
+                        functions=["f"],
+                        bounds="batch",
+                        cases=3,
+                        seconds=1,
+                        different=1,
+                        is_finished=True,
+                    )
+                ]
+            },
+            "failed",
+            "no failures, 1 small scope with differences; 1.2 million cases in 30 min",
+        ),
+    ],
+)
+def test_the_verdict_in_a_sentence(changes: dict[str, Any], verdict: str, line: str) -> None:
+    """One sentence says what is new, fixed and open, how much was run, and why it ended."""
+    night = make_night(**changes)
+    assert verdict == night.verdict
+    assert f"fast: {line}" == headline(night.to_json())
+
+
+def test_rates_are_for_each_used_core() -> None:
+    """Cases per second are those of all workers; a core is used if there is a worker for it."""
+    night = make_night(cases=1000, seconds=10.0, workers=2)
+    [machine] = night.machines
+    for workers, cores, expected in ((2, 2, 50.0), (2, 16, 50.0), (8, 2, 50.0), (1, 2, 100.0)):
+        one = dataclasses.replace(
+            night, workers=workers, machines=[dataclasses.replace(machine, cores=cores)]
+        )
+        assert (100.0, expected) == (one.cases_per_second, one.cases_per_second_per_core)
+    assert 0.0 == dataclasses.replace(night, seconds=0.0).cases_per_second
+
+
+def test_passwords_are_not_published(tmp_path: Path) -> None:
+    """A database's password is in no report, wherever its URL stands."""
+    url = "redis://user:s3cret@host:6379/0"
+    night = make_night(
+        command=["--database", url, f"--database={url}", "redis://:s3cret@host"],
+        profile=Profile(is_random=True, database=url),
+    )
+    for path in write_reports(night, tmp_path):
+        text = path.read_text(encoding="utf-8")
+        assert "s3cret" not in text
+        assert "host" in text
+
+
+def test_what_a_person_should_know_is_said() -> None:
+    """Lost machines and workers, growth, starved properties, and a budget not kept are named."""
+    assert [] == attention(good_night().to_json())
+    told = " ".join(attention(bad_night().to_json()))
+    for said in ("node-2 was lost: no heartbeat", "1 worker died", "grows by 312 B with each case"):
+        assert said in told
+    tallies = make_tallies()
+    tallies[0].cases = 0
+    night = make_night(seconds=1700.0, profile=Profile(is_random=False, database="x"))
+    told = " ".join(attention(with_tables(night, tallies).to_json()))
+    assert f"1 property was not run: {tallies[0].name}." in told
+    assert "The night was 1 min 40 s shorter than its budget." in told
+    assert "its seed is fixed" in told
+    assert "No case was run" in attention(empty_night().to_json())[0]
+    assert [] == attention(interrupted_night().to_json())
+
+
+def test_a_scope_without_cases_says_nothing_of_equality() -> None:
+    """A scope that was not begun is not called equal."""
+    found = {"bounds": "batch", "cases": 0, "different": 0, "is_finished": False, "total": 9}
+    assert "Every batch: 0 of 9 cases so far, not compared." == scope_words(found)
+
+
+# Tables.
+
+
+def test_events_are_counted_once_in_each_table() -> None:
+    """What two properties of a function met is one event of the function and of the night."""
+    [first, second, *_] = make_tallies()
+    first.counts = {"situations": {"a": 1, "b": 0, "c": 2}}
+    second.counts = {"situations": {"a": 1, "d": 1}}
+    finding = make_finding(0, property=first.name, function=first.function, target=first.target)
+    fixed = dataclasses.replace(finding, id="other", status="fixed")
+    night = with_tables(
+        make_night(findings=[finding, fixed]),
+        [first, second],
+        declared={"situations": ["a", "b", "c", "d", "e"]},
+    )
+    [coverage] = night.coverage
+    assert (3, 5, ["b", "e"], None, None) == (
+        coverage.met,
+        coverage.total,
+        coverage.unmet,
+        coverage.new,
+        coverage.lost,
+    )
+    assert [2, 2] == [row.met["situations"] for row in night.properties]
+    [row] = night.by_function
+    assert (first.function, 3, None, [finding.id]) == (
+        row.name,
+        row.met["situations"],
+        row.new,
+        row.findings,
+    )
+    assert first.cases + second.cases == row.cases
+    assert [[finding.id], []] == [row.findings for row in night.properties]
+    assert coverage.estimate is not None
+    assert (4 + 1, 1, 2) == (
+        coverage.estimate.observations,
+        coverage.estimate.once,
+        coverage.estimate.twice,
+    )
+
+
+# What is unseen.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_good_turing_predicts_what_comes(seed: int) -> None:
+    """Of events with very different odds, the next observations are new as often as estimated."""
+    draw = random.Random(seed)  # noqa: S311  # no secret
+    weights = [1 / (i + 1) for i in range(3000)]
+    events = draw.choices(range(3000), weights, k=24_000)
+    counts = Counter(events[:4000])
+    found = estimate_unseen(counts.values(), 4000)
+    assert found is not None
+    new = sum(event not in counts for event in events[4000:]) / 20_000
+    assert new == pytest.approx(found.share_new, rel=0.15)
+    unseen = 3000 - len(counts)
+    assert 0.3 * unseen < found.unseen_at_least < 1.1 * unseen
+
+
+def test_what_was_not_met_bounds_the_estimate() -> None:
+    """Where all events are known, no more are said to be unseen than were not met."""
+    tally = make_tallies()[0]
+    tally.counts = {"situations": {f"s{i}": 1 for i in range(50)}}
+    night = with_tables(
+        make_night(), [tally], declared={"situations": [f"s{i}" for i in range(53)]}
+    )
+    [coverage] = night.coverage
+    assert coverage.estimate is not None
+    assert 3 == coverage.estimate.unseen_at_least
+
+
+def test_cases_that_were_not_observed_do_not_count() -> None:
+    """Where branches were observed in some cases only, the rate is for each of those."""
+    tally = make_tallies()[0]
+    tally.counts = {"situations": {"a": 1, "b": 5}, "branches": {"x": 1, "y": 3}}
+    tally.cases, tally.observed = 1000, {"branches": 10}
+    rates = [
+        one.estimate.new_per_case
+        for one in with_tables(make_night(), [tally]).coverage
+        if one.estimate is not None
+    ]
+    assert [1 / 1000, 1 / 10] == rates
+
+
+# Earlier nights.
+
+
+def at(minute: int, **changes: object) -> Night:
+    """Return a night that began at a minute, with its tables."""
+    night = make_night(started=f"2026-11-22T01:{minute:02}:00+00:00", **changes)
+    return with_tables(night, make_tallies(), declared=declared())
+
+
+def test_a_night_is_compared_with_the_last(tmp_path: Path) -> None:
+    """What the last night of the same kind did not meet is new; what it met alone is lost."""
+    folder = tmp_path / "history"
+    first, second = at(1), at(2)
+    assert NO_HISTORY == read_history(folder, first)
+    old = make_tallies()
+    old[0].counts = {"situations": {"only before": 3, "not met": 0}}
+    append_night(folder, first, digests_of(old))
+    other = dataclasses.replace(at(3), targets=["cuda"])
+    append_night(folder, other, digests_of(make_tallies()))
+    append_night(folder, at(9), digests_of(make_tallies()))
+    night = with_tables(second, make_tallies(), history=read_history(folder, second))
+    assert [first.started] == [past.started for past in night.history]
+    assert first.cases == night.history[0].cases
+    coverage = {one.kind: one for one in night.coverage}
+    assert (0, 1) == (coverage["situations"].new, coverage["situations"].lost)
+    gone = {event for event in make_tallies()[0].counts["pairs"] if "host answer" in event}
+    assert len(gone) == coverage["pairs"].new
+    row = night.properties[0]
+    assert row.new is not None
+    assert row.new["pairs"] == sum(make_tallies()[0].counts["pairs"][event] > 0 for event in gone)
+
+
+def test_a_night_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """A report that is written again after the history says the same."""
+    night = at(1)
+    append_night(tmp_path, night, digests_of(make_tallies()))
+    assert NO_HISTORY == read_history(tmp_path, night)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"targets": ["host"]}, 0),
+        ({"selected": ["compute_slot_mapping"]}, 0),
+        ({"targets": ["simulator", "host"]}, 1),
+        ({"seed": 5, "workers": 7, "seconds_budgeted": 60}, 1),
+    ],
+)
+def test_only_nights_of_the_same_kind_are_compared(
+    tmp_path: Path, change: dict[str, Any], expected: int
+) -> None:
+    """Targets, implementations and functions make the kind; seed, workers and budget do not."""
+    append_night(tmp_path, at(1, **change), {})
+    assert expected == len(read_history(tmp_path, at(2)).nights)
+
+
+def test_what_is_no_night_is_reported_and_ignored(tmp_path: Path) -> None:
+    """Foreign, cut and tampered files cost a line each, and no night."""
+    good = append_night(tmp_path, at(1), digests_of(make_tallies()))
+    data = json.loads(good.read_text(encoding="utf-8"))
+    night = data["night"]
+    bad: dict[str, object] = {
+        "a list": [],
+        "another format": {**data, "format": "kvtwin night 99"},
+        "no key": {name: value for name, value in data.items() if name != "key"},
+        "a field too many": {**data, "night": {**night, "more": 1}},
+        "a field too few": {**data, "night": {"started": "now"}},
+        "no time": {**data, "night": {**night, "started": "yesterday"}},
+        "no count": {**data, "night": {**night, "cases": "many"}},
+        "no number": {**data, "night": {**night, "seconds": float("nan")}},
+        "coverage": {**data, "night": {**night, "met": {"pairs": "x"}}},
+        "no coverage": {**data, "night": {**night, "met": 3}},
+        "events": {**data, "seen": {"pairs": "not packed"}},
+        "odd events": {**data, "seen": {"pairs": 3}},
+    }
+    for name, content in bad.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "cut.json").write_text(good.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    (tmp_path / "deep.json").write_text("[" * 200_000, encoding="utf-8")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "README.md").write_text("left alone", encoding="utf-8")
+    found = read_history(tmp_path, at(2))
+    assert 1 == len(found.nights)
+    names = sorted([*bad, "cut", "deep", "binary"])
+    assert len(names) == len(found.notes)
+    for name, note in zip(names, found.notes, strict=True):
+        assert note.startswith(f"{tmp_path / name}.json is no night of tools.fuzz and is ignored: ")
+    assert list(found.notes) == attention(
+        with_tables(at(2), make_tallies(), history=found).to_json()
+    )
+
+
+def test_nights_that_end_together_keep_their_files(tmp_path: Path) -> None:
+    """Nights that began and ended in the same second are all in the history, each whole."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        digests = digests_of(make_tallies())
+        paths = list(pool.map(lambda _: append_night(tmp_path, at(1), digests), range(16)))
+    assert 16 == len(set(paths))
+    found = read_history(tmp_path, at(2))
+    assert (16, []) == (len(found.nights), list(found.notes))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json"}
+
+
+def test_a_file_of_the_history_is_small(tmp_path: Path) -> None:
+    """A night with 50,000 events takes less than 300 kB, and the next knows each of them."""
+    tally = make_tallies()[0]
+    tally.counts = {"pairs": {f"f: {a} + {b}": 1 for a, b in itertools.combinations(range(317), 2)}}
+    path = append_night(tmp_path, at(1), digests_of([tally]))
+    assert path.stat().st_size < 300_000
+    history = read_history(tmp_path, at(2))
+    [coverage] = with_tables(at(2), [tally], history=history).coverage
+    assert (50_086, 0, 0) == (coverage.met, coverage.new, coverage.lost)

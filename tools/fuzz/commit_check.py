@@ -1,0 +1,111 @@
+"""Tries a stored case with the implementation of one commit, in a process of its own.
+
+The implementation comes from a worktree; the harness and `reference` are those of today. The
+process writes lines of JSON to a pipe: `{"status": "started"}` when all is imported, and then what
+came of the case. A process that ends without the second line died of the case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it imports what belongs to a commit
+    from conformance.encoding.elements import Json
+    from conformance.targets import Target
+
+
+def main(text: str) -> None:
+    """Try a case.
+
+    Args:
+        text: A JSON object: the descriptor of the `pipe`, the `case`, the name of the `target`, the
+            module or file `impl`, its `adapter` or null, and the `worktree`.
+    """
+    request = json.loads(text)
+    with os.fdopen(request["pipe"], "w", encoding="utf-8") as pipe:
+
+        def tell(**values: Json) -> None:
+            pipe.write(json.dumps(values) + "\n")
+            pipe.flush()
+
+        try:
+            attempt = _load(request)
+        except BaseException as error:  # noqa: BLE001  # whatever an import may raise
+            tell(status="untestable", line=_first_line(error))
+            return
+        tell(status="started")
+        tell(**attempt())
+
+
+def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
+    """Import all that the case needs, and return what tries it."""
+    import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
+
+    from conformance.absent import Absent  # noqa: PLC0415
+    from conformance.implementations import load_implementation  # noqa: PLC0415
+    from conformance.targets import RAISED, choose_targets  # noqa: PLC0415
+    from tools.fuzz.failures import key_of  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    implementation = load_implementation(request["impl"], request["adapter"])
+    worktree = Path(request["worktree"]).resolve()
+    if worktree not in Path(implementation.file).resolve().parents:
+        raise ImportError(f"{request['impl']} was imported from {implementation.file}")
+    [target] = choose_targets(request["target"], [implementation])
+    case = request["case"]
+    run = _run_of(case, target, request)
+
+    def attempt() -> dict[str, Json]:
+        try:
+            run()
+        except Absent as error:
+            return {"status": "untestable", "line": _first_line(error)}
+        except RAISED as error:
+            key = list(key_of(case["contract"], error))
+            return {"status": "fails", "key": key, "line": _line_of(error)}
+        return {"status": "passes"}
+
+    return attempt
+
+
+def _run_of(case: Json, target: Target, request: dict[str, Any]) -> Callable[[], None]:
+    """Return what raises if the target fails a case."""
+    from conformance.corpus import try_again  # noqa: PLC0415
+
+    if case["kind"] != "input":
+        return lambda: try_again(case, target)
+    from tools.fuzz.cases import Input, run_case  # noqa: PLC0415
+    from tools.fuzz.properties import Subject, properties_of  # noqa: PLC0415
+
+    adapters = (request["adapter"],) if request["adapter"] else ()
+    drawn = Input.from_bytes(case["input"].encode())
+    properties = properties_of(Subject((request["impl"],), adapters, target.name))
+    if drawn.property_name not in properties:
+        raise ValueError(f"there is no property {drawn.property_name} here")
+
+    def run() -> None:
+        error = run_case(properties[drawn.property_name], drawn).error
+        if error is not None:
+            raise error
+
+    return run
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:500]
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the first difference in a line, or the exception."""
+    difference = getattr(error, "difference", None)
+    return _first_line(error) if difference is None else str(difference.line)[:500]
+
+
+CODE = "import sys, tools.fuzz.commit_check as check; check.main(sys.argv[1])"
+COMMAND = (sys.executable, "-P", "-c", CODE)
+"""What runs `main`: `-P`, so that nothing is imported from the working directory."""

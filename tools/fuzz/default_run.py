@@ -1,0 +1,104 @@
+"""What the default conformance run meets, for comparison: `python -m tools.fuzz.default_run`.
+
+It runs the checks of `pytest conformance` in one process, with the default profile, and counts
+cases, situations, pairs of situations and branches as `python -m tools.fuzz` does. The figures in
+README that compare the two are from here.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from conformance.command_line import run
+
+    run("tools.fuzz.default_run")
+
+import argparse
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fast
+import reference
+from conformance.checks import Check
+from conformance.life.check import LifeCheck
+from conformance.profiles import PROFILES
+from conformance.situations import LEDGER
+from tools.fuzz import coverage, preload
+from tools.fuzz.properties import Subject, properties_of
+from tools.fuzz.summary import PLURALS
+from tools.parser import Parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the checks, and print what they met.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+
+    Returns:
+        0 if nothing fails; what fails raises.
+    """
+    parser = Parser(prog="python -m tools.fuzz.default_run", description=main.__doc__)
+    parser.add_argument("--functions", metavar="A,B", help="default: all")
+    parser.add_argument("--target", metavar="A,B", help="default: those that run here")
+    options = parser.parse_args(arguments)
+    preload.prepare()
+    print(json.dumps(observe(options), indent=1))
+    return 0
+
+
+def observe(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the cases, the seconds, and the number of different events by kind.
+
+    Args:
+        options: Of the command line.
+    """
+    subject = Subject(target=options.target, functions=options.functions)
+    sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
+    folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
+    branches = coverage.branch_source(folders)
+    if branches is not None:
+        sources.append(branches)
+    events: Counter[coverage.Event] = Counter()
+    cases = 0
+    began = time.process_time()
+    for prop in properties_of(subject).values():
+        for source in sources:
+            source.begin()
+        check, sizes = prop.check, prop.check.sizes(prop.target)
+        if isinstance(check, LifeCheck):
+            sizes = [prop.size]
+        observed, seen = _observed(check, sources)
+        before = LEDGER.examples.copy()
+        for size in sizes:
+            LEDGER.met.clear()
+            observed.bind(prop.target, PROFILES["default"], size)()
+            if isinstance(check, LifeCheck):
+                for source in sources:
+                    source.see(check.function, [name for _, name in LEDGER.met], None)
+        cases += seen.total() or (LEDGER.examples - before).total()
+        for source in sources:
+            events += source.end()
+    seconds = time.process_time() - began
+    kinds = Counter(PLURALS[event[0]] for event in events)
+    return {"cases": cases, "seconds": seconds, "cases_per_second": cases / seconds, **kinds}
+
+
+def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, Counter[str]]:
+    """Return a check whose examples are observed, and the count of these."""
+    seen: Counter[str] = Counter()
+
+    def meets(example: Any) -> Iterable[str]:
+        found = list(check.meets(example))
+        seen[check.function] += 1
+        for source in sources:
+            source.see(check.function, found, example)
+        return found
+
+    if isinstance(check, LifeCheck):
+        return check, seen
+    return dataclasses.replace(check, meets=meets), seen

@@ -1,0 +1,89 @@
+"""The batches of scopes: all requests of at most so many new and computed tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import reference
+from conformance.strategies.batches import Batch, Layout
+from tools.fuzz.exhaustive.spaces import Product, Sequences, Space, Values
+
+Request: TypeAlias = tuple[int, int]
+"""The new and the computed tokens of a request."""
+
+Requests: TypeAlias = tuple[Request, ...]
+
+GARBAGE = 2**31 - 1
+"""What stands where nothing may be read."""
+
+
+def block_id(label: int) -> int:
+    """Return the id of a scope's block, from 1 on: ids are far apart and in no order.
+
+    Renamed blocks are enumerated once, so their ids must not be what a wrong row, column or count
+    would give as well.
+
+    >>> [block_id(label) for label in (1, 2, 3, 4)]
+    [37, 74, 10, 47]
+    >>> len({block_id(label) for label in range(1, 101)})
+    100
+    """
+    if not 1 <= label <= 100:
+        raise ValueError(f"label is {label}, expected 1 to 100")
+    return label * 37 % 101
+
+
+def ints(first: int, last: int) -> Values[int]:
+    """Return the ints from the first to the last one, that included."""
+    return Values(range(first, last + 1))
+
+
+def all_requests(
+    most: int, query: int, computed: int | Sequence[int], least: int = 0
+) -> Space[Requests]:
+    """Return all batches of at most so many requests.
+
+    Args:
+        most: The most requests.
+        query: The most new tokens of a request.
+        computed: The most computed tokens of a request, or those that it may have.
+        least: The least number of requests.
+    """
+    contexts = ints(0, computed) if isinstance(computed, int) else Values(computed)
+    return Sequences(Product(ints(0, query), contexts), most, least)
+
+
+def num_tokens(requests: Requests) -> int:
+    """Return the number of new tokens of a batch."""
+    return sum(query for query, _ in requests)
+
+
+@functools.lru_cache(maxsize=64)
+def batch_of(requests: Requests, block_size: int = 2, **options: int | bool) -> Batch:
+    """Return a batch whose requests have distinct blocks, as many as their sequences need.
+
+    Args:
+        requests: The requests.
+        block_size: Positions in a block.
+        **options: Further fields of `Batch`.
+    """
+    layout = Layout(block_size)
+    rows, used = [], 0
+    for query, computed in requests:
+        count = layout.num_blocks(query + computed)
+        rows.append(tuple(block_id(used + k + 1) for k in range(count)))
+        used += count
+    query_lens = tuple(query for query, _ in requests)
+    computed_tokens = tuple(computed for _, computed in requests)
+    fields = {"filler": GARBAGE, **options}
+    return Batch(query_lens, computed_tokens, layout, tuple(rows), **fields)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=64)
+def metadata_of(
+    requests: Requests, block_size: int = 2, **options: int | bool
+) -> reference.CommonAttentionMetadata:
+    """Return the metadata of `batch_of` the same arguments, the same object again and again."""
+    return batch_of(requests, block_size, **options).metadata()

@@ -1,0 +1,232 @@
+"""Compares one case on `reference` and on a target, in less than half a millisecond.
+
+The harness' own check takes several times as long: it converts the arguments of each call anew and
+compares in whose memory results lie. Here arguments that consecutive calls share are converted
+once. Results, the arguments that a function writes, those that it may not write, and the classes of
+exceptions are compared, in checked mode and outside of it; a call that `reference` refuses is made
+in checked mode only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from conformance.comparison import Difference, Verdict, first_difference
+from conformance.contracts import Arguments, Call, Contract
+from conformance.conversion import Carrier
+from conformance.sessions import construct
+from conformance.strategies.block_table import Session
+from conformance.targets import RAISED, REFERENCE, Target
+from conformance.vectors.subjects import contracts
+from tools.fuzz.exhaustive.equality import SCALARS, is_same
+
+Case: TypeAlias = Call | Session
+"""What is compared: one call, or an object and what is done to it."""
+
+LAST_COMPARED = 3
+"""The operations of a session after which all results so far are compared: its own last one and the
+two that make its state visible. All shorter sessions are cases of their own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """What a call returned or raised."""
+
+    value: Any
+    is_refusal: bool
+
+
+def _outcome_of(function: Callable[..., Any], arguments: Arguments) -> _Outcome:
+    try:
+        return _Outcome(function(**arguments), is_refusal=False)
+    except RAISED as error:
+        return _Outcome(error, is_refusal=True)
+
+
+class Comparer:
+    """Compares cases on a target with `reference`; its arguments are shared from case to case.
+
+    Args:
+        target: The target.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._device = target.device or "cpu"
+        has_modes = hasattr(target.implementation, "checks")
+        self._modes = (True, False) if has_modes else (True,)
+        self._converted: dict[object, tuple[object, Any, Carrier]] = {}
+        self._change: Difference | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Make comparisons inside run as the target's."""
+        with self._target.running(checked=False):
+            yield
+
+    def compare(self, case: Case) -> Difference | None:
+        """Return the first difference of the target from `reference` in a case."""
+        if isinstance(case, Session):
+            return self._compare_session(case)
+        return self._compare_call(case)
+
+    def find_change(self) -> Difference | None:
+        """Return the first change of an argument that may not change, and forget all arguments."""
+        for key in list(self._converted):
+            self._drop(key)
+        found, self._change = self._change, None
+        return found
+
+    def _drop(self, key: object) -> None:
+        _, _, carrier = self._converted.pop(key)
+        self._change = self._change or carrier.changed(frozenset())
+
+    def _convert(self, key: object, name: str, value: object) -> object:
+        """Return the target's copy of an argument, the same one for the same object."""
+        if type(value) in SCALARS:
+            return value
+        converted = self._converted.get(key)
+        if converted is not None:
+            if converted[0] is value:
+                return converted[1]
+            self._drop(key)
+        carrier = self._target.carrier()
+        carried = carrier.carry(value, name)
+        self._converted[key] = value, carried, carrier
+        return carried
+
+    def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
+        if len(self._modes) == 1:
+            return contextlib.nullcontext()
+        mode: contextlib.AbstractContextManager[object] = self._target.implementation.checks(
+            checked
+        )
+        return mode
+
+    def _compare_call(self, call: Call) -> Difference | None:
+        contract = contracts()[call.function]
+        written = {name: call.arguments[name] for name in contract.changes & set(call.arguments)}
+        ours = {**call.arguments, **_carried(REFERENCE, written)[1]}
+        expected = _outcome_of(REFERENCE.lookup(call.function), ours)
+        shared = {
+            name: self._convert(name, name, value)
+            for name, value in call.arguments.items()
+            if name not in written
+        }
+        function = self._target.lookup(call.function)
+        for checked in self._modes:
+            if expected.is_refusal and not checked:
+                break
+            carrier, theirs = _carried(self._target, written)
+            theirs = {**shared, **theirs}
+            with self._mode(checked):
+                actual = _outcome_of(function, theirs)
+            difference = self._difference(expected, actual)
+            if difference is None and written:
+                difference = self._written_difference(contract, ours, theirs)
+                difference = difference or carrier.changed(contract.changes)
+            if difference is not None:
+                return difference
+        return None
+
+    def _written_difference(
+        self, contract: Contract, ours: Arguments, theirs: Arguments
+    ) -> Difference | None:
+        """Return the first difference in the arguments that the function writes."""
+        if contract.observe is not None:
+            pairs = {
+                "/".join(sorted(contract.changes)): (
+                    contract.observe(ours),
+                    contract.observe(theirs),
+                )
+            }
+        else:
+            pairs = {name: (ours[name], theirs[name]) for name in contract.changes & set(ours)}
+        for name, pair in pairs.items():
+            if not is_same(*pair, name):
+                difference = first_difference(*pair, name, self._device)
+                if difference is not None:
+                    return difference
+        return None
+
+    def _difference(self, expected: _Outcome, actual: _Outcome) -> Difference | None:
+        """Return the first difference between two results, or between the classes of exceptions.
+
+        Messages are not compared: of several things that are wrong, each may be named first.
+        """
+        if not expected.is_refusal and not actual.is_refusal:
+            if is_same(expected.value, actual.value):
+                return None
+            return first_difference(expected.value, actual.value, "result", self._device)
+        if type(expected.value) is not type(actual.value):
+            got, wanted = _described(actual), _described(expected)
+            return Difference(Verdict.OUTCOME, "the call", None, got, wanted)
+        return None
+
+    def _compare_session(self, session: Session) -> Difference | None:
+        first_compared = len(session.operations) - LAST_COMPARED
+        tables = construct(REFERENCE, session)
+        results: list[_Outcome] = []
+        expected = []
+        for step, operation in enumerate(session.operations):
+            results.append(_outcome_of(getattr(tables, operation.method), operation.arguments))
+            if step >= first_compared:
+                expected.append([_copied(outcome) for outcome in results])
+        for checked in self._modes:
+            with self._mode(checked):
+                tables, results = construct(self._target, session), []
+                for step, operation in enumerate(session.operations):
+                    arguments = {
+                        name: self._convert((id(operation), name), name, value)
+                        for name, value in operation.arguments.items()
+                    }
+                    results.append(_outcome_of(getattr(tables, operation.method), arguments))
+                    if step >= first_compared:
+                        wanted = expected[step - max(first_compared, 0)]
+                        difference = self._results_difference(wanted, results)
+                        if difference is not None:
+                            return difference
+        return None
+
+    def _results_difference(
+        self, expected: list[_Outcome], actual: list[_Outcome]
+    ) -> Difference | None:
+        """Return the first difference in the last outcome, or in the views returned before it."""
+        difference = self._difference(expected[-1], actual[-1])
+        if difference is not None:
+            return difference
+        for step, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+            if wanted.is_refusal or got.is_refusal or is_same(wanted.value, got.value):
+                continue
+            path = f"results[{step}]"
+            difference = first_difference(wanted.value, got.value, path, self._device)
+            if difference is not None:
+                return difference
+        return None
+
+
+def _copied(outcome: _Outcome) -> _Outcome:
+    """Return an outcome that later operations do not change, as they do the views of a buffer."""
+    value = outcome.value
+    if isinstance(value, np.ndarray):
+        return _Outcome(value.copy(), outcome.is_refusal)
+    if isinstance(value, tuple):
+        return _Outcome(tuple(array.copy() for array in value), outcome.is_refusal)
+    return outcome
+
+
+def _carried(target: Target, values: Arguments) -> tuple[Carrier, Arguments]:
+    """Return a target's new copies of arguments, and what remembers what they were."""
+    carrier = target.carrier()
+    return carrier, {name: carrier.carry(value, name) for name, value in values.items()}
+
+
+def _described(outcome: _Outcome) -> str:
+    if outcome.is_refusal:
+        return f"raised {type(outcome.value).__name__}: {outcome.value}"
+    return "a result"

@@ -1,0 +1,230 @@
+"""A range of a scope's cases, as a job for a worker.
+
+Before each case the worker notes `scope name:index`, so that the case in which it crashes is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from conformance.comparison import Difference
+from conformance.implementations import load_implementations
+from conformance.targets import Target, choose_targets
+from tools.fuzz.exhaustive.comparing import Comparer
+from tools.fuzz.exhaustive.registry import all_scopes, function_of
+from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.jobs import WorkerContext
+from tools.fuzz.properties import Subject
+
+CHUNK: Final = 256
+"""Cases after which it is checked that no argument has changed that may not."""
+
+MOST_REPORTED: Final = 8
+"""Failures that a job reports, of different functions or fields; the others are only counted."""
+
+
+def targets_of(subject: Subject) -> dict[str, Target]:
+    """Return the targets that are compared with `reference`, by name; `host` if none is named.
+
+    Args:
+        subject: What is under test.
+
+    Raises:
+        ValueError: It names what is not there.
+    """
+    return dict(_targets_of(subject))
+
+
+@functools.cache
+def _targets_of(subject: Subject) -> dict[str, Target]:
+    implementations = load_implementations(subject.impl, subject.adapter)
+    chosen = choose_targets(subject.target or "host", implementations)
+    return {target.name: target for target in chosen}
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseFailure:
+    """A case on which the target is not as `reference`; `failing_call` makes its call.
+
+    Attributes:
+        target: The target's name.
+        scope: The scope's name.
+        index: The case.
+        function: The function that it is about.
+        field: The path of the first difference, without indices; empty for a crash.
+        difference: The first difference; None for a crash, or where only the line was kept.
+        line: The failure in a line.
+    """
+
+    target: str
+    scope: str
+    index: int
+    function: str
+    field: str
+    difference: Difference | None
+    line: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes two failures the same: the function, the target and the field."""
+        return self.function, self.target, self.field
+
+
+@dataclasses.dataclass(frozen=True)
+class ExhaustiveResult:
+    """What a job has done.
+
+    Attributes:
+        start: The first case.
+        stop: Where it ended; before the job's own end if it was stopped.
+        failed: How many of the cases failed.
+        seconds: How long they took.
+    """
+
+    start: int
+    stop: int
+    failed: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ExhaustiveJob:
+    """The cases `start .. stop - 1` of a scope.
+
+    Attributes:
+        subject: What is under test.
+        target: The target's name.
+        scale: How large the bounds of the scopes are.
+        scope: The scope's name.
+        start: The first case.
+        stop: The end of the cases.
+    """
+
+    subject: Subject
+    target: str
+    scale: int
+    scope: str
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """What the display and the report call it."""
+        return f"exhaustive:{self.scope}:{self.start}@{self.target}"
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it runs on a GPU."""
+        return self.target.rpartition(":")[2] == "cuda"
+
+    def run(self, worker: WorkerContext) -> ExhaustiveResult:
+        """Compare the cases in a worker process, and report those that fail."""
+        began = time.perf_counter()
+        scope = all_scopes(self.scale)[self.scope]
+        target = targets_of(self.subject)[self.target]
+        comparer = Comparer(target)
+        reported: set[tuple[str, str, str]] = set()
+        failed = 0
+        at = self.start
+        while at < self.stop and not (worker.is_over() and at > self.start):
+            stop = min(at + CHUNK, self.stop)
+            for index, difference in compare_cases(comparer, scope, at, stop, worker).items():
+                failed += 1
+                failure = _failure(target.name, scope, index, difference)
+                if failure.key not in reported and len(reported) < MOST_REPORTED:
+                    reported.add(failure.key)
+                    worker.report(failure)
+            at = stop
+        seconds = time.perf_counter() - began
+        return ExhaustiveResult(self.start, at, failed, seconds)
+
+
+def compare_cases(
+    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
+) -> dict[int, Difference]:
+    """Compare a range of cases; find which of them changes what it may not.
+
+    Args:
+        comparer: What compares them.
+        scope: The scope.
+        start: The first case.
+        stop: The end of the cases.
+        worker: Where to note the case that runs.
+
+    Returns:
+        The first difference of each case that fails, by its index.
+    """
+    found: dict[int, Difference] = {}
+    with comparer.running():
+        found.update(_differences(comparer, scope, start, stop, worker))
+        if comparer.find_change() is not None:
+            # An argument that was changed makes the calls after it fail, too.
+            found = dict(_one_by_one(comparer, scope, start, stop, worker)) or found
+    return dict(sorted(found.items()))
+
+
+def _differences(
+    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
+) -> Iterator[tuple[int, Difference]]:
+    for index in range(start, stop):
+        worker.note_input(noted(scope.name, index))
+        difference = comparer.compare(scope.case(index))
+        if difference is not None:
+            yield index, difference
+
+
+def _one_by_one(
+    comparer: Comparer, scope: Scope, start: int, stop: int, worker: WorkerContext
+) -> Iterator[tuple[int, Difference]]:
+    """Compare the cases again, each with arguments of its own, which it may not change."""
+    for index in range(start, stop):
+        worker.note_input(noted(scope.name, index))
+        difference = comparer.compare(scope.case(index))
+        difference = comparer.find_change() or difference
+        if difference is not None:
+            yield index, difference
+
+
+def _failure(target: str, scope: Scope, index: int, difference: Difference) -> CaseFailure:
+    function = function_of(scope.case(index))
+    field = re.sub(r"\[\d+\]", "[]", difference.path)
+    return CaseFailure(target, scope.name, index, function, field, difference, difference.line)
+
+
+def noted(scope: str, index: int) -> bytes:
+    """Return what a worker notes before a case.
+
+    >>> noted("local lengths", 7)
+    b'local lengths:7'
+    """
+    return f"{scope}:{index}".encode()
+
+
+def read_note(data: bytes) -> tuple[str, int] | None:
+    """Return the scope and the case that a worker noted last; None if it noted none.
+
+    >>> read_note(b"local lengths:7")
+    ('local lengths', 7)
+    """
+    scope, _, index = data.decode().rpartition(":")
+    return (scope, int(index)) if scope else None
+
+
+def crash_of(job: ExhaustiveJob, reason: str, note: bytes) -> CaseFailure:
+    """Return the failure of the case in which a worker died, hung or took too much memory.
+
+    Args:
+        job: The job that was lost.
+        reason: How it was lost: `signal SIGSEGV`, `hang`.
+        note: What the worker noted last.
+    """
+    noted = read_note(note)
+    index = noted[1] if noted else job.start
+    function = function_of(all_scopes(job.scale)[job.scope].case(index))
+    line = f"the worker was lost: {reason}"
+    return CaseFailure(job.target, job.scope, index, function, "", None, line)

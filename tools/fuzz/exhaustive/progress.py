@@ -1,0 +1,285 @@
+"""What of the scopes is done, kept in a file so that a stopped run goes on where it was.
+
+The file says of which bounds and of which code it is; with others, what it has done says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+import conformance
+import reference
+from conformance.functions import choose_functions
+from conformance.targets import Target
+from tools.fuzz.exhaustive.jobs import (
+    CaseFailure,
+    ExhaustiveJob,
+    ExhaustiveResult,
+    targets_of,
+)
+from tools.fuzz.exhaustive.registry import scopes_of
+from tools.fuzz.exhaustive.scope import Scope
+from tools.fuzz.properties import Subject
+
+FILE: Final = "exhaustive.json"
+"""The name of the file in the folder of a run."""
+
+VERSION: Final = 1
+"""The version of the file's form."""
+
+JOB_SECONDS: Final = 10.0
+"""About how long a job takes."""
+
+
+@dataclasses.dataclass
+class Done:
+    """What of a scope is done.
+
+    Attributes:
+        ranges: The cases that were compared, `[start, stop)`, sorted, apart from each other.
+        failed: How many of them failed.
+        seconds: How long they took, over all workers.
+        failures: The failures that were reported, one of each function and field, as
+            `(case, function, field, line)`.
+    """
+
+    ranges: list[list[int]] = dataclasses.field(default_factory=list)
+    failed: int = 0
+    seconds: float = 0.0
+    failures: list[tuple[int, str, str, str]] = dataclasses.field(default_factory=list)
+
+    @property
+    def cases(self) -> int:
+        """The number of cases that were compared."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def add(self, start: int, stop: int) -> None:
+        """Add a range of cases.
+
+        >>> done = Done()
+        >>> for part in ((0, 3), (5, 9), (3, 5)):
+        ...     done.add(*part)
+        >>> done.ranges
+        [[0, 9]]
+        """
+        merged: list[list[int]] = []
+        for begin, end in sorted([*self.ranges, [start, stop]]):
+            if merged and begin <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            elif end > begin:
+                merged.append([begin, end])
+        self.ranges = merged
+
+    def left(self, count: int) -> list[tuple[int, int]]:
+        """Return the ranges of so many cases that are not done.
+
+        >>> Done([[0, 2], [5, 6]]).left(8)
+        [(2, 5), (6, 8)]
+        """
+        edges = [0, *(edge for part in self.ranges for edge in part), count]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        return [(start, stop) for start, stop in pairs if start < stop]
+
+
+class StaleProgressError(ValueError):
+    """A file of progress of other bounds or of other code."""
+
+
+class Progress:
+    """What is done of all scopes on all targets.
+
+    Args:
+        subject: What is under test.
+        scale: How large the bounds are.
+
+    Attributes:
+        subject: What is under test.
+        scale: How large the bounds are.
+        scopes: The scopes, by the names of target and scope.
+        done: What of each is done.
+        failures: The first failure of each key.
+
+    Raises:
+        ValueError: The subject names what is not there, or nothing that a scope is about.
+    """
+
+    def __init__(self, subject: Subject, scale: int = 1) -> None:
+        self.subject, self.scale = subject, scale
+        self.targets = targets_of(subject)
+        functions = choose_functions(subject.functions)
+        self.scopes: dict[tuple[str, str], Scope] = {
+            (target.name, name): scope
+            for target in self.targets.values()
+            for name, scope in scopes_of(target, scale, functions).items()
+        }
+        if not self.scopes:
+            raise ValueError(f"no scope is about {subject.functions or 'what is under test'}")
+        self.done = {key: Done() for key in self.scopes}
+        self.failures: dict[tuple[str, str, str], CaseFailure] = {}
+        self._origin = self._find_origin()
+
+    def _find_origin(self) -> dict[str, Any]:
+        """Return what must be the same for what is done to say anything."""
+        bounds = {
+            f"{target}: {name}": [scope.bounds, scope.count()]
+            for (target, name), scope in self.scopes.items()
+        }
+        code = code_digests(self.targets.values())
+        return {"version": VERSION, "scale": self.scale, "bounds": bounds, "code": code}
+
+    @classmethod
+    def resume(cls, folder: Path, subject: Subject, scale: int = 1) -> Progress:
+        """Return what is done, as the file in a folder says; nothing where there is no file.
+
+        Args:
+            folder: The folder of the run.
+            subject: What is under test.
+            scale: How large the bounds are.
+
+        Raises:
+            ValueError: The subject names what is not there.
+            StaleProgressError: The file is of other bounds or of other code.
+        """
+        progress = cls(subject, scale)
+        path = folder / FILE
+        if not path.exists():
+            return progress
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            origin, done = dict(found["origin"]), list(found["done"])
+            for what, wanted in progress._origin.items():
+                _check_same(path, what, origin.get(what), wanted)
+            for target, name, fields in done:
+                progress._restore(target, name, Done(**fields))
+        except StaleProgressError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise StaleProgressError(
+                f"{path} is no file of progress ({error!r}); remove it to begin anew"
+            ) from error
+        return progress
+
+    def _restore(self, target: str, scope: str, done: Done) -> None:
+        """Take over what the file says of a scope."""
+        self.done[target, scope] = dataclasses.replace(done, failures=[])
+        for index, function, field, line in done.failures:
+            self.add_failure(CaseFailure(target, scope, index, function, field, None, line))
+
+    def write(self, folder: Path) -> None:
+        """Write what is done to the file in a folder, all of it or nothing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        done = [[*key, dataclasses.asdict(done)] for key, done in self.done.items()]
+        path = folder / FILE
+        new = path.with_suffix(f".{os.getpid()}.new")
+        new.write_text(json.dumps({"origin": self._origin, "done": done}), encoding="utf-8")
+        new.replace(path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case was compared."""
+        return all(done.cases == self.scopes[key].count() for key, done in self.done.items())
+
+    def jobs(self) -> list[ExhaustiveJob]:
+        """Return jobs of about ten seconds for all that is left."""
+        found = []
+        for (target, name), scope in self.scopes.items():
+            size = max(int(JOB_SECONDS * 1e6 / scope.case_us), 1)
+            for start, stop in self.done[target, name].left(scope.count()):
+                found += [
+                    ExhaustiveJob(
+                        self.subject, target, self.scale, name, first, min(first + size, stop)
+                    )
+                    for first in range(start, stop, size)
+                ]
+        return found
+
+    def add(self, job: ExhaustiveJob, result: ExhaustiveResult) -> list[ExhaustiveJob]:
+        """Note that a job has ended.
+
+        Args:
+            job: The job.
+            result: What it has done.
+
+        Returns:
+            A job for what it has not done, if it was stopped before its end.
+        """
+        done = self.done[job.target, job.scope]
+        done.add(result.start, result.stop)
+        done.failed += result.failed
+        done.seconds += result.seconds
+        return [dataclasses.replace(job, start=result.stop)] if result.stop < job.stop else []
+
+    def add_failure(self, failure: CaseFailure) -> bool:
+        """Note a failing case; return whether it is the first of its function, target and field."""
+        if failure.key in self.failures:
+            return False
+        self.failures[failure.key] = failure
+        told = (failure.index, failure.function, failure.field, failure.line)
+        self.done[failure.target, failure.scope].failures.append(told)
+        return True
+
+    def add_lost(self, job: ExhaustiveJob, failure: CaseFailure) -> list[ExhaustiveJob]:
+        """Note that a worker died, hung or took too much memory in a case.
+
+        Args:
+            job: The job.
+            failure: The failure of that case, as `crash_of` makes it.
+
+        Returns:
+            Jobs for the job's other cases.
+        """
+        self.add(job, ExhaustiveResult(failure.index, failure.index + 1, 1, 0.0))
+        rest = ((job.start, failure.index), (failure.index + 1, job.stop))
+        return [
+            dataclasses.replace(job, start=start, stop=stop) for start, stop in rest if start < stop
+        ]
+
+
+def _check_same(path: Path, what: str, got: object, wanted: object) -> None:
+    """Refuse a file that is of other bounds or of other code."""
+    if got == wanted:
+        return
+    changed = what
+    if isinstance(got, dict) and isinstance(wanted, dict):
+        keys = [key for key in {**got, **wanted} if got.get(key) != wanted.get(key)]
+        changed = f"{what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
+    raise StaleProgressError(
+        f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
+        "Remove the file to begin anew, or go on with what it was made with"
+    )
+
+
+def code_digests(targets: Iterable[Target]) -> dict[str, str]:
+    """Return a digest of all that decides what a case compares: code, versions of packages."""
+    parts = {
+        "reference": Path(reference.__file__).parent,
+        "conformance": Path(conformance.__file__).parent,
+        "tools.fuzz.exhaustive": Path(__file__).parent,
+    }
+    for target in targets:
+        if target.under_test is not None:
+            file = Path(target.under_test.file)
+            is_package = file.name == "__init__.py"
+            parts[target.under_test.name] = file.parent if is_package else file
+    found = {name: _digest(path) for name, path in parts.items()}
+    found["python"] = platform.python_version()
+    return {**found, "numpy": np.__version__, "torch": str(torch.__version__)}
+
+
+def _digest(path: Path) -> str:
+    """Return a digest of a Python file, or of all Python files in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        digest.update(str(file.relative_to(path.parent)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,120 @@
+"""A night of `--exhaustive`: what an exhaustive run found, as findings and as a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from datetime import UTC, datetime
+
+from conformance.contracts import Call
+from conformance.profiles import Kind
+from conformance.report import Mismatch
+from conformance.targets import RAISED
+from tools.fuzz.display import Display
+from tools.fuzz.exhaustive import summary
+from tools.fuzz.exhaustive.jobs import CaseFailure, targets_of
+from tools.fuzz.exhaustive.progress import Progress
+from tools.fuzz.exhaustive.registry import failing_call
+from tools.fuzz.exhaustive.run import run
+from tools.fuzz.failures import Failure, failure_of, with_artefacts
+from tools.fuzz.findings import Findings
+from tools.fuzz.interrupts import catching_signals
+from tools.fuzz.jobs import Pool
+from tools.fuzz.minimize import ProcessDiedError
+from tools.fuzz.options import Options
+from tools.fuzz.properties import all_checks
+from tools.fuzz.report import Night, Scope
+from tools.fuzz.summary import reported_findings, start_of_night
+
+
+def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display) -> Night:
+    """Compare what is left of all scopes, and return the record of it.
+
+    Args:
+        options: What the night does.
+        scale: How large the bounds of the scopes are.
+        pool: The workers, which are closed at the end.
+        display: Shows the failures.
+
+    Raises:
+        ValueError: The options name nothing that there is; the folder has the progress of another
+            run, or findings that cannot be read.
+        RuntimeError: The comparison itself failed.
+    """
+    started, began = datetime.now(UTC), time.monotonic()
+    findings = Findings(options.out / "findings")
+    progress = Progress.resume(options.out, options.subject, scale)
+    signals: list[str] = []
+    with catching_signals(signals.append):
+        try:
+            run(
+                progress,
+                pool,
+                options.out,
+                is_over=lambda: bool(signals) or time.monotonic() - began > options.seconds,
+                show=display.note,
+            )
+        finally:
+            pool.close()
+    for found in progress.failures.values():
+        findings.add(failure_of_case(found, progress))
+    findings.write()
+    display.note(summary.text(progress))
+    return dataclasses.replace(
+        start_of_night(options, progress.targets.values(), started, options.seed or 0),
+        seconds=time.monotonic() - began,
+        workers=pool.size,
+        cases=sum(done.cases for done in progress.done.values()),
+        interrupted_by=signals[0] if signals else None,
+        findings=reported_findings(findings),
+        exhaustive=_scopes(progress),
+    )
+
+
+def _scopes(progress: Progress) -> list[Scope]:
+    return [
+        Scope(
+            name=f"{row.scope} on {row.target}",
+            functions=row.functions,
+            bounds=row.bounds,
+            cases=row.cases,
+            seconds=row.seconds,
+            different=row.failed,
+            is_finished=row.cases == row.count,
+            total=row.count,
+        )
+        for row in summary.rows(progress)
+    ]
+
+
+def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
+    """Return what an exhaustive run found as a failure, with its stored case and its script.
+
+    Args:
+        found: What it found.
+        progress: The run.
+    """
+    target = targets_of(progress.subject)[found.target]
+    function, case = failing_call(found.scope, found.index, progress.scale)
+    where, check = next(
+        (where, check)
+        for where, check in all_checks().items()
+        if check.function == function and check.kind is Kind.SAME_ANSWER
+    )
+    error: BaseException
+    if found.difference is None:
+        error = ProcessDiedError(found.line)
+    elif isinstance(case, Call):
+        error = Mismatch(case, target.name, found.difference)
+    else:
+        error = AssertionError(found.line)
+        try:
+            check.body(target, case)
+        except RAISED as raised:
+            error = raised
+    name = f"{found.scope}:{found.index}"
+    failure = failure_of(
+        check, target, where, case, error, property_name=name, kind="same answer", is_minimal=True
+    )
+    is_safe = found.difference is not None
+    return with_artefacts(failure, check, target, where, case, error, is_safe=is_safe)

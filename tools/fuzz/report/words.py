@@ -1,0 +1,281 @@
+"""What the reports say in words, alike in Markdown and HTML."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from conformance.reports.words import duration
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun.
+
+    >>> count(0, "failure"), count(1, "case"), count(12345, "case"), count(1234567, "case")
+    ('0 failures', '1 case', '12,345 cases', '1.2 million cases')
+    """
+    named = noun if number == 1 else plural or f"{noun}s"
+    if number >= 1_000_000:
+        return f"{number / 1e6:,.1f} million {named}"
+    return f"{number:,} {named}"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes as a person says it.
+
+    >>> size(312), size(2048), size(3.5 * 2**20), size(24 * 2**30)
+    ('312 B', '2 KiB', '3.5 MiB', '24 GiB')
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.3g} GiB" if num_bytes < 1000 else f"{num_bytes:,.0f} GiB"
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """Return what a night found, in a sentence."""
+    names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
+    cases = count(record["cases"], "case")
+    return brief(f"{names}: {_result(record)}; {cases} in {_time(record)}")
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    numbers = {status: len(list(findings(record, status))) for status in ("new", "known", "fixed")}
+    parts = []
+    if not record["cases"]:
+        parts.append("nothing was checked")
+    if numbers["new"]:
+        parts.append(f"{numbers['new']:,} new {'failure' if numbers['new'] == 1 else 'failures'}")
+    elif numbers["known"]:
+        parts.append("no new failures")
+    if numbers["fixed"]:
+        parts.append(f"{numbers['fixed']:,} fixed")
+    if numbers["known"]:
+        parts.append(f"{numbers['known']:,} still open")
+    if record["cases"] and not numbers["new"] and not numbers["known"]:
+        parts.insert(0, "no failures")
+    different = [scope["name"] for scope in record["exhaustive"] if scope["different"]]
+    if different:
+        parts.append(f"{count(len(different), 'small scope')} with differences")
+    if record["errors"]:
+        parts.append(f"{count(len(record['errors']), 'error')} in the run itself")
+    return ", ".join(parts)
+
+
+def _time(record: Mapping[str, Any]) -> str:
+    took = about(record["seconds"])
+    if record["interrupted_by"] is None:
+        return took
+    return f"{took} of {about(record['seconds_budgeted'])}, stopped by {record['interrupted_by']}"
+
+
+def about(seconds: float) -> str:
+    """Return a duration, of ten minutes and more to the minute.
+
+    >>> about(61), about(1802.3)
+    ('61 s', '30 min')
+    """
+    return duration(seconds if seconds < 600 else 60 * round(seconds / 60))
+
+
+def brief(text: str, most: int = 500) -> str:
+    """Return a text without its end, where it is longer than a line in a list should be.
+
+    >>> brief("short"), brief("x" * 12, 8)
+    ('short', 'xxxxxxxx... (12 characters)')
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def findings(record: Mapping[str, Any], status: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the findings of a status."""
+    return (finding for finding in record["findings"] if finding["status"] == status)
+
+
+def status_words(finding: Mapping[str, Any]) -> str:
+    """Return the status of a finding in words.
+
+    >>> status_words({"status": "known"})
+    'still open'
+    """
+    return "still open" if finding["status"] == "known" else str(finding["status"])
+
+
+def flaky_words(finding: Mapping[str, Any]) -> str:
+    """Return how often a finding fails, empty where it fails each time or was not tried again.
+
+    >>> flaky_words({"fails": 3, "attempts": 20, "status": "new"})
+    'flaky: fails 3 of 20'
+    >>> flaky_words({"fails": 20, "attempts": 20, "status": "new"})
+    ''
+    """
+    if finding["status"] == "fixed" or finding["fails"] >= finding["attempts"]:
+        return ""
+    return f"flaky: fails {finding['fails']:,} of {finding['attempts']:,}"
+
+
+def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is known of a finding beside its difference: names and values."""
+    found = [
+        ("property", finding["property"]),
+        ("first differing field", finding["field"]),
+        ("exception", finding["error"]),
+        ("also fails", ", ".join(finding["also"])),
+        ("first seen", date_words(finding["first_seen"])),
+        ("failing inputs tonight", f"{finding['seen']:,}" if finding["seen"] else "none"),
+        ("stored case", finding["case"]),
+        ("reproduce", command_of(finding)),
+    ]
+    return [(name, brief(value)) for name, value in found if value]
+
+
+def command_of(finding: Mapping[str, Any]) -> str:
+    """Return the command line that reproduces a finding, empty where there is none."""
+    if finding["command"] or not finding["script"]:
+        return str(finding["command"])
+    return shlex.join(["python", finding["script"]])
+
+
+def date_words(moment: str) -> str:
+    """Return a time of ISO 8601 as a person reads it.
+
+    >>> date_words("2026-11-22T21:05:41+00:00")
+    '2026-11-22 21:05:41 UTC'
+    """
+    return moment.replace("T", " ").replace("+00:00", " UTC")
+
+
+def unseen_words(coverage: Mapping[str, Any]) -> str:
+    """Return the estimate of what is unseen, in sentences.
+
+    >>> found = {"once": 20, "new_per_case": 0.001, "unseen_at_least": 3}
+    >>> unseen_words({"estimate": found})
+    '20 were met once: new ones are expected at 1 in 1,000 cases; at least 3 more can be met.'
+    """
+    found = coverage["estimate"]
+    if found is None:
+        return "Nothing was observed."
+    if not found["once"]:
+        return "Each was met by at least two cases, so the next case is unlikely to meet a new one."
+    often = found["new_per_case"]
+    rate = f"{often:,.1f} for each case" if often >= 1 else f"1 in {1 / often:,.0f} cases"
+    least = found["unseen_at_least"]
+    more = f"; at least {least:,} more can be met" if least else ""
+    return f"{found['once']:,} were met once: new ones are expected at {rate}{more}."
+
+
+def coverage_words(coverage: Mapping[str, Any]) -> str:
+    """Return how much of a kind of coverage was met.
+
+    >>> coverage_words({"met": 1200, "total": 1210}), coverage_words({"met": 7, "total": None})
+    ('1,200 of 1,210', '7')
+    """
+    of = "" if coverage["total"] is None else f" of {coverage['total']:,}"
+    return f"{coverage['met']:,}{of}"
+
+
+def scope_words(scope: Mapping[str, Any]) -> str:
+    """Return what is known of a small scope, in a sentence.
+
+    >>> scope = {"bounds": "batch of at most 2 requests", "cases": 90, "different": 0}
+    >>> scope_words({**scope, "is_finished": True, "total": 90})
+    'Every batch of at most 2 requests: 90 cases, all equal.'
+    >>> scope_words({**scope, "is_finished": False, "total": 200})
+    'Every batch of at most 2 requests: 90 of 200 cases so far, all equal.'
+    """
+    cases = count(scope["cases"], "case")
+    if not scope["is_finished"]:
+        of = f"{scope['cases']:,} of {scope['total']:,} cases" if scope["total"] else cases
+        cases = f"{of} so far"
+    result = f"{scope['different']:,} different" if scope["different"] else "all equal"
+    return f"Every {scope['bounds']}: {cases}, {result if scope['cases'] else 'not compared'}."
+
+
+def attention(record: Mapping[str, Any]) -> list[str]:
+    """Return what a person should know beside the failures, a sentence each."""
+    found = []
+    if not record["cases"]:
+        found.append("No case was run, so this night says nothing about the implementation.")
+    late = record["seconds"] - record["seconds_budgeted"]
+    if record["interrupted_by"] is None and abs(late) > max(10, record["seconds_budgeted"] / 100):
+        word = "longer" if late > 0 else "shorter"
+        found.append(f"The night was {duration(abs(late))} {word} than its budget.")
+    if not record["profile"]["is_random"]:
+        found.append("Every night of this kind draws the same cases: its seed is fixed.")
+    found += [
+        f"The machine {machine['name']} was lost: {machine['lost']}"
+        for machine in record["machines"]
+        if machine["lost"]
+    ]
+    lost = len(record["workers_lost"])
+    if lost:
+        found.append(f"{count(lost, 'worker')} died or hung; see Workers.")
+    starved = [row["name"] for row in record["properties"] if not row["cases"]]
+    if starved and record["cases"]:
+        names = ", ".join(starved[:5]) + (f" and {len(starved) - 5:,} more" * (len(starved) > 5))
+        verb = "was" if len(starved) == 1 else "were"
+        found.append(f"{count(len(starved), 'property', 'properties')} {verb} not run: {names}.")
+    for growth in record["growing"]:
+        grows = f"{size(growth['bytes_per_case'])} with each case"
+        found.append(f"{growth['property']} grows by {grows} (over {growth['cases']:,} cases).")
+    return [brief(line) for line in (*found, *record["history_notes"])]
+
+
+def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return how the night was run: names and values."""
+    profile = record["profile"]
+    found = [("under test", implementation_words(one)) for one in record["implementations"]]
+    found += [
+        ("targets", ", ".join(record["targets"]) or "none"),
+        ("functions", ", ".join(record["selected"] or ["all"])),
+        ("started", date_words(record["started"])),
+        ("time", f"{duration(record['seconds'])} of {duration(record['seconds_budgeted'])}"),
+        ("ended by", record["interrupted_by"] or "the end of its time"),
+        ("workers", f"{record['workers']:,}"),
+        *((f"machine {one['name']}", machine_words(one)) for one in record["machines"]),
+        ("cases", f"{record['cases']:,}; {record['discarded']:,} draws gave no valid case"),
+        ("cases per second", rate_words(record)),
+        ("seed", str(record["seed"])),
+        ("random", "yes" if profile["is_random"] else "no: the seed is fixed"),
+        ("example database", profile["database"]),
+        ("CI", "not set" if profile["ci"] is None else repr(profile["ci"])),
+        ("command", shlex.join(record["command"])),
+    ]
+    return found + list(record["versions"].items())
+
+
+def rate_words(record: Mapping[str, Any]) -> str:
+    """Return how fast the night was."""
+    each = rate(record["cases_per_second_per_core"])
+    return f"{rate(record['cases_per_second'])}; {each} for each core"
+
+
+def rate(number: float) -> str:
+    """Return a number of cases per second.
+
+    >>> rate(0), rate(1.234), rate(1234.5)
+    ('0', '1.23', '1,234')
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def implementation_words(one: Mapping[str, Any]) -> str:
+    """Return what an implementation is."""
+    commit = f", commit {one['commit']}" if one["commit"] else ""
+    return f"{one['module']} {one['version']}{commit}, {one['file']}"
+
+
+def machine_words(one: Mapping[str, Any]) -> str:
+    """Return what a machine is."""
+    parts = [one["cpu"], count(one["cores"], "core")]
+    if one["memory_bytes"] is not None:
+        parts.append(f"{size(one['memory_bytes'])} of memory")
+    parts += one["gpus"] or ["no GPU"]
+    return ", ".join(parts) + (f"; LOST: {one['lost']}" if one["lost"] else "")
+
+
+def kinds_of(record: Mapping[str, Any]) -> Sequence[str]:
+    """Return the kinds of coverage."""
+    return [coverage["kind"] for coverage in record["coverage"]]
