@@ -351,7 +351,7 @@ MESSAGES: dict[str, list[Refused]] = {
     ],
     "bind_kv_cache": [
         (
-            lambda twin: twin.lib.bind_kv_cache({"a": None}, {}, []),
+            lambda twin: twin.lib.bind_kv_cache({"a": None}, {"a": SimpleNamespace()}, []),
             ValueError,
             (
                 "layer_name is 'a' and has 0 integers between dots, expected 1, or 2 for an "
@@ -359,9 +359,9 @@ MESSAGES: dict[str, list[Refused]] = {
             ),
         ),
         (
-            lambda twin: twin.lib.bind_kv_cache({"a.0": None, "a": None}, {}, []),
+            lambda twin: twin.lib.bind_kv_cache({(1,): None, "a": None}, {"a": None}, []),
             KeyError,
-            "forward_context lacks layer 'a.0'",
+            "forward_context lacks layer (1,)",
         ),
     ],
     "prepare_kernel_block_sizes": [
