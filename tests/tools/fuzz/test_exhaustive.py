@@ -18,9 +18,10 @@ import pytest
 import torch
 
 import fast
-from conformance.comparison import first_difference
+from conformance.comparison import Verdict, first_difference
 from conformance.contracts import Call
 from conformance.profiles import Kind
+from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, TARGETS
@@ -236,14 +237,18 @@ def test_a_bug_in_a_sequence_of_operations_is_found(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", sorted(all_scopes(0)))
 def test_cases_are_examples_of_the_harness(name: str) -> None:
-    """The harness' own check takes cases of each scope, and finds no difference either."""
+    """The harness' own check takes cases of each scope, and finds no difference either.
+
+    Of two things that are wrong with a call, the twins may name another first.
+    """
     count = all_scopes(0)[name].count()
-    kinds = set()
     for step in range(8):
         example = example_of(name, step * 1_000_003 % count, 0)
-        example.check.body(HOST, example.value)
-        kinds.add(example.check.kind)
-    assert kinds <= {Kind.SAME_ANSWER, Kind.SAME_REFUSAL}
+        try:
+            example.check.body(HOST, example.value)
+        except Mismatch as error:
+            assert Kind.SAME_REFUSAL is example.check.kind
+            assert Verdict.WORDING is error.difference.verdict  # noqa: PT017
 
 
 def test_refused_operations_can_be_tried_again() -> None:

@@ -21,7 +21,6 @@ from tools.fuzz.exhaustive.registry import all_scopes, function_of
 from tools.fuzz.exhaustive.tables import with_refusals
 from tools.fuzz.properties import all_checks
 
-
 ANY_NAME = r"\w+"
 """A pattern of what a message must name: of several things that are wrong, any may be named."""
 
