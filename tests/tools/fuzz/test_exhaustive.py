@@ -420,6 +420,22 @@ def test_failures_are_kept(tmp_path: Path, plant: Any) -> None:
     assert line in summary.text(again)
 
 
+def test_declared_deviations_are_no_failures(tmp_path: Path) -> None:
+    """What an adapter declares is counted by itself, and the rest must be equal."""
+    folder = ROOT / "tests" / "conformance"
+    adapter = (str(folder / "engine_adapter.py"),)
+    engine = Subject((str(folder / "engine_style.py"),), adapter, None, "compute_slot_mapping")
+    progress = Progress(engine, 0)
+    run(progress, Pool(), tmp_path)
+    done = progress.done["host", "slots of batches"]
+    assert done.declared > 100
+    assert not progress.failures
+    text = summary.text(progress)
+    assert f"cases, all equal but for {done.declared:,} as declared" in text
+    total = sum(done.declared for done in progress.done.values())
+    assert text.endswith(f"are equal, but for {total:,} as declared")
+
+
 def test_a_lost_worker(tmp_path: Path) -> None:
     """The case in which a worker died is a failure; the job's other cases run again."""
     progress = Progress(SLOTS, 0)

@@ -49,12 +49,14 @@ class Done:
     Attributes:
         ranges: The cases that were compared, `[start, stop)`, sorted, apart from each other.
         failed: How many of them failed.
+        declared: How many others are not equal, as an adapter declares.
         seconds: How long they took, over all workers.
         failures: The first failure of each function and field, as plain values.
     """
 
     ranges: list[list[int]] = dataclasses.field(default_factory=list)
     failed: int = 0
+    declared: int = 0
     seconds: float = 0.0
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -216,6 +218,7 @@ class Progress:
         done = self.done[job.target, job.scope]
         done.add(result.start, result.stop)
         done.failed += result.failed
+        done.declared += result.declared
         done.seconds += result.seconds
         return [dataclasses.replace(job, start=result.stop)] if result.stop < job.stop else []
 
@@ -237,7 +240,7 @@ class Progress:
         Returns:
             Jobs for the job's other cases.
         """
-        self.add(job, ExhaustiveResult(failure.index, failure.index + 1, 1, 0.0))
+        self.add(job, ExhaustiveResult(failure.index, failure.index + 1, 1, 0, 0.0))
         rest = ((job.start, failure.index), (failure.index + 1, job.stop))
         return [
             dataclasses.replace(job, start=start, stop=stop) for start, stop in rest if start < stop
