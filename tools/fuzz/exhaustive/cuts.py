@@ -41,7 +41,7 @@ def _tokens(dtype: Any, lens: tuple[int, ...]) -> Any:
 
 def created_slices(scale: int) -> Scope:
     """Return the scope of batches that are cut into micro-batches."""
-    requests, tokens = [(2, 2), (5, 3), (6, 3), (6, 4)][scale]
+    requests, tokens = [(2, 2), (5, 3), (6, 3)][scale]
     dtypes = Values((np.int32, np.int64))
     few = min(requests, 2)
 
@@ -91,7 +91,7 @@ def _sliced(case: tuple[tuple[Requests, int, bool], tuple[int, int, int, int]]) 
 
 def all_slices(scale: int) -> Scope:
     """Return the scope of every slice of every batch, good and bad."""
-    requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1), (4, 3, 1)][scale]
+    requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1)][scale]
     batches = Product(all_requests(requests, query, computed), ints(0, 1), Values((False, True)))
 
     def slices(batch: tuple[Requests, int, bool]) -> Space[Any]:
@@ -122,7 +122,7 @@ def _split(case: tuple[tuple[Requests, int, bool], tuple[int, ...]]) -> Call:
 
 def split_batches(scale: int) -> Scope:
     """Return the scope of metadata that is split at every set of tokens."""
-    requests, query, few = [(2, 2, 1), (4, 3, 3), (4, 4, 3), (5, 4, 4)][scale]
+    requests, query, few = [(2, 2, 1), (4, 3, 3), (4, 4, 3)][scale]
 
     def points(case: tuple[Requests, int, bool]) -> Space[Any]:
         found, num_padding, _ = case
@@ -158,7 +158,7 @@ def _unpadded(case: tuple[tuple[Requests, int, bool], tuple[int, int]]) -> Call:
 
 def unpadded_batches(scale: int) -> Scope:
     """Return the scope of metadata that is cut to its first tokens and requests."""
-    requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1), (4, 3, 1)][scale]
+    requests, query, computed = [(1, 1, 1), (3, 2, 1), (3, 3, 1)][scale]
     batches = Product(all_requests(requests, query, computed), ints(0, 2), Values((False, True)))
 
     def numbers(batch: tuple[Requests, int, bool]) -> Space[Any]:
@@ -189,7 +189,7 @@ def _starts(starts: tuple[int, ...]) -> Any:  # an array
 
 def sliced_starts(scale: int) -> Scope:
     """Return the scope of all vectors of starts, good and bad, and all slices of them."""
-    entries, most = [(2, 1), (4, 3), (5, 4), (6, 5)][scale]
+    entries, most = [(2, 1), (4, 3), (5, 4)][scale]
     ends = ints(-1, entries)
     return Scope(
         "sliced starts",

@@ -12,8 +12,8 @@ from tools.fuzz.exhaustive import cuts, kinds, rewrites, slots, tables
 from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.scope import Scope
 
-SCALES: Final = range(4)
-"""How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 and 3 for more."""
+SCALES: Final = range(3)
+"""How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 for one on 64 cores."""
 
 _MAKERS: Final[tuple[Callable[[int], Scope], ...]] = (
     *slots.SCOPES,

@@ -87,7 +87,7 @@ def append(
         counts: For each group, how many blocks each gets.
         overwrite: Whether they become the whole row.
     """
-    labels = [itertools.count(1 + 16 * place + 8 * group) for group in range(len(counts))]
+    labels = [itertools.count(1 + 12 * place + 6 * group) for group in range(len(counts))]
     return _append(
         rows,
         [[0, *accumulate(group)] for group in counts],
@@ -186,7 +186,7 @@ def _every_append(tables: Tables, place: int) -> Iterator[Operation]:
 def every_operation(scale: int) -> Scope:
     """Return the scope of sequences of every operation."""
     tables = Tables((2,), 2, 3)
-    most = (1, 3, 4, 5)[scale]
+    most = (1, 3, 4)[scale]
     return Scope(
         "block tables, every operation",
         ("BlockTables",),
@@ -222,7 +222,7 @@ def _of_two_groups(place: int) -> list[Operation]:
 def two_groups(scale: int) -> Scope:
     """Return the scope of longer sequences on two groups."""
     tables = Tables((1, 2), 2, 3)
-    most = (2, 5, 6, 7)[scale]
+    most = (2, 5, 6)[scale]
     return Scope(
         "block tables, two groups",
         ("BlockTables",),
@@ -253,7 +253,7 @@ def _of_three_rows(place: int) -> list[Operation]:
 def three_rows(scale: int) -> Scope:
     """Return the scope of sequences on three rows, which may share a block."""
     tables = Tables((1,), 3, 2)
-    most = (2, 4, 5, 6)[scale]
+    most = (2, 4, 5)[scale]
     return Scope(
         "block tables, three rows",
         ("BlockTables",),
