@@ -180,7 +180,7 @@ class _Child:
         try:
             self._ours.send(job)
         except OSError:
-            yield Lost(job, self._how_it_ended())
+            yield Lost(job, "stopped" if is_closed() else self._how_it_ended())
             return
         watch = _Watch(self, job, limits)
         while True:
@@ -196,7 +196,8 @@ class _Child:
                         yield Lost(job, "error", self.shared.read(), content)
                     return
             except (EOFError, OSError):
-                yield Lost(job, self._how_it_ended(), self.shared.read(), self._read_stacks())
+                reason = "stopped" if is_closed() else self._how_it_ended()
+                yield Lost(job, reason, self.shared.read(), self._read_stacks())
                 return
             reason = "stopped" if is_closed() else watch.reason_to_kill()
             if reason:

@@ -141,7 +141,6 @@ def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster
             times += [time.monotonic()] * (len(events) - len(times))
         assert times[1] - times[0] > 0.5, "messages come while the job runs"
         finished = events[3]
-        finished = ends[0]
         assert isinstance(finished, Finished)
         assert (slow, 0) == (finished.job, finished.result)
         assert finished.rss_bytes > 1 << 20
