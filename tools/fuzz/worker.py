@@ -227,7 +227,10 @@ class _Child:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
 
     def _read_stacks(self) -> str:
-        return self._stacks.read_text(encoding="utf-8", errors="replace")
+        try:
+            return self._stacks.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # the folder is gone: the pool is being closed
+            return ""
 
 
 class _Watch:
