@@ -29,7 +29,7 @@ FIRST_WORKER_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 10.0
 """What is waited after a worker could not be started."""
 
-GPU_SECONDS: Final = 30.0
+GPU_SECONDS: Final = 10.0
 """How long a job waits for a GPU where no node has one."""
 
 CLOSE_SECONDS: Final = 2.0

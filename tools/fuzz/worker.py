@@ -177,7 +177,8 @@ class _Child:
         """Kill the process."""
         self.process.kill()
         self.process.join()
-        self._ours.close()
+        with contextlib.suppress(OSError):  # the thread that runs jobs may do the same
+            self._ours.close()
         with contextlib.suppress(OSError):
             self._folder.cleanup()
 
@@ -200,7 +201,7 @@ class _Child:
                     else:
                         yield Lost(job, "error", self.shared.read(), content)
                     return
-            except (EOFError, OSError):
+            except (EOFError, OSError, TypeError, ValueError):  # the last two if `close` closed it
                 reason = "stopped" if is_closed() else self._how_it_ended()
                 yield Lost(job, reason, self.shared.read(), self._read_stacks())
                 return
