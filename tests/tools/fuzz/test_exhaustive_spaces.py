@@ -137,7 +137,7 @@ EXPECTED = {
     (1, "local lengths"): powers(11, 3) * 5 * sum(n + 3 for n in range(5)) * 3
     + 65 * 8 * sum(n + 3 for n in range(9)),
     (1, "draft tokens"): 13 * 9 * 2 * 15 + sum(4**axes * (axes + 1) for axes in range(1, 6)),
-    (1, "block tables, every operation"): powers(132, 3),
+    (1, "block tables, every operation"): powers(124, 3),
     (1, "block tables, two groups"): powers(14, 5),
     (1, "block tables, three rows"): powers(22, 4),
 }

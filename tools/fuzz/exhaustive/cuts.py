@@ -22,7 +22,7 @@ from tools.fuzz.exhaustive.batches import (
 from tools.fuzz.exhaustive.scope import Scope
 from tools.fuzz.exhaustive.spaces import Chain, Product, Sequences, Space, Subsets, Values
 
-Tokens: TypeAlias = tuple[type[np.generic], tuple[int, ...]]
+Tokens: TypeAlias = tuple[Any, tuple[int, ...]]
 """The dtype and the entries of a batch's numbers of tokens."""
 
 
@@ -35,7 +35,7 @@ def _created(case: tuple[Tokens, Any]) -> Call:
 
 
 @functools.lru_cache(maxsize=64)
-def _tokens(dtype: type[np.generic], lens: tuple[int, ...]) -> Any:  # an array
+def _tokens(dtype: Any, lens: tuple[int, ...]) -> Any:
     return guarded(lens, dtype)
 
 
@@ -107,7 +107,7 @@ def all_slices(scale: int) -> Scope:
         f"{requests} requests of at most {query} new and {computed} computed tokens and 1 padded "
         "token, with and without encoder lengths; slices that must be refused included",
         batches.then(slices).map(_sliced),
-        150,
+        170,
     )
 
 
@@ -142,7 +142,7 @@ def split_batches(scale: int) -> Scope:
         "token, split at every set of tokens (those of padding only if the last request has none); "
         f"with at most {few} requests also with up to 2 padded tokens and with encoder lengths",
         cases.map(_split),
-        550,
+        700,
     )
 
 
@@ -172,7 +172,7 @@ def unpadded_batches(scale: int) -> Scope:
         f"{requests} requests of at most {query} new and {computed} computed tokens and 2 padded "
         "tokens, with and without encoder lengths",
         batches.then(numbers).map(_unpadded),
-        80,
+        110,
     )
 
 
@@ -197,7 +197,7 @@ def sliced_starts(scale: int) -> Scope:
         f"vector of at most {entries} starts from -1 to {most}, and every slice of requests from "
         f"-1 to {entries}; what must be refused included",
         Product(Sequences(ints(-1, most), entries), ends, ends).map(_cut_starts),
-        30,
+        35,
     )
 
 

@@ -44,7 +44,7 @@ def two_kinds(scale: int) -> Scope:
         f"tokens, and with at most {many} requests of at most 3 new tokens, 1 padded token, at all "
         f"thresholds from 0 to {query + 1} (with more requests 1 to 4), uniform or not",
         cases.map(_two),
-        130,
+        150,
     )
 
 
@@ -67,7 +67,7 @@ def three_kinds(scale: int) -> Scope:
         f"batch with at most {requests} requests of at most {query} new and {computed} computed "
         f"tokens, 1 padded token, at all thresholds from 0 to {query + 1}",
         cases.map(_three),
-        150,
+        160,
     )
 
 
@@ -114,7 +114,7 @@ def reordered_kinds(scale: int) -> Scope:
         "tokens and 1 computed token (with four regions 2, and prompts of at most 2), at all "
         f"thresholds from 0 to {query}",
         cases.map(_reordered),
-        110,
+        160,
     )
 
 
@@ -132,7 +132,7 @@ def reordered_regions(scale: int) -> Scope:
         ("reorder_batch_to_split_decodes_and_prefills",),
         f"order of the regions of at most {most} requests, three regions and four",
         cases.map(_reordered),
-        170,
+        180,
     )
 
 

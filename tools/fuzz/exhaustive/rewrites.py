@@ -79,7 +79,7 @@ def virtual_batches(scale: int) -> Scope:
         f"and 3 computed tokens, and with {many + 1} of at most 2 and 2, in chunks and blocks of 1 "
         "to 4 tokens, with tables up to 1 column wider than needed",
         cases.map(_virtual),
-        180,
+        150,
     )
 
 
@@ -115,7 +115,7 @@ def fast_prefill(scale: int) -> Scope:
         "tokens and 1 padded token, and every set of wanted tokens, as int32 and int64, with and "
         "without an index that is not read, causal and not",
         batches.then(lambda batch: Subsets(0, num_tokens(batch[0]))).map(_wanted),
-        320,
+        350,
     )
 
 
@@ -140,7 +140,7 @@ def any_indices(scale: int) -> Scope:
         f"{entries + 1} count, in every batch with at most {requests} requests of at most {query} "
         "new tokens; what must be refused included",
         cases.map(_any_indices),
-        250,
+        150,
     )
 
 
@@ -169,7 +169,7 @@ def convolution_programs(scale: int) -> Scope:
         f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts "
         f"from -1 to {most}, what must be refused included",
         cases.map(_programs),
-        240,
+        250,
     )
 
 
@@ -227,7 +227,7 @@ def local_lengths(scale: int) -> Scope:
         f"a longer one; one sequence of at most {long} tokens on at most {2 * ranks} ranks with an "
         f"interleave of at most {2 * interleave}; what must be refused included",
         cases.map(_local),
-        60,
+        100,
     )
 
 
@@ -266,7 +266,7 @@ def draft_tokens(scale: int) -> Scope:
         f"-1 to {tokens + 1} requests; every output of 1 to 5 axes of at most {most}, contiguous "
         "and cut from one that is longer along each axis; what must be refused included",
         Chain(query.map(_query), Chain(*outputs).map(_output)),
-        60,
+        90,
     )
 
 

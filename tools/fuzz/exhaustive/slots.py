@@ -96,7 +96,7 @@ def slots_of_batches(scale: int) -> Scope:
         f"1 padded token, distinct blocks of at most {size} tokens, with all kernel block sizes "
         f"and interleaves that divide them, on every rank of at most {ranks}",
         cases.map(lambda case: _of_batch(case, query + computed)),
-        130,
+        120,
     )
 
 
@@ -135,7 +135,7 @@ def slots_of_positions(scale: int) -> Scope:
         f"from -1 to {position}, in blocks of at most {size} tokens, with all kernel block sizes "
         f"and interleaves, on every rank of at most {ranks}; calls that must be refused included",
         cases.map(lambda case: _of_positions((case[0], *case[1], case[2]))),
-        80,
+        100,
     )
 
 
@@ -181,7 +181,7 @@ def slots_in_place(scale: int) -> Scope:
         "short to 2 longer, contiguous and strided, in blocks of at most 2 tokens on at most 2 "
         "ranks",
         cases.map(lambda case: _with_out(case, query + computed)),
-        250,
+        350,
     )
 
 
@@ -213,7 +213,7 @@ def kernel_blocks(scale: int) -> Scope:
         "block ids -1 (the greatest one of uint8), 0, 1, 2, 31, 63 and 127, cut into 0 to 4, 64, "
         "128, 256 and 257 kernel blocks",
         cases.map(_kernel_block_ids),
-        110,
+        160,
     )
 
 

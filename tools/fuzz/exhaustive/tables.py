@@ -167,7 +167,7 @@ def _every_operation(tables: Tables, place: int) -> Iterator[Operation]:
     for starts in ([0], [0, 1], [0, 0, 1], [0, 1, 2]):
         for positions in itertools.product((0, last), repeat=starts[-1]):
             yield slots(starts, positions)
-            yield slots(starts, [*positions, -3])  # a padded token
+    yield slots([0, 1], [last, -3])  # a padded token
     for number in range(tables.num_rows + 1):
         yield dummy_tables(number)
         yield dummy_slots(number)
@@ -193,9 +193,10 @@ def every_operation(scale: int) -> Scope:
         f"sequence of at most {most} operations on block tables of 1 group with 2 rows of 2 blocks "
         "of 2 tokens: appends of 0 to 2 new blocks to any rows in any order, overwriting or not, "
         "that do not fit included; gathers of any rows and padded requests; slots of at most 2 "
-        "tokens and 1 padded token; moves, swaps, clears and dummy runs",
+        "tokens in the first and the last place, and of a padded one; moves, swaps, clears and "
+        "dummy runs",
         _sequences(tables, lambda place: list(_every_operation(tables, place)), most, holds=False),
-        500,
+        700,
     )
 
 
@@ -230,7 +231,7 @@ def two_groups(scale: int) -> Scope:
         "overwriting or not, that do not fit included; gathers of both rows, of one and of a "
         "padded request; slots of 1 and 2 tokens; both moves, the swap, a clear and a dummy run",
         _sequences(tables, _of_two_groups, most, holds=True),
-        700,
+        900,
     )
 
 
@@ -261,7 +262,7 @@ def three_rows(scale: int) -> Scope:
         "blocks to two rows, that do not fit included; all moves, swaps and clears; gathers of all "
         "rows and of one twice; slots of 2 tokens",
         _sequences(tables, _of_three_rows, most, holds=True),
-        550,
+        600,
     )
 
 
