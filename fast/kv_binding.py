@@ -117,7 +117,9 @@ def order_layers(
         raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, expected none")
     if num_attn_module is not None:
         check_int("num_attn_module", num_attn_module, 1, None)
+    indices = {}
     for name in names:
+        indices[name] = extract_layer_index(name, num_attn_module)
         if name not in forward_context:
             raise KeyError(f"forward_context lacks layer {name!r}")
-    return sorted(names, key=lambda name: extract_layer_index(name, num_attn_module))
+    return sorted(names, key=indices.__getitem__)
