@@ -6,22 +6,14 @@ The file says of which bounds and of which code it is; with others, what it has 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import platform
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import torch
-
-import conformance
-import reference
 from conformance.comparison import Difference, Verdict
 from conformance.functions import choose_functions
-from conformance.targets import Target
+from tools.fuzz.exhaustive.digests import code_digests
 from tools.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,
@@ -281,29 +273,3 @@ def _check_same(path: Path, what: str, got: object, wanted: object) -> None:
         f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
         "Remove the file to begin anew, or go on with what it was made with"
     )
-
-
-def code_digests(targets: Iterable[Target]) -> dict[str, str]:
-    """Return a digest of all that decides what a case compares: code, versions of packages."""
-    parts = {
-        "reference": Path(reference.__file__).parent,
-        "conformance": Path(conformance.__file__).parent,
-        "tools.fuzz.exhaustive": Path(__file__).parent,
-    }
-    for target in targets:
-        if target.under_test is not None:
-            file = Path(target.under_test.file)
-            is_package = file.name == "__init__.py"
-            parts[target.under_test.name] = file.parent if is_package else file
-    found = {name: _digest(path) for name, path in parts.items()}
-    found["python"] = platform.python_version()
-    return {**found, "numpy": np.__version__, "torch": str(torch.__version__)}
-
-
-def _digest(path: Path) -> str:
-    """Return a digest of a Python file, or of all Python files in a folder."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        digest.update(str(file.relative_to(path.parent)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
