@@ -9,7 +9,7 @@
 | `chooser` | which property gets the next slice of time |
 | `jobs`, `slices`, `minimize` | the work that is sent to a worker |
 | `worker`, `local_pool` | processes that do it here |
-| `ray_pool`, `ray_driver`, `ray_worker`, `shipping` | processes that do it on a Ray cluster: see docs/cluster.md |
+| `ray_pool`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster: docs/cluster.md |
 | `failures`, `findings`, `database` | what was found, and where it is kept |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
