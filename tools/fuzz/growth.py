@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import contextlib
+import ctypes
 import gc
 import itertools
 import json
@@ -18,7 +20,7 @@ from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, Subject, properties_of
 from tools.fuzz.slices import failure_of_case
 
-ROUNDS: Final = 4
+ROUNDS: Final = 6
 """How often the same cases are run; the first round fills caches."""
 
 CASES: Final = 24
@@ -87,6 +89,7 @@ class GrowthJob:
                     for case in range(CASES):
                         run_case(prop, Input(prop.name, self.seed + case), worker.note_input)
                     gc.collect()
+                    _trim()
                     if number:
                         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
                         sizes.append(int(pages) * mmap.PAGESIZE)
@@ -98,3 +101,9 @@ class GrowthJob:
             written = pipe.read()
         os.waitpid(pid, 0)
         return json.loads(written) if written else []
+
+
+def _trim() -> None:
+    """Give memory that is free back to the system, where the C library can do that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

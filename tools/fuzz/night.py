@@ -8,20 +8,22 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from tools.fuzz import summary
 from tools.fuzz.cases import Input
 from tools.fuzz.chooser import Chooser
+from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.growth import GrowthJob
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
-from tools.fuzz.minimize import MinimizeJob
+from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.ray_pool import NodeLost
 from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.report import Error, LostWorker, Point
 from tools.fuzz.slices import SliceJob, SliceResult
@@ -64,7 +66,7 @@ class Fuzzing:
         ValueError: The options name nothing that there is; the findings cannot be read.
     """
 
-    def __init__(self, options: Options, pool: Pool, database: Any, display: Display) -> None:
+    def __init__(self, options: Options, pool: Pool, database: Database, display: Display) -> None:
         self.options, self.pool, self.database, self.display = options, pool, database, display
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self.properties = properties_of(options.subject)
@@ -135,9 +137,11 @@ class Fuzzing:
             self.chooser.give_up(name)
         else:
             return None
+        first: tuple[bytes, ...] = ()
         if name not in self._fetched:
             self._fetched.add(name)
-            self._covering[name].extend(self.database.covering(name)[-SHARED_INPUTS:])
+            covering = self.database.covering(name)[-SHARED_INPUTS:]
+            first = (*self.database.failing(name)[-SHARED_INPUTS:], *covering)
         self._slices += 1
         return SliceJob(
             self.options.subject,
@@ -146,6 +150,7 @@ class Fuzzing:
             min(self._slice_seconds(), max(self.left, 0.05)),
             frozenset(self._failing),
             tuple(self._covering[name]),
+            first,
             patience_seconds=self._patience_with(self.properties[name].check.function),
         )
 
@@ -165,14 +170,28 @@ class Fuzzing:
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Message):
-                if isinstance(event.content, Failure):
-                    self._add(event.content)
+                self._handle_message(event)
                 continue
             self._outstanding -= 1
             if isinstance(event, Lost):
                 self._handle_lost(event)
             else:
                 self._handle_finished(event)
+
+    def _handle_message(self, event: Message) -> None:
+        content = event.content
+        if isinstance(content, Failure):
+            self._add(content)
+        elif isinstance(content, NodeLost):
+            self.lost.append(
+                LostWorker(
+                    worker=content.worker,
+                    seconds=self.seconds,
+                    reason="its node was lost",
+                    property=event.job.name,
+                    action="runs again on another node",
+                )
+            )
 
     def _handle_finished(self, event: Finished) -> None:
         result, job = event.result, event.job
@@ -210,17 +229,20 @@ class Fuzzing:
             self._replayed.add(result.id)
             self.findings.note_replay(result.id, result.fails, result.tries)
             if not result.fails:
-                self._failing.discard(finding.failure.key)  # it may come back in another form
+                failure = finding.failure
+                self._failing.discard(failure.key)  # it may come back in another form
+                self.database.remove_failing(failure.property_name, failure.input)
                 self.display.note(f"fixed: {finding.failure.line}")
 
     def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
         known = _id_of(job)
         if known not in self.findings.by_id:
             return
+        failure = self.findings.by_id[known].failure
         if result is None:  # it did not fail again
-            failure = self.findings.by_id[known].failure
-            tries = failure.tries + 5
-            result = dataclasses.replace(failure, fails=1, tries=tries)
+            result = dataclasses.replace(failure, fails=1, tries=1 + TRIES)
+        self.database.remove_failing(failure.property_name, failure.input)
+        self.database.save_failing(result.property_name, result.input)
         self.findings.replace(known, result)
         self._failing.add(result.key)
 
@@ -238,9 +260,11 @@ class Fuzzing:
             self.errors.append(Error(where=job.name, message=event.detail))
             self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
             return
+        if isinstance(job, ReplayJob):
+            self.findings.note_replay(job.id, 1, 1)
         self._deaths[name] += 1
         action = "restarted"
-        if noted is not None and not isinstance(job, MinimizeJob):
+        if noted is not None and isinstance(job, SliceJob):
             failure = _death_of(self.properties[name], event)
             action += f"; the input is kept as {failure.id}"
             self._add(failure, died=event.reason, stacks=event.detail)

@@ -61,7 +61,8 @@ class SliceJob:
         seed: What the slice's draws come from.
         seconds: How long.
         known: The keys of failures that need not be reported again.
-        inputs: Inputs that other workers or nights found worth varying.
+        inputs: Inputs that other workers found worth varying.
+        first: Inputs that are tried first, as they are: those of earlier nights.
         max_cases: The most cases; None for no limit.
         patience_seconds: A case that takes longer hangs; None for the worker's own limit.
     """
@@ -72,6 +73,7 @@ class SliceJob:
     seconds: float
     known: frozenset[tuple[str, str, str]] = frozenset()
     inputs: tuple[bytes, ...] = ()
+    first: tuple[bytes, ...] = ()
     max_cases: int | None = None
     patience_seconds: float | None = None
 
@@ -89,7 +91,7 @@ class SliceJob:
         """Run the slice in a worker; report each new failure at once."""
         prop = properties_of(self.subject)[self.property_name]
         memory = _memory_of(self.subject)
-        memory.add(self.property_name, self.inputs)
+        memory.add((*self.inputs, *self.first))
         return _Slice(self, prop, memory, worker).run()
 
 
@@ -115,13 +117,12 @@ class _Memory:
         if branches is not None:
             self.sources.append(branches)
 
-    def add(self, name: str, inputs: tuple[bytes, ...]) -> None:
+    def add(self, inputs: tuple[bytes, ...]) -> None:
         """Add inputs that came from elsewhere."""
         for data in inputs:
             if data not in self.known_bytes:
                 self.known_bytes.add(data)
                 self.keep(Input.from_bytes(data))
-        del name
 
     def keep(self, found: Input) -> None:
         """Keep an input, in the place of the oldest if there are too many."""
@@ -157,8 +158,11 @@ class _Slice:
         before = _rss_bytes()
         for source in self.memory.sources:
             source.begin()
+        for data in self.job.first:
+            if not self._is_over(started):
+                self._run_one(Input.from_bytes(data))
         while not self._is_over(started):
-            self._run_one()
+            self._run_one(self._choose_input())
         events: Counter[coverage.Event] = Counter()
         for source in self.memory.sources:
             events += source.end()
@@ -181,8 +185,7 @@ class _Slice:
         is_late = time.perf_counter() - started > self.job.seconds
         return self.worker.is_over() or (is_late and cases > 0)
 
-    def _run_one(self) -> None:
-        wanted = self._choose_input()
+    def _run_one(self, wanted: Input) -> None:
         case = run_case(self.prop, wanted, self.worker.note_input)
         self.statuses[case.status] += 1
         if case.status is not Status.INVALID:

@@ -180,7 +180,7 @@ class _Child:
         try:
             self._ours.send(job)
         except OSError:
-            yield Lost(job, self._how_it_ended())
+            yield Lost(job, "stopped" if is_closed() else self._how_it_ended())
             return
         watch = _Watch(self, job, limits)
         while True:
@@ -196,7 +196,8 @@ class _Child:
                         yield Lost(job, "error", self.shared.read(), content)
                     return
             except (EOFError, OSError):
-                yield Lost(job, self._how_it_ended(), self.shared.read(), self._read_stacks())
+                reason = "stopped" if is_closed() else self._how_it_ended()
+                yield Lost(job, reason, self.shared.read(), self._read_stacks())
                 return
             reason = "stopped" if is_closed() else watch.reason_to_kill()
             if reason:
@@ -221,7 +222,10 @@ class _Child:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
 
     def _read_stacks(self) -> str:
-        return self._stacks.read_text(encoding="utf-8", errors="replace")
+        try:
+            return self._stacks.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # the folder is gone: the pool is being closed
+            return ""
 
 
 class _Watch:

@@ -298,6 +298,19 @@ def test_what_was_not_met_bounds_the_estimate() -> None:
     assert 3 == coverage.estimate.unseen_at_least
 
 
+def test_cases_that_were_not_observed_do_not_count() -> None:
+    """Where branches were observed in some cases only, the rate is for each of those."""
+    tally = make_tallies()[0]
+    tally.counts = {"situations": {"a": 1, "b": 5}, "branches": {"x": 1, "y": 3}}
+    tally.cases, tally.observed = 1000, {"branches": 10}
+    rates = [
+        one.estimate.new_per_case
+        for one in with_tables(make_night(), [tally]).coverage
+        if one.estimate is not None
+    ]
+    assert [1 / 1000, 1 / 10] == rates
+
+
 # Earlier nights.
 
 

@@ -82,11 +82,11 @@ def ticks_of(low: float, high: float, *, most: int = 5, least_step: float = 0.0)
     >>> ticks_of(1203, 1208, least_step=1)
     [1203.0, 1204.0, 1205.0, 1206.0, 1207.0, 1208.0]
     """
-    span = max(high - low, least_step, abs(high) * 1e-9, 1e-9)
+    span = max(high - low, least_step, abs(high) * 1e-3) or 1.0
     exponent = math.floor(math.log10(span / most))
     steps = (factor * 10.0**power for power in (exponent, exponent + 1) for factor in (1, 2, 5))
     for step in (max(step, least_step) for step in steps):
-        first, last = math.floor(low / step), math.ceil(max(high, low + step / 2) / step)
+        first, last = math.floor(low / step), math.ceil(max(high, low + span) / step)
         if last - first <= most:
             return [round(float(i * step), 12) for i in range(first, last + 1)]
     raise AssertionError((low, high, most, least_step))
@@ -95,13 +95,13 @@ def ticks_of(low: float, high: float, *, most: int = 5, least_step: float = 0.0)
 def short_number(number: float) -> str:
     """Return a number as the label of an axis.
 
-    >>> [short_number(number) for number in (0, 0.25, 12, 1500, 20000, 250000, 1.5e6, 2e9)]
-    ['0', '0.25', '12', '1,500', '20k', '250k', '1.5M', '2,000M']
+    >>> [short_number(number) for number in (0, 0.25, 1500, 20000, 20100, 1.5e6, 2e9)]
+    ['0', '0.25', '1,500', '20k', '20,100', '1.5M', '2,000M']
     """
     if abs(number) >= 1e6:
-        return f"{number / 1e6:,.4g}M" if abs(number) < 1e9 else f"{number / 1e6:,.0f}M"
-    if abs(number) >= 1e4:
-        return f"{number / 1e3:,.6g}k"
+        return f"{number / 1e6:,.6g}M"
+    if abs(number) >= 1e4 and number % 1000 == 0:
+        return f"{number / 1e3:g}k"
     return f"{number:,.10g}"
 
 

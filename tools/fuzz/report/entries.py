@@ -74,7 +74,7 @@ class Estimate:
     """What is still unseen of one kind of coverage; `estimates` says what it means.
 
     Attributes:
-        cases: The cases of the night.
+        cases: The cases in which events of this kind were observed.
         observations: How often events were met: the sum over all events.
         once: The events that exactly one case met.
         twice: The events that exactly two cases met.

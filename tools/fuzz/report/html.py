@@ -88,7 +88,7 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for coverage in record["coverage"]:
         new = f", {coverage['new']:,} new" if coverage["new"] is not None else ""
         found.append((short(coverage["met"]), f"{coverage['kind']}{new}", ""))
-    return [*found, (words.about(record["seconds"]), "in all", "")]
+    return found
 
 
 def breakable(name: str) -> Markup:

@@ -28,6 +28,8 @@ class Tally:
         counts: By kind of coverage, how many cases met each event. An event has the same name in
             every night, and a name of its own among the events of its kind: with the function,
             where it is one of the function.
+        observed: By kind of coverage, in how many cases its events were observed, where that was
+            not done in all of them.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Tally:
     seconds: float = 0.0
     slices: int = 0
     counts: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    observed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def with_tables(
@@ -79,7 +82,7 @@ def _coverage_of(
     counts: Counter[str] = Counter()
     num_cases = 0
     for tally in tallies:
-        num_cases += tally.cases
+        num_cases += tally.observed.get(kind, tally.cases)
         counts.update(tally.counts.get(kind, {}))
     met = {event for event, count in counts.items() if count}
     unmet = None if declared is None else sorted(declared - met)

@@ -148,14 +148,19 @@ def date_words(moment: str) -> str:
 
 
 def unseen_words(coverage: Mapping[str, Any]) -> str:
-    """Return the estimate of what is unseen, in sentences."""
+    """Return the estimate of what is unseen, in sentences.
+
+    >>> found = {"once": 20, "new_per_case": 0.001, "unseen_at_least": 3}
+    >>> unseen_words({"estimate": found})
+    '20 were met once: new ones are expected at 1 in 1,000 cases; at least 3 more can be met.'
+    """
     found = coverage["estimate"]
     if found is None:
         return "Nothing was observed."
     if not found["once"]:
         return "Each was met by at least two cases, so the next case is unlikely to meet a new one."
     often = found["new_per_case"]
-    rate = f"1 in {1 / often:,.0f} cases" if often < 0.5 else f"{often:,.1f} for each case"
+    rate = f"{often:,.1f} for each case" if often >= 1 else f"1 in {1 / often:,.0f} cases"
     least = found["unseen_at_least"]
     more = f"; at least {least:,} more can be met" if least else ""
     return f"{found['once']:,} were met once: new ones are expected at {rate}{more}."

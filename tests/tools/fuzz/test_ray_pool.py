@@ -1,0 +1,483 @@
+"""Workers on a real Ray cluster of two local nodes, one of which is killed in the middle."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.fuzz import ray_jobs
+from tests.tools.fuzz.ray_jobs import (
+    CountingJob,
+    CrashingJob,
+    GpuJob,
+    LargeJob,
+    RaisingJob,
+    ReadingJob,
+)
+from tools.fuzz import ray_pool
+from tools.fuzz.jobs import Event, Finished, Lost, Message
+from tools.fuzz.ray_pool import NodeLost, RayPool
+from tools.fuzz.worker import Limits
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+"""What each node has. Ray needs 75 MB of shared memory at least."""
+
+IS_INSTALLED = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not IS_INSTALLED, reason="the extra `ray` is not installed")
+
+FILES = (Path(ray_jobs.__file__),)
+
+
+class Cluster:
+    """A Ray cluster on this machine, which can lose nodes.
+
+    Attributes:
+        address: Of its head.
+    """
+
+    def __init__(self, **head: int) -> None:
+        from ray.cluster_utils import Cluster as Nodes  # noqa: PLC0415  # of the extra `ray`
+
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        head_node = {**NODE, **head, "env_vars": {"KVTWIN_NODE": "head"}}
+        self._nodes = Nodes(initialize_head=True, head_node_args=head_node)
+        self.address: str = self._nodes.address
+
+    def add_node(self, name: str, **options: int) -> Any:  # noqa: ANN401  # Ray is untyped
+        """Add a node whose jobs see its name."""
+        return self._nodes.add_node(**{**NODE, **options, "env_vars": {"KVTWIN_NODE": name}})
+
+    def kill_node(self, node: Any) -> None:  # noqa: ANN401  # Ray is untyped
+        """Kill the processes of a node with SIGKILL, its workers before they can say anything."""
+        raylet = node.all_processes["raylet"][0].process.pid
+        for child in _children_of(raylet):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._nodes.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Kill the processes of the head."""
+        self.kill_node(self._nodes.head_node)
+
+    def close(self) -> None:
+        """End all nodes."""
+        self._nodes.shutdown()
+
+
+def _children_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Return a cluster of one node."""
+    found = Cluster()
+    yield found
+    found.close()
+
+
+def collect(
+    pool: RayPool, number: int, *, seconds: float = 90, until: Callable[[], bool] = lambda: False
+) -> list[Event]:
+    """Return the events up to the end of so many jobs, or until something holds.
+
+    Args:
+        pool: The pool.
+        number: The jobs.
+        seconds: How long to wait for them.
+        until: Called after each batch of events.
+    """
+    events: list[Event] = []
+    deadline = time.monotonic() + seconds
+    while sum(not isinstance(event, Message) for event in events) < number and not until():
+        assert time.monotonic() < deadline, f"{pool.size} workers, so far: {events}"
+        events += pool.events(0.5)
+    return events
+
+
+def wait_for_size(pool: RayPool, size: int, seconds: float = 60) -> None:
+    """Wait until a pool has so many workers."""
+    deadline = time.monotonic() + seconds
+    while pool.size != size:
+        assert time.monotonic() < deadline, f"{pool.size} workers, not {size}"
+        time.sleep(0.2)
+
+
+def reported(events: list[Event], job: CountingJob) -> list[int]:
+    """Return the numbers that a job reported."""
+    contents = [event.content for event in events if isinstance(event, Message)]
+    return [each[1] for each in contents if isinstance(each, tuple) and each[0] == job.number]
+
+
+@needs_ray
+def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster) -> None:
+    """A pool on a cluster does what a local one does, and prints nothing of Ray."""
+    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+        assert 1 == pool.size
+        assert 0 == pool.num_gpus
+        slow = CountingJob(0, messages=3, seconds=1)
+        pool.submit(slow)
+        times = []
+        events: list[Event] = []
+        while len(events) < 4:
+            events += pool.events(0.1)
+            times += [time.monotonic()] * (len(events) - len(times))
+        assert times[1] - times[0] > 0.5, "messages come while the job runs"
+        finished = events[3]
+        finished = ends[0]
+        assert isinstance(finished, Finished)
+        assert (slow, 0) == (finished.job, finished.result)
+        assert finished.rss_bytes > 1 << 20
+        assert finished.peak_bytes > 1 << 20
+
+        pool.submit(CrashingJob())
+        (crash,) = collect(pool, 1)
+        assert isinstance(crash, Lost)
+        assert ("signal SIGSEGV", b"the input") == (crash.reason, crash.input)
+        assert crash.worker == f"worker 0 on {socket.gethostname()}"
+
+        pool.submit(RaisingJob())
+        (error,) = collect(pool, 1)
+        assert isinstance(error, Lost)
+        assert ("error", b"raises") == (error.reason, error.input)
+        assert "ZeroDivisionError: planted" in error.detail
+
+        size = 3 << 20
+        pool.submit(LargeJob(size))
+        message, large = collect(pool, 1)
+        assert isinstance(message, Message)
+        assert isinstance(large, Finished)
+        assert b"a" * size == message.content, "it is not kept on the node"
+        assert b"b" * size == large.result
+
+
+@needs_ray
+def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A job reads the copy of a file; what it says of the path is the coordinator's path."""
+    file = tmp_path / "implementation.py"
+    file.write_text("original", encoding="utf-8")
+    with contextlib.closing(RayPool(cluster.address, files=[*FILES, file])) as pool:
+        file.write_text("changed since", encoding="utf-8")
+        job = ReadingJob(str(file))
+        pool.submit(job)
+        message, finished = collect(pool, 1)
+        assert isinstance(finished, Finished), finished
+        assert (job, (str(file), "original")) == (finished.job, finished.result)
+        assert isinstance(message, Message)
+        assert len(str(file)) != message.content, "on the node it has another path"
+
+
+@needs_ray
+def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
+    """Limits hold on nodes too; `stop` reaches running jobs; `close` loses the rest as stopped."""
+    limits = Limits(hang_seconds=2)
+    pool = RayPool(cluster.address, limits=limits, files=FILES)
+    try:
+        pool.submit(CountingJob(1, messages=1, seconds=600))
+        events = collect(pool, 1)
+        assert isinstance(events[-1], Lost)
+        assert ("hang", b"1 0") == (events[-1].reason, events[-1].input)
+
+        running = CountingJob(2, messages=600, seconds=0.5)
+        pool.submit(running)
+        events = []
+        while not events:
+            events += pool.events(0.5)
+        pool.stop()
+        started = time.monotonic()
+        events += collect(pool, 1)
+        assert isinstance(events[-1], Finished)
+        assert time.monotonic() - started < 10
+
+        pool.submit(CountingJob(3, messages=1, seconds=600))
+        pool.submit(CountingJob(4))
+        while not any(isinstance(event, Message) for event in pool.events(0.5)):
+            pass
+    finally:
+        started = time.monotonic()
+        pool.close()
+    assert time.monotonic() - started < 12
+    lost = [event for event in pool.events(0) if isinstance(event, Lost)]
+    assert {3, 4} == {event.job.number for event in lost}
+    assert {"stopped"} == {event.reason for event in lost}
+    assert [] == _children_of(os.getpid()) or not _drivers()
+
+
+def _drivers() -> list[str]:
+    """Return the command lines of the processes that talk to Ray for a pool of this process."""
+    found = []
+    for child in _children_of(os.getpid()):
+        command = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8")
+        if "tools.fuzz.ray_driver" in command:
+            found.append(command)
+    return found
+
+
+@needs_ray
+def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None:
+    """All jobs finish though a node is killed; the pool shrinks, and grows with another node."""
+    second = cluster.add_node("second")
+    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+        wait_for_size(pool, 2)
+        jobs = [CountingJob(number, messages=10, seconds=0.2) for number in range(8)]
+        for job in jobs:
+            pool.submit(job)
+        events: list[Event] = []
+        while not any(
+            isinstance(event, Message) and event.content[2] == "second" for event in events
+        ):
+            events += pool.events(0.5)
+        cluster.kill_node(second)
+        ended = sum(not isinstance(event, Message) for event in events)
+        events += collect(pool, len(jobs) - ended)
+
+        ends = [event for event in events if not isinstance(event, Message)]
+        assert {job.number: Finished for job in jobs} == {e.job.number: type(e) for e in ends}
+        assert len(jobs) == len(ends), "each job ends once"
+        for job in jobs:
+            assert list(range(10)) == sorted(set(reported(events, job)))
+        losses = [e for e in events if isinstance(e, Message) and isinstance(e.content, NodeLost)]
+        assert 1 == len(losses)
+        lost = losses[0].job
+        before = reported(events[: events.index(losses[0])], lost)
+        assert before, "what the lost node had reported is here"
+        assert "worker " in losses[0].content.worker
+        assert 1 == losses[0].content.times
+        counts = collections.Counter(reported(events, lost))
+        assert all(counts[index] == 2 for index in before), "it ran again from its beginning"
+
+        wait_for_size(pool, 1)
+        third = cluster.add_node("third")
+        wait_for_size(pool, 2)
+        for number in range(2):
+            pool.submit(CountingJob(10 + number, messages=5, seconds=1))
+        events = collect(pool, 2)
+        nodes = {event.content[2] for event in events if isinstance(event, Message)}
+        assert {"head", "third"} == nodes
+    cluster.kill_node(third)
+
+
+@needs_ray
+def test_a_worker_alone_is_replaced(cluster: Cluster) -> None:
+    """An actor that is killed while its node lives is started again, and so is its job."""
+    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+        job = CountingJob(1, messages=4, seconds=0.5)
+        pool.submit(job)
+        events: list[Event] = []
+        while not events:
+            events += pool.events(0.5)
+        actors = _processes("ray::RayWorker")
+        assert actors
+        for actor in actors:
+            os.kill(actor, signal.SIGKILL)
+        events += collect(pool, 1)
+        assert isinstance(events[-1], Finished)
+        assert [0, 1, 2, 3] == sorted(set(reported(events, job)))
+        assert 1 == sum(isinstance(getattr(e, "content", None), NodeLost) for e in events)
+
+
+def _processes(title: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_text(encoding="utf-8").startswith(title):
+                found.append(int(path.parent.name))
+    return found
+
+
+@needs_ray
+def test_jobs_that_need_a_gpu_run_where_one_is(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get a GPU of their own, beside the workers on CPUs; without one they are lost."""
+    gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
+    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+        wait_for_size(pool, 1)
+        assert 2 == pool.num_gpus
+        pool.submit(GpuJob())
+        pool.submit(CountingJob(1))
+        ends = [e for e in collect(pool, 2) if isinstance(e, Finished)]
+        results = {event.job.name: event.result for event in ends}
+        assert results["gpu"] in {"0", "1"}
+        assert 1 == results["counting 1"]
+        wait_for_size(pool, 3)
+
+        cluster.kill_node(gpus)
+        wait_for_size(pool, 1)
+        assert 0 == pool.num_gpus
+        monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 1)
+        pool.submit(GpuJob())
+        (lost,) = collect(pool, 1)
+        assert isinstance(lost, Lost)
+        assert "node" == lost.reason
+        assert "no node has a GPU: start one with `ray start --num-gpus N`" in lost.detail
+
+
+@needs_ray
+def test_a_job_that_loses_every_node_is_given_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the cause: after some nodes it is lost for good."""
+    monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 2)
+    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+        pool.submit(CountingJob(1, messages=600, seconds=0.2))
+        events: list[Event] = []
+        for _ in range(2):
+            while not any(isinstance(getattr(e, "content", None), tuple) for e in events):
+                events += pool.events(0.5)
+            events = []
+            for actor in _processes("ray::RayWorker"):
+                os.kill(actor, signal.SIGKILL)
+        lost = collect(pool, 1)[-1]
+        assert isinstance(lost, Lost)
+        assert "node" == lost.reason
+
+
+@needs_ray
+def test_no_more_workers_than_asked_for(cluster: Cluster) -> None:
+    """`workers` is the most, though the cluster has more CPUs."""
+    second = cluster.add_node("second", num_cpus=2)
+    with contextlib.closing(RayPool(cluster.address, workers=2, files=FILES)) as pool:
+        wait_for_size(pool, 2)
+        time.sleep(3)
+        assert 2 == pool.size
+    cluster.kill_node(second)
+
+
+@needs_ray
+def test_the_coordinator_outlives_the_process_that_talks_to_ray(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started again, and jobs with it: Ray ends it when the head is lost."""
+    monkeypatch.setattr(ray_pool, "RECONNECT_SECONDS", 0.5)
+    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+        job = CountingJob(1, messages=4, seconds=0.5)
+        pool.submit(job)
+        pool.submit(CountingJob(2))
+        events: list[Event] = []
+        while not events:
+            events += pool.events(0.5)
+        os.kill(pool._driver._process.pid, signal.SIGKILL)
+        events += collect(pool, 2)
+        assert [0, 1, 2, 3] == sorted(set(reported(events, job)))
+        assert 2 == sum(isinstance(event, Finished) for event in events)
+        lost = [e.content for e in events if isinstance(getattr(e, "content", None), NodeLost)]
+        assert ["driver"] == [each.worker for each in lost]
+        assert "the process that talks to Ray ended" in lost[0].detail
+
+
+@needs_ray
+def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the head killed, what was reported is here, and the pool closes as ever."""
+    monkeypatch.setattr(ray_pool, "RECONNECT_SECONDS", 0.5)
+    lost = Cluster()
+    try:
+        pool = RayPool(lost.address, files=FILES)
+        try:
+            pool.submit(CountingJob(1, messages=600, seconds=0.2))
+            events: list[Event] = []
+            while not reported(events, CountingJob(1)):
+                events += pool.events(0.5)
+            lost.kill_head()
+            wait_for_size(pool, 0)
+            time.sleep(2)
+            pool.submit(CountingJob(2))
+        finally:
+            started = time.monotonic()
+            pool.close()
+        assert time.monotonic() - started < 12
+        events += pool.events(0)
+        ends = [event for event in events if isinstance(event, Lost)]
+        assert {1: "stopped", 2: "stopped"} == {e.job.number: e.reason for e in ends}
+    finally:
+        lost.close()
+
+
+@needs_ray
+def test_a_cluster_without_a_free_cpu_is_refused() -> None:
+    """At once if it has none."""
+    empty = Cluster(num_cpus=0)
+    try:
+        with pytest.raises(ValueError, match="its nodes have no CPUs: start one with `ray start"):
+            RayPool(empty.address)
+    finally:
+        empty.close()
+    assert not _drivers()
+
+
+@needs_ray
+def test_another_version_of_ray_is_refused(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has both versions."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ray\nray.__version__ = '0.0.1'\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"Ray: \d+\.\d+\.\d+ .*Ray: 0\.0\.1 ") as refused:
+        RayPool(cluster.address)
+    assert f"the Ray cluster '{cluster.address}' cannot be used: " in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@needs_ray
+def test_an_address_where_something_else_listens_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not waited for without end."""
+    monkeypatch.setattr(ray_pool, "CONNECT_SECONDS", 3.0)
+    monkeypatch.setattr(ray_pool, "FIRST_WORKER_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"the Ray cluster '{address}' cannot be used: "):
+            RayPool(address)
+    assert not _drivers()
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "cannot be reached: .*refused; start one with `ray start --head`"),
+        ("head", "the address of a Ray cluster is HOST:PORT or auto, not 'head'"),
+        ("http://head:80", "is HOST:PORT or auto, not"),
+        ("ray://head:10001", "Ray Client cannot stream results: let this machine join the cluster"),
+        ("127.0.0.1:99999", "cannot be reached: "),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(address: str, message: str) -> None:
+    """The message says what an address is, or how to start a cluster."""
+    with pytest.raises(ValueError, match=message):
+        RayPool(address)
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is named."""
+    monkeypatch.setattr(ray_pool.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'kvtwin\[ray\]'"):
+        RayPool("auto")
+
+
+def test_the_coordinator_does_not_import_ray() -> None:
+    """Ray takes a second to import, and changes how a process handles signals."""
+    script = "import sys, tools.fuzz.ray_pool; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603
