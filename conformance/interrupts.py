@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 
@@ -15,7 +17,8 @@ class Interrupter:
 
     Args:
         package: The package, or a module.
-        at: The number of the instruction, from 1 on, of those that a call runs.
+        at: The number of the instruction, from 1 on, of those that a call runs; the next one that
+            can be interrupted if that one cannot. 0: none.
 
     Attributes:
         seen: The instructions that were run.
@@ -64,8 +67,32 @@ class Interrupter:
     def _step(self, frame: FrameType, event: str, _value: object) -> Any:
         if event == "opcode":
             self.seen += 1
-            if self.seen == self.at:
-                code = frame.f_code
+            code = frame.f_code
+            if 0 < self.at <= self.seen and frame.f_lasti not in exits_of_with(code):
                 self.place = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_name})"
                 raise KeyboardInterrupt
         return self._step
+
+
+@cache
+def exits_of_with(code: CodeType) -> frozenset[int]:
+    """Return the offsets of the instructions between a `with` block and its `__exit__`.
+
+    Python runs signal handlers behind calls and jumps, so never there: a lock that a `with` holds
+    is released whatever a handler raises.
+    """
+    steps = list(dis.get_instructions(code))
+    names = [step.opname for step in steps]
+    found: set[int] = set()
+    for at in range(len(steps)):
+        nones = steps[at : at + 3]
+        call = at + 3 + (names[at + 3 : at + 4] == ["PRECALL"])  # before Python 3.12
+        if (
+            names[at : at + 3] == ["LOAD_CONST"] * 3
+            and all(step.argval is None for step in nones)
+            and names[call : call + 1] == ["CALL"]
+            and steps[call].arg == 2
+        ):
+            begin = at - (names[at - 1 : at] == ["SWAP"])  # a result is kept below
+            found.update(step.offset for step in steps[begin : call + 1])
+    return frozenset(found)

@@ -92,8 +92,16 @@ class ProcessMode:
         """Undo the switch of an object, if it is still remembered."""
         with self._lock:
             self._forget_dropped()
-            self._switches = [switch for switch in self._switches if switch[0]() is not by]
+            self._switches = self._others(by)
             self.enabled = self._switches[-1][1] if self._switches else self._permanent
+
+    def _others(self, by: checks) -> list[tuple[weakref.ref[checks], bool]]:
+        """Return the switches of other objects.
+
+        Not inside the `with`: Python 3.12 and 3.13 leave the lock locked if a signal handler raises
+        in a comprehension with an `if` there.
+        """
+        return [switch for switch in self._switches if switch[0]() is not by]
 
     def _forget_dropped(self) -> None:
         """Forget the last switch whose object was dropped, and all before it."""

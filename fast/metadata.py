@@ -17,6 +17,7 @@ from fast.runner_inputs import (
     check_buffer,
     check_group_tensors,
     check_host_vector_of_at_least,
+    check_layer_names,
     check_one_each,
     check_slot_mappings,
     first_of,
@@ -278,6 +279,8 @@ def build_attn_metadata(
         "block_tables", block_tables, len(groups), torch.int32, 2, num_reqs, device
     )
     slots = check_slot_mappings(slot_mappings, len(groups), num_tokens, device)
+    if is_checked():
+        check_layer_names(groups)
 
     starts_cpu = first_of("query_start_loc.cpu", starts_cpu, num_reqs + 1)
     lens_cpu = first_of("seq_lens.cpu", lens_cpu, num_reqs)
@@ -304,9 +307,20 @@ def build_attn_metadata(
     if is_checked():
         for batch in batches:
             validate_metadata(batch)
+    return _build(attn_metadata_builders, batches, groups)
+
+
+def _build(
+    builders: list[Any], batches: list[CommonAttentionMetadata], groups: list[Any]
+) -> dict[str, Any]:
+    """Return what each group's builder builds of its batch, for each layer, by name."""
     built: dict[str, Any] = {}
-    for builder, batch, group in zip(attn_metadata_builders, batches, groups, strict=True):
+    for builder, batch, group in zip(builders, batches, groups, strict=True):
         metadata = builder.build(common_prefix_len=0, common_attn_metadata=batch)
-        for name in group.layer_names:
-            built[name] = metadata
+        try:
+            for name in group.layer_names:
+                built[name] = metadata
+        except TypeError:  # no list, or of names that cannot be keys
+            check_layer_names(groups)
+            raise
     return built

@@ -176,7 +176,7 @@ def gather_mm_placeholders(
         said, num_embeds = _told_num_embeds(num_embeds, out, placeholders, is_embed)
     if uses_kernels(placeholders):
         if num_embeds is None:
-            num_embeds = int(is_embed.count_nonzero())
+            num_embeds = int(plain("is_embed", is_embed).count_nonzero())
         elif is_checked():
             _check_num_embeds(said, num_embeds, to_host("is_embed", is_embed))
         embeds = placeholders.new_empty((num_embeds, placeholders.shape[1])) if out is None else out

@@ -8,8 +8,16 @@ from typing import Any
 
 import torch
 
-from fast._checks import INT32, check_host, check_same_device, check_tensor, describe
-from fast._native.memory import check_memory
+from fast._checks import (
+    INT32,
+    check_host,
+    check_list,
+    check_same_device,
+    check_tensor,
+    check_type,
+    describe,
+)
+from fast._native.memory import check_memory, check_storage
 
 
 def check_buffer(name: str, buffer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401  (an engine's own buffer serves too)
@@ -33,12 +41,13 @@ def first_of(name: str, tensor: torch.Tensor, stop: int, start: int = 0) -> torc
 
     Raises:
         TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory.
+        ValueError: it has no memory, or reaches past its end.
     """
     try:
         return tensor[start:stop]
     except RuntimeError:  # of a sparse one, or where the storage was resized to less
         check_memory(name, tensor)
+        check_storage(name, tensor)
         raise
 
 
@@ -64,6 +73,19 @@ def check_one_each(name: str, values: Any, num_groups: int) -> None:  # noqa: AN
         raise ValueError(
             f"{name} has {len(values)} entries, expected {num_groups}, one for each KV cache group"
         )
+
+
+def check_layer_names(groups: list[Any]) -> None:
+    """Refuse KV cache groups whose `layer_names` are no list of strs.
+
+    Raises:
+        TypeError: those of one are none.
+        AttributeError: one has none.
+    """
+    for g, group in enumerate(groups):
+        check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
+        for i, name in enumerate(group.layer_names):
+            check_type(f"kv_cache_groups[{g}].layer_names[{i}]", name, str, "a str")
 
 
 def check_group_tensors(
@@ -117,7 +139,12 @@ def check_slot_mappings(
     name = "slot_mappings"
     if isinstance(slot_mappings, torch.Tensor):
         check_tensor(name, slot_mappings, torch.int64, 2)
-        rows = slot_mappings.unbind()
+        try:
+            rows = slot_mappings.unbind()
+        except RuntimeError:  # the storage was resized to less
+            check_memory(name, slot_mappings)
+            check_storage(name, slot_mappings)
+            raise
         if slot_mappings.shape[1] >= num_tokens and slot_mappings.device == device:
             check_one_each(name, rows, num_groups)
             return rows  # checked as one: 0.6 us a row less

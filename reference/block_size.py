@@ -151,7 +151,6 @@ def prepare_kernel_block_sizes(
         check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
     ):
         kind = get_kind_spec(group.kv_cache_spec)
-        block_size = group.kv_cache_spec.block_size
         if is_kind(kind, "EncoderOnlyAttentionSpec"):
             continue
         if is_kind(kind, "AttentionSpec"):
@@ -160,8 +159,10 @@ def prepare_kernel_block_sizes(
                     f"attn_groups has {len(attn_groups)} lists, none for kv_cache_groups[{g}]"
                 )
             groups = check_list(f"attn_groups[{g}]", attn_groups[g])
+            block_size = group.kv_cache_spec.block_size
             kernel_block_sizes.append(select_common_block_size(block_size, groups))
         elif is_kind(kind, "MambaSpec"):
+            block_size = group.kv_cache_spec.block_size
             kernel_block_sizes.append(
                 check_int(f"block_size of kv_cache_groups[{g}]", block_size, 1)
             )

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from reference._checks import MAX_INT32, Array, check_class, check_int, check_str
+from reference._checks import MAX_INT32, MAX_INT64, Array, check_class, check_int, check_str
 from reference.backend import subclass_attention_backend
 from reference.extended_metadata import extend_metadata, extend_metadata_cls
 from reference.made_classes import make_once
@@ -102,9 +102,10 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
         raise ValueError(
             f"{missing} is None, but the other logits field is set: fast prefill needs both"
         )
-    if common_attn_metadata.max_query_len == 1:
-        return common_attn_metadata
     if logits_indices_padded is None or num_logits_indices is None:
+        return common_attn_metadata
+    max_query_len = check_int("max_query_len", common_attn_metadata.max_query_len, 0, MAX_INT64)
+    if max_query_len == 1:
         return common_attn_metadata
     check_int("num_logits_indices", num_logits_indices, 0, MAX_INT32)
     validate_metadata(common_attn_metadata)

@@ -123,9 +123,8 @@ def order_layers(
         raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, expected none")
     if num_attn_module is not None:
         check_int("num_attn_module", num_attn_module, 1)
-    indices = {}
-    for layer_name in layer_names:
-        indices[layer_name] = extract_layer_index(layer_name, num_attn_module)
+    names = list(layer_names)
+    for layer_name in names:
         if layer_name not in forward_context:
             raise KeyError(f"forward_context lacks layer {layer_name!r}")
-    return sorted(indices, key=lambda layer_name: indices[layer_name])
+    return sorted(names, key=lambda layer_name: extract_layer_index(layer_name, num_attn_module))

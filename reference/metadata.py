@@ -12,6 +12,7 @@ from reference._checks import (
     IntArray,
     check_int,
     check_list,
+    check_strs,
 )
 from reference.invariants import check_fields, check_lengths, validate_metadata
 from reference.runner_inputs import (
@@ -239,6 +240,8 @@ def build_attn_metadata(
     computed = check_vector("num_computed_tokens_cpu", num_computed_tokens_cpu, num_reqs)
     tables = check_tables(block_tables, len(groups), num_reqs)
     slots = check_slots(slot_mappings, len(groups), num_tokens)
+    for i, group in enumerate(groups):
+        check_strs(f"kv_cache_groups[{i}].layer_names", group.layer_names)
 
     if max_query_len is None:
         query_lens = [int(starts_cpu[i + 1]) - int(starts_cpu[i]) for i in range(num_reqs)]

@@ -8,7 +8,7 @@ import torch
 
 from fast._checks import INT32
 from fast._native.compiler import Int32s, compiled, int32s_at, int64s_at
-from fast._native.memory import locate
+from fast._native.memory import locate, plain
 
 
 def count_logits_indices(
@@ -27,7 +27,7 @@ def count_logits_indices(
     """
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     if indices.dtype is not torch.int64:
-        indices = indices.to(torch.int64)
+        indices = plain("logits_indices_padded", indices).to(torch.int64)
     indices_at, wide = locate("logits_indices_padded", indices, torch.int64)
     if not 0 <= num_indices <= wide.nelement():
         raise ValueError(f"{num_indices} indices are not among {wide.nelement()}")

@@ -131,9 +131,9 @@ def plain(name: str, value: torch.Tensor) -> torch.Tensor:
         TypeError: it is of a kind that has no memory of its own.
         ValueError: it has no memory.
     """
+    check_memory(name, value)
     if value.is_neg():  # a lazy negation (`torch._neg_view`): memory holds the other sign
         value = value.resolve_neg()
-    check_memory(name, value)
     return value
 
 
@@ -163,6 +163,21 @@ def check_memory(name: str, value: torch.Tensor) -> int:
     return address
 
 
+def check_storage(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor that reaches past its storage, as after that was resized to less.
+
+    Costs 1 us, so it is for checked mode, and for what torch has refused.
+
+    Raises:
+        ValueError: it does.
+    """
+    try:
+        value.as_strided(value.shape, value.stride())  # torch knows
+    except RuntimeError as error:
+        num_bytes = value.untyped_storage().nbytes()
+        raise ValueError(f"{name} reaches past the {num_bytes} bytes of its storage") from error
+
+
 def _has_memory(value: torch.Tensor) -> bool:
     """Return whether a tensor of another class is more than a wrapper, as `FakeTensor` is."""
     if is_kind(value, "FakeTensor"):
@@ -178,8 +193,10 @@ def to_host(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
 
     Raises:
         TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory.
+        ValueError: it has no memory, or reaches past its end.
     """
+    check_memory(name, value)
+    check_storage(name, value)
     array: npt.NDArray[Any] = plain(name, value).detach().cpu().numpy()
     return array
 

@@ -18,9 +18,9 @@ def as_bytes(name: str, rows: torch.Tensor) -> torch.Tensor:
         TypeError: it is of a kind that has no memory of its own.
         ValueError: it has no memory.
     """
+    rows = plain(name, rows)
     if rows.requires_grad or rows.is_conj():
         rows = rows.detach().resolve_conj()
-    rows = plain(name, rows)
     if rows.stride(1) != 1:
         # One column, or no rows, is in one piece whatever its stride, which torch would not let us
         # view.

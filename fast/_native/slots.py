@@ -20,7 +20,7 @@ from fast._native.compiler import (
     int64s_at,
     prefetch,
 )
-from fast._native.memory import as_written_array, locate, locate_table
+from fast._native.memory import as_written_array, locate, locate_table, plain
 from fast.sentinels import PAD_SLOT_ID
 
 AHEAD: Final = 16
@@ -67,7 +67,7 @@ def fill_slots(
     else:
         check_slots_out(out, places)
         # Contiguous entries are written in half of the time.
-        whole = out.contiguous()
+        whole = out if out.is_contiguous() else plain("out", out).contiguous()
         slots = as_written_array("out", whole, np.int64, 1)
     entries = (table_at, row_stride, column_stride, num_columns)
     batch = (starts_at, num_reqs, positions_at, num_positions)

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import fast
 from conformance.actors import Actor, actors
+from conformance.interrupts import Interrupter
 
 
 def refuses() -> bool:
@@ -31,6 +33,25 @@ def test_blocks_of_two_threads_overlap() -> None:
         assert (False, True, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
         two.do(lambda: entered[1].__exit__(None, None, None))
         assert (False, False, False) == tuple(actor.do(refuses) for actor in (one, two, outside))
+    assert not refuses()
+
+
+def test_an_interrupted_block_keeps_no_other_thread_waiting() -> None:
+    """Whichever instruction of a block is interrupted, other threads can switch checked mode."""
+
+    def check() -> None:
+        with fast.checks(enabled=True):
+            refuses()
+
+    at = 1
+    while Interrupter(fast.checked_mode, at).run(lambda: copy_context().run(check)):
+        other = threading.Thread(target=lambda: fast.checks(enabled=False), daemon=True)
+        other.start()
+        other.join(timeout=10)
+        assert not other.is_alive(), at
+        fast.checks(enabled=False)  # a block that was never entered has switched the process
+        at += 1
+    assert at > 100
     assert not refuses()
 
 

@@ -9,6 +9,13 @@ import fast
 META = torch.zeros(9, dtype=torch.int32, device="meta")
 STARTS = torch.tensor([0, 2, 3, 3], dtype=torch.int32)
 
+
+def resized(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """Return a tensor whose storage was resized."""
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
 BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_reqs": True}, TypeError, "num_reqs must be an int"),
     ({"num_tokens": 4.0}, TypeError, "num_tokens must be an int"),
@@ -88,6 +95,21 @@ BAD_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slot_mappings": torch.zeros(3, 4).long()}, ValueError, "slot_mappings has 3 entries, expec"),
     ({"slot_mappings": torch.zeros(4).long()}, ValueError, "slot_mappings must have 2 dimensions"),
     ({"slot_mappings": torch.zeros(2, 4).int()}, TypeError, "^slot_mappings must be int64, got "),
+    (
+        {"slot_mappings": resized(torch.zeros(2, 4).long(), 0)},
+        ValueError,
+        "^slot_mappings has no memory",
+    ),
+    (
+        {"slot_mappings": resized(torch.zeros(2, 4).long(), 16)},
+        ValueError,
+        "^slot_mappings reaches past the 16 bytes of its storage",
+    ),
+    (
+        {"num_computed_tokens_cpu": resized(STARTS.repeat(3), 4)},
+        ValueError,
+        "^num_computed_tokens_cpu reaches past the 4 bytes of its storage",
+    ),
     ({"slot_mappings": iter([])}, TypeError, "^slot_mappings must be a list or tuple, got objec"),
 ]
 
@@ -100,3 +122,13 @@ def test_what_a_runner_hands_over(
     with fast.checks(enabled=False), pytest.raises(error, match=message):
         fast.build_attn_metadata(**{**step, **changes})
     assert [[], []] == [builder.given for builder in step["attn_metadata_builders"]]
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_layer_names_that_cannot_be_keys(enabled: bool, step: dict[str, Any]) -> None:
+    """A name that is no str is refused by its place, at the latest when it is to be a key."""
+    groups = [SimpleNamespace(layer_names=["a"]), SimpleNamespace(layer_names=["b", ["c"]])]
+    config = SimpleNamespace(kv_cache_groups=groups)
+    message = r"^kv_cache_groups\[1\]\.layer_names\[1\] must be a str, got list$"
+    with fast.checks(enabled=enabled), pytest.raises(TypeError, match=message):
+        fast.build_attn_metadata(**{**step, "kv_cache_config": config})

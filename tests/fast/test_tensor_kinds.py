@@ -113,6 +113,19 @@ def empty_storage(like: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def empty_negation(like: torch.Tensor) -> torch.Tensor:
+    """Return a lazy negation of such a tensor."""
+    return torch._neg_view(empty_storage(like))
+
+
+def empty_strided(like: torch.Tensor) -> torch.Tensor:
+    """Return a view of every second element of a storage that was resized to nothing."""
+    wide = torch.stack([like, like], dim=-1)
+    made = wide[..., 0]
+    wide.untyped_storage().resize_(0)
+    return made
+
+
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "COO": lambda like: like.to_sparse(),
     "CSR": lambda like: like.to_sparse_csr(),
@@ -123,6 +136,8 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "wrapper": Wrapper,
     "mkldnn": lambda like: like.to_mkldnn(),
     "no storage": empty_storage,
+    "no storage, negated": empty_negation,
+    "no storage, strided": empty_strided,
     "quantised": lambda like: torch.quantize_per_tensor(like, 0.1, 0, torch.qint8),
 }
 
@@ -131,6 +146,8 @@ def cannot_be(kind: str, like: torch.Tensor) -> bool:
     """Return whether torch makes no such tensor of this one."""
     if kind == "CSR":
         return like.dim() != 2
+    if kind == "no storage, negated":
+        return like.dtype is torch.bool
     return kind in {"mkldnn", "quantised"} and not like.is_floating_point()
 
 
@@ -272,3 +289,31 @@ def test_a_lazy_negation_as_out(name: str) -> None:
         assert "out" in str(error)  # noqa: PT017  (either is right)
     else:
         assert torch.equal(expected, negated)
+
+
+def test_indices_of_int32_without_memory() -> None:
+    """Indices that are converted to int64 are refused before torch reads them."""
+    indices = empty_storage(torch.arange(100_000, dtype=torch.int32))
+    metadata = make_metadata(logits_indices_padded=indices)
+    call = READERS["make_kv_sharing_fast_prefill_common_attn_metadata"][0]
+    check_refused("", "logits_indices_padded", lambda: call(metadata))
+
+
+def test_conjugates_without_memory() -> None:
+    """A lazy conjugate is refused before torch reads what it is of."""
+    rows = torch.conj(empty_storage(torch.ones(1000, 300, dtype=torch.complex64)))
+    mask = torch.ones(1000, dtype=torch.bool)
+    check_refused("", "placeholders", lambda: fast.gather_mm_placeholders(rows, mask))
+    check_refused("", "embeds", lambda: fast.scatter_mm_placeholders(rows, mask))
+
+
+def test_storage_resized_to_less() -> None:
+    """What reaches past its storage is refused in checked mode, before it is read."""
+    for change in (lambda lens: lens, torch._neg_view):
+        lens = int32(3, 5, 8)
+        lens.untyped_storage().resize_(4)
+        with (
+            fast.checks(enabled=True),
+            pytest.raises(ValueError, match=r"^seq_lens reaches past the 4 bytes of its storage$"),
+        ):
+            fast.get_dcp_local_seq_lens(change(lens))

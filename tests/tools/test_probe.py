@@ -6,13 +6,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
 
-from tools.probe import command_line
+from conformance.contracts import Call
+from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds
+from tools.probe.calling import Outcome
+from tools.probe.case import Case, array_sites
 from tools.probe.guarded_memory import GuardedMemory
-from tools.probe.subjects import NO_FUNCTIONS, names, unprobed
+from tools.probe.strange_objects import HostilityError, other_value
+from tools.probe.subjects import NO_FUNCTIONS, make_subject, names, unprobed
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).with_name("planted_violations.py")
@@ -96,6 +103,55 @@ def test_a_wrong_command_line_is_one_line(
         command_line.main(wrong)
     assert 2 == ended.value.code
     assert 1 == capsys.readouterr().err.count("\n")
+
+
+def test_a_conj_view_has_the_values_of_what_it_stands_for() -> None:
+    """Its memory holds the conjugates, of complex numbers too."""
+    values = torch.tensor([1 + 2j, -3.5 - 0.25j])
+    viewed = tensor_kinds.TENSORS["conj view"](values)
+    assert viewed.is_conj()
+    assert torch.equal(values, viewed)
+
+
+def test_texts_stay_short() -> None:
+    """A text that is made longer again and again does not take all memory."""
+    random, text = Random(5), "layers.0"  # noqa: S311  # no secret
+    longest = 0
+    for _ in range(200):
+        value = other_value(random, text, "name")
+        if isinstance(value, str) and len(value) > len(text):
+            text = value
+        longest = max(longest, len(text))
+    assert 1000 < longest < 4_000_000
+
+
+def test_what_is_one_array_in_two_places_stays_one_or_is_two_in_both_twins() -> None:
+    """Where a kind of tensor stands in one place only, `reference` is given another array too."""
+    raw = np.zeros(4, np.int8)
+    call = Call("_reshape_kv_cache", {"raw": {"a": raw, "b": raw}, "lens": np.zeros(4, np.int8)})
+    sites = array_sites(call)
+    case = Case(make_subject("_reshape_kv_cache"), None, None, Random(0))  # type: ignore[arg-type]  # noqa: S311
+    num_places = set()
+    for _ in range(40):
+        _, places, given, _ = kind_cases._draw_kind(case, call, None, sites[0], sites)  # type: ignore[arg-type]
+        one, other = given.arguments["raw"].values()
+        assert (one is other) == (len(places) == 2)
+        assert "lens" not in [place.path for place in places]
+        num_places.add(len(places))
+    assert {1, 2} == num_places
+
+
+def test_hostile_objects_in_results_are_not_read() -> None:
+    """What a result hands on of a hostile argument ends no case."""
+
+    class Hostile(dict[str, object]):
+        """Raises when its items are looked at."""
+
+        def items(self) -> NoReturn:  # type: ignore[override]  # on purpose
+            raise HostilityError("a hostile method was called")
+
+    given: Any = None
+    assert [] == list(bad_calls._repeated(given, given, Outcome(result=[Hostile()])))
 
 
 def test_guarded_memory_holds_what_was_placed() -> None:

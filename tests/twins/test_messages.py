@@ -108,6 +108,33 @@ def reorder(twin: Twin, scheduled: Any, second: Any = "b") -> Any:  # noqa: ANN4
     return twin.lib.reorder_batch_to_split_decodes_and_prefills(batch, step)
 
 
+def build(twin: Twin, layer_names: Any) -> Any:  # noqa: ANN401  # of both twins
+    """Build the metadata of one group without requests, whose layers have these names."""
+    nothing = SimpleNamespace(cpu=twin.int32(0), gpu=twin.int32(0))
+    return twin.lib.build_attn_metadata(
+        [SimpleNamespace(build=lambda **_: "metadata")],
+        0,
+        0,
+        nothing,
+        nothing,
+        twin.int32(),
+        [twin.array([[1]], "int32")],
+        [twin.int64()],
+        SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=layer_names)]),
+    )
+
+
+def cut(twin: Twin, max_query_len: Any) -> Any:  # noqa: ANN401  # of both twins
+    """Cut a batch to the tokens 1 and 4."""
+    return twin.lib.make_kv_sharing_fast_prefill_common_attn_metadata(
+        twin.batch(
+            max_query_len=max_query_len,
+            logits_indices_padded=twin.int64(1, 4),
+            num_logits_indices=2,
+        )
+    )
+
+
 MESSAGES: dict[str, list[Refused]] = {
     "compute_slot_mapping": [
         (
@@ -308,6 +335,54 @@ MESSAGES: dict[str, list[Refused]] = {
             ),
             TypeError,
             "kv_cache_groups[0].layer_names[1] must be a str, got list",
+        ),
+    ],
+    "build_attn_metadata": [
+        (
+            lambda twin: build(twin, ["a", ["c"]]),
+            TypeError,
+            "kv_cache_groups[0].layer_names[1] must be a str, got list",
+        ),
+        (
+            lambda twin: build(twin, "ab"),
+            TypeError,
+            "kv_cache_groups[0].layer_names must be a list, got str",
+        ),
+    ],
+    "bind_kv_cache": [
+        (
+            lambda twin: twin.lib.bind_kv_cache({"a": None}, {"a": SimpleNamespace()}, []),
+            ValueError,
+            (
+                "layer_name is 'a' and has 0 integers between dots, expected 1, or 2 for an "
+                "attention layer where num_attn_module is above 1"
+            ),
+        ),
+        (
+            lambda twin: twin.lib.bind_kv_cache({(1,): None, "a": None}, {"a": None}, []),
+            KeyError,
+            "forward_context lacks layer (1,)",
+        ),
+    ],
+    "prepare_kernel_block_sizes": [
+        (
+            lambda twin: twin.lib.prepare_kernel_block_sizes(
+                SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec="")]), []
+            ),
+            NotImplementedError,
+            "kv_cache_groups[0] has a spec of class str, expected AttentionSpec or MambaSpec",
+        ),
+    ],
+    "make_kv_sharing_fast_prefill_common_attn_metadata": [
+        (
+            lambda twin: cut(twin, True),  # a wrong number
+            TypeError,
+            "max_query_len must be an int, got True of bool",
+        ),
+        (
+            lambda twin: cut(twin, -1),
+            ValueError,
+            "max_query_len is -1, expected 0 to 9223372036854775807",
         ),
     ],
     "CommonAttentionMetadata.validate": [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import itertools
 import json

@@ -21,7 +21,7 @@ from tools.probe.checks import (
 )
 from tools.probe.differences import contents
 from tools.probe.sites import Site, are_copies, replaced_at, sites_of
-from tools.probe.strange_objects import StrangeObject, other_value
+from tools.probe.strange_objects import HostilityError, StrangeObject, other_value
 from tools.probe.violation import Finding
 
 PATIENCE_SECONDS: Final = 5.0
@@ -126,7 +126,7 @@ def _repeated(case: Case, call: Call, first: Outcome) -> Iterator[Finding]:
     """Call again with other bytes in fresh memory: the result must be the same."""
     try:
         seen = contents(first.result)
-    except RecursionError:  # something in itself is passed on
+    except (RecursionError, HostilityError):  # something in itself, or hostile, is passed on
         return
     poison(POISONS[1])
     second = case.call_fast(call, checked=False)

@@ -29,23 +29,52 @@ def other_kinds(case: Case) -> Iterator[Finding]:
         yield from bad_values(case)
         return
     site = case.random.choice(sites)
-    kind = some_kind(case.random, site.value, site.path)
-    if kind.kind in {"expanded", "zero-stride"} and not _is_repeated(site.value):
-        array = _repeated(site.value)
-        for other in sites:
-            if other is site or are_copies(site.path, other.path):
-                call = replaced_at(call, other, array)
-        expected = call_reference(call)
-        if expected is None or expected.error is not None:
-            return
-        kind = OfKind(kind.kind, array, site.path)
-    got = case.call_fast(replaced_at(call, site, kind), checked=case.random.random() < 0.5)
+    kind, places, call, expected = _draw_kind(case, call, expected, site, sites)
+    if expected is None or expected.error is not None:
+        return
+    for place in places:
+        call = replaced_at(call, place, kind)
+    got = case.call_fast(call, checked=case.random.random() < 0.5)
     yield from named(kind.kind, check_resources(got))
     if isinstance(got.error, NoSuchKindError):
         return
     yield from named(kind.kind, case.check_error(got))
     if got.error is None and case.subject.is_compared:
         yield from named(kind.kind, _wrong_result(case, expected, got, site.path, kind.kind))
+
+
+def _places_of_same(site: Site, sites: list[Site]) -> list[Site]:
+    """Return the other places of the same array, which both twins are given as one object."""
+    return [
+        other
+        for other in sites
+        if other.value is site.value
+        and other.steps != site.steps
+        and is_numpy(other.path) == is_numpy(site.path)
+    ]
+
+
+def _draw_kind(
+    case: Case, call: Call, expected: Outcome, site: Site, sites: list[Site]
+) -> tuple[OfKind, list[Site], Call, Outcome | None]:
+    """Return a kind, the places where it stands, the call of `reference`, and what that did."""
+    kind = some_kind(case.random, site.value, site.path)
+    if kind.kind in {"expanded", "zero-stride"} and not _is_repeated(site.value):
+        array = _repeated(site.value)
+        for other in sites:
+            if other is site or are_copies(site.path, other.path):
+                call = replaced_at(call, other, array)
+        return OfKind(kind.kind, array, site.path), [site], call, call_reference(call)
+    same = _places_of_same(site, sites)
+    if not same or case.random.random() < 0.5:
+        return kind, [site, *same], call, expected
+    return kind, [site], *_apart(call, site)
+
+
+def _apart(call: Call, site: Site) -> tuple[Call, Outcome | None]:
+    """Return a call in which an array is no longer that of other places, and its outcome."""
+    call = replaced_at(call, site, site.value.copy())
+    return call, call_reference(call)
 
 
 def _wrong_result(
@@ -86,6 +115,10 @@ def transforms(case: Case) -> Iterator[Finding]:
         yield from valid(case)
         return
     site = case.random.choice(sites)
+    if _places_of_same(site, sites):
+        call, expected = _apart(call, site)
+        if expected is None or expected.error is not None:
+            return
     name = case.random.choice(("vmap", "functionalize"))
     done = _transformed(case, name, call, site)
     if done is None:

@@ -178,6 +178,10 @@ INTS = (-1, 0, 1, 2, 3, 7, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32, 2**63 - 1, 
 INTS += (-(2**63) - 1, 10**30, -2)
 
 
+MOST_CHARACTERS = 1_000_000
+"""How long a text becomes about, however often it is made longer."""
+
+
 def other_value(random: Random, value: Any, path: str) -> Any:
     """Return something else for a value that is no array."""
     if isinstance(value, bool | np.bool_):
@@ -189,7 +193,8 @@ def other_value(random: Random, value: Any, path: str) -> Any:
     elif isinstance(value, float):
         likely = [float("nan"), float("inf"), -value, value * 2, 0.0, np.float32(1.5), -1e308]
     elif isinstance(value, str):
-        likely = ["", value + "x", value[:-1], value.upper(), value * 1000, "0", "\0", "é"]
+        many = min(1000, 1 + MOST_CHARACTERS // (1 + len(value)))
+        likely = ["", value + "x", value[:-1], value.upper(), value * many, "0", "\0", "é"]
     elif isinstance(value, list | tuple):
         likely = _other_lists(random, value)
     elif isinstance(value, dict):

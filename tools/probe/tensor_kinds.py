@@ -50,16 +50,26 @@ class PlainSubclass(torch.Tensor):
     """A subclass with memory as any tensor has it."""
 
 
-def _without_storage(tensor: torch.Tensor) -> torch.Tensor:
-    copied = tensor.clone()
-    copied.untyped_storage().resize_(0)
-    return copied
+def _without_storage(make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def make_without(tensor: torch.Tensor) -> torch.Tensor:
+        made = make(tensor)
+        made.untyped_storage().resize_(0)
+        return made
+
+    return make_without
 
 
 def _negated(tensor: torch.Tensor) -> torch.Tensor:
     if bool(tensor.isnan().any()):
         raise ValueError("a NaN does not come back with all of its bits")
     return torch._neg_view(-tensor)  # noqa: SLF001  # the values are those of `tensor`
+
+
+def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    values = tensor.to(torch.complex64)
+    if bool(values.isnan().any()):
+        raise ValueError("a NaN does not come back with all of its bits")
+    return torch.conj(values.conj_physical())  # the values are those of `tensor`
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,9 +108,12 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "plain subclass": lambda t: t.as_subclass(PlainSubclass),
     "parameter": lambda t: torch.nn.Parameter(t.clone(), requires_grad=False),
     "requires grad": lambda t: t.clone().requires_grad_(),  # noqa: FBT003, RUF100  # torch's
-    "storage resized to 0": _without_storage,
+    "storage resized to 0": _without_storage(torch.clone),
+    "neg view of nothing": _without_storage(_negated),
+    "conj view of nothing": _without_storage(_conjugated),
+    "strided view of nothing": _without_storage(_strided),
     "neg view": _negated,
-    "conj view": lambda t: torch.conj(t.to(torch.complex64)),
+    "conj view": _conjugated,
     "inference tensor": _inference,
     "strided": _strided,
     "flipped": lambda t: t.flip(0).flip(0),
@@ -156,6 +169,7 @@ OTHER_TYPES = frozenset(
         "dtype float64",
         "complex",
         "conj view",
+        "conj view of nothing",
         "quantized",
         "mkldnn",
     }
