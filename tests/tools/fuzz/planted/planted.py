@@ -1,4 +1,4 @@
-"""`fast` with planted bugs, one for each function below, for the fuzzer to find: `--impl` this file.
+"""`fast` with planted bugs, one in each of these functions, for the fuzzer: `--impl` this file.
 
 `PLANTED_BUGS` in the environment names those that are planted, `none` of them; unset: all but
 `flaky`.
@@ -20,7 +20,13 @@ import torch
 import fast
 from fast import *
 
-RARE: Final = ("many requests", "long context", "odd block size", "combination")
+RARE: Final = (
+    "many requests",
+    "long context",
+    "many tokens",
+    "odd block size",
+    "combination",
+)
 """Bugs that fewer than one in 20,000 cases of the default run's sizes reach."""
 
 CRASHES: Final = ("null read", "abort")
@@ -73,15 +79,23 @@ def many_requests(num_scheduled_tokens: Any, split_points: Any) -> list[Any]:
 
 
 def long_context(
+    common_attn_metadata: Any, decode_threshold: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    """Count one decode too many where a request has computed more than 65,536 tokens."""
+    found = fast.split_decodes_prefills_and_extends(common_attn_metadata, decode_threshold)
+    computed = common_attn_metadata.num_computed_tokens_cpu
+    if len(computed) and int(computed.max()) > 65_536:
+        return found[0] + 1, *found[1:]
+    return found
+
+
+def many_tokens(
     common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
 ) -> tuple[int, int, int, int]:
-    """Count no decodes where a sequence has more than 65,536 tokens."""
-    found = fast.split_decodes_and_prefills(
-        common_attn_metadata, decode_threshold, require_uniform
-    )
-    lengths = common_attn_metadata.seq_lens_cpu
-    if len(lengths) and int(lengths.max()) > 65_536 and found[0]:
-        return 0, sum(found[:2]), 0, sum(found[2:])
+    """Count a prefill too many where a batch has more than 4,096 tokens."""
+    found = fast.split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
+    if int(common_attn_metadata.query_start_loc_cpu[-1]) > 4096:
+        return found[0], found[1] + 1, *found[2:]
     return found
 
 
@@ -95,7 +109,7 @@ def odd_block_size(attn_chunk_size: int, common_attn_metadata: Any, block_size: 
     return found
 
 
-def combination(  # noqa: PLR0917  # as the function's own
+def combination(
     seq_lens: torch.Tensor,
     dcp_size: int = 1,
     dcp_rank: int | None = None,
@@ -108,11 +122,11 @@ def combination(  # noqa: PLR0917  # as the function's own
         seq_lens, dcp_size, dcp_rank, cp_kv_cache_interleave_size, out=out
     )
     # One after another, so that each is a branch of its own.
-    if dcp_size == 5:  # noqa: SIM102
-        if cp_kv_cache_interleave_size == 16:  # noqa: SIM102
-            if len(seq_lens) == 3:  # noqa: SIM102
-                if int(seq_lens[0]) % 80 == 79:  # noqa: SIM102
-                    if dcp_rank == 4:  # noqa: SIM102
+    if dcp_size == 5:
+        if cp_kv_cache_interleave_size == 16:
+            if len(seq_lens) == 3:
+                if int(seq_lens[0]) % 80 == 79:
+                    if dcp_rank == 4:
                         if out is not None and len(out) == 6:
                             found[0] += 1
     return found
@@ -160,7 +174,8 @@ BUGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "largest not common": ("select_common_block_size", largest_not_common),
     "wrong error": ("compute_mm_encoder_budget", wrong_error),
     "many requests": ("create_ubatch_slices", many_requests),
-    "long context": ("split_decodes_and_prefills", long_context),
+    "long context": ("split_decodes_prefills_and_extends", long_context),
+    "many tokens": ("split_decodes_and_prefills", many_tokens),
     "odd block size": ("make_local_attention_virtual_batches", odd_block_size),
     "combination": ("get_dcp_local_seq_lens", combination),
     "null read": ("is_residual_scattered_for_sp", null_read),
