@@ -333,6 +333,7 @@ def test_a_step_does_all() -> None:
     assert local.num_reqs >= 8
 
 
-def test_importing_is_timed() -> None:
+def test_importing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`import fast` takes some time, and not many seconds."""
+    monkeypatch.setattr("tools.bench.startup.NUM_PROCESSES", 1)  # the median needs more, not this
     assert 0 < import_seconds() < 30

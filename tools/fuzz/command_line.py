@@ -198,7 +198,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="N", help="default: another one each time")
     add("--history", type=Path, metavar="DIR", help="keeps a record of each night, for the trend")
     add("--ray", metavar="ADDRESS", help="run on a Ray cluster, HOST:PORT or auto")
-    add("--hang-seconds", type=_positive_float, metavar="N", default=20.0, help="default: 20")
+    add("--hang-seconds", type=_positive_float, metavar="N", default=30.0, help="default: 30")
     add("--memory-gib", type=_positive, metavar="N", default=4, help="of a worker; default: 4")
     add("--exhaustive", action="store_true", help="enumerate small scopes instead")
     add("--scale", type=int, choices=SCALES, default=1, help="of their bounds; default: 1")

@@ -6,15 +6,13 @@ import dataclasses
 import time
 from datetime import UTC, datetime
 
-from conformance.contracts import Call
-from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.targets import RAISED
 from tools.fuzz.display import Display
 from tools.fuzz.exhaustive import summary
+from tools.fuzz.exhaustive.examples import example_of
 from tools.fuzz.exhaustive.jobs import CaseFailure, targets_of
 from tools.fuzz.exhaustive.progress import Progress
-from tools.fuzz.exhaustive.registry import failing_call
 from tools.fuzz.exhaustive.run import run
 from tools.fuzz.failures import Failure, failure_of, with_artefacts
 from tools.fuzz.findings import Findings
@@ -22,7 +20,6 @@ from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Pool
 from tools.fuzz.minimize import ProcessDiedError
 from tools.fuzz.options import Options
-from tools.fuzz.properties import all_checks
 from tools.fuzz.report import Night, Scope
 from tools.fuzz.summary import reported_findings, start_of_night
 
@@ -95,26 +92,22 @@ def failure_of_case(found: CaseFailure, progress: Progress) -> Failure:
         progress: The run.
     """
     target = targets_of(progress.subject)[found.target]
-    function, case = failing_call(found.scope, found.index, progress.scale)
-    where, check = next(
-        (where, check)
-        for where, check in all_checks().items()
-        if check.function == function and check.kind is Kind.SAME_ANSWER
-    )
+    example = example_of(found.scope, found.index, progress.scale)
+    check, where = example.check, example.where
     error: BaseException
     if found.difference is None:
         error = ProcessDiedError(found.line)
-    elif isinstance(case, Call):
-        error = Mismatch(case, target.name, found.difference)
+    elif example.call is not None:
+        error = Mismatch(example.call, target.name, found.difference)
     else:
         error = AssertionError(found.line)
         try:
-            check.body(target, case)
+            check.body(target, example.value)
         except RAISED as raised:
             error = raised
     name = f"{found.scope}:{found.index}"
     failure = failure_of(
-        check, target, where, case, error, property_name=name, kind="same answer", is_minimal=True
+        check, target, where, example.value, error, property_name=name, is_minimal=True
     )
     is_safe = found.difference is not None
-    return with_artefacts(failure, check, target, where, case, error, is_safe=is_safe)
+    return with_artefacts(failure, check, target, where, example.value, error, is_safe=is_safe)

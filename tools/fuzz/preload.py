@@ -14,10 +14,12 @@ from conformance.strategies.batches import batches
 from conformance.strategies.presets import MINIMAL
 from tools.fuzz import growth, minimize, profile, replay, slices  # noqa: F401  # the jobs' modules
 from tools.fuzz.properties import all_checks
+from tools.probe.calling import warm_checked_mode
 
 torch.set_num_threads(1)  # a fork copies one thread alone
 all_checks()  # imports the harness
-fast.warmup()
+fast.warmup()  # a case that compiles a loop takes so long that it seems to hang
+warm_checked_mode()
 
 
 def _draw() -> None:

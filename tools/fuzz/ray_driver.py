@@ -29,7 +29,7 @@ FIRST_WORKER_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 10.0
 """What is waited after a worker could not be started."""
 
-GPU_SECONDS: Final = 30.0
+GPU_SECONDS: Final = 10.0
 """How long a job waits for a GPU where no node has one."""
 
 CLOSE_SECONDS: Final = 2.0
@@ -90,7 +90,8 @@ class Driver:
         self._number = 0
         self._started = time.monotonic()
         self._pause_until = 0.0
-        self._size: int | None = None
+        self._num_gpus = 0
+        self._reported: tuple[int, int] | None = None
         self._wants_gpu = False
 
     def run(self) -> None:
@@ -149,7 +150,7 @@ class Driver:
                 self._look()
             except Exception as error:  # noqa: BLE001  # the head may be away
                 print(f"the nodes cannot be listed: {error!r}", file=sys.stderr)
-            time.sleep(WATCH_SECONDS if self._size else 0.2)
+            time.sleep(WATCH_SECONDS if self._reported else 0.2)
 
     def _look(self) -> None:
         import ray  # noqa: PLC0415
@@ -168,11 +169,9 @@ class Driver:
         if self._wants_gpu and not gpus:
             self._refuse_gpu_jobs()
         self._slots = [slot for slot in self._slots if slot.is_alive()]
-        size = sum(slot.node is not None and not slot.is_lost for slot in self._slots)
-        if size != self._size and (size or self._size is not None):
-            self._size = size
-            self.send("size", size, gpus)
-        if self._size is None and time.monotonic() - self._started > FIRST_WORKER_SECONDS:
+        self._num_gpus = gpus
+        self.report_size()
+        if self._reported is None and time.monotonic() - self._started > FIRST_WORKER_SECONDS:
             free = int(ray.available_resources().get("CPU", 0))
             self.send(
                 "refused",
@@ -180,9 +179,17 @@ class Driver:
                 f" are free. {self.last_failure}".strip(),
             )
             self._started = float("inf")
-        if self._size is None and not cpus:
+        if self._reported is None and not cpus:
             self.send("refused", "its nodes have no CPUs: start one with `ray start --num-cpus N`")
             self._started = float("inf")
+
+    def report_size(self) -> None:
+        """Send the number of workers, if there are any now or were before."""
+        size = sum(slot.node is not None and not slot.is_lost for slot in self._slots)
+        now = size, self._num_gpus
+        if now != self._reported and (size or self._reported is not None):
+            self._reported = now
+            self.send("size", *now)
 
     def _adjust(self, needs_gpu: bool, wanted: int) -> None:
         """Start workers that the cluster has room for; give up those that wait for room."""
@@ -251,7 +258,12 @@ class _Slot(threading.Thread):
         jobs = self._driver.jobs[self.needs_gpu]
         while not self.is_lost and not self._driver.is_closed:
             with contextlib.suppress(queue.Empty):
-                self._run_task(jobs.get(timeout=0.2))
+                task = jobs.get(timeout=0.2)
+                if self.is_lost:
+                    jobs.put(task)
+                else:
+                    self._run_task(task)
+        self._driver.report_size()
         ray.kill(self._actor)
 
     def _start(self) -> bool:

@@ -211,6 +211,8 @@ class RayPool:
 
     def _start_again(self) -> None:
         with self._lock:
+            if self._closed.is_set():
+                return
             log = Path(self._folder.name) / "log"
             self._driver = _DriverProcess(self._config, log)
             if self._is_stopped:

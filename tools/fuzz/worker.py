@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import gc
+import importlib
 import mmap
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -66,7 +67,8 @@ class Start:
     Attributes:
         method: Of `multiprocessing`: `forkserver` starts a child in 50 ms, but a process that has
             used a GPU cannot be forked, so `spawn` is needed there.
-        preload: Modules that the fork server imports once.
+        preload: Modules that the fork server imports once; their functions `prepare()`, where they
+            have one, are called in each child.
     """
 
     method: str = "forkserver"
@@ -158,7 +160,10 @@ class _Child:
         context = start.context()
         self._ours, theirs = context.Pipe()
         self.process = context.Process(
-            target=_main, args=(theirs, folder, os.getpid()), daemon=True, name="kvtwin-fuzz"
+            target=_main,
+            args=(theirs, folder, os.getpid(), start.preload),
+            daemon=True,
+            name="kvtwin-fuzz",
         )
         with _without_main_module():
             self.process.start()
@@ -172,7 +177,8 @@ class _Child:
         """Kill the process."""
         self.process.kill()
         self.process.join()
-        self._ours.close()
+        with contextlib.suppress(OSError):  # the thread that runs jobs may do the same
+            self._ours.close()
         with contextlib.suppress(OSError):
             self._folder.cleanup()
 
@@ -195,7 +201,7 @@ class _Child:
                     else:
                         yield Lost(job, "error", self.shared.read(), content)
                     return
-            except (EOFError, OSError):
+            except (EOFError, OSError, TypeError, ValueError):  # the last two if `close` closed it
                 reason = "stopped" if is_closed() else self._how_it_ended()
                 yield Lost(job, reason, self.shared.read(), self._read_stacks())
                 return
@@ -311,7 +317,7 @@ class _Context:
         return self._is_over
 
 
-def _main(pipe: Connection, folder: Path, parent: int) -> None:
+def _main(pipe: Connection, folder: Path, parent: int, preload: Sequence[str]) -> None:
     """Run jobs until the pipe closes: the body of a child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -320,9 +326,10 @@ def _main(pipe: Connection, folder: Path, parent: int) -> None:
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    from tools.fuzz import preload  # noqa: PLC0415  # the fork server may have done it
-
-    preload.prepare()
+    for name in preload:  # the fork server may have imported them
+        prepare = getattr(importlib.import_module(name), "prepare", None)
+        if prepare is not None:
+            prepare()
     context = _Context(pipe, folder)
     while True:
         try:

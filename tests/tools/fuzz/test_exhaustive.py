@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,21 +18,23 @@ import pytest
 import torch
 
 import fast
-from conformance.comparison import first_difference
+from conformance.comparison import Verdict, first_difference
 from conformance.contracts import Call
-from conformance.sides import PLAIN, Side
+from conformance.profiles import Kind
+from conformance.report import Mismatch
+from conformance.sides import Side
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, TARGETS
-from conformance.test_block_table import test_block_tables as block_tables_check
 from tools.fuzz.exhaustive import progress as progress_module
 from tools.fuzz.exhaustive import summary
-from tools.fuzz.exhaustive.command_line import main
 from tools.fuzz.exhaustive.comparing import Comparer
 from tools.fuzz.exhaustive.equality import is_same
+from tools.fuzz.exhaustive.examples import example_of
 from tools.fuzz.exhaustive.jobs import CaseFailure, ExhaustiveJob, compare_cases, crash_of
 from tools.fuzz.exhaustive.progress import FILE, Progress, StaleProgressError
-from tools.fuzz.exhaustive.registry import all_scopes, failing_call
+from tools.fuzz.exhaustive.registry import all_scopes
 from tools.fuzz.exhaustive.run import run
+from tools.fuzz.exhaustive.tables import with_refusals
 from tools.fuzz.jobs import Event, Finished, Job, Message
 from tools.fuzz.properties import Subject
 
@@ -134,8 +136,9 @@ def test_a_bug_in_one_combination_is_found(plant: Any) -> None:
     ]
     assert wanted == list(found)
     assert 0 < len(wanted) < scope.count() / 20
-    function, call = failing_call("slots of batches", wanted[0], 0)
-    assert "compute_slot_mapping" == function == call.function
+    example = example_of("slots of batches", wanted[0], 0)
+    with pytest.raises(AssertionError, match=r"compute_slot_mapping on host: another value"):
+        example.check.body(HOST, example.value)
     assert not failures_in("slots in place")  # which has one request
 
 
@@ -203,7 +206,7 @@ def test_a_written_argument_is_compared(plant: Any) -> None:
 
 
 def test_a_bug_in_a_sequence_of_operations_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is lost by a swap after a gather is found; its session shows it in the harness."""
+    """A row that is lost by a move before any gather is found; the harness' own check fails too."""
 
     class Forgetful(fast.BlockTables):
         has_gathered = False
@@ -218,37 +221,47 @@ def test_a_bug_in_a_sequence_of_operations_is_found(monkeypatch: pytest.MonkeyPa
                 self.clear_row(dst)
 
     monkeypatch.setattr(fast, "BlockTables", Forgetful)
-    found = failures_in("block tables, two groups")
+    name = "block tables, two groups"
+    found = failures_in(name)
     assert found
-    function, session = failing_call("block tables, two groups", min(found), 0)
-    assert "BlockTables" == function
+    session = all_scopes(0)[name].case(min(found))
     assert isinstance(session, Session)
     methods = [operation.method for operation in session.operations[2:-2]]
     assert ["append_block_ids", "move_row"] == methods
-    example = _life(session)
+    example = example_of(name, min(found), 0)
     with pytest.raises(AssertionError, match=r"BlockTables\.\w+ on host"):
-        block_tables_check.body(HOST, example)
+        example.check.body(HOST, example.value)
     monkeypatch.undo()
-    block_tables_check.body(HOST, example)
+    example.check.body(HOST, example.value)
 
 
-def _life(session: Session) -> Any:
-    """Return a session as the harness' own check takes it."""
-    from conformance.sessions import _Life  # noqa: PLC0415
+@pytest.mark.parametrize("name", sorted(all_scopes(0)))
+def test_cases_are_examples_of_the_harness(name: str) -> None:
+    """The harness' own check takes cases of each scope, and finds no difference either.
 
-    return _Life(session, PLAIN, 0)
+    Of two things that are wrong with a call, the twins may name another first.
+    """
+    count = all_scopes(0)[name].count()
+    for step in range(8):
+        example = example_of(name, step * 1_000_003 % count, 0)
+        try:
+            example.check.body(HOST, example.value)
+        except Mismatch as error:
+            assert Kind.SAME_REFUSAL is example.check.kind
+            assert Verdict.WORDING is error.difference.verdict  # noqa: PT017
 
 
 def test_refused_operations_can_be_tried_again() -> None:
     """Sessions with appends that do not fit are valid examples of the harness' own check."""
     name = "block tables, three rows"
     refused = 0
-    for index in range(0, all_scopes(1)[name].count(), 4_567):
-        _, session = failing_call(name, index)
+    for index in range(0, all_scopes(1)[name].count(), 1_517):
+        session = all_scopes(1)[name].case(index)
         assert isinstance(session, Session)
-        if any(operation.refused for operation in session.operations):
+        if any(operation.refused for operation in with_refusals(session).operations):
             refused += 1
-            block_tables_check.body(HOST, _life(session))
+            example = example_of(name, index)
+            example.check.body(HOST, example.value)
     assert refused > 3
 
 
@@ -407,6 +420,22 @@ def test_failures_are_kept(tmp_path: Path, plant: Any) -> None:
     assert line in summary.text(again)
 
 
+def test_declared_deviations_are_no_failures(tmp_path: Path) -> None:
+    """What an adapter declares is counted by itself, and the rest must be equal."""
+    folder = ROOT / "tests" / "conformance"
+    adapter = (str(folder / "engine_adapter.py"),)
+    engine = Subject((str(folder / "engine_style.py"),), adapter, None, "compute_slot_mapping")
+    progress = Progress(engine, 0)
+    run(progress, Pool(), tmp_path)
+    done = progress.done["host", "slots of batches"]
+    assert done.declared > 100
+    assert not progress.failures
+    text = summary.text(progress)
+    assert f"cases, all equal but for {done.declared:,} as declared" in text
+    total = sum(done.declared for done in progress.done.values())
+    assert text.endswith(f"are equal, but for {total:,} as declared")
+
+
 def test_a_lost_worker(tmp_path: Path) -> None:
     """The case in which a worker died is a failure; the job's other cases run again."""
     progress = Progress(SLOTS, 0)
@@ -449,27 +478,28 @@ WRONG = """
 """
 
 
-def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An implementation that is wrong in a case, and ends the process in another, is found out."""
+def test_a_run_of_workers(tmp_path: Path) -> None:
+    """An implementation that is wrong in a case, and ends the process in another, is found out.
+
+    The failures have scripts, and a run that goes on knows them.
+    """
     (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG), encoding="utf-8")
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "tools.fuzz.exhaustive", "--impl", str(tmp_path / "wrong.py")]
-    command += ["--scale", "0", "--workers", "1", "--out", str(out)]
+    command = [sys.executable, "-m", "tools.fuzz", "--exhaustive", "--scale", "0"]
+    command += ["--impl", str(tmp_path / "wrong.py"), "--workers", "1", "--out", str(out)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
     assert (1, "") == (ended.returncode, ended.stderr)
-    assert "get_dcp_local_seq_lens on host, local lengths:" in ended.stdout
     assert "the worker was lost: signal SIGSEGV" in ended.stdout
-    assert ended.stdout.count("FAILS") == 4  # each is shown at once, and in the table
-    found = json.loads((out / "exhaustive-report.json").read_text(encoding="utf-8"))
-    [row] = found["scopes"]
-    assert row["cases"] == row["count"] == all_scopes(0)["local lengths"].count()
-    assert {"", "result"} == {field for _, _, field, _ in row["failures"]}
-    assert main(["--scale", "0", "--out", str(tmp_path / "other"), "--list"]) == 0
-    assert "not done" in capfd.readouterr().out
-    with pytest.raises(SystemExit) as usage:
-        main(["--scale", "0", "--out", str(out)])
-    assert 2 == usage.value.code
-    assert "is of a run with other bounds" in capfd.readouterr().err
+    count = all_scopes(0)["local lengths"].count()
+    assert re.search(
+        rf"[2-9]\d* of {count:,} cases on host, in 1 scopes, are not equal", ended.stdout
+    )
+    progress = Progress.resume(out, Subject((str(tmp_path / "wrong.py"),)), 0)
+    assert progress.is_complete
+    assert {"", "result"} == {failure.field for failure in progress.failures.values()}
+    scripts = sorted((out / "findings" / "scripts").glob("*.py"))
+    assert 2 == len(scripts)
+    assert all("get_dcp_local_seq_lens" in script.read_text(encoding="utf-8") for script in scripts)
 
 
 def test_a_job_is_picklable() -> None:

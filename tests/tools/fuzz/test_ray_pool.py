@@ -29,7 +29,7 @@ from tests.tools.fuzz.ray_jobs import (
 from tools.fuzz import ray_pool
 from tools.fuzz.jobs import Event, Finished, Lost, Message
 from tools.fuzz.ray_pool import NodeLost, RayPool
-from tools.fuzz.worker import Limits
+from tools.fuzz.worker import Limits, Start
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 """What each node has. Ray needs 75 MB of shared memory at least."""
@@ -38,6 +38,9 @@ IS_INSTALLED = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not IS_INSTALLED, reason="the extra `ray` is not installed")
 
 FILES = (Path(ray_jobs.__file__),)
+
+LIGHT = Start(preload=())
+"""Children that do not import the harness first."""
 
 
 class Cluster:
@@ -129,7 +132,7 @@ def reported(events: list[Event], job: CountingJob) -> list[int]:
 @needs_ray
 def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster) -> None:
     """A pool on a cluster does what a local one does, and prints nothing of Ray."""
-    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         assert 1 == pool.size
         assert 0 == pool.num_gpus
         slow = CountingJob(0, messages=3, seconds=1)
@@ -141,7 +144,6 @@ def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster
             times += [time.monotonic()] * (len(events) - len(times))
         assert times[1] - times[0] > 0.5, "messages come while the job runs"
         finished = events[3]
-        finished = ends[0]
         assert isinstance(finished, Finished)
         assert (slow, 0) == (finished.job, finished.result)
         assert finished.rss_bytes > 1 << 20
@@ -175,7 +177,7 @@ def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
     """A job reads the copy of a file; what it says of the path is the coordinator's path."""
     file = tmp_path / "implementation.py"
     file.write_text("original", encoding="utf-8")
-    with contextlib.closing(RayPool(cluster.address, files=[*FILES, file])) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=[*FILES, file])) as pool:
         file.write_text("changed since", encoding="utf-8")
         job = ReadingJob(str(file))
         pool.submit(job)
@@ -190,7 +192,7 @@ def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
 def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
     """Limits hold on nodes too; `stop` reaches running jobs; `close` loses the rest as stopped."""
     limits = Limits(hang_seconds=2)
-    pool = RayPool(cluster.address, limits=limits, files=FILES)
+    pool = RayPool(cluster.address, limits=limits, start=LIGHT, files=FILES)
     try:
         pool.submit(CountingJob(1, messages=1, seconds=600))
         events = collect(pool, 1)
@@ -236,7 +238,7 @@ def _drivers() -> list[str]:
 def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None:
     """All jobs finish though a node is killed; the pool shrinks, and grows with another node."""
     second = cluster.add_node("second")
-    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         wait_for_size(pool, 2)
         jobs = [CountingJob(number, messages=10, seconds=0.2) for number in range(8)]
         for job in jobs:
@@ -279,7 +281,7 @@ def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None
 @needs_ray
 def test_a_worker_alone_is_replaced(cluster: Cluster) -> None:
     """An actor that is killed while its node lives is started again, and so is its job."""
-    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         job = CountingJob(1, messages=4, seconds=0.5)
         pool.submit(job)
         events: list[Event] = []
@@ -310,7 +312,7 @@ def test_jobs_that_need_a_gpu_run_where_one_is(
 ) -> None:
     """They get a GPU of their own, beside the workers on CPUs; without one they are lost."""
     gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
-    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         wait_for_size(pool, 1)
         assert 2 == pool.num_gpus
         pool.submit(GpuJob())
@@ -338,7 +340,7 @@ def test_a_job_that_loses_every_node_is_given_up(
 ) -> None:
     """It may be the cause: after some nodes it is lost for good."""
     monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 2)
-    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         pool.submit(CountingJob(1, messages=600, seconds=0.2))
         events: list[Event] = []
         for _ in range(2):
@@ -356,7 +358,7 @@ def test_a_job_that_loses_every_node_is_given_up(
 def test_no_more_workers_than_asked_for(cluster: Cluster) -> None:
     """`workers` is the most, though the cluster has more CPUs."""
     second = cluster.add_node("second", num_cpus=2)
-    with contextlib.closing(RayPool(cluster.address, workers=2, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, workers=2, start=LIGHT, files=FILES)) as pool:
         wait_for_size(pool, 2)
         time.sleep(3)
         assert 2 == pool.size
@@ -369,7 +371,7 @@ def test_the_coordinator_outlives_the_process_that_talks_to_ray(
 ) -> None:
     """It is started again, and jobs with it: Ray ends it when the head is lost."""
     monkeypatch.setattr(ray_pool, "RECONNECT_SECONDS", 0.5)
-    with contextlib.closing(RayPool(cluster.address, files=FILES)) as pool:
+    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         job = CountingJob(1, messages=4, seconds=0.5)
         pool.submit(job)
         pool.submit(CountingJob(2))
@@ -391,7 +393,7 @@ def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_pool, "RECONNECT_SECONDS", 0.5)
     lost = Cluster()
     try:
-        pool = RayPool(lost.address, files=FILES)
+        pool = RayPool(lost.address, start=LIGHT, files=FILES)
         try:
             pool.submit(CountingJob(1, messages=600, seconds=0.2))
             events: list[Event] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,17 +20,20 @@ from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Arguments, Call, Contract
 from conformance.conversion import Carrier
 from conformance.sessions import construct
-from conformance.strategies.block_table import Session
+from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.subjects import contracts
-from tools.fuzz.exhaustive.equality import SCALARS, is_same
+from tools.fuzz.exhaustive.equality import is_same
 
 Case: TypeAlias = Call | Session
 """What is compared: one call, or an object and what is done to it."""
 
-LAST_COMPARED = 3
-"""The operations of a session after which all results so far are compared: its own last one and the
-two that make its state visible. All shorter sessions are cases of their own."""
+OBSERVING = 2
+"""The operations at the end of a session that make its state visible, outside of checked mode."""
+
+LAST_COMPARED = OBSERVING + 1
+"""The operations after which all results so far are compared: the observing ones and the last one
+before them. All shorter sessions are cases of their own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +63,7 @@ class Comparer:
         self._device = target.device or "cpu"
         has_modes = hasattr(target.implementation, "checks")
         self._modes = (True, False) if has_modes else (True,)
-        self._converted: dict[object, tuple[object, Any, Carrier]] = {}
-        self._change: Difference | None = None
+        self._carrier = target.carrier()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -77,28 +79,12 @@ class Comparer:
 
     def find_change(self) -> Difference | None:
         """Return the first change of an argument that may not change, and forget all arguments."""
-        for key in list(self._converted):
-            self._drop(key)
-        found, self._change = self._change, None
-        return found
+        carrier, self._carrier = self._carrier, self._target.carrier()
+        return carrier.changed(frozenset())
 
-    def _drop(self, key: object) -> None:
-        _, _, carrier = self._converted.pop(key)
-        self._change = self._change or carrier.changed(frozenset())
-
-    def _convert(self, key: object, name: str, value: object) -> object:
-        """Return the target's copy of an argument, the same one for the same object."""
-        if type(value) in SCALARS:
-            return value
-        converted = self._converted.get(key)
-        if converted is not None:
-            if converted[0] is value:
-                return converted[1]
-            self._drop(key)
-        carrier = self._target.carrier()
-        carried = carrier.carry(value, name)
-        self._converted[key] = value, carried, carrier
-        return carried
+    def _converted(self, arguments: Arguments) -> Arguments:
+        """Return arguments as the target takes them; the same object is converted once."""
+        return {name: self._carrier.carry(value, name) for name, value in arguments.items()}
 
     def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
         if len(self._modes) == 1:
@@ -113,11 +99,8 @@ class Comparer:
         written = {name: call.arguments[name] for name in contract.changes & set(call.arguments)}
         ours = {**call.arguments, **_carried(REFERENCE, written)[1]}
         expected = _outcome_of(REFERENCE.lookup(call.function), ours)
-        shared = {
-            name: self._convert(name, name, value)
-            for name, value in call.arguments.items()
-            if name not in written
-        }
+        shared = {name: v for name, v in call.arguments.items() if name not in written}
+        shared = self._converted(shared)
         function = self._target.lookup(call.function)
         for checked in self._modes:
             if expected.is_refusal and not checked:
@@ -169,28 +152,49 @@ class Comparer:
         return None
 
     def _compare_session(self, session: Session) -> Difference | None:
-        first_compared = len(session.operations) - LAST_COMPARED
+        operations = session.operations
         tables = construct(REFERENCE, session)
         results: list[_Outcome] = []
-        expected = []
-        for step, operation in enumerate(session.operations):
+        expected: list[list[_Outcome] | None] = []
+        for step, operation in enumerate(operations):
             results.append(_outcome_of(getattr(tables, operation.method), operation.arguments))
-            if step >= first_compared:
-                expected.append([_copied(outcome) for outcome in results])
+            is_compared = step >= len(operations) - LAST_COMPARED
+            expected.append([_copied(outcome) for outcome in results] if is_compared else None)
+        acting = len(operations) - OBSERVING
         for checked in self._modes:
+            results = []
             with self._mode(checked):
-                tables, results = construct(self._target, session), []
-                for step, operation in enumerate(session.operations):
-                    arguments = {
-                        name: self._convert((id(operation), name), name, value)
-                        for name, value in operation.arguments.items()
-                    }
-                    results.append(_outcome_of(getattr(tables, operation.method), arguments))
-                    if step >= first_compared:
-                        wanted = expected[step - max(first_compared, 0)]
-                        difference = self._results_difference(wanted, results)
-                        if difference is not None:
-                            return difference
+                tables = construct(self._target, session)
+                difference = self._perform(tables, operations[:acting], expected, results)
+            if difference is None:
+                with self._mode(checked=False):
+                    difference = self._perform(tables, operations[acting:], expected, results)
+            if difference is not None:
+                return difference
+        return None
+
+    def _perform(
+        self,
+        tables: object,
+        operations: Sequence[Operation],
+        expected: Sequence[list[_Outcome] | None],
+        results: list[_Outcome],
+    ) -> Difference | None:
+        """Do operations to a target's object, and return the first difference.
+
+        Args:
+            tables: The object.
+            operations: What is done to it.
+            expected: After each operation of the session, all results by then, or None.
+            results: The results so far, to which those of the operations are added.
+        """
+        for operation in operations:
+            arguments = self._converted(operation.arguments)
+            results.append(_outcome_of(getattr(tables, operation.method), arguments))
+            wanted = expected[len(results) - 1]
+            difference = self._results_difference(wanted, results) if wanted else None
+            if difference is not None:
+                return difference
         return None
 
     def _results_difference(

@@ -9,8 +9,7 @@ import torch
 
 from conformance.comparison import NUMPY_IN_BOTH_TWINS, compared_fields, torch_dtype
 
-SCALARS = frozenset({int, bool, str, type(None)})
-"""Types of values that are the same in all implementations."""
+_SCALARS = frozenset({int, bool, str, type(None)})
 
 
 def is_same(expected: object, actual: object, name: str = "") -> bool:
@@ -31,7 +30,7 @@ def is_same(expected: object, actual: object, name: str = "") -> bool:
     (False, False)
     """
     kind = type(expected)
-    if kind in SCALARS:
+    if kind in _SCALARS:
         return type(actual) is kind and expected == actual
     if kind is np.ndarray:
         return _is_same_array(expected, actual, name)

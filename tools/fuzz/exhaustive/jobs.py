@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from conformance.comparison import Difference
+from conformance.contracts import Call
 from conformance.implementations import load_implementations
+from conformance.report import Mismatch
 from conformance.targets import Target, choose_targets
-from tools.fuzz.exhaustive.comparing import Comparer
+from tools.fuzz.exhaustive.comparing import Case, Comparer
 from tools.fuzz.exhaustive.registry import all_scopes, function_of
 from tools.fuzz.exhaustive.scope import Scope
 from tools.fuzz.jobs import WorkerContext
@@ -57,7 +59,7 @@ class CaseFailure:
         index: The case.
         function: The function that it is about.
         field: The path of the first difference, without indices; empty for a crash.
-        difference: The first difference; None for a crash, or where only the line was kept.
+        difference: The first difference; None for a crash.
         line: The failure in a line.
     """
 
@@ -83,12 +85,14 @@ class ExhaustiveResult:
         start: The first case.
         stop: Where it ended; before the job's own end if it was stopped.
         failed: How many of the cases failed.
+        declared: How many others are not equal, as the implementation's adapter declares.
         seconds: How long they took.
     """
 
     start: int
     stop: int
     failed: int
+    declared: int
     seconds: float
 
 
@@ -129,11 +133,14 @@ class ExhaustiveJob:
         target = targets_of(self.subject)[self.target]
         comparer = Comparer(target)
         reported: set[tuple[str, str, str]] = set()
-        failed = 0
+        failed = declared = 0
         at = self.start
         while at < self.stop and not (worker.is_over() and at > self.start):
             stop = min(at + CHUNK, self.stop)
             for index, difference in compare_cases(comparer, scope, at, stop, worker).items():
+                if _is_declared(target, scope.case(index), difference):
+                    declared += 1
+                    continue
                 failed += 1
                 failure = _failure(target.name, scope, index, difference)
                 if failure.key not in reported and len(reported) < MOST_REPORTED:
@@ -141,7 +148,7 @@ class ExhaustiveJob:
                     worker.report(failure)
             at = stop
         seconds = time.perf_counter() - began
-        return ExhaustiveResult(self.start, at, failed, seconds)
+        return ExhaustiveResult(self.start, at, failed, declared, seconds)
 
 
 def compare_cases(
@@ -194,6 +201,14 @@ def _failure(target: str, scope: Scope, index: int, difference: Difference) -> C
     function = function_of(scope.case(index))
     field = re.sub(r"\[\d+\]", "[]", difference.path)
     return CaseFailure(target, scope.name, index, function, field, difference, difference.line)
+
+
+def _is_declared(target: Target, case: Case, difference: Difference) -> bool:
+    """Return whether a difference is a deviation that the implementation's adapter declares."""
+    error = AssertionError(difference.line)
+    if isinstance(case, Call):
+        error = Mismatch(case, target.name, difference)
+    return target.excuses(function_of(case), error)
 
 
 def noted(scope: str, index: int) -> bytes:

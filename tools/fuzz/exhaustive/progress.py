@@ -6,21 +6,14 @@ The file says of which bounds and of which code it is; with others, what it has 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import platform
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import torch
-
-import conformance
-import reference
+from conformance.comparison import Difference, Verdict
 from conformance.functions import choose_functions
-from conformance.targets import Target
+from tools.fuzz.exhaustive.digests import code_digests
 from tools.fuzz.exhaustive.jobs import (
     CaseFailure,
     ExhaustiveJob,
@@ -48,15 +41,16 @@ class Done:
     Attributes:
         ranges: The cases that were compared, `[start, stop)`, sorted, apart from each other.
         failed: How many of them failed.
+        declared: How many others are not equal, as an adapter declares.
         seconds: How long they took, over all workers.
-        failures: The failures that were reported, one of each function and field, as
-            `(case, function, field, line)`.
+        failures: The first failure of each function and field, as plain values.
     """
 
     ranges: list[list[int]] = dataclasses.field(default_factory=list)
     failed: int = 0
+    declared: int = 0
     seconds: float = 0.0
-    failures: list[tuple[int, str, str, str]] = dataclasses.field(default_factory=list)
+    failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def cases(self) -> int:
@@ -172,8 +166,8 @@ class Progress:
     def _restore(self, target: str, scope: str, done: Done) -> None:
         """Take over what the file says of a scope."""
         self.done[target, scope] = dataclasses.replace(done, failures=[])
-        for index, function, field, line in done.failures:
-            self.add_failure(CaseFailure(target, scope, index, function, field, None, line))
+        for fields in done.failures:
+            self.add_failure(_restored(target, scope, fields))
 
     def write(self, folder: Path) -> None:
         """Write what is done to the file in a folder, all of it or nothing."""
@@ -216,6 +210,7 @@ class Progress:
         done = self.done[job.target, job.scope]
         done.add(result.start, result.stop)
         done.failed += result.failed
+        done.declared += result.declared
         done.seconds += result.seconds
         return [dataclasses.replace(job, start=result.stop)] if result.stop < job.stop else []
 
@@ -224,8 +219,7 @@ class Progress:
         if failure.key in self.failures:
             return False
         self.failures[failure.key] = failure
-        told = (failure.index, failure.function, failure.field, failure.line)
-        self.done[failure.target, failure.scope].failures.append(told)
+        self.done[failure.target, failure.scope].failures.append(_as_plain_values(failure))
         return True
 
     def add_lost(self, job: ExhaustiveJob, failure: CaseFailure) -> list[ExhaustiveJob]:
@@ -238,11 +232,33 @@ class Progress:
         Returns:
             Jobs for the job's other cases.
         """
-        self.add(job, ExhaustiveResult(failure.index, failure.index + 1, 1, 0.0))
+        self.add(job, ExhaustiveResult(failure.index, failure.index + 1, 1, 0, 0.0))
         rest = ((job.start, failure.index), (failure.index + 1, job.stop))
         return [
             dataclasses.replace(job, start=start, stop=stop) for start, stop in rest if start < stop
         ]
+
+
+def _as_plain_values(failure: CaseFailure) -> dict[str, Any]:
+    """Return a failure as JSON has it; of what was got and expected, its text."""
+    fields: dict[str, Any] = {
+        name: getattr(failure, name) for name in ("index", "function", "field", "line")
+    }
+    found = failure.difference
+    if found is None:
+        return fields | {"difference": None}
+    values = [found.verdict.name, found.path, found.index, str(found.got), str(found.expected)]
+    return fields | {"difference": values}
+
+
+def _restored(target: str, scope: str, fields: dict[str, Any]) -> CaseFailure:
+    """Return the failure that `_as_plain_values` wrote."""
+    found = fields["difference"]
+    if found is not None:
+        verdict, path, index, got, expected = found
+        where = None if index is None else tuple(index)
+        found = Difference(Verdict[verdict], path, where, got, expected)
+    return CaseFailure(target, scope, **{**fields, "difference": found})
 
 
 def _check_same(path: Path, what: str, got: object, wanted: object) -> None:
@@ -257,29 +273,3 @@ def _check_same(path: Path, what: str, got: object, wanted: object) -> None:
         f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
         "Remove the file to begin anew, or go on with what it was made with"
     )
-
-
-def code_digests(targets: Iterable[Target]) -> dict[str, str]:
-    """Return a digest of all that decides what a case compares: code, versions of packages."""
-    parts = {
-        "reference": Path(reference.__file__).parent,
-        "conformance": Path(conformance.__file__).parent,
-        "tools.fuzz.exhaustive": Path(__file__).parent,
-    }
-    for target in targets:
-        if target.under_test is not None:
-            file = Path(target.under_test.file)
-            is_package = file.name == "__init__.py"
-            parts[target.under_test.name] = file.parent if is_package else file
-    found = {name: _digest(path) for name, path in parts.items()}
-    found["python"] = platform.python_version()
-    return {**found, "numpy": np.__version__, "torch": str(torch.__version__)}
-
-
-def _digest(path: Path) -> str:
-    """Return a digest of a Python file, or of all Python files in a folder."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        digest.update(str(file.relative_to(path.parent)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]

@@ -11,10 +11,9 @@ from conformance.targets import Target
 from tools.fuzz.exhaustive import cuts, kinds, rewrites, slots, tables
 from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.scope import Scope
-from tools.fuzz.exhaustive.tables import with_refusals
 
-SCALES: Final = range(4)
-"""How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 and 3 for more."""
+SCALES: Final = range(3)
+"""How large the bounds are: 0 for a test, 1 for an hour on two cores, 2 for one on 64 cores."""
 
 _MAKERS: Final[tuple[Callable[[int], Scope], ...]] = (
     *slots.SCOPES,
@@ -65,15 +64,3 @@ def scopes_of(
 def function_of(case: Case) -> str:
     """Return the function or the class that a case is about."""
     return case.constructor.function if isinstance(case, Session) else case.function
-
-
-def failing_call(scope: str, index: int, scale: int = 1) -> tuple[str, Case]:
-    """Return the function that a case is about, and the case as the harness can store it.
-
-    Args:
-        scope: The scope's name.
-        index: The case.
-        scale: How large the bounds are.
-    """
-    case = all_scopes(scale)[scope].case(index)
-    return function_of(case), with_refusals(case) if isinstance(case, Session) else case

@@ -49,7 +49,6 @@ def virtual_batches(scale: int) -> Scope:
         (1, 2, 2, 2, 1),
         (2, 5, 6, 6, 3),
         (2, 8, 8, 8, 4),
-        (3, 8, 8, 8, 5),
     ][scale]
     cases = Chain(
         Product(
@@ -79,7 +78,7 @@ def virtual_batches(scale: int) -> Scope:
         f"and 3 computed tokens, and with {many + 1} of at most 2 and 2, in chunks and blocks of 1 "
         "to 4 tokens, with tables up to 1 column wider than needed",
         cases.map(_virtual),
-        180,
+        150,
     )
 
 
@@ -100,7 +99,7 @@ def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:
 
 def fast_prefill(scale: int) -> Scope:
     """Return the scope of batches with every set of wanted tokens."""
-    requests, query, computed = [(2, 2, 0), (4, 3, 0), (4, 3, 1), (5, 3, 1)][scale]
+    requests, query, computed = [(2, 2, 0), (4, 3, 0), (4, 3, 1)][scale]
     batches = Product(
         all_requests(requests, query, computed),
         ints(0, 1),
@@ -115,7 +114,7 @@ def fast_prefill(scale: int) -> Scope:
         "tokens and 1 padded token, and every set of wanted tokens, as int32 and int64, with and "
         "without an index that is not read, causal and not",
         batches.then(lambda batch: Subsets(0, num_tokens(batch[0]))).map(_wanted),
-        320,
+        350,
     )
 
 
@@ -127,7 +126,7 @@ def _any_indices(case: tuple[Requests, tuple[int, ...] | None, int | None]) -> C
 
 def any_indices(scale: int) -> Scope:
     """Return the scope of batches with every vector of indices, good and bad."""
-    requests, query, entries = [(1, 1, 1), (2, 2, 3), (2, 3, 3), (3, 3, 3)][scale]
+    requests, query, entries = [(1, 1, 1), (2, 2, 3), (2, 3, 3)][scale]
     most = requests * query
     vectors: Space[Any] = Chain(Values((None,)), Sequences(ints(-1, most), entries))
     cases = Product(
@@ -140,7 +139,7 @@ def any_indices(scale: int) -> Scope:
         f"{entries + 1} count, in every batch with at most {requests} requests of at most {query} "
         "new tokens; what must be refused included",
         cases.map(_any_indices),
-        250,
+        150,
     )
 
 
@@ -154,8 +153,8 @@ def _added_up(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 def convolution_programs(scale: int) -> Scope:
     """Return the scope of batches of convolutions."""
-    sequences, tokens, long = [(1, 9, 20), (4, 17, 100), (4, 25, 200), (5, 25, 400)][scale]
-    entries, most = [(2, 1), (4, 3), (5, 4), (6, 4)][scale]
+    sequences, tokens, long = [(1, 9, 20), (4, 17, 100), (4, 25, 200)][scale]
+    entries, most = [(2, 1), (4, 3), (5, 4)][scale]
     cases: Chain[Any] = Chain(
         Sequences(ints(0, tokens), sequences).map(_added_up),
         Sequences(ints(0, long), 2, 1).map(_added_up),
@@ -169,7 +168,7 @@ def convolution_programs(scale: int) -> Scope:
         f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts "
         f"from -1 to {most}, what must be refused included",
         cases.map(_programs),
-        240,
+        250,
     )
 
 
@@ -203,7 +202,6 @@ def local_lengths(scale: int) -> Scope:
         (1, 3, 2, 2, 8),
         (3, 9, 4, 4, 64),
         (3, 16, 5, 5, 128),
-        (4, 16, 6, 6, 256),
     ][scale]
     cases = Chain(
         Product(
@@ -227,7 +225,7 @@ def local_lengths(scale: int) -> Scope:
         f"a longer one; one sequence of at most {long} tokens on at most {2 * ranks} ranks with an "
         f"interleave of at most {2 * interleave}; what must be refused included",
         cases.map(_local),
-        60,
+        100,
     )
 
 
@@ -251,7 +249,7 @@ def _output(case: tuple[tuple[int, ...], int | None]) -> Call:
 
 def draft_tokens(scale: int) -> Scope:
     """Return the scope of queries and outputs that are viewed request by request, and back."""
-    tokens, most = [(3, 1), (12, 3), (24, 4), (48, 5)][scale]
+    tokens, most = [(3, 1), (12, 3), (24, 4)][scale]
     query = Product(
         ints(0, tokens), ints(0, 2), ints(0, 2), Values((False, True)), ints(-1, tokens + 1)
     )
@@ -266,7 +264,7 @@ def draft_tokens(scale: int) -> Scope:
         f"-1 to {tokens + 1} requests; every output of 1 to 5 axes of at most {most}, contiguous "
         "and cut from one that is longer along each axis; what must be refused included",
         Chain(query.map(_query), Chain(*outputs).map(_output)),
-        60,
+        90,
     )
 
 

@@ -20,8 +20,9 @@ class Row:
         cases: The number of cases that were compared.
         count: The number of cases that there are.
         failed: How many failed.
+        declared: How many others are not equal, as an adapter declares.
         seconds: How long they took, over all workers.
-        failures: The failing cases that were kept, as index, function, field and line.
+        failures: The first failing case of each function and field: index, function and line.
     """
 
     target: str
@@ -31,17 +32,24 @@ class Row:
     cases: int
     count: int
     failed: int
+    declared: int
     seconds: float
-    failures: tuple[tuple[int, str, str, str], ...] = ()
+    failures: tuple[tuple[int, str, str], ...] = ()
 
     @property
     def verdict(self) -> str:
         """How the scope's cases came out."""
         if self.failed:
             return f"{self.failed:,} of {self.cases:,} cases are not equal"
+        if not self.cases:
+            return f"{self.count:,} cases, not compared"
         if self.cases < self.count:
-            return f"{self.cases:,} of {self.count:,} cases compared, all equal"
-        return f"{self.count:,} cases, all equal"
+            return f"{self.cases:,} of {self.count:,} cases compared, {self._equal}"
+        return f"{self.count:,} cases, {self._equal}"
+
+    @property
+    def _equal(self) -> str:
+        return f"all equal but for {self.declared:,} as declared" if self.declared else "all equal"
 
     @property
     def line(self) -> str:
@@ -63,8 +71,9 @@ def rows(progress: Progress) -> list[Row]:
                 done.cases,
                 scope.count(),
                 done.failed,
+                done.declared,
                 done.seconds,
-                tuple(done.failures),
+                tuple((one["index"], one["function"], one["line"]) for one in done.failures),
             )
         )
     return found
@@ -79,9 +88,11 @@ def verdict(progress: Progress) -> str:
     if failed:
         scopes = ", ".join(dict.fromkeys(row.scope for row in found if row.failed))
         return f"{failed:,} of {cases:,} cases {of}, are not equal: {scopes}"
+    declared = sum(row.declared for row in found)
+    rest = f", but for {declared:,} as declared" if declared else ""
     if cases < count:
-        return f"{cases:,} of {count:,} cases {of}, were compared, all equal"
-    return f"all {count:,} cases {of}, are equal"
+        return f"{cases:,} of {count:,} cases {of}, were compared, all equal{rest}"
+    return f"all {count:,} cases {of}, are equal{rest}"
 
 
 def text(progress: Progress) -> str:
@@ -102,7 +113,7 @@ def text(progress: Progress) -> str:
     for row in found:
         lines += [
             f"FAILS: {function} on {row.target}, {row.scope}:{index}: {line}"
-            for index, function, _, line in row.failures
+            for index, function, line in row.failures
         ]
     return "\n".join([*lines, verdict(progress)])
 

@@ -87,7 +87,7 @@ def append(
         counts: For each group, how many blocks each gets.
         overwrite: Whether they become the whole row.
     """
-    labels = [itertools.count(1 + 16 * place + 8 * group) for group in range(len(counts))]
+    labels = [itertools.count(1 + 12 * place + 6 * group) for group in range(len(counts))]
     return _append(
         rows,
         [[0, *accumulate(group)] for group in counts],
@@ -167,7 +167,7 @@ def _every_operation(tables: Tables, place: int) -> Iterator[Operation]:
     for starts in ([0], [0, 1], [0, 0, 1], [0, 1, 2]):
         for positions in itertools.product((0, last), repeat=starts[-1]):
             yield slots(starts, positions)
-            yield slots(starts, [*positions, -3])  # a padded token
+    yield slots([0, 1], [last, -3])  # a padded token
     for number in range(tables.num_rows + 1):
         yield dummy_tables(number)
         yield dummy_slots(number)
@@ -186,16 +186,17 @@ def _every_append(tables: Tables, place: int) -> Iterator[Operation]:
 def every_operation(scale: int) -> Scope:
     """Return the scope of sequences of every operation."""
     tables = Tables((2,), 2, 3)
-    most = (1, 3, 4, 5)[scale]
+    most = (1, 3, 4)[scale]
     return Scope(
         "block tables, every operation",
         ("BlockTables",),
         f"sequence of at most {most} operations on block tables of 1 group with 2 rows of 2 blocks "
         "of 2 tokens: appends of 0 to 2 new blocks to any rows in any order, overwriting or not, "
         "that do not fit included; gathers of any rows and padded requests; slots of at most 2 "
-        "tokens and 1 padded token; moves, swaps, clears and dummy runs",
+        "tokens in the first and the last place, and of a padded one; moves, swaps, clears and "
+        "dummy runs",
         _sequences(tables, lambda place: list(_every_operation(tables, place)), most, holds=False),
-        500,
+        700,
     )
 
 
@@ -221,7 +222,7 @@ def _of_two_groups(place: int) -> list[Operation]:
 def two_groups(scale: int) -> Scope:
     """Return the scope of longer sequences on two groups."""
     tables = Tables((1, 2), 2, 3)
-    most = (2, 5, 6, 7)[scale]
+    most = (2, 5, 6)[scale]
     return Scope(
         "block tables, two groups",
         ("BlockTables",),
@@ -230,7 +231,7 @@ def two_groups(scale: int) -> Scope:
         "overwriting or not, that do not fit included; gathers of both rows, of one and of a "
         "padded request; slots of 1 and 2 tokens; both moves, the swap, a clear and a dummy run",
         _sequences(tables, _of_two_groups, most, holds=True),
-        700,
+        900,
     )
 
 
@@ -252,7 +253,7 @@ def _of_three_rows(place: int) -> list[Operation]:
 def three_rows(scale: int) -> Scope:
     """Return the scope of sequences on three rows, which may share a block."""
     tables = Tables((1,), 3, 2)
-    most = (2, 4, 5, 6)[scale]
+    most = (2, 4, 5)[scale]
     return Scope(
         "block tables, three rows",
         ("BlockTables",),
@@ -261,7 +262,7 @@ def three_rows(scale: int) -> Scope:
         "blocks to two rows, that do not fit included; all moves, swaps and clears; gathers of all "
         "rows and of one twice; slots of 2 tokens",
         _sequences(tables, _of_three_rows, most, holds=True),
-        550,
+        600,
     )
 
 

@@ -1,0 +1,75 @@
+"""A case as an example of the harness' own check, which can be stored and has a script.
+
+The check of valid calls looks at more than an exhaustive run: calls by position, whose memory a
+result lies in. What an exhaustive run finds, it finds too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from conformance.checks import Check, _Broken, _Valid  # what the checks' strategies draw
+from conformance.contracts import Call, Fault
+from conformance.profiles import Kind
+from conformance.sessions import _Life
+from conformance.sides import PLAIN, Side
+from conformance.strategies.block_table import Session
+from conformance.targets import RAISED, REFERENCE
+from tools.fuzz.exhaustive.comparing import Case
+from tools.fuzz.exhaustive.registry import all_scopes, function_of
+from tools.fuzz.exhaustive.tables import with_refusals
+from tools.fuzz.properties import all_checks
+
+ANY_NAME = r"\w+"
+"""A pattern of what a message must name: of several things that are wrong, any may be named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A case, and the check that it is an example of.
+
+    Attributes:
+        where: Where the check stands, as the corpus names it.
+        check: The check.
+        value: The example, as the check's strategy draws it.
+        call: The call in it; None for a session.
+    """
+
+    where: str
+    check: Check
+    value: Any
+    call: Call | None
+
+
+def example_of(scope: str, index: int, scale: int = 1) -> Example:
+    """Return a case as an example of the harness' own check.
+
+    Args:
+        scope: The scope's name.
+        index: The case.
+        scale: How large the bounds are.
+    """
+    case = all_scopes(scale)[scope].case(index)
+    kind, value = _drawn(case)
+    where, check = next(
+        (where, check)
+        for where, check in all_checks().items()
+        if check.function == function_of(case) and check.kind is kind
+    )
+    return Example(where, check, value, case if isinstance(case, Call) else None)
+
+
+def _drawn(case: Case) -> tuple[Kind, object]:
+    """Return the kind of the check of a case, and the case as that draws it."""
+    if isinstance(case, Session):
+        return Kind.SAME_ANSWER, _Life(with_refusals(case), PLAIN, 0)
+    try:
+        Side(REFERENCE, case).run()
+    except RAISED as error:
+        refused: Any = type(error)
+    else:
+        return Kind.SAME_ANSWER, _Valid(case, 0, PLAIN)
+    # In checked mode only: outside of it nobody says what comes of bad values.
+    fault = Fault("what reference refuses", refused, ANY_NAME, lambda call, _: call, is_value=True)
+    return Kind.SAME_REFUSAL, _Broken(case, [(fault, case)])
