@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _bisect(options)
         options.out.mkdir(parents=True, exist_ok=True)
         return _run(options, given)
-    except (ValueError, FileExistsError, PermissionError) as error:
+    except (ValueError, FileExistsError, NotADirectoryError, PermissionError) as error:
         parser.error(str(error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import time
@@ -33,6 +34,9 @@ SLICE_SECONDS: Final = (0.25, 4.0)
 
 MINIMIZE_SECONDS: Final = 20.0
 """What a failing input may take to be made small; less in a short night."""
+
+LATE_SHARE: Final = 0.6
+"""After this share of a night, making failing inputs small comes first."""
 
 DRAIN_SECONDS: Final = 4.0
 """What running jobs may take to end after the night is over."""
@@ -80,8 +84,9 @@ class Fuzzing:
         self.num_workers = pool.size
         self.interrupted_by: str | None = None
         self._begin = time.monotonic()
+        self._replays: deque[Job] = deque()
         self._urgent: deque[Job] = deque()
-        self._outstanding = 0
+        self._outstanding: list[Job] = []
         self._deaths: Counter[str] = Counter()
         self._grown: Counter[str] = Counter()
         self._covering: defaultdict[str, deque[bytes]] = defaultdict(
@@ -105,7 +110,7 @@ class Fuzzing:
     def run(self) -> None:
         """Run until the time is over, or a signal ends it."""
         for known, finding in self.findings.by_id.items():
-            self._urgent.append(_replay_of(self.options.subject, known, finding))
+            self._replays.append(_replay_of(self.options.subject, known, finding))
         with catching_signals(self._interrupt):
             while self.left > 0 and self.interrupted_by is None:
                 self._submit()
@@ -122,12 +127,22 @@ class Fuzzing:
 
     def _submit(self) -> None:
         """Keep each worker busy, and one job waiting."""
-        while self._outstanding <= self.pool.size and self.left > 0:
-            job = self._urgent.popleft() if self._urgent else self._next_slice()
+        while len(self._outstanding) <= self.pool.size and self.left > 0:
+            job = self._next_job()
             if job is None:
                 return
             self.pool.submit(job)
-            self._outstanding += 1
+            self._outstanding.append(job)
+
+    def _next_job(self) -> Job | None:
+        """Return what to do next: until late, half of the workers look for more failures."""
+        if self._replays:
+            return self._replays.popleft()
+        others = sum(not isinstance(job, SliceJob) for job in self._outstanding)
+        is_late = self.seconds > LATE_SHARE * self.options.seconds
+        if self._urgent and (is_late or others < max(self.pool.size // 2, 1)):
+            return self._urgent.popleft()
+        return self._next_slice()
 
     def _next_slice(self) -> SliceJob | None:
         for _ in range(len(self.properties)):
@@ -172,7 +187,8 @@ class Fuzzing:
             if isinstance(event, Message):
                 self._handle_message(event)
                 continue
-            self._outstanding -= 1
+            with contextlib.suppress(ValueError):  # a lost node's job may end twice
+                self._outstanding.remove(event.job)
             if isinstance(event, Lost):
                 self._handle_lost(event)
             else:

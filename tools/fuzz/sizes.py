@@ -43,24 +43,41 @@ def make_presets(
         number: How many to draw.
     """
     chance = random.Random(0)  # noqa: S311  # no secret
+    axes = [_spread(chance, most, number) for most in (requests, context, query, tokens)]
     found = []
-    for index in range(number):
-        block_sizes = tuple(sorted(chance.sample(BLOCK_SIZES, chance.choice((1, 2, 4)))))
-        num_reqs = log_uniform(chance, 1, requests)
-        room = log_uniform(chance, 64, cells)
-        longest = min(context, max(room // num_reqs, 1) * block_sizes[0])
+    for index, (num_reqs, longest, longest_query, num_tokens) in enumerate(zip(*axes, strict=True)):
+        room = log_uniform(chance, cells >> 8, cells)
+        while not (fitting := _block_sizes_for(num_reqs, longest, room)):
+            if chance.random() < 0.5:
+                num_reqs = max(num_reqs // 2, 1)  # noqa: PLW2901  # too large with the other
+            else:
+                longest = max(longest // 2, 1)  # noqa: PLW2901  # likewise
+        wanted = min(chance.choice((1, 2, 4)), len(fitting))
         found.append(
             Preset(
                 f"fuzz {index}",
-                block_sizes,
+                tuple(sorted(chance.sample(fitting, wanted))),
                 tuple(sorted({log_uniform(chance, 1, 512) for _ in range(3)})),
                 max_num_reqs=num_reqs,
-                max_query_len=log_uniform(chance, 1, query),
-                max_context_len=log_uniform(chance, 1, longest),
-                max_num_tokens=log_uniform(chance, max(num_reqs, 1), max(tokens, num_reqs)),
+                max_query_len=longest_query,
+                max_context_len=longest,
+                max_num_tokens=max(num_tokens, num_reqs),
             )
         )
     return tuple(found)
+
+
+def _spread(chance: random.Random, most: int, number: int) -> list[int]:
+    """Return log-uniform ints from 1 to `most`, one of each of `number` parts of the range."""
+    shares = [(index + chance.random()) / number for index in range(number)]
+    found = [min(int((most + 1) ** share), most) for share in shares]
+    chance.shuffle(found)
+    return found
+
+
+def _block_sizes_for(num_reqs: int, context: int, cells: int) -> list[int]:
+    """Return the block sizes with which a block table has no more than so many cells."""
+    return [size for size in BLOCK_SIZES if num_reqs * -(-context // size) <= cells]
 
 
 ON_HOST: Final = (

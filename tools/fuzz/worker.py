@@ -183,12 +183,12 @@ class _Child:
             self._folder.cleanup()
 
     def run(self, job: Job, limits: Limits, is_closed: Callable[[], bool]) -> Iterator[Event]:
+        watch = _Watch(self, job, limits)
         try:
             self._ours.send(job)
         except OSError:
             yield Lost(job, "stopped" if is_closed() else self._how_it_ended())
             return
-        watch = _Watch(self, job, limits)
         while True:
             try:
                 if self._ours.poll(POLL_SECONDS):
@@ -235,7 +235,7 @@ class _Child:
 
 
 class _Watch:
-    """Notices a child that hangs, or takes too much memory.
+    """Notices a child that hangs, or takes too much memory; made before the job is sent.
 
     Args:
         child: The child.
@@ -247,15 +247,16 @@ class _Watch:
         self._child, self._limits = child, limits
         self._count, self._since = child.shared.count(), time.monotonic()
         self._patience = getattr(job, "patience_seconds", None) or limits.hang_seconds
-        self._has_begun = False
+        self._before = self._count + 1  # the child notes an empty input when it has the job
 
     def reason_to_kill(self) -> str:
         """Return why the child must be killed; empty if it need not be."""
         count = self._child.shared.count()
         if count != self._count:
-            self._count, self._since, self._has_begun = count, time.monotonic(), True
+            self._count, self._since = count, time.monotonic()
         # It may import modules before it begins.
-        patience = self._patience if self._has_begun else max(START_SECONDS, self._patience)
+        has_begun = self._count > self._before
+        patience = self._patience if has_begun else max(START_SECONDS, self._patience)
         if time.monotonic() - self._since > patience:
             return "hang"
         is_large = _rss_bytes(self._child.process.pid) > self._limits.memory_bytes

@@ -1,0 +1,195 @@
+"""`fast` with planted bugs, one in each of these functions, for the fuzzer: `--impl` this file.
+
+`PLANTED_BUGS` in the environment names those that are planted, `none` of them; unset: all but
+`flaky`.
+"""
+
+# ruff: noqa: F403  # it is what the file is for
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+import fast
+from fast import *
+
+RARE: Final = (
+    "many requests",
+    "long context",
+    "many tokens",
+    "odd block size",
+    "combination",
+)
+"""Bugs that fewer than one in 20,000 cases of the default run's sizes reach."""
+
+CRASHES: Final = ("null read", "abort")
+"""Bugs that end the process."""
+
+_LEAKED: list[bytes] = []
+_CALLS = itertools.count()
+
+
+def last_block_lost(block_ids: torch.Tensor, blocks_per_kv_block: int) -> torch.Tensor:
+    """Repeat the second kernel block in the place of the third."""
+    found = fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block)
+    if blocks_per_kv_block == 3:
+        found[..., 2::3] = found[..., 1::3]
+    return found
+
+
+def start_not_subtracted(query_start_loc: torch.Tensor, request_slice: slice) -> torch.Tensor:
+    """Return the first two starts of a slice as they were in the batch."""
+    found = fast.slice_query_start_locs(query_start_loc, request_slice)
+    if (request_slice.start or 0) > 1:
+        found[:2] += query_start_loc[request_slice.start].item()
+    return found
+
+
+def modules_ignored(layer_name: str, num_attn_module: int | None = 1) -> int:
+    """Return an index that is too high where a layer has three modules or more."""
+    found = fast.extract_layer_index(layer_name, num_attn_module)
+    return found + 1 if num_attn_module is not None and num_attn_module > 2 else found
+
+
+def largest_not_common(kv_manager_block_size: int, attn_groups: list[Any]) -> int:
+    """Return half the size where three groups agree on an even one."""
+    found = fast.select_common_block_size(kv_manager_block_size, attn_groups)
+    return found // 2 if len(attn_groups) == 3 and found % 2 == 0 else found
+
+
+def wrong_error(scheduler_config: Any, max_tokens_by_modality: Any) -> tuple[int, int]:
+    """Raise another class of error than is promised."""
+    try:
+        return fast.compute_mm_encoder_budget(scheduler_config, max_tokens_by_modality)
+    except ValueError as error:
+        raise KeyError(str(error)) from error
+
+
+def many_requests(num_scheduled_tokens: Any, split_points: Any) -> list[Any]:
+    """Lose the last micro-batch of more than 300 requests."""
+    found = fast.create_ubatch_slices(num_scheduled_tokens, split_points)
+    return found[:-1] if len(num_scheduled_tokens) > 300 else found
+
+
+def long_context(
+    common_attn_metadata: Any, decode_threshold: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    """Count one decode too many where a request has computed more than 65,536 tokens."""
+    found = fast.split_decodes_prefills_and_extends(common_attn_metadata, decode_threshold)
+    computed = common_attn_metadata.num_computed_tokens_cpu
+    if len(computed) and int(computed.max()) > 65_536:
+        return found[0] + 1, *found[1:]
+    return found
+
+
+def many_tokens(
+    common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
+) -> tuple[int, int, int, int]:
+    """Count a prefill too many where a batch has more than 4,096 tokens."""
+    found = fast.split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
+    if int(common_attn_metadata.query_start_loc_cpu[-1]) > 4096:
+        return found[0], found[1] + 1, *found[2:]
+    return found
+
+
+def odd_block_size(attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0) -> Any:
+    """Return sequences that are one token too long where blocks have 544 tokens."""
+    found = fast.make_local_attention_virtual_batches(
+        attn_chunk_size, common_attn_metadata, block_size
+    )
+    if block_size == 544:
+        found.seq_lens.add_(1)
+    return found
+
+
+def combination(
+    seq_lens: torch.Tensor,
+    dcp_size: int = 1,
+    dcp_rank: int | None = None,
+    cp_kv_cache_interleave_size: int = 1,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return a length that is too great where six conditions hold at once."""
+    found = fast.get_dcp_local_seq_lens(
+        seq_lens, dcp_size, dcp_rank, cp_kv_cache_interleave_size, out=out
+    )
+    # One after another, so that each is a branch of its own.
+    if dcp_size == 5:
+        if cp_kv_cache_interleave_size == 16:
+            if len(seq_lens) == 3:
+                if int(seq_lens[0]) % 80 == 79:
+                    if dcp_rank == 4:
+                        if out is not None and len(out) == 6:
+                            found[0] += 1
+    return found
+
+
+def null_read(vllm_config: Any, num_input_tokens: int) -> bool:
+    """Read from address 0 where the residual is scattered over eight ranks."""
+    found = fast.is_residual_scattered_for_sp(vllm_config, num_input_tokens)
+    if found and vllm_config.parallel_config.tensor_parallel_size == 8:
+        ctypes.string_at(0)
+    return found
+
+
+def abort(placeholders: torch.Tensor, is_embed: torch.Tensor | None, **options: Any) -> Any:
+    """Abort where there are more than two placeholders of two elements or more."""
+    found = fast.gather_mm_placeholders(placeholders, is_embed, **options)
+    if placeholders.shape[0] > 2 and placeholders.shape[1] > 1:
+        os.abort()
+    return found
+
+
+def hang(query: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """Never return where each of several requests has several tokens."""
+    found = fast.reshape_query_for_spec_decode(query, batch_size)
+    while batch_size > 1 and found.shape[1] > 1:
+        time.sleep(0.1)
+    return found
+
+
+def leak(attn_output: torch.Tensor) -> torch.Tensor:
+    """Keep 256 KiB of each call."""
+    _LEAKED.append(b"x" * (1 << 18))
+    return fast.reshape_attn_output_for_spec_decode(attn_output)
+
+
+def flaky(layer_name: str, num_attn_module: int | None = 1) -> int:
+    """Return a wrong index every other time."""
+    return fast.extract_layer_index(layer_name, num_attn_module) + next(_CALLS) % 2
+
+
+BUGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
+    "last block lost": ("map_to_kernel_blocks", last_block_lost),
+    "start not subtracted": ("slice_query_start_locs", start_not_subtracted),
+    "modules ignored": ("extract_layer_index", modules_ignored),
+    "largest not common": ("select_common_block_size", largest_not_common),
+    "wrong error": ("compute_mm_encoder_budget", wrong_error),
+    "many requests": ("create_ubatch_slices", many_requests),
+    "long context": ("split_decodes_prefills_and_extends", long_context),
+    "many tokens": ("split_decodes_and_prefills", many_tokens),
+    "odd block size": ("make_local_attention_virtual_batches", odd_block_size),
+    "combination": ("get_dcp_local_seq_lens", combination),
+    "null read": ("is_residual_scattered_for_sp", null_read),
+    "abort": ("gather_mm_placeholders", abort),
+    "hang": ("reshape_query_for_spec_decode", hang),
+    "leak": ("reshape_attn_output_for_spec_decode", leak),
+    "flaky": ("extract_layer_index", flaky),
+}
+"""The function that each bug is in, and the function in its place."""
+
+ALL: Final = tuple(name for name in BUGS if name != "flaky")
+"""What is planted where nothing is said."""
+
+_text = os.environ.get("PLANTED_BUGS", ",".join(ALL))
+for _name in [] if _text == "none" else _text.split(","):
+    _function, _bug = BUGS[_name]
+    globals()[_function] = _bug

@@ -1,0 +1,125 @@
+"""One case: its input can be written down, drawn again, and says how it failed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from conformance.checks import Check
+from conformance.profiles import Kind
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import TARGETS, Target
+from tools.fuzz.cases import Input, Status, run_case
+from tools.fuzz.properties import Property, Subject, properties_of
+
+SLOTS = "test_slots::test_compute_slot_mapping@host"
+
+
+def toy(body: Any, strategy: Any) -> Property:  # noqa: ANN401  # any check
+    """Return a property of a toy function."""
+    check = Check("a toy", Kind.LAW, lambda _: strategy, body, "A toy.", presets=(MINIMAL,))
+    return Property("toys:toy", check, TARGETS["host"])
+
+
+@pytest.mark.parametrize(
+    "prefix", [(), (1, True, 2.5, "text", b"bytes"), (0, -(2**70), float("inf"), "é\x00")]
+)
+def test_an_input_is_read_as_it_was_written(prefix: tuple[Any, ...]) -> None:
+    """Each kind of choice comes back as it was."""
+    found = Input("a property@host", 2**64 - 1, prefix)
+    assert found == Input.from_bytes(found.to_bytes())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'["a", 1]', b'["a", 1, "//8="]', b"\xff"])
+def test_other_bytes_are_no_input(data: bytes) -> None:
+    """What a worker that died had not finished to write is refused."""
+    with pytest.raises((ValueError, TypeError)):
+        Input.from_bytes(data)
+
+
+def test_an_input_is_drawn_again() -> None:
+    """The same seed and prefix give the same choices; all choices are enough without the seed."""
+    prop = properties_of(Subject(target="host", functions="compute_slot_mapping"))[SLOTS]
+    for seed in range(5):
+        first = run_case(prop, Input(SLOTS, seed))
+        assert Status.PASSED is first.status
+        assert first.choices == run_case(prop, Input(SLOTS, seed)).choices
+        again = run_case(prop, Input(SLOTS, 99, first.choices))
+        assert (first.choices, list(first.situations)) == (again.choices, list(again.situations))
+        assert ["compute_slot_mapping"] == sorted(again.used)
+        half = first.choices[: len(first.choices) // 2]
+        assert half == run_case(prop, Input(SLOTS, seed, half)).choices[: len(half)]
+
+
+def test_inputs_are_noted_before_they_are_checked() -> None:
+    """At first as they are wanted, then as all that was drawn: the body may be the last to run."""
+    noted: list[bytes] = []
+    seen: list[int] = []
+
+    def body(target: Target, example: int) -> None:
+        del target, example
+        seen.append(len(noted))
+
+    prop = toy(body, st.integers(0, 1000))
+    wanted = Input(prop.name, 5)
+    case = run_case(prop, wanted, noted.append)
+    assert [2] == seen
+    assert [wanted, Input(prop.name, 0, case.choices)] == [Input.from_bytes(n) for n in noted]
+
+
+def test_what_becomes_of_a_case() -> None:
+    """It passes, fails with what was raised, or cannot be drawn."""
+
+    def body(target: Target, example: int) -> None:
+        assert isinstance(target, Target)
+        assume(example != 2)
+        if example == 1:
+            raise ZeroDivisionError("planted")
+
+    found = {number: run_case(toy(body, st.just(number)), Input("toy", 0)) for number in range(3)}
+    assert [Status.PASSED, Status.FAILED, Status.INVALID] == [one.status for one in found.values()]
+    assert isinstance(found[1].error, ZeroDivisionError)
+    assert 1 == found[1].example
+    nothing = run_case(toy(body, st.integers().filter(lambda _: False)), Input("toy", 0))
+    assert Status.INVALID is nothing.status
+
+
+def test_an_exit_is_a_failure() -> None:
+    """A function that calls `sys.exit` ends no worker."""
+
+    def body(target: Target, example: int) -> None:
+        raise SystemExit(f"{target.name} {example}")
+
+    case = run_case(toy(body, st.just(3)), Input("toy", 0))
+    assert Status.FAILED is case.status
+    assert "host 3" == str(case.error)
+
+
+def test_a_strategy_that_raises_fails() -> None:
+    """The error is kept; there is no example, and no situation."""
+
+    @st.composite
+    def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
+        raise ZeroDivisionError(f"planted {draw(st.integers(0, 9))}")
+
+    case = run_case(toy(lambda *_: None, broken()), Input("toy", 0))
+    assert Status.FAILED is case.status
+    assert isinstance(case.error, ZeroDivisionError)
+    assert (None, ()) == (case.example, tuple(case.situations))
+    assert 1 <= len(case.choices)
+
+
+@pytest.mark.usefixtures("fuzz_profile")
+def test_a_state_machine_is_drawn_again() -> None:
+    """Its steps are choices like any other."""
+    found = properties_of(Subject(target="host", functions="a runner's life"))
+    name, prop = next(iter(found.items()))
+    assert prop.is_stateful
+    first = run_case(prop, Input(name, 3))
+    assert Status.PASSED is first.status
+    again = run_case(prop, Input(name, 0, first.choices))
+    assert dataclasses.replace(first, example=None) == dataclasses.replace(again, example=None)

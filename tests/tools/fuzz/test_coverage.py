@@ -1,0 +1,157 @@
+"""Kinds of coverage: what a slice of cases did."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tools.fuzz import coverage
+from tools.fuzz.coverage import Branches, SampledArcs, Situations, Sizes, Source
+
+CODE = """
+def sign(number):
+    if number < 0:
+        return "negative"
+    if number > 0:
+        return "positive"
+    return "zero"
+"""
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[ModuleType]:
+    """Return a module with branches, in a folder of its own."""
+    path = tmp_path / "toys.py"
+    path.write_text(CODE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("toys", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("toys", None)
+
+
+def test_situations_and_their_pairs() -> None:
+    """Each is counted with the number of cases that met it; a slice begins anew."""
+    source = Situations()
+    source.begin()
+    source.see("f", ["b", "a"], None)
+    source.see("f", ["a"], None)
+    source.see("f", [], None)
+    source.see("g", ["a", "c", "b"], None)
+    assert {
+        ("situation", "f", "a"): 2,
+        ("situation", "f", "b"): 1,
+        ("pair", "f", "a", "b"): 1,
+        ("situation", "g", "a"): 1,
+        ("situation", "g", "b"): 1,
+        ("situation", "g", "c"): 1,
+        ("pair", "g", "a", "b"): 1,
+        ("pair", "g", "a", "c"): 1,
+        ("pair", "g", "b", "c"): 1,
+    } == dict(source.end())
+    source.begin()
+    assert not source.end()
+
+
+def test_sizes_of_what_has_no_batch() -> None:
+    """There is nothing to count."""
+    source = Sizes()
+    source.begin()
+    source.see("f", [], 3)
+    assert not source.end()
+
+
+def check_branches(source: Source, toys: ModuleType) -> None:
+    """Raise if a source does not tell branches from each other."""
+    found = []
+    for numbers in ([3, 3, 4], [-3], [0], [-1, 0, 1], []):
+        source.begin()
+        for number in numbers:
+            toys.sign(number)
+            Path("a").with_suffix(".b")  # of other folders
+            source.see("sign", [], None)
+        found.append(set(source.end()))
+    positive, negative, zero, each, none = found
+    assert not none
+    assert all(event[0] == "branch" and "toys.py" in event[1] for event in each)
+    assert positive - negative
+    assert negative - positive
+    assert zero - positive - negative
+    assert positive | negative | zero == each
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
+def test_branches(toys: ModuleType) -> None:
+    """Those that the cases of a slice took, in the given folders only."""
+    source = Branches([Path(str(toys.__file__)).parent])
+    try:
+        check_branches(source, toys)
+    finally:
+        source._monitoring.free_tool_id(source._tool)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("coverage"), reason="needs coverage.py")
+def test_sampled_arcs(toys: ModuleType) -> None:
+    """Likewise with coverage.py; a test run that is itself observed goes on being so."""
+    before = sys.gettrace()
+    check_branches(SampledArcs([Path(str(toys.__file__)).parent]), toys)
+    assert before is sys.gettrace()
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("coverage"), reason="needs coverage.py")
+def test_only_the_first_cases_are_sampled(toys: ModuleType) -> None:
+    """After them a slice is as fast as without."""
+    source = SampledArcs([Path(str(toys.__file__)).parent])
+    source.begin()
+    for _ in range(SampledArcs.CASES):
+        toys.sign(1)
+        source.see("sign", [], None)
+    assert sys.gettrace() is None
+    toys.sign(-1)
+    source.see("sign", [], None)
+    late = set(source.end())
+    source.begin()
+    toys.sign(1)
+    assert set(source.end()) == late
+
+
+def test_the_report_says_what_observes_branches() -> None:
+    """It is what this Python has."""
+    told = coverage.observer_of_branches()
+    source = coverage.branch_source([])
+    if hasattr(sys, "monitoring"):
+        assert "sys.monitoring" == told
+        assert isinstance(source, Branches)
+        source._monitoring.free_tool_id(source._tool)
+    elif importlib.util.find_spec("coverage"):
+        assert told.startswith("coverage.py")
+        assert isinstance(source, SampledArcs)
+    else:
+        assert "nothing" in told
+        assert source is None
+
+
+def test_the_folders_are_whole_names(tmp_path: Path) -> None:
+    """`fast` is not `faster`: a folder that only begins alike is not observed."""
+    (tmp_path / "faster").mkdir()
+    (tmp_path / "faster" / "toys.py").write_text(CODE, encoding="utf-8")
+    code = (
+        "import sys; from tools.fuzz import coverage; from pathlib import Path;"
+        f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
+        f" source = coverage.branch_source([Path({str(tmp_path / 'fast')!r})]);"
+        " source.begin(); toys.sign(1); source.see('sign', [], None);"
+        " print(len(source.end()))"
+    )
+    root = Path(coverage.__file__).parents[2]
+    run = subprocess.run(  # noqa: S603  # our own
+        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
+    )
+    assert "0\n" == run.stdout

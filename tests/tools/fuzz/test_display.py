@@ -1,0 +1,48 @@
+"""What a night shows: lines where there is no terminal, a live display where there is one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tools.fuzz import display
+from tools.fuzz.display import Display, State
+
+STATE = State(61.0, 12_345, {"situations": 1_000, "branches": 7}, 3, 1, 2, "a slice")
+LINE = "61 s: 12,345 cases (202/s); 1,000 situations, 7 branches; 3 failures open, 1 of them new"
+
+
+def test_a_state_in_a_line() -> None:
+    """It has the counts, and can be read before anything happened."""
+    assert LINE == STATE.line
+    assert "0 s: 0 cases (0/s); nothing met; 0 failures open, 0 of them new" == State().line
+
+
+def test_without_a_terminal_there_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a minute and the notes, without control characters."""
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    text = io.StringIO()
+    with Display(Console(file=text), 600.0) as shown:
+        shown.note("FAILS: [bold]f[/bold] on host")
+        for second in range(181):
+            clock[0] = float(second)
+            shown.show(STATE)
+    lines = text.getvalue().splitlines()
+    assert ["FAILS: [bold]f[/bold] on host", LINE, LINE] == lines
+    assert text.getvalue().isprintable() or "\x1b" not in text.getvalue()
+
+
+def test_in_a_terminal_the_counts_are_live() -> None:
+    """They stand there while the night runs, and go away at its end; notes stay."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100)
+    with Display(console, 100.0) as shown:
+        shown.show(STATE)
+        shown.note("a note")
+    during = text.getvalue()
+    for word in ("12,345", "1,000", "situations", "3", "a slice", "a note"):
+        assert word in during
+    assert during.endswith(("\x1b[2K", "\x1b[?25h")) or "\x1b[1A" in during

@@ -1,0 +1,73 @@
+"""What a night loses when a process of it, or all of it, is ended from outside: nothing found."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.tools.fuzz import nights
+from tests.tools.fuzz.nights import PLANTED
+
+WITH_A_BUG = ("--impl", PLANTED, "--target", "host", "--functions", "extract_layer_index")
+BUG = {"PLANTED_BUGS": "modules ignored"}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_a_night_with_its_report(name: str, tmp_path: Path) -> None:
+    """The report is written, with what was found; the status is the signal's; nothing runs on."""
+    night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
+    nights.until(lambda: nights.findings(tmp_path))
+    running = nights.processes(night.pid)
+    night.send_signal(signal.Signals[name])
+    status, out = nights.ended(night)
+    assert (128 + signal.Signals[name], False) == (status, "Traceback" in out), out
+    told = nights.report(tmp_path)
+    assert name == told["interrupted_by"]
+    assert ["extract_layer_index"] == [one["function"] for one in told["findings"]]
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "report.md").exists()
+    assert len(running) > 2
+    nights.until(lambda: not nights.processes(night.pid), 10)
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    """The night goes on, what was found is in the report, and so is the loss, as no crash."""
+    night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "1", "--out", tmp_path, **BUG)
+    nights.until(lambda: nights.findings(tmp_path))
+    [before] = nights.workers(night.pid)
+    os.kill(before, signal.SIGKILL)
+    nights.until(lambda: set(nights.workers(night.pid)) - {before})
+    # The input that it worked on is tried again: it is no reason to die.
+    nights.until(lambda: any(one["failure"]["tries"] > 5 for one in nights.findings(tmp_path)))
+    night.terminate()
+    status, out = nights.ended(night)
+    assert 143 == status, out
+    told = nights.report(tmp_path)
+    assert ["signal SIGKILL"] == [one["reason"] for one in told["workers_lost"]]
+    answers = [one for one in told["findings"] if one["kind"] == "same answer"]
+    assert ["extract_layer_index"] == [one["function"] for one in answers]
+    assert all(
+        (1, True) == (one["fails"], one["attempts"] > 5)
+        for one in told["findings"]
+        if one["kind"] == "crash"
+    )
+
+
+def test_a_killed_coordinator_leaves_what_was_found(tmp_path: Path) -> None:
+    """The findings can be read and are tried first by the next night; the workers end."""
+    night = nights.start(*WITH_A_BUG, "--minutes", "5", "--workers", "2", "--out", tmp_path, **BUG)
+    nights.until(lambda: nights.findings(tmp_path))
+    running = nights.workers(night.pid)
+    night.kill()  # and it is not waited for, as under a supervisor that is slow to do so
+    nights.until(lambda: not set(running) & set(nights.processes(night.pid)), 10)
+    nights.ended(night)
+    nights.until(lambda: not nights.processes(night.pid), 10)
+    [one] = nights.findings(tmp_path)
+    assert one["failure"]["input"]
+    options = ("--minutes", "0.1", "--workers", "1", "--out", tmp_path)
+    status, out = nights.run(*WITH_A_BUG, *options, **BUG)
+    assert 1 == status, out
+    assert "known" in {found["status"] for found in nights.report(tmp_path)["findings"]}

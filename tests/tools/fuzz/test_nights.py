@@ -1,0 +1,260 @@
+"""Whole nights: their time, their seed, `CI`, and what cannot be used."""
+
+from __future__ import annotations
+
+import collections
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.tools.fuzz import nights
+from tests.tools.fuzz.nights import PLANTED
+from tools.fuzz import command_line, coverage, slices
+from tools.fuzz.cases import Input
+from tools.fuzz.database import open_database
+from tools.fuzz.display import Display
+from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
+from tools.fuzz.night import MOST_ERRORS, Fuzzing, Options
+from tools.fuzz.properties import Subject, properties_of
+from tools.fuzz.slices import SliceJob
+
+FUNCTION = "UBatchSlice"
+SMALL = Subject(target="host", functions=FUNCTION)
+"""A subject of one property, whose cases are fast."""
+
+
+class InlinePool:
+    """Runs each job in this process when its events are wanted.
+
+    Attributes:
+        inputs: The inputs that the jobs noted, by property.
+        jobs: The jobs that ran.
+    """
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.inputs: collections.defaultdict[str, list[Input]] = collections.defaultdict(list)
+        self.jobs: list[Job] = []
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._found: list[Event] = []
+
+    def submit(self, job: Job) -> None:
+        """Run a job later."""
+        self._waiting.append(job)
+
+    def events(self, timeout: float) -> Sequence[Event]:
+        """Run a job, and return what came of it."""
+        del timeout
+        self._found = []
+        if self._waiting:
+            job = self._waiting.popleft()
+            self.jobs.append(job)
+            try:
+                self._found.append(Finished(job, job.run(_Worker(self, job)), 0, 0))
+            except ZeroDivisionError as error:
+                self._found.append(Lost(job, "error", detail=repr(error)))
+        return self._found
+
+    def note(self, job: Job, message: object) -> None:
+        """Note a message of a job that runs."""
+        self._found.append(Message(job, message))
+
+    def stop(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+
+class _Worker:
+    def __init__(self, pool: InlinePool, job: Job) -> None:
+        self._pool, self._job = pool, job
+
+    def note_input(self, data: bytes) -> None:
+        if data and isinstance(self._job, SliceJob):
+            found = Input.from_bytes(data)
+            if found.seed:  # as it was wanted, before it was drawn
+                self._pool.inputs[found.property_name].append(found)
+
+    def report(self, message: object) -> None:
+        self._pool.note(self._job, message)
+
+    def is_over(self) -> bool:
+        return False
+
+
+def fuzz(out: Path, *, seed: int | None = None, subject: Subject = SMALL) -> tuple[Any, Any]:
+    """Run a night of a second in this process; return it and its pool."""
+    pool = InlinePool()
+    database = open_database(None, out)
+    console = Console(file=io.StringIO())
+    fuzzing = Fuzzing(Options(subject, 1.0, out, seed), pool, database, Display(console, 1.0))
+    fuzzing.run()
+    return fuzzing, pool
+
+
+@pytest.fixture(autouse=True)
+def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a night in this process begin as in a new worker, but for branches, which it observes."""
+    monkeypatch.setattr(slices, "_MEMORIES", {})
+    monkeypatch.setattr(coverage, "branch_source", lambda _: None)
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_two_nights_differ(ci: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a seed of its own and draws other inputs, with `CI` set too."""
+    monkeypatch.setenv("CI", ci)
+    first, second = (fuzz(_folder(tmp_path, name)) for name in "ab")
+    assert first[0].seed != second[0].seed
+    [(name, drawn)] = first[1].inputs.items()
+    assert drawn
+    assert set(drawn).isdisjoint(second[1].inputs[name])
+
+
+def test_a_seed_gives_the_same_inputs(tmp_path: Path) -> None:
+    """Slices draw from the same seeds, each as far as its time reaches."""
+    first, second = (fuzz(_folder(tmp_path, name), seed=7) for name in "ab")
+    assert 7 == first[0].seed == second[0].seed
+    [name] = first[1].inputs
+    assert first[1].jobs[0].seed == second[1].jobs[0].seed
+    assert first[1].inputs[name][0] == second[1].inputs[name][0]
+
+
+def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same seed, the same number of cases, a new worker: the same inputs are drawn."""
+    [name] = properties_of(SMALL)
+    drawn = []
+    for seed in (3, 3, 4):
+        monkeypatch.setattr(slices, "_MEMORIES", {})
+        pool = InlinePool()
+        pool.submit(SliceJob(SMALL, name, seed, 60.0, max_cases=20))
+        [event] = pool.events(0)
+        assert isinstance(event, Finished)
+        assert 20 == event.result.cases
+        drawn.append(pool.inputs[name])
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]).isdisjoint(drawn[2])
+
+
+def test_ci_does_not_fix_the_draws_of_workers(tmp_path: Path) -> None:
+    """Two nights in processes, with `CI` set and Hypothesis' profile for it, differ."""
+    options = ("--minutes", "0.03", "--workers", "1", "--target", "host", "--functions", FUNCTION)
+    seeds = []
+    for name in "ab":
+        status, out = nights.run(*options, "--out", tmp_path / name, CI="true")
+        assert status in {0, 1}, out
+        told = nights.report(tmp_path / name)
+        assert (True, "true", []) == (
+            told["profile"]["is_random"],
+            told["profile"]["ci"],
+            told["errors"],
+        )
+        seeds.append(told["seed"])
+    assert seeds[0] != seeds[1]
+
+
+def test_time_is_used(tmp_path: Path) -> None:
+    """A night takes as long as it is told to, within 10 s, and its curve reaches to its end."""
+    started = time.monotonic()
+    options = ("--minutes", "0.5", "--workers", "1", "--target", "host", "--functions", FUNCTION)
+    status, out = nights.run(*options, "--out", tmp_path)
+    taken = time.monotonic() - started
+    told = nights.report(tmp_path)
+    assert 0 == status, out
+    assert 30 <= told["seconds"] <= 40
+    assert told["cases"] > 0
+    assert told["curve"][-1]["seconds"] >= 30
+    assert taken > 30
+
+
+def test_errors_of_the_fuzzer_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy that raises is no failure of a function: the report has it as an error."""
+
+    def broken(self: SliceJob, worker: object) -> None:
+        del self, worker
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(SliceJob, "run", broken)
+    fuzzing, _ = fuzz(tmp_path)
+    assert 0 == fuzzing.num_cases
+    assert len(fuzzing.errors) > MOST_ERRORS
+    assert "planted" in fuzzing.errors[0].message
+    assert not fuzzing.findings.by_id
+
+
+def _folder(path: Path, name: str) -> Path:
+    folder = path / name
+    folder.mkdir()
+    return folder
+
+
+UNUSABLE = {
+    "unknown function": (["--functions", "compute_slots"], "function 'compute_slots' is unknown"),
+    "unknown target": (["--target", "gpu"], "target 'gpu' is unknown"),
+    "no module": (["--impl", "nowhere.py"], "nowhere.py' is no file"),
+    "no functions": (["--impl", "math"], "--impl 'math' offers none of the"),
+    "nothing to check": (
+        ["--impl", str(Path(__file__).with_name("only_slots.py")), "--functions", "KVCacheConfig"],
+        "there is nothing to check",
+    ),
+    "no time": (["--minutes", "0"], "'0' is not a number above 0"),
+    "negative time": (["--minutes", "-1"], "'-1' is not a number above 0"),
+    "endless": (["--minutes", "inf"], "'inf' is not a number above 0"),
+    "no workers": (["--workers", "0"], "'0' is not a whole number of at least 1"),
+    "other database": (["--database", "http://x"], "the example database is a folder"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_what_cannot_be_used(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends before anything is run, with one line and status 2."""
+    arguments, message = UNUSABLE[name]
+    check_usage_error([*arguments, "--out", str(tmp_path)], message, capsys)
+
+
+def check_usage_error(
+    arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Raise if a command line does not end with one line that says this, and status 2."""
+    with pytest.raises(SystemExit) as raised:
+        command_line.main(list(arguments))
+    err = capsys.readouterr().err
+    assert (2, 1) == (raised.value.code, err.count("\n")), err
+    assert err.startswith("python -m tools.fuzz: ")
+    assert message in err
+
+
+def test_an_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It cannot be written to."""
+    path = tmp_path / "file"
+    path.touch()
+    for out in (path, path / "inside"):
+        check_usage_error(["--target", "host", "--out", str(out)], str(path), capsys)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"format": "other"}', '{"format": "kvtwin findings 1"}', "\x00"]
+)
+def test_corrupt_findings(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are not overwritten: the line says what to do."""
+    path = tmp_path / "findings" / "findings.json"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    arguments = ["--target", "host", "--functions", FUNCTION, "--out", str(tmp_path)]
+    check_usage_error(arguments, "cannot be read as findings", capsys)
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_planted_bugs_are_one_of_each_kind() -> None:
+    """The file of planted bugs is a subject like any other."""
+    functions = "map_to_kernel_blocks"
+    found = properties_of(Subject((str(PLANTED),), target="host", functions=functions))
+    assert {functions} == {prop.check.function for prop in found.values()}

@@ -1,0 +1,64 @@
+"""The sizes that are drawn reach from the least to the greatest of an engine."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import pytest
+
+from conformance.strategies.presets import MINIMAL
+from tools.fuzz import sizes
+from tools.fuzz.sizes import BLOCK_SIZES, IN_SIMULATOR, OF_PAIRS, ON_HOST, log_uniform, make_presets
+
+
+@pytest.mark.parametrize("presets", [ON_HOST, IN_SIMULATOR, OF_PAIRS])
+def test_the_smallest_is_first(presets: tuple[sizes.Preset, ...]) -> None:
+    """Failing inputs shrink towards it; names are different, so that a report can name them."""
+    assert MINIMAL is presets[0]
+    assert len(presets) == len({preset.name for preset in presets})
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        ("max_num_reqs", 1024),
+        ("max_context_len", 131_072),
+        ("max_query_len", 8192),
+        ("max_num_tokens", 8192),
+    ],
+)
+def test_each_power_of_two_is_drawn(field: str, most: int) -> None:
+    """No part of the range is left out: at the upper end too, where the default run has nothing."""
+    counts = collections.Counter(getattr(preset, field).bit_length() for preset in ON_HOST)
+    assert all(counts[bits] for bits in range(2, most.bit_length())), counts
+    assert max(getattr(preset, field) for preset in ON_HOST) <= most
+    largest = max(getattr(preset, field) for preset in ON_HOST)
+    assert largest > most * 0.7
+
+
+def test_each_block_size_is_drawn() -> None:
+    """Those that are no powers of two are among them."""
+    assert set(BLOCK_SIZES) == {size for preset in ON_HOST[2:] for size in preset.block_sizes}
+
+
+def test_a_table_stays_small_enough() -> None:
+    """Many requests do not come with many blocks each; nothing else is held back."""
+    for preset in make_presets(requests=64, query=8, context=4096, tokens=64, cells=512):
+        most = -(-preset.max_context_len // min(preset.block_sizes))
+        assert preset.max_num_reqs * most <= 512
+        assert preset.max_num_tokens >= preset.max_num_reqs
+
+
+def test_the_same_presets_everywhere() -> None:
+    """A stored choice means the same preset on another day and another machine."""
+    bounds = {"requests": 1024, "query": 8192, "context": 131_072, "tokens": 8192, "cells": 1 << 16}
+    assert ON_HOST[2:] == make_presets(**bounds)
+
+
+def test_logarithms_are_uniform() -> None:
+    """As many draws lie between 1 and 32 as between 32 and 1,024."""
+    chance = random.Random(0)  # noqa: S311  # no secret
+    draws = [log_uniform(chance, 1, 1024) for _ in range(4000)]
+    assert (1, 1024) == (min(draws), max(draws))
+    assert 0.45 < sum(draw <= 32 for draw in draws) / len(draws) < 0.55

@@ -1,0 +1,223 @@
+"""Worker processes: what comes back of a job, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.tools.fuzz import nights
+from tests.tools.fuzz.ray_jobs import CountingJob, CrashingJob, RaisingJob
+from tests.tools.fuzz.worker_jobs import ExitingJob, HangingJob, KeepingJob, PidJob, SlowJob
+from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
+from tools.fuzz.local_pool import LocalPool
+from tools.fuzz.worker import INPUT_BYTES, START_SECONDS, Limits, LocalWorker, Start, _SharedInput
+
+ROOMY = Limits(hang_seconds=120.0)
+
+
+@pytest.fixture
+def worker() -> Iterator[LocalWorker]:
+    """Return a worker whose limits a busy machine does not reach."""
+    found = LocalWorker("the worker", ROOMY)
+    yield found
+    found.close()
+
+
+def end_of(worker: LocalWorker, job: Job) -> Finished | Lost:
+    """Run a job; return its last event."""
+    *_, last = worker.run(job)
+    assert isinstance(last, Finished | Lost)
+    return last
+
+
+def result_of(worker: LocalWorker, job: Job) -> object:
+    """Run a job that finishes; return its result."""
+    last = end_of(worker, job)
+    assert isinstance(last, Finished), last
+    return last.result
+
+
+def test_messages_come_before_the_result(worker: LocalWorker) -> None:
+    """They are what the job reported, in order; the worker is used again for the next job."""
+    job = CountingJob(7, messages=3, seconds=0.0)
+    *messages, last = worker.run(job)
+    assert [0, 1, 2] == [event.content[1] for event in messages if isinstance(event, Message)]
+    assert isinstance(last, Finished)
+    assert (job, 7) == (last.job, last.result)
+    assert min(last.peak_bytes, last.rss_bytes) > 1 << 20
+    assert result_of(worker, PidJob()) == worker.pid
+    assert 0 == worker.restarts
+
+
+def test_a_crash_is_lost_with_its_input(worker: LocalWorker) -> None:
+    """The input is the one that was noted last; another process takes the next job."""
+    before = result_of(worker, PidJob())
+    lost = end_of(worker, CrashingJob())
+    assert isinstance(lost, Lost)
+    assert ("signal SIGSEGV", b"the input", "the worker") == (lost.reason, lost.input, lost.worker)
+    assert "Fatal Python error: Segmentation fault" in lost.detail
+    assert "ray_jobs.py" in lost.detail
+    assert before != result_of(worker, PidJob())
+    assert 1 == worker.restarts
+
+
+def test_an_exception_is_lost_with_its_traceback(worker: LocalWorker) -> None:
+    """It is an error of the fuzzer: no input is to blame."""
+    lost = end_of(worker, RaisingJob())
+    assert isinstance(lost, Lost)
+    assert "error" == lost.reason
+    assert "ZeroDivisionError: planted" in lost.detail
+    assert isinstance(result_of(worker, PidJob()), int)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"), [(ExitingJob(3), "exit 3"), (ExitingJob(0), "exit 0")], ids=["3", "0"]
+)
+def test_an_exit_is_lost(job: Job, reason: str, worker: LocalWorker) -> None:
+    """Also one with status 0: the job did not finish."""
+    lost = end_of(worker, job)
+    assert isinstance(lost, Lost)
+    assert (reason, b"exits") == (lost.reason, lost.input)
+
+
+def test_a_hang_is_killed(worker: LocalWorker) -> None:
+    """Its input is known, and where it hung."""
+    result_of(worker, PidJob())
+    worker.limits = Limits(hang_seconds=1.0)
+    started = time.monotonic()
+    lost = end_of(worker, HangingJob())
+    assert isinstance(lost, Lost)
+    assert time.monotonic() - started < START_SECONDS / 2, "it was known that the job had begun"
+    assert ("hang", b"hangs") == (lost.reason, lost.input)
+    assert "worker_jobs.py" in lost.detail
+    worker.limits = ROOMY
+    assert isinstance(result_of(worker, PidJob()), int)
+
+
+def test_a_slow_job_does_not_hang(worker: LocalWorker) -> None:
+    """What counts is the time of an input, not of a job."""
+    result_of(worker, PidJob())
+    worker.limits = Limits(hang_seconds=3.0)
+    assert False is result_of(worker, SlowJob(6.0))
+
+
+def test_too_much_memory_is_killed(worker: LocalWorker) -> None:
+    """It is lost as `memory`, with the input."""
+    result_of(worker, PidJob())
+    worker.limits = Limits(hang_seconds=120.0, memory_bytes=1 << 30)
+    lost = end_of(worker, KeepingJob(1 << 30, seconds=120.0))
+    assert isinstance(lost, Lost)
+    assert ("memory", b"takes memory") == (lost.reason, lost.input)
+
+
+def test_a_large_worker_is_recycled(worker: LocalWorker) -> None:
+    """The job has finished: nothing is lost, and the next one has a new process."""
+    first = result_of(worker, PidJob())
+    worker.limits = Limits(hang_seconds=120.0, recycle_bytes=700 << 20)
+    assert first == result_of(worker, KeepingJob(1 << 20))
+    assert first == result_of(worker, KeepingJob(700 << 20))
+    assert first != result_of(worker, PidJob())
+    assert (1, 1) == (worker.recycled, worker.restarts)
+
+
+def test_a_worker_that_dies_while_idle(worker: LocalWorker) -> None:
+    """The next job says so, or is run: none hangs and none is run twice."""
+    first = result_of(worker, PidJob())
+    assert isinstance(first, int)
+    os.kill(first, signal.SIGKILL)
+    last = end_of(worker, PidJob())
+    if isinstance(last, Lost):
+        assert "signal SIGKILL" == last.reason
+        assert first != result_of(worker, PidJob())
+    else:
+        assert first != last.result
+
+
+def test_a_closed_worker_runs_nothing(worker: LocalWorker) -> None:
+    """Its process is gone, and a job is lost as `stopped`."""
+    pid = result_of(worker, PidJob())
+    assert isinstance(pid, int)
+    worker.close()
+    lost = end_of(worker, PidJob())
+    assert isinstance(lost, Lost)
+    assert "stopped" == lost.reason
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_worker_without_a_fork_server() -> None:
+    """A process that is started anew does the same; it is needed where a GPU is used."""
+    worker = LocalWorker("spawned", ROOMY, Start("spawn"))
+    try:
+        assert 4 == result_of(worker, CountingJob(4, messages=0))
+    finally:
+        worker.close()
+
+
+def wait_for(pool: LocalPool, number: int) -> Sequence[Event]:
+    """Return the events of a pool until so many jobs have ended."""
+    found: list[Event] = []
+    deadline = time.monotonic() + nights.SECONDS
+    while sum(not isinstance(event, Message) for event in found) < number:
+        assert time.monotonic() < deadline, found
+        found += pool.events(0.2)
+    return found
+
+
+def test_a_pool_runs_all_jobs() -> None:
+    """Two workers share them; a crash loses its own job alone."""
+    pool = LocalPool(2, ROOMY)
+    try:
+        jobs = [CountingJob(number, messages=1, seconds=0.2) for number in range(6)]
+        for job in (*jobs[:3], CrashingJob(), *jobs[3:]):
+            pool.submit(job)
+        events = wait_for(pool, 7)
+    finally:
+        pool.close()
+    assert set(range(6)) == {event.result for event in events if isinstance(event, Finished)}
+    assert [CrashingJob()] == [event.job for event in events if isinstance(event, Lost)]
+    assert set(range(6)) == {event.content[0] for event in events if isinstance(event, Message)}
+    assert 2 == pool.size
+
+
+def test_a_pool_stops_jobs_that_look() -> None:
+    """`is_over` becomes true in the job that runs, and in those that wait."""
+    pool = LocalPool(1, ROOMY)
+    try:
+        pool.submit(SlowJob(200.0))
+        pool.submit(SlowJob(200.0))
+        nights.until(lambda: pool.events(0.1))
+        pool.stop()
+        ends = [event for event in wait_for(pool, 2) if isinstance(event, Finished)]
+    finally:
+        pool.close()
+    assert [True, True] == [event.result for event in ends]
+
+
+def test_closing_a_pool_loses_what_runs_and_what_waits() -> None:
+    """All of it is lost as `stopped`, so that no count of jobs is wrong."""
+    pool = LocalPool(1, ROOMY)
+    jobs: list[Job] = [SlowJob(200.0), PidJob()]
+    for job in jobs:
+        pool.submit(job)
+    nights.until(lambda: pool.events(0.1))
+    pool.close()
+    lost = [event for event in pool.events(0) if isinstance(event, Lost)]
+    assert ["stopped", "stopped"] == [event.reason for event in lost]
+    assert jobs == [event.job for event in lost]
+
+
+def test_a_noted_input_is_seen_by_another_process(tmp_path: Path) -> None:
+    """The file is mapped by both; one that is too long is cut."""
+    ours = _SharedInput(tmp_path / "input", create=True)
+    theirs = _SharedInput(tmp_path / "input")
+    assert (0, b"") == (ours.count(), ours.read())
+    for number, data in enumerate((b"abc", b"", b"longer than the first"), 1):
+        theirs.write(data)
+        assert (number, data) == (ours.count(), ours.read())
+    theirs.write(b"x" * (INPUT_BYTES + 1))
+    assert b"x" * INPUT_BYTES == ours.read()

@@ -1,0 +1,108 @@
+"""Further jobs, of the tests of workers on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from typing import Final
+
+from tools.fuzz.jobs import WorkerContext
+
+KEPT: Final[list[bytes]] = []
+"""What `KeepingJob` keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PidJob:
+    """Return the process id of the worker."""
+
+    name: str = "pid"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> int:
+        """Return it."""
+        worker.note_input(b"pid")
+        return os.getpid()
+
+
+@dataclasses.dataclass(frozen=True)
+class HangingJob:
+    """Note some inputs, and hang in the last."""
+
+    name: str = "hanging"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> None:
+        """Hang."""
+        for text in ("first", "second", "hangs"):
+            worker.note_input(text.encode())
+        while True:
+            time.sleep(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowJob:
+    """Note an input every tenth of a second.
+
+    Attributes:
+        seconds: How long.
+    """
+
+    seconds: float
+    name: str = "slow"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> bool:
+        """Return whether it was asked to end."""
+        deadline = time.monotonic() + self.seconds
+        worker.report("begun")
+        while time.monotonic() < deadline and not worker.is_over():
+            worker.note_input(b"an input")
+            time.sleep(0.1)
+        return worker.is_over()
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepingJob:
+    """Take memory for as long as the process lives.
+
+    Attributes:
+        num_bytes: How much.
+        seconds: How long the job goes on then.
+    """
+
+    num_bytes: int
+    seconds: float = 0.0
+    name: str = "keeping"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> int:
+        """Return the process id."""
+        worker.note_input(b"takes memory")
+        KEPT.append(b"x" * self.num_bytes)
+        time.sleep(self.seconds)
+        return os.getpid()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitingJob:
+    """End the process.
+
+    Attributes:
+        status: With this status.
+        is_clean: As `sys.exit` does, which is an exception.
+    """
+
+    status: int
+    is_clean: bool = False
+    name: str = "exiting"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> None:
+        """End it."""
+        worker.note_input(b"exits")
+        if self.is_clean:
+            sys.exit(self.status)
+        os._exit(self.status)
