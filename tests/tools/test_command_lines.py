@@ -22,6 +22,8 @@ NAMES = (
     "conformance",
     "tools.bench",
     "tools.bench.launches",
+    "tools.fuzz",
+    "tools.fuzz.default_run",
     "tools.kernels",
     "tools.known_bad",
     "tools.mutate",
@@ -38,6 +40,8 @@ SHORT_RUNS = {
     "conformance": "test_config.py --profile dev --target host -p no:cacheprovider",
     "tools.bench": "--quick --functions get_dcp_local_seq_lens",
     "tools.bench.launches": "",
+    "tools.fuzz": "--functions UBatchSlice --minutes 0.2 --workers 1 --out {folder}/night",
+    "tools.fuzz.default_run": "--functions UBatchSlice --target host",
     "tools.kernels": "--arch sm_90",
     "tools.known_bad": "--functions AttentionMetadata --workers 1",
     "tools.mutate": "--list-survivors --modules sentinels --db {folder}/session.sqlite",
@@ -59,6 +63,8 @@ HIDDEN = {
     "conformance": ("hypothesis", "'kvtwin[test]'"),
     "tools.bench": ("matplotlib", "-e '.[test,bench]'"),
     "tools.bench.launches": ("hypothesis", "-e '.[test,cuda]'"),
+    "tools.fuzz": ("hypothesis", "-e '.[test]'"),
+    "tools.fuzz.default_run": ("hypothesis", "-e '.[test]'"),
     "tools.kernels": ("rich", "-e '.[test,cuda]'"),
     "tools.known_bad": ("tqdm", "-e '.[test]'"),
     "tools.mutate": ("parso", "-e '.[test,mutation]'"),
@@ -295,8 +301,8 @@ def test_the_list_is_whole() -> None:
         if re.search(r"^ *run\(\"", text, re.MULTILINE):
             dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found.add(dotted.removesuffix(".__main__"))
-        elif '__name__ == "__main__"' in text:  # run by the benchmark, and by gpu_check.sh
-            assert path.name in {"startup.py", "gpu_versions.py"}
+        elif '__name__ == "__main__"' in text:  # run by the benchmark, gpu_check.sh and RayPool
+            assert path.name in {"startup.py", "gpu_versions.py", "ray_driver.py"}
     found.remove("tools.gpu_versions")  # which fails where there is no GPU, as it should
     found -= set(WITHOUT_PACKAGES)
     assert set(NAMES) == found == set(SHORT_RUNS) == set(HIDDEN)

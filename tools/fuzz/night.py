@@ -171,7 +171,11 @@ class Fuzzing:
 
     def _patience_with(self, function: str) -> float | None:
         """Return how long a case of a function may take, None for the usual time."""
-        is_known = (function, "", "hang") in self._failing
+        known = (found.failure for found in self.findings.by_id.values() if found.is_open)
+        is_known = any(
+            failure.key == (function, "", "hang") and failure.fails == failure.tries > 1
+            for failure in known
+        )
         return PATIENCE_SECONDS if is_known else None
 
     def _slice_seconds(self) -> float:
