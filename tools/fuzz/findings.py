@@ -127,6 +127,9 @@ class Findings:
                 second that differs.
         """
         found = self.by_id.pop(known)
+        if known != failure.id:
+            self.case_path(known).unlink(missing_ok=True)
+            self.script_path(known).unlink(missing_ok=True)
         other = self.by_id.get(failure.id)
         if other is not None and other.is_open:
             other.seen += found.seen

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,18 @@ MOST_SECONDS: Final = 60
 
 LEAST_BYTES: Final = 32 << 10
 """What each case must add in each round to be reported; the harness' own caches add 5 KiB."""
+
+SCRIPT: Final = '''"""{line}
+
+The same inputs are drawn as by the fuzzer, and checked again and again.
+"""
+import sys
+sys.path.insert(0, {root!r})
+from tools.fuzz.growth import GrowthJob
+from tools.fuzz.properties import Subject
+found = {job!r}.measure()
+sys.exit(found and found.line)
+'''
 
 
 class MemoryGrowthError(AssertionError):
@@ -63,21 +76,35 @@ class GrowthJob:
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the failure if the memory grows in each round; None if it does not."""
+        return self.measure(worker.note_input)
+
+    def measure(self, note: Callable[[bytes], None] = lambda _: None) -> Failure | None:
+        """Return the failure if the memory grows in each round; None if it does not.
+
+        Args:
+            note: Writes down each input before it runs.
+        """
         prop = properties_of(self.subject)[self.property_name]
-        sizes = self._measure(prop, worker)
+        sizes = self._measure(prop, note)
         steps = [later - sooner for sooner, later in itertools.pairwise(sizes)]
         if not steps or min(steps) < LEAST_BYTES * CASES:
             return None
-        case = run_case(prop, Input(prop.name, self.seed), worker.note_input)
+        case = run_case(prop, Input(prop.name, self.seed), note)
         each = sum(steps) / len(steps) / CASES / 1024
         error = MemoryGrowthError(f"the memory of the process grows by {each:,.0f} KiB each case")
         failed = dataclasses.replace(case, status=Status.FAILED, error=error)
         found = failure_of_case(prop, failed, kind="memory growth")
-        return with_artefacts(
+        found = with_artefacts(
             found, prop.check, prop.target, prop.where, case.example, error, is_safe=False
         )
+        return dataclasses.replace(found, script=self._script(found.line))
 
-    def _measure(self, prop: Property, worker: WorkerContext) -> list[int]:
+    def _script(self, line: str) -> str:
+        """Return a script that measures again: a single case would show nothing."""
+        root = str(Path(__file__).parents[2])
+        return SCRIPT.format(line=line.replace("\\", "/"), root=root, job=self)
+
+    def _measure(self, prop: Property, note: Callable[[bytes], None]) -> list[int]:
         """Return the resident bytes after each round but the first, in a child that then ends."""
         reader, writer = os.pipe()
         pid = os.fork()
@@ -87,7 +114,7 @@ class GrowthJob:
             try:
                 for number in range(ROUNDS):
                     for case in range(CASES):
-                        run_case(prop, Input(prop.name, self.seed + case), worker.note_input)
+                        run_case(prop, Input(prop.name, self.seed + case), note)
                     gc.collect()
                     _trim()
                     if number:

@@ -151,7 +151,7 @@ class MinimizeJob:
             fails=fails,
             tries=tries,
         )
-        found = dataclasses.replace(found, error=how)
+        found = dataclasses.replace(found, error=how, line=str(error))
         return with_artefacts(
             found, prop.check, prop.target, prop.where, drawn[-1], error, is_safe=False
         )

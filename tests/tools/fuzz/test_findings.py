@@ -1,0 +1,198 @@
+"""What was found: without duplicates, written at once, read by the next night."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.comparison import first_difference
+from conformance.contracts import Call
+from conformance.report import Mismatch
+from tools.fuzz.failures import Failure, field_of, key_of
+from tools.fuzz.findings import Findings, open_findings
+
+
+def failure(function: str = "f", **fields: Any) -> Failure:  # noqa: ANN401  # of any field
+    """Return a failure of a function."""
+    known: dict[str, Any] = {
+        "target": "host",
+        "property_name": f"test_{function}@host",
+        "kind": "same answer",
+        "field": "result",
+        "error": "Mismatch",
+        "line": f"{function} is wrong",
+        "input": b"\x00 an input",
+        "uses": (function,),
+    }
+    return Failure(function, **{**known, **fields})
+
+
+def statuses(findings: Findings) -> dict[str, str]:
+    """Return what became of each finding, by function."""
+    return {one.failure.function: one.status for one in findings.by_id.values()}
+
+
+def mismatch(expected: list[int], actual: list[int], path: str = "result") -> Mismatch:
+    """Return the mismatch of two vectors."""
+    difference = first_difference(np.array(expected), torch.tensor(actual), path)
+    assert difference is not None
+    return Mismatch(Call("f", {}), "host", difference)
+
+
+def test_a_key_has_no_indices() -> None:
+    """Two inputs that fail in another element fail alike; another field is another failure."""
+    first = mismatch([1, 2], [1, 3])
+    second = mismatch([1, 2, 5], [0, 2, 5])
+    other = mismatch([1, 2], [1, 3], "out")
+    assert ("f", "result", "Mismatch") == key_of("f", first) == key_of("f", second)
+    assert ("f", "out", "Mismatch") == key_of("f", other)
+    assert "groups[].name" == field_of(mismatch([1], [2], "groups[3].name"))
+
+
+def test_a_key_has_the_class_of_the_error() -> None:
+    """Another class is another failure; another message is not."""
+    assert key_of("f", ValueError("a")) == key_of("f", ValueError("b"))
+    assert key_of("f", ValueError("a")) != key_of("f", TypeError("a"))
+    assert key_of("f", ValueError("a")) != key_of("g", ValueError("a"))
+
+
+def test_an_id_is_a_file_name() -> None:
+    """It begins with the function, and differs where the key does."""
+    first, second = failure("a runner's life"), failure("a runner's life", field="out")
+    assert first.id.startswith("a-runner-s-life-")
+    assert first.id != second.id
+    assert first.id == failure("a runner's life", line="other", target="sim").id
+
+
+def test_a_failure_is_kept_once(tmp_path: Path) -> None:
+    """It is new the first time; the others are counted."""
+    findings = Findings(tmp_path)
+    assert None is not findings.add(failure())
+    assert None is findings.add(failure(line="again"))
+    assert None is not findings.add(failure("g"))
+    [first, second] = findings.by_id.values()
+    assert ("f is wrong", 2, 1) == (first.failure.line, first.seen, second.seen)
+    assert {first.failure.key, second.failure.key} == findings.keys()
+
+
+def test_a_failure_is_written_at_once(tmp_path: Path) -> None:
+    """Its case and its script have files; another process reads all of it."""
+    case = {"kind": "call", "contract": "f", "reason": "wrong"}
+    one = failure(case=case, script="print()\n", told={"table": "a\tb"}, requests=2)
+    Findings(tmp_path).add(one)
+    [read] = Findings(tmp_path).by_id.values()
+    assert "known" == read.status
+    assert (one.key, one.input, one.uses, one.told, one.requests) == (
+        read.failure.key,
+        read.failure.input,
+        read.failure.uses,
+        read.failure.told,
+        read.failure.requests,
+    )
+    assert "print()\n" == read.failure.script
+    assert isinstance(read.failure.case, dict)
+    assert case.items() <= read.failure.case.items()
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_what_has_no_case_is_stored_as_its_input(tmp_path: Path) -> None:
+    """So that it can be tried again."""
+    one = failure(input=b'["p", 0, ""]')
+    Findings(tmp_path).add(one)
+    stored = json.loads((tmp_path / "cases" / f"{one.id}.json").read_text(encoding="utf-8"))
+    assert ("input", "f", '["p", 0, ""]') == (stored["kind"], stored["contract"], stored["input"])
+    [read] = Findings(tmp_path).by_id.values()
+    assert (None, one.input) == (read.failure.case, read.failure.input)
+
+
+def test_a_minimized_failure_takes_its_place(tmp_path: Path) -> None:
+    """Once; afterwards a larger one does not."""
+    findings = Findings(tmp_path)
+    findings.add(failure(script="long"))
+    findings.replace(failure().id, failure(script="short", is_minimal=True, fails=5, tries=5))
+    findings.add(failure(script="long"))
+    [one] = findings.by_id.values()
+    assert ("short", 2, "new") == (one.failure.script, one.seen, one.status)
+    assert "short" == findings.script_path(one.failure.id).read_text(encoding="utf-8")
+
+
+def test_a_minimized_failure_may_have_another_key(tmp_path: Path) -> None:
+    """It joins what is known by that key, and the files of the other go."""
+    findings = Findings(tmp_path)
+    for field in ("result", "out"):
+        findings.add(failure(field=field, script=field))
+    known, other = failure(field="result"), failure(field="out")
+    findings.replace(known.id, failure(field="out", script="small", is_minimal=True))
+    assert {other.id} == set(findings.by_id) == set(Findings(tmp_path).by_id)
+    assert 2 == findings.by_id[other.id].seen
+    assert [f"{other.id}.py"] == [path.name for path in (tmp_path / "scripts").iterdir()]
+    assert [f"{other.id}.json"] == [path.name for path in (tmp_path / "cases").iterdir()]
+
+
+def test_known_fixed_and_new_again(tmp_path: Path) -> None:
+    """What fails again is known, what does not is fixed; found or tried later, it is new."""
+    first = Findings(tmp_path)
+    for function in ("f", "g"):
+        first.add(failure(function))
+    assert {"f": "new", "g": "new"} == statuses(first)
+    second = Findings(tmp_path)
+    second.note_replay(failure("f").id, fails=5, tries=5)
+    second.note_replay(failure("g").id, fails=0, tries=5)
+    assert {"f": "known", "g": "fixed"} == statuses(second)
+    assert ["f"] == [one.failure.function for one in open_findings(second)]
+    third = Findings(tmp_path)
+    third.note_replay(failure("f").id, fails=0, tries=5)
+    third.note_replay(failure("g").id, fails=5, tries=5)
+    assert {"f": "fixed", "g": "new"} == statuses(third)
+    assert None is not third.add(failure("f"))
+    assert {"f": "new", "g": "new"} == statuses(third)
+
+
+def test_a_flaky_failure_says_how_often(tmp_path: Path) -> None:
+    """What was tried again and failed at times is open, with both numbers."""
+    findings = Findings(tmp_path)
+    findings.add(failure())
+    findings.note_replay(failure().id, fails=2, tries=5)
+    [one] = Findings(tmp_path).by_id.values()
+    assert ("known", 2, 5) == (one.status, one.failure.fails, one.failure.tries)
+
+
+def test_a_cause_is_reported_with_what_it_explains(tmp_path: Path) -> None:
+    """A failed law of a function comes with its wrong answer; so does a failure of its users."""
+    findings = Findings(tmp_path)
+    answer = failure("f")
+    law = failure("f", kind="law", field="", error="AssertionError")
+    user = failure("g", kind="law", field="", error="AssertionError", uses=("g", "f"))
+    apart = failure("h", uses=("h",))
+    for one in (law, user, apart, answer):
+        findings.add(one)
+    found = {known: {x.failure.id for x in group} for known, group in findings.primary().items()}
+    assert {answer.id: {law.id, user.id}, apart.id: set()} == found
+
+
+def test_an_open_failure_is_not_explained_by_a_fixed_one(tmp_path: Path) -> None:
+    """Each is reported by itself."""
+    findings = Findings(tmp_path)
+    law = failure("f", kind="law", field="", error="AssertionError")
+    for one in (failure("f"), law):
+        findings.add(one)
+    findings.note_replay(failure("f").id, fails=0, tries=5)
+    assert [law.id, failure("f").id] == list(findings.primary())
+
+
+@pytest.mark.parametrize("kind", ["same answer", "crash"])
+def test_users_of_a_broken_function_are_explained_by_their_own_kind(
+    kind: str, tmp_path: Path
+) -> None:
+    """A crash explains crashes."""
+    findings = Findings(tmp_path)
+    cause = failure("f", kind=kind)
+    user = failure("g", kind=kind, uses=("f", "g"))
+    for one in (user, cause):
+        findings.add(one)
+    assert [cause.id] == list(findings.primary())

@@ -1,0 +1,70 @@
+"""Whether memory grows with the number of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+
+from conformance.checks import Check
+from conformance.profiles import Kind
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import TARGETS
+from tests.tools.fuzz.test_minimize import Notes
+from tools.fuzz import growth
+from tools.fuzz.failures import Failure
+from tools.fuzz.growth import CASES, GrowthJob
+from tools.fuzz.properties import Property, Subject
+
+KEPT: list[bytes] = []
+
+
+def keeps(_: object, example: int) -> None:
+    """Keep 64 KiB."""
+    KEPT.append(bytes([example]) * (1 << 16))
+
+
+def keeps_at_first(_: object, example: int) -> None:
+    """Keep 1 MiB of each of the first cases, as a cache does."""
+    if len(KEPT) < CASES:
+        KEPT.append(bytes([example]) * (1 << 20))
+
+
+def frees(_: object, example: int) -> None:
+    """Keep nothing."""
+    assert len(bytes([example]) * (1 << 20)) == 1 << 20
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, body: Callable[[object, int], None]
+) -> Failure | None:
+    """Measure a property with this body."""
+    KEPT.clear()
+    check = Check(
+        "a toy", Kind.LAW, lambda _: st.integers(0, 255), body, "A toy.", presets=(MINIMAL,)
+    )
+    prop = Property("toys:toy", check, TARGETS["host"])
+    monkeypatch.setattr(growth, "properties_of", lambda _: {prop.name: prop})
+    return GrowthJob(Subject(), prop.name, 3).run(Notes())
+
+
+def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured in a child, whose memory is given back; the failure says how much it is."""
+    found = measured(monkeypatch, keeps)
+    assert found is not None
+    assert ("memory growth", "MemoryGrowthError") == (found.kind, found.error)
+    kib = int(found.line.rpartition(" KiB")[0].rpartition(" ")[2])
+    assert 60 <= kib <= 80
+    assert len(KEPT) <= 2
+    assert found.script is not None
+    compile(found.script, "script.py", "exec")
+    assert found.line in found.script
+
+
+@pytest.mark.parametrize("body", [frees, keeps_at_first])
+def test_what_is_freed_or_cached_is_no_growth(
+    body: Callable[[object, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round fills caches: it does not count."""
+    assert None is measured(monkeypatch, body)
