@@ -29,8 +29,13 @@ class Source(Protocol):
     def begin(self) -> None:
         """Begin to observe: a slice starts."""
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
-        """Observe a case that ran, by its example and the situations that this met."""
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+        """Observe a case that ran, by its example and the situations that this met.
+
+        Returns:
+            Whether the case did something that no case did before in this process, where the source
+            knows that of single cases; such an input is worth varying.
+        """
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice, with the number of cases in which each occurred.
@@ -49,10 +54,11 @@ class Situations:
         """Begin a slice."""
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Count what a case met."""
         del example
         self._met[function, frozenset(situations)] += 1
+        return False
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice."""
@@ -75,13 +81,14 @@ class Sizes:
         """Begin a slice."""
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Count the sizes of a case's batch, if it has one."""
         del situations
         batch = batch_of(example)
         if batch is not None:
             for axis, size in sizes_of(batch).items():
                 self._met["size", function, f"{axis} {band(size)}"] += 1
+        return False
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice."""
@@ -132,6 +139,8 @@ class Branches:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(f"{folder}/" for folder in folders)
         self._taken: dict[tuple[CodeType, int], set[int]] = {}
+        self._ever: set[tuple[CodeType, int, int]] = set()
+        self._is_new = False
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._tool = next(n for n in (4, 3, 1) if self._monitoring.get_tool(n) is None)
         self._monitoring.use_tool_id(self._tool, "kvtwin-fuzz")
@@ -144,8 +153,11 @@ class Branches:
         self._monitoring.set_events(self._tool, self._monitoring.events.BRANCH)
         self._monitoring.restart_events()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
-        """Do nothing: single cases are not observed."""
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+        """Return whether the case took a branch that none took before."""
+        del function, situations, example
+        is_new, self._is_new = self._is_new, False
+        return is_new
 
     def end(self) -> Counter[Event]:
         """Return the branches that were taken in the slice."""
@@ -161,6 +173,9 @@ class Branches:
             return self._monitoring.DISABLE
         taken = self._taken.setdefault((code, start), set())
         taken.add(stop)
+        if (code, start, stop) not in self._ever:
+            self._ever.add((code, start, stop))
+            self._is_new = True
         return self._monitoring.DISABLE if len(taken) > 1 else None
 
 
@@ -193,12 +208,13 @@ class SampledArcs:
         self._coverage.erase()
         self._coverage.start()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Stop after enough cases."""
         del function, situations, example
         self._left -= 1
         if not self._left:
             self._coverage.stop()
+        return False
 
     def end(self) -> Counter[Event]:
         """Return the arcs between lines that were taken by the observed cases."""
