@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,9 +121,8 @@ class _Memory:
         if under_test is not None:
             module = under_test.module
         files = [getattr(module, "__file__", None), reference.__file__]
-        branches = coverage.branch_source({Path(file).parent for file in files if file})
-        if branches is not None:
-            self.sources.append(branches)
+        folders = {Path(file).parent for file in files if file}
+        self.sources.append(coverage.branch_source(folders))
 
     def add(self, inputs: tuple[bytes, ...]) -> None:
         """Add inputs that came from elsewhere."""
@@ -192,7 +193,8 @@ class _Slice:
         return self.worker.is_over() or (is_late and cases > 0)
 
     def _run_one(self, wanted: Input) -> None:
-        case = run_case(self.prop, wanted, self.worker.note_input)
+        watching = self._watching(is_varied=bool(wanted.prefix))
+        case = run_case(self.prop, wanted, self.worker.note_input, watching)
         self.statuses[case.status] += 1
         if case.status is not Status.INVALID:
             function = self.prop.check.function
@@ -203,6 +205,13 @@ class _Slice:
             self._keep_if_new(case, takes_new_branch=any(is_new))
         if case.status is Status.FAILED:
             self._report(case)
+
+    @contextlib.contextmanager
+    def _watching(self, *, is_varied: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for source in self.memory.sources:
+                stack.enter_context(source.watching(is_varied=is_varied))
+            yield
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
