@@ -48,8 +48,11 @@ def night_of(fuzzing: Fuzzing) -> Night:
     """
     targets = {prop.target.name: prop.target for prop in fuzzing.properties.values()}
     records = fuzzing.chooser.records.values()
+    night = start_of_night(fuzzing.options, targets.values(), fuzzing.started, fuzzing.seed)
+    trouble = fuzzing.database.status()
     return dataclasses.replace(
-        start_of_night(fuzzing.options, targets.values(), fuzzing.started, fuzzing.seed),
+        night,
+        versions={**night.versions, **({"example database": trouble} if trouble else {})},
         seconds=fuzzing.seconds,
         workers=fuzzing.num_workers,
         cases=fuzzing.num_cases,
