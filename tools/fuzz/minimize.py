@@ -25,6 +25,7 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.internal.conjecture.engine import ConjectureRunner, RunIsComplete
 from hypothesis.internal.escalation import InterestingOrigin
 
+from conformance.drawing import AnewProvider
 from tools.fuzz.cases import Case, Input, Status, run_case, run_data
 from tools.fuzz.failures import Failure, key_of, with_artefacts
 from tools.fuzz.jobs import WorkerContext
@@ -33,6 +34,12 @@ from tools.fuzz.slices import failure_of_case
 
 TRIES: Final = 5
 """How often an input is tried to learn whether it always fails."""
+
+DRAWN_SHORTER: Final = 200
+"""How many shorter inputs are drawn before what is there is made small."""
+
+FEW_CHOICES: Final = 64
+"""An input of no more choices is short enough for Hypothesis' shrinker."""
 
 HANG_SECONDS: Final = 3.0
 """A try that takes longer counts as a hang; the input hung for much longer before."""
@@ -191,6 +198,7 @@ def minimize(
         is_over: Whether to stop before.
         clock: Returns the time.
     """
+    choices = _drawn_shorter(tuple(choices), fails, lambda: is_over() or clock() > deadline)
     origin = InterestingOrigin(AssertionError, "", 0, (), ())
 
     def test(data: ConjectureData) -> None:
@@ -209,6 +217,30 @@ def minimize(
             runner.shrink_interesting_test_cases()
         found = runner.interesting_test_cases.get(origin)
     return tuple(choices) if found is None else tuple(found.choices)
+
+
+def _drawn_shorter(
+    choices: tuple[ChoiceT, ...],
+    fails: Callable[[ConjectureData], bool],
+    is_over: Callable[[], bool],
+) -> tuple[ChoiceT, ...]:
+    """Return fewer choices that begin alike and fail, if a few random draws give some.
+
+    Hypothesis' shrinker takes out one request of 300 at a time.
+    """
+    chance = random.Random(0)  # noqa: S311  # no secret
+    for _ in range(DRAWN_SHORTER):
+        if len(choices) <= FEW_CHOICES or is_over():
+            break
+        data = ConjectureData(
+            random=chance,
+            provider=AnewProvider,
+            prefix=choices[: chance.randrange(FEW_CHOICES // 4)],
+            max_choices=len(choices) - 1,
+        )
+        if fails(data) and not data.frozen:
+            choices = tuple(data.choices)
+    return choices
 
 
 @contextlib.contextmanager
