@@ -22,7 +22,7 @@ from fast import *
 RARE: Final = (
     "many requests",
     "long context",
-    "many tokens",
+    "long query",
     "odd block size",
     "combination",
 )
@@ -87,12 +87,13 @@ def long_context(
     return found
 
 
-def many_tokens(
+def long_query(
     common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
 ) -> tuple[int, int, int, int]:
-    """Count a prefill too many where a batch has more than 4,096 tokens."""
+    """Count a prefill too many where a request has more than 2,048 tokens."""
     found = fast.split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
-    if int(common_attn_metadata.query_start_loc_cpu[-1]) > 4096:
+    starts = common_attn_metadata.query_start_loc_cpu
+    if len(starts) > 1 and int(starts.diff().max()) > 2048:
         return found[0], found[1] + 1, *found[2:]
     return found
 
@@ -174,7 +175,7 @@ BUGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "wrong error": ("compute_mm_encoder_budget", wrong_error),
     "many requests": ("create_ubatch_slices", many_requests),
     "long context": ("split_decodes_prefills_and_extends", long_context),
-    "many tokens": ("split_decodes_and_prefills", many_tokens),
+    "long query": ("split_decodes_and_prefills", long_query),
     "odd block size": ("make_local_attention_virtual_batches", odd_block_size),
     "combination": ("get_dcp_local_seq_lens", combination),
     "null read": ("is_residual_scattered_for_sp", null_read),
