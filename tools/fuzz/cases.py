@@ -104,7 +104,12 @@ class Case:
         return self.error
 
 
-def run_case(prop: Property, wanted: Input, note: Callable[[bytes], None] = lambda _: None) -> Case:
+def run_case(
+    prop: Property,
+    wanted: Input,
+    note: Callable[[bytes], None] = lambda _: None,
+    watching: contextlib.AbstractContextManager[object] | None = None,
+) -> Case:
     """Draw an input of a property and check it.
 
     Args:
@@ -112,15 +117,19 @@ def run_case(prop: Property, wanted: Input, note: Callable[[bytes], None] = lamb
         wanted: The input.
         note: Writes down the input: at first as it is wanted and, when all of it is drawn, as its
             choices.
+        watching: The context in which it is checked.
     """
     note(wanted.to_bytes())
     chance = random.Random(wanted.seed)  # noqa: S311  # no secret
     data = ConjectureData(random=chance, provider=AnewProvider, prefix=wanted.prefix)
-    return run_data(prop, data, note)
+    return run_data(prop, data, note, watching)
 
 
 def run_data(
-    prop: Property, data: ConjectureData, note: Callable[[bytes], None] = lambda _: None
+    prop: Property,
+    data: ConjectureData,
+    note: Callable[[bytes], None] = lambda _: None,
+    watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
     """Check what a record of choices draws; see `run_case`.
 
@@ -128,6 +137,7 @@ def run_data(
         prop: The property.
         data: Hypothesis' record, at its beginning.
         note: Writes down the input.
+        watching: The context in which it is checked.
     """
     example, error = None, None
     status = Status.PASSED
@@ -139,7 +149,8 @@ def run_data(
                 LEDGER.met.clear()
             else:
                 note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
-            prop.run(example)
+            with watching or contextlib.nullcontext():
+                prop.run(example)
         except (StopTest, UnsatisfiedAssumption, Absent):
             status = Status.INVALID
         except RAISED as raised:

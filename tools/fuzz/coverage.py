@@ -8,14 +8,15 @@ loops: these cannot be observed. A further kind is a class with `begin`, `see` a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib.util
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from conformance.strategies.batches import Batch
@@ -29,8 +30,20 @@ class Source(Protocol):
     def begin(self) -> None:
         """Begin to observe: a slice starts."""
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
-        """Observe a case that ran, by its example and the situations that this met."""
+    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
+        """Return a context in which a case is checked.
+
+        Args:
+            is_varied: Whether its input is like one that covered something new.
+        """
+
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+        """Observe a case that ran, by its example and the situations that this met.
+
+        Returns:
+            Whether the case did something that no case did before in this process, where the source
+            knows that of single cases; such an input is worth varying.
+        """
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice, with the number of cases in which each occurred.
@@ -49,10 +62,16 @@ class Situations:
         """Begin a slice."""
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        del is_varied
+        return contextlib.nullcontext()
+
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Count what a case met."""
         del example
         self._met[function, frozenset(situations)] += 1
+        return False
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice."""
@@ -75,13 +94,19 @@ class Sizes:
         """Begin a slice."""
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
+    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        del is_varied
+        return contextlib.nullcontext()
+
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Count the sizes of a case's batch, if it has one."""
         del situations
         batch = batch_of(example)
         if batch is not None:
             for axis, size in sizes_of(batch).items():
                 self._met["size", function, f"{axis} {band(size)}"] += 1
+        return False
 
     def end(self) -> Counter[Event]:
         """Return the events of the slice."""
@@ -129,9 +154,11 @@ class Branches:
         folders: Whose code is observed.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = tuple(f"{folder}/" for folder in folders)
         self._taken: dict[tuple[CodeType, int], set[int]] = {}
+        self._ever: set[tuple[CodeType, int, int]] = set()
+        self._is_new = False
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._tool = next(n for n in (4, 3, 1) if self._monitoring.get_tool(n) is None)
         self._monitoring.use_tool_id(self._tool, "kvtwin-fuzz")
@@ -144,8 +171,16 @@ class Branches:
         self._monitoring.set_events(self._tool, self._monitoring.events.BRANCH)
         self._monitoring.restart_events()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
-        """Do nothing: single cases are not observed."""
+    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        del is_varied
+        return contextlib.nullcontext()
+
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+        """Return whether the case took a branch that none took before."""
+        del function, situations, example
+        is_new, self._is_new = self._is_new, False
+        return is_new
 
     def end(self) -> Counter[Event]:
         """Return the branches that were taken in the slice."""
@@ -161,56 +196,89 @@ class Branches:
             return self._monitoring.DISABLE
         taken = self._taken.setdefault((code, start), set())
         taken.add(stop)
+        if (code, start, stop) not in self._ever:
+            self._ever.add((code, start, stop))
+            self._is_new = True
         return self._monitoring.DISABLE if len(taken) > 1 else None
 
 
-class SampledArcs:
-    """Branches by coverage.py, where there is no `sys.monitoring`: of the first cases of a slice.
+class TracedArcs:
+    """Branches as pairs of lines, by `sys.settrace`, where there is no `sys.monitoring`.
+
+    Tracing makes a case slower by a tenth to a half, so that only some are traced: the first of
+    each slice, and those that vary an input.
 
     Args:
         folders: Whose code is observed.
     """
 
     CASES: Final = 8
-    """Cases of a slice that are observed; its tracer makes them slower."""
+    """Cases at the beginning of a slice that are traced."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        from coverage import Coverage  # noqa: PLC0415  # of the extra `fuzz`
-
-        self._coverage = Coverage(
-            data_file=None,
-            branch=True,
-            config_file=False,
-            messages=False,
-            include=[f"{folder}/*" for folder in folders],
-        )
-        self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
-        self._left = 0
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple(f"{folder}/" for folder in folders)
+        self._is_wanted: dict[CodeType, bool] = {}
+        self._taken: set[tuple[CodeType, int, int]] = set()
+        self._ever: set[tuple[CodeType, int, int]] = set()
+        self._is_new = False
+        self._cases = 0
 
     def begin(self) -> None:
         """Begin a slice."""
-        self._left = self.CASES
-        self._coverage.erase()
-        self._coverage.start()
+        self._taken.clear()
+        self._cases = 0
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> None:
-        """Stop after enough cases."""
+    @contextlib.contextmanager
+    def watching(self, *, is_varied: bool) -> Iterator[None]:
+        """Observe what is called inside, unless the case is one of many."""
+        self._cases += 1
+        before = sys.gettrace()
+        if before is None and (is_varied or self._cases <= self.CASES):
+            sys.settrace(self._on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+        """Return whether the case took a branch that none took before."""
         del function, situations, example
-        self._left -= 1
-        if not self._left:
-            self._coverage.stop()
+        is_new, self._is_new = self._is_new, False
+        return is_new
 
     def end(self) -> Counter[Event]:
-        """Return the arcs between lines that were taken by the observed cases."""
-        if self._left > 0:
-            self._coverage.stop()
-        self._left = 0
-        data = self._coverage.get_data()
+        """Return the branches that were taken by the observed cases."""
         return Counter(
-            ("branch", _short(file), f"{start}>{stop}")
-            for file in data.measured_files()
-            for start, stop in data.arcs(file) or ()
+            ("branch", f"{_short(code.co_filename)}:{code.co_qualname}", f"{start}>{stop}")
+            for code, start, stop in self._taken
         )
+
+    def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
+        del event, arg
+        code = frame.f_code
+        is_wanted = self._is_wanted.get(code)
+        if is_wanted is None:
+            is_wanted = self._is_wanted[code] = code.co_filename.startswith(self._folders)
+        if not is_wanted:
+            return None
+        last, taken = frame.f_lineno, self._taken
+
+        def on_line(frame: FrameType, event: str, arg: object) -> Any:
+            del arg
+            nonlocal last
+            if event == "line":
+                arc, last = (code, last, frame.f_lineno), frame.f_lineno
+                if arc not in taken:
+                    self._add(arc)
+            return on_line
+
+        return on_line
+
+    def _add(self, arc: tuple[CodeType, int, int]) -> None:
+        self._taken.add(arc)
+        if arc not in self._ever:
+            self._ever.add(arc)
+            self._is_new = True
 
 
 def _short(file: str) -> str:
@@ -222,22 +290,17 @@ def _short(file: str) -> str:
     return "/".join(Path(file).parts[-2:])
 
 
-def branch_source(folders: Iterable[Path]) -> Source | None:
-    """Return what observes branches cheaply in this Python, None if nothing is installed.
+def branch_source(folders: Iterable[Path]) -> Branches | TracedArcs:
+    """Return what observes branches most cheaply in this Python.
 
     Args:
         folders: Whose code is observed.
     """
-    folders = list(folders)
-    if hasattr(sys, "monitoring"):
-        return Branches(folders)
-    return SampledArcs(folders) if importlib.util.find_spec("coverage") else None
+    return Branches(folders) if hasattr(sys, "monitoring") else TracedArcs(folders)
 
 
 def observer_of_branches() -> str:
     """Return what observes branches here, for the report."""
     if hasattr(sys, "monitoring"):
         return "sys.monitoring"
-    if importlib.util.find_spec("coverage"):
-        return f"coverage.py, in {SampledArcs.CASES} cases of each slice"
-    return "nothing: coverage is not installed"
+    return "sys.settrace, in some cases"

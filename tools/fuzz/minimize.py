@@ -87,12 +87,11 @@ class MinimizeJob:
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the smallest failure found; None if the input did not fail again."""
-        deadline = time.monotonic() + self.seconds
         if self.died:
-            return self._run_isolated(worker, deadline)
-        return self._run_here(worker, deadline)
+            return self._run_isolated(worker, time.monotonic() + self.seconds)
+        return self._run_here(worker)
 
-    def _run_here(self, worker: WorkerContext, deadline: float) -> Failure | None:
+    def _run_here(self, worker: WorkerContext) -> Failure | None:
         prop, wanted = _property_of(self), Input.from_bytes(self.input)
         cases = [run_case(prop, wanted, worker.note_input) for _ in range(TRIES)]
         failing = [case for case in cases if _key(prop, case) == self.key]
@@ -104,7 +103,10 @@ class MinimizeJob:
             def is_same(data: ConjectureData) -> bool:
                 return _key(prop, run_data(prop, data, worker.note_input)) == self.key
 
-            choices = minimize(case.choices, is_same, deadline, worker.is_over)
+            # By its own time: on a busy machine an input should not stay larger.
+            deadline = time.process_time() + self.seconds
+            clock = time.process_time
+            choices = minimize(case.choices, is_same, deadline, worker.is_over, clock)
             again = run_case(prop, Input(prop.name, 0, choices), worker.note_input)
             case = again if _key(prop, again) == self.key else case
         found = failure_of_case(
@@ -178,19 +180,21 @@ def minimize(
     fails: Callable[[ConjectureData], bool],
     deadline: float,
     is_over: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[ChoiceT, ...]:
     """Return the smallest choices found that still fail.
 
     Args:
         choices: Choices that fail.
         fails: Draws from a record of choices and returns whether that fails likewise.
-        deadline: When to stop, by `time.monotonic`.
+        deadline: When to stop, by `clock`.
         is_over: Whether to stop before.
+        clock: Returns the time.
     """
     origin = InterestingOrigin(AssertionError, "", 0, (), ())
 
     def test(data: ConjectureData) -> None:
-        if time.monotonic() > deadline or is_over():
+        if clock() > deadline or is_over():
             raise _TimeIsOverError
         if fails(data) and not data.frozen:
             data.mark_interesting(origin)
@@ -198,7 +202,7 @@ def minimize(
     options = settings(
         database=None, phases=[Phase.shrink], max_examples=10**9, report_multiple_bugs=True
     )
-    with _shrinking_until(deadline):
+    with _shrinking_for(10 * max(deadline - clock(), 0) + 60):
         runner = ConjectureRunner(test, settings=options, random=random.Random(0))  # noqa: S311
         with contextlib.suppress(RunIsComplete, _TimeIsOverError):
             runner.cached_test_function(tuple(choices))
@@ -208,10 +212,10 @@ def minimize(
 
 
 @contextlib.contextmanager
-def _shrinking_until(deadline: float) -> Iterator[None]:
+def _shrinking_for(seconds: float) -> Iterator[None]:
     """Let Hypothesis shrink for longer than we do: `minimize` has its own deadline."""
     before = engine.MAX_SHRINKING_SECONDS
-    engine.MAX_SHRINKING_SECONDS = int(max(deadline - time.monotonic(), 0)) + 60
+    engine.MAX_SHRINKING_SECONDS = int(seconds)
     try:
         yield
     finally:

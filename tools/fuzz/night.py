@@ -140,9 +140,15 @@ class Fuzzing:
             return self._replays.popleft()
         others = sum(not isinstance(job, SliceJob) for job in self._outstanding)
         is_late = self.seconds > LATE_SHARE * self.options.seconds
-        if self._urgent and (is_late or others < max(self.pool.size // 2, 1)):
-            return self._urgent.popleft()
+        while self._urgent and (is_late or others < max(self.pool.size // 2, 1)):
+            job = self._urgent.popleft()
+            if not self._is_explained(job):
+                return job
         return self._next_slice()
+
+    def _is_explained(self, job: Job) -> bool:
+        """Return whether a job would make small what the report mentions under another failure."""
+        return isinstance(job, MinimizeJob) and _id_of(job) not in self.findings.primary()
 
     def _next_slice(self) -> SliceJob | None:
         for _ in range(len(self.properties)):

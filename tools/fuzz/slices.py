@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from hypothesis.internal.conjecture.choice import ChoiceT
 
 import reference
 from tools.fuzz import coverage
@@ -19,8 +23,11 @@ from tools.fuzz.properties import Property, Subject, properties_of
 KEPT_INPUTS: Final = 256
 """Inputs of a property that covered something new and are kept by a worker, to vary them."""
 
-VARIED_SHARE: Final = 0.3
-"""The share of cases that begin as an input that covered something new."""
+VARIED_SHARE: Final = 0.4
+"""The share of cases that are like an input that covered something new."""
+
+LATEST: Final = 4
+"""Half of these are like one of so many inputs that were the last to take a new branch."""
 
 MOST_REPORTED: Final = 8
 """Failures that a slice reports; more would only repeat themselves."""
@@ -106,6 +113,7 @@ class _Memory:
         self.seen: set[coverage.Event] = set()
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
+        self.latest: dict[str, deque[Input]] = {}
         self.known_bytes: set[bytes] = set()
         self.sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
         module: Any = prop.target.implementation
@@ -113,9 +121,8 @@ class _Memory:
         if under_test is not None:
             module = under_test.module
         files = [getattr(module, "__file__", None), reference.__file__]
-        branches = coverage.branch_source({Path(file).parent for file in files if file})
-        if branches is not None:
-            self.sources.append(branches)
+        folders = {Path(file).parent for file in files if file}
+        self.sources.append(coverage.branch_source(folders))
 
     def add(self, inputs: tuple[bytes, ...]) -> None:
         """Add inputs that came from elsewhere."""
@@ -186,37 +193,54 @@ class _Slice:
         return self.worker.is_over() or (is_late and cases > 0)
 
     def _run_one(self, wanted: Input) -> None:
-        case = run_case(self.prop, wanted, self.worker.note_input)
+        watching = self._watching(is_varied=bool(wanted.prefix))
+        case = run_case(self.prop, wanted, self.worker.note_input, watching)
         self.statuses[case.status] += 1
         if case.status is not Status.INVALID:
             function = self.prop.check.function
-            for source in self.memory.sources:
+            is_new = [
                 source.see(function, case.situations, case.example)
-            self._keep_if_new(case)
+                for source in self.memory.sources
+            ]
+            self._keep_if_new(case, takes_new_branch=any(is_new))
         if case.status is Status.FAILED:
             self._report(case)
+
+    @contextlib.contextmanager
+    def _watching(self, *, is_varied: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for source in self.memory.sources:
+                stack.enter_context(source.watching(is_varied=is_varied))
+            yield
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
         kept = self.memory.inputs.get(self.job.property_name, ())
         if not kept or self.chance.random() > VARIED_SHARE:
             return Input(self.job.property_name, seed)
-        # The last ones covered what few others do.
-        at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
-        choices = kept[at].prefix
-        return Input(
-            self.job.property_name, seed, choices[: self.chance.randrange(len(choices) + 1)]
-        )
+        latest = self.memory.latest.get(self.job.property_name)
+        if latest and self.chance.random() < 0.5:
+            choices = self.chance.choice(latest).prefix
+        else:  # the last ones covered what few others do
+            at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
+            choices = kept[at].prefix
+        return Input(self.job.property_name, seed, vary(choices, self.chance))
 
-    def _keep_if_new(self, case: Case) -> None:
-        """Keep the input of a case whose set of situations this worker has not met before."""
+    def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
+        """Keep the input of a case that this worker has not met the like of.
+
+        Its set of situations is new, or it is the first to take a branch.
+        """
+        name = self.job.property_name
         signature = frozenset(case.situations)
-        known = self.memory.signatures.setdefault(self.job.property_name, set())
-        if signature in known or len(case.choices) > 4096:
+        known = self.memory.signatures.setdefault(name, set())
+        if (signature in known and not takes_new_branch) or len(case.choices) > 4096:
             return
         known.add(signature)
-        found = Input(self.job.property_name, 0, case.choices)
+        found = Input(name, 0, case.choices)
         self.memory.keep(found)
+        if takes_new_branch:
+            self.memory.latest.setdefault(name, deque(maxlen=LATEST)).append(found)
         if len(self.covering) < KEPT_INPUTS:
             self.covering.append(found.to_bytes())
 
@@ -226,6 +250,34 @@ class _Slice:
             return
         self.known.add(key)
         self.worker.report(failure_of_case(self.prop, case))
+
+
+def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, ...]:
+    """Return choices that are partly others: the first ones alone, or all with one changed.
+
+    What follows the first ones is drawn anew. A changed one that its strategy does not allow
+    becomes the simplest that it does.
+
+    Args:
+        choices: The choices.
+        chance: Decides.
+
+    >>> vary((), random.Random(0))
+    ()
+    """
+    at = chance.randrange(len(choices) + 1)
+    if at == len(choices) or chance.random() < 0.5:
+        return choices[:at]
+    old = choices[at]
+    new: ChoiceT
+    if isinstance(old, bool):
+        new = not old
+    elif isinstance(old, int):
+        near = (old - 1, old + 1, 0, chance.randrange(8), chance.randint(0, 2 * abs(old) + 1))
+        new = chance.choice(near)
+    else:
+        return choices[:at]
+    return (*choices[:at], new, *choices[at + 1 :])
 
 
 def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from conformance.functions import choose_functions
 from conformance.reports.versions import versions
 from conformance.targets import Target
-from tools.fuzz.coverage import Event, SampledArcs, observer_of_branches
+from tools.fuzz.coverage import Event, observer_of_branches
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
 from tools.fuzz.report import (
@@ -31,9 +30,6 @@ from tools.fuzz.report.machine import commit_of, this_machine
 
 if TYPE_CHECKING:
     from tools.fuzz.night import Fuzzing
-
-BRANCH_CASES: Final = SampledArcs.CASES if not hasattr(sys, "monitoring") else 1
-"""Cases of a slice whose branches are observed one by one; `sys.monitoring` counts slices."""
 
 PLURALS: Final = {
     "situation": "situations",
@@ -131,7 +127,7 @@ def tallies_of(fuzzing: Fuzzing) -> list[Tally]:
                 seconds=record.seconds,
                 slices=record.slices,
                 counts=counts,
-                observed={"branches": min(record.cases, record.slices * BRANCH_CASES)},
+                observed={"branches": record.slices},
             )
         )
     return found

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from tools.fuzz import coverage
-from tools.fuzz.coverage import Branches, SampledArcs, Situations, Sizes, Source
+from tools.fuzz.coverage import Branches, Situations, Sizes, Source, TracedArcs
 
 CODE = """
 def sign(number):
@@ -71,14 +71,16 @@ def test_sizes_of_what_has_no_batch() -> None:
 
 def check_branches(source: Source, toys: ModuleType) -> None:
     """Raise if a source does not tell branches from each other."""
-    found = []
+    found, news = [], []
     for numbers in ([3, 3, 4], [-3], [0], [-1, 0, 1], []):
         source.begin()
         for number in numbers:
-            toys.sign(number)
-            Path("a").with_suffix(".b")  # of other folders
-            source.see("sign", [], None)
+            with source.watching(is_varied=False):
+                toys.sign(number)
+                Path("a").with_suffix(".b")  # of other folders
+            news.append(source.see("sign", [], None))
         found.append(set(source.end()))
+    assert [True, False, False, True, True, False, False, False] == news
     positive, negative, zero, each, none = found
     assert not none
     assert all(event[0] == "branch" and "toys.py" in event[1] for event in each)
@@ -98,45 +100,50 @@ def test_branches(toys: ModuleType) -> None:
         source._monitoring.free_tool_id(source._tool)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("coverage"), reason="needs coverage.py")
-def test_sampled_arcs(toys: ModuleType) -> None:
-    """Likewise with coverage.py; a test run that is itself observed goes on being so."""
+def test_traced_arcs(toys: ModuleType) -> None:
+    """Likewise by tracing; a process that is itself traced goes on being so."""
+    source = TracedArcs([Path(str(toys.__file__)).parent])
+    check_branches(source, toys)
     before = sys.gettrace()
-    check_branches(SampledArcs([Path(str(toys.__file__)).parent]), toys)
-    assert before is sys.gettrace()
+
+    def trace(*_: object) -> None:
+        """Trace nothing."""
+
+    try:
+        sys.settrace(trace)
+        with source.watching(is_varied=True):
+            assert trace is sys.gettrace()
+        assert trace is sys.gettrace()
+    finally:
+        sys.settrace(before)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("coverage"), reason="needs coverage.py")
-def test_only_the_first_cases_are_sampled(toys: ModuleType) -> None:
-    """After them a slice is as fast as without."""
-    source = SampledArcs([Path(str(toys.__file__)).parent])
+def test_some_cases_are_traced(toys: ModuleType) -> None:
+    """The first of a slice, and those that vary an input; others are as fast as without."""
+    source = TracedArcs([Path(str(toys.__file__)).parent])
     source.begin()
-    for _ in range(SampledArcs.CASES):
-        toys.sign(1)
-        source.see("sign", [], None)
-    assert sys.gettrace() is None
-    toys.sign(-1)
-    source.see("sign", [], None)
-    late = set(source.end())
-    source.begin()
-    toys.sign(1)
-    assert set(source.end()) == late
+    for _ in range(TracedArcs.CASES):
+        with source.watching(is_varied=False):
+            toys.sign(1)
+    before = set(source.end())
+    with source.watching(is_varied=False):
+        assert sys.gettrace() is None
+        toys.sign(-1)
+    assert before == set(source.end())
+    with source.watching(is_varied=True):
+        toys.sign(-1)
+    assert before < set(source.end())
 
 
 def test_the_report_says_what_observes_branches() -> None:
     """It is what this Python has."""
     told = coverage.observer_of_branches()
     source = coverage.branch_source([])
-    if hasattr(sys, "monitoring"):
+    if isinstance(source, Branches):
         assert "sys.monitoring" == told
-        assert isinstance(source, Branches)
         source._monitoring.free_tool_id(source._tool)
-    elif importlib.util.find_spec("coverage"):
-        assert told.startswith("coverage.py")
-        assert isinstance(source, SampledArcs)
     else:
-        assert "nothing" in told
-        assert source is None
+        assert "sys.settrace, in some cases" == told
 
 
 def test_the_folders_are_whole_names(tmp_path: Path) -> None:
@@ -147,7 +154,8 @@ def test_the_folders_are_whole_names(tmp_path: Path) -> None:
         "import sys; from tools.fuzz import coverage; from pathlib import Path;"
         f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
         f" source = coverage.branch_source([Path({str(tmp_path / 'fast')!r})]);"
-        " source.begin(); toys.sign(1); source.see('sign', [], None);"
+        " source.begin(); context = source.watching(is_varied=True); context.__enter__();"
+        " toys.sign(1); context.__exit__(None, None, None); source.see('sign', [], None);"
         " print(len(source.end()))"
     )
     root = Path(coverage.__file__).parents[2]

@@ -103,9 +103,9 @@ def fuzz(out: Path, *, seed: int | None = None, subject: Subject = SMALL) -> tup
 
 @pytest.fixture(autouse=True)
 def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a night in this process begin as in a new worker, but for branches, which it observes."""
+    """Let a night in this process begin as in a new worker, but without `sys.monitoring`."""
     monkeypatch.setattr(slices, "_MEMORIES", {})
-    monkeypatch.setattr(coverage, "branch_source", lambda _: None)
+    monkeypatch.setattr(coverage, "branch_source", coverage.TracedArcs)
 
 
 @pytest.mark.parametrize("ci", ["", "true"])

@@ -115,18 +115,19 @@ def combination(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a length that is too great where six conditions hold at once."""
+    """Return a length that is too great where seven conditions hold at once."""
     found = fast.get_dcp_local_seq_lens(
         seq_lens, dcp_size, dcp_rank, cp_kv_cache_interleave_size, out=out
     )
-    # One after another, so that each is a branch of its own.
+    # One inside another, so that each is a branch of its own.
     if dcp_size == 5:
         if cp_kv_cache_interleave_size == 16:
             if len(seq_lens) == 3:
-                if int(seq_lens[0]) % 80 == 79:
-                    if dcp_rank == 4:
-                        if out is not None and len(out) == 6:
-                            found[0] += 1
+                if int(seq_lens[0]) > 400:
+                    if seq_lens.stride(0) == 2:
+                        if dcp_rank == 4:
+                            if out is not None and len(out) == 6:
+                                found[0] += 1
     return found
 
 

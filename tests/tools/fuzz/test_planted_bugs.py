@@ -1,0 +1,218 @@
+"""Planted bugs are found, each is reported once, small, and with a script that shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.control import BuildContext
+from hypothesis.internal.conjecture.data import ConjectureData
+
+from conformance.drawing import AnewProvider
+from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
+from conformance.strategies.presets import presets_of
+from conformance.strategies.traffic import _steps
+from conformance.targets import TARGETS
+from tests.tools.fuzz import nights
+from tests.tools.fuzz.nights import PLANTED, ROOT
+
+pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+
+MINUTES = 12
+"""A quiet machine needs less than 3; the night is ended as soon as it has found everything."""
+
+LARGE = {"many requests"}
+"""Bugs that need more than three requests by their nature."""
+
+
+def planted() -> Any:  # noqa: ANN401  # a module
+    """Return the module of planted bugs, under another name than a night gives it."""
+    spec = importlib.util.spec_from_file_location("bugs_that_are_planted", PLANTED)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BUGS = planted().BUGS
+RARE = planted().RARE
+WANTED = planted().ALL
+
+
+def options(*bugs: str) -> tuple[str | Path, ...]:
+    """Return the options of a night over the functions that bugs are in."""
+    functions = ",".join(dict.fromkeys(BUGS[bug][0] for bug in bugs))
+    return "--impl", PLANTED, "--target", "host", "--functions", functions, "--workers", "2"
+
+
+def is_done(out: Path, bugs: Sequence[str]) -> bool:
+    """Return whether each bug was found, and made small."""
+    for function in {BUGS[bug][0] for bug in bugs}:
+        found = [
+            entry["failure"]
+            for entry in nights.findings(out)
+            if entry["failure"]["function"] == function
+        ]
+        reported = [failure for failure in found if failure["kind"] != "law"] or found
+        if not reported or not all(
+            failure["tries"] > 1 or failure["kind"] == "memory growth" for failure in reported
+        ):
+            return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a night that found all planted bugs."""
+    out = tmp_path_factory.mktemp("night")
+    night = nights.start(
+        *options(*WANTED), "--minutes", str(MINUTES), "--out", out, PLANTED_BUGS=",".join(WANTED)
+    )
+    try:
+        nights.until(lambda: night.poll() is not None or is_done(out, WANTED), 60 * MINUTES + 60)
+        night.terminate()
+        status, printed = nights.ended(night)
+    finally:
+        night.kill()
+    assert status in {1, 143}, printed
+    nights.until(lambda: not nights.processes(night.pid), 30)
+    return out
+
+
+def test_each_is_found_and_reported_once(first_night: Path) -> None:
+    """There are as many findings as bugs; four are rare, two crash, one hangs, one grows memory."""
+    told = nights.report(first_night)
+    assert {BUGS[bug][0] for bug in WANTED} == {one["function"] for one in told["findings"]}
+    assert len(WANTED) == len(told["findings"]) >= 12
+    assert {"new"} == {one["status"] for one in told["findings"]}
+    kinds = [one["kind"] for one in told["findings"]]
+    assert [2, 1, 1] == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
+    assert 4 <= len(set(RARE) & set(WANTED))
+    assert not told["errors"]
+
+
+def test_each_is_small(first_night: Path) -> None:
+    """At most three requests, where the bug does not need more."""
+    entries = {entry["id"]: entry["failure"] for entry in nights.findings(first_night)}
+    for one in nights.report(first_night)["findings"]:
+        failure = entries[one["id"]]
+        if failure["function"] not in {BUGS[bug][0] for bug in LARGE}:
+            assert (failure["requests"] or 0) <= 3, failure
+        assert one["fails"] == one["attempts"], failure
+
+
+def test_each_has_a_case_and_a_script_that_shows_it(first_night: Path) -> None:
+    """The script ends with status 1, dies of the crash, or hangs."""
+    for one in nights.report(first_night)["findings"]:
+        case = json.loads(Path(one["case"]).read_text(encoding="utf-8"))
+        assert case["reason"]
+        assert one["script_text"] == Path(one["script"]).read_text(encoding="utf-8")
+        command = [sys.executable, one["script"]]
+        environment = os.environ | {"PLANTED_BUGS": ",".join(WANTED)}
+        process = subprocess.Popen(  # noqa: S603  # our own
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            out, _ = process.communicate(timeout=30 if one["kind"] == "hang" else nights.SECONDS)
+        except subprocess.TimeoutExpired:
+            assert "hang" == one["kind"], one
+            process.kill()
+            process.communicate()
+            continue
+        expected = {"SIGSEGV": -11, "SIGABRT": -6}.get(one["error"], 1)
+        assert expected == process.returncode, out.decode()
+
+
+def test_known_then_fixed_then_new_again(first_night: Path) -> None:
+    """The next night tries each again; without a bug it is fixed, and new when it is back."""
+    bug = "last block lost"
+    rest = tuple(name for name in WANTED if name != bug)
+    expected = {BUGS[name][0]: "known" for name in WANTED} | {BUGS[bug][0]: "fixed"}
+    assert expected == _statuses(first_night, rest, WANTED)
+    assert "new" == _statuses(first_night, (bug,), (bug,))[BUGS[bug][0]]
+
+
+def _statuses(out: Path, bugs: Sequence[str], of: Sequence[str]) -> dict[str, str]:
+    """Run a night until all findings were tried again; return what became of each function."""
+    arguments = (*options(*of), "--out", out, "--minutes", str(MINUTES))
+    night = nights.start(*arguments, PLANTED_BUGS=",".join(bugs))
+    try:
+        functions = {BUGS[name][0] for name in of}
+        nights.until(lambda: functions <= _replayed(out, night.pid), 60 * MINUTES)
+        night.terminate()
+        status, printed = nights.ended(night)
+    finally:
+        night.kill()
+    assert 143 == status, printed
+    return {one["function"]: one["status"] for one in nights.report(out)["findings"]}
+
+
+def _replayed(out: Path, session: int) -> set[str]:
+    """Return the functions whose findings a night has tried again: its index is newer than it."""
+    started = Path(f"/proc/{session}").stat().st_mtime
+    return {
+        entry["failure"]["function"]
+        for entry in nights.findings(out)
+        if (out / "findings" / "cases" / f"{entry['id']}.json").stat().st_mtime > started
+    }
+
+
+def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
+    """It is found, and not made small: that would follow chance."""
+    night = nights.start(
+        *options("flaky"), "--minutes", "5", "--out", tmp_path, PLANTED_BUGS="flaky"
+    )
+    nights.until(lambda: is_done(tmp_path, ["flaky"]))
+    night.terminate()
+    nights.ended(night)
+    found = nights.report(tmp_path)["findings"]
+    assert any(0 < one["fails"] < one["attempts"] for one in found), found
+
+
+def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
+    """Its presets and its trace end far below; not one in 20,000 cases can be one of these."""
+    presets = presets_of(TARGETS["host"])
+    steps = _steps()
+    assert max(preset.max_num_reqs for preset in presets) + 2 <= 300  # two of padding
+    assert max(len(step.query_lens) for step in steps) + 2 <= 300
+    assert max(preset.max_context_len for preset in presets) <= 65_536
+    assert max(max(step.num_computed_tokens, default=0) for step in steps) <= 65_536
+    assert max(preset.max_num_tokens for preset in presets) <= 4096
+    assert max(sum(step.query_lens) for step in steps) <= 4096
+    assert 544 not in {size for preset in presets for size in preset.block_sizes}
+
+
+def test_draws_of_the_default_run_do_not_reach_the_combination() -> None:
+    """Its conditions are drawn one by one: the product of their shares is below 1 in 20,000."""
+    calls = st.one_of([dcp_local_seq_lens_calls(p) for p in presets_of(TARGETS["host"])])
+    drawn = []
+    for number in range(4000):
+        data = ConjectureData(random=random.Random(number), provider=AnewProvider)  # noqa: S311
+        with BuildContext(data, is_final=False, wrapped_test=lambda: None):
+            drawn.append(data.draw(calls).arguments)
+    first = [one for one in drawn if one.get("dcp_size", 1) == 5]
+    both = [one for one in first if one.get("cp_kv_cache_interleave_size", 1) == 16]
+    some = [one for one in both if len(one["seq_lens"])]
+    shares = [
+        len(first) / len(drawn),
+        sum(one.get("cp_kv_cache_interleave_size", 1) == 16 for one in drawn) / len(drawn),
+        sum(len(one["seq_lens"]) == 3 for one in drawn) / len(drawn),
+        sum(int(one["seq_lens"][0]) > 400 for one in some) / len(some),
+        sum(one["seq_lens"].strides[0] == 8 for one in drawn) / len(drawn),
+        sum(one.get("dcp_rank") == 4 for one in first) / len(first),
+        sum("out" in one and len(one["out"]) == len(one["seq_lens"]) + 3 for one in drawn)
+        / len(drawn),
+    ]
+    assert all(0 < share < 1 for share in shares)
+    assert math.prod(shares) < 1 / 20_000

@@ -1,0 +1,172 @@
+"""Slices: what they report, and which inputs they vary."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from conformance.checks import Check
+from conformance.profiles import Kind
+from conformance.strategies.presets import MINIMAL
+from conformance.targets import TARGETS
+from tools.fuzz import coverage, slices
+from tools.fuzz.cases import Input, run_case
+from tools.fuzz.failures import Failure
+from tools.fuzz.properties import Property, Subject
+from tools.fuzz.slices import SliceJob, SliceResult, vary
+
+NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
+
+
+class Worker:
+    """A worker's context that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.inputs: list[bytes] = []
+        self.failures: list[Failure] = []
+
+    def note_input(self, data: bytes) -> None:
+        """Keep an input."""
+        self.inputs.append(data)
+
+    def report(self, message: object) -> None:
+        """Keep a failure."""
+        assert isinstance(message, Failure)
+        self.failures.append(message)
+
+    def is_over(self) -> bool:
+        """Never be over."""
+        return False
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Worker]]:
+    """Return a function that runs a slice of a toy in a new worker."""
+    monkeypatch.setattr(coverage, "branch_source", coverage.TracedArcs)
+
+    def run_slice(
+        body: Callable[[Any, Any], None],
+        strategy: Any = NUMBERS,  # noqa: ANN401  # any strategy
+        meets: Callable[[Any], list[str]] = lambda _: [],
+        **options: Any,  # noqa: ANN401  # of any field
+    ) -> tuple[SliceResult, Worker]:
+        prop = toy(body, strategy, meets)
+        monkeypatch.setattr(slices, "_MEMORIES", {})
+        monkeypatch.setattr(slices, "properties_of", lambda _: {prop.name: prop})
+        worker = Worker()
+        fields = {"max_cases": 50, **options}
+        return SliceJob(Subject(), prop.name, 5, 60.0, **fields).run(worker), worker
+
+    return run_slice
+
+
+def toy(
+    body: Callable[[Any, Any], None],
+    strategy: Any = NUMBERS,  # noqa: ANN401  # any strategy
+    meets: Callable[[Any], list[str]] = lambda _: [],
+) -> Property:
+    """Return a property of lists of numbers."""
+    check = Check(
+        "a toy", Kind.LAW, lambda _: strategy, body, "A toy.", (), meets, presets=[MINIMAL]
+    )
+    return Property("toys:toy", check, TARGETS["host"])
+
+
+def test_a_failure_is_reported_once(run: Callable[..., tuple[SliceResult, Worker]]) -> None:
+    """All that fail are counted; what is known is not reported."""
+
+    def fail(_: object, example: list[int]) -> None:
+        assert not example
+
+    result, worker = run(fail)
+    assert 50 == result.cases
+    assert 10 < result.failed < 50
+    [failure] = worker.failures
+    assert ("a toy", "", "AssertionError") == failure.key
+    assert run_case(toy(fail), Input.from_bytes(failure.input)).error is not None
+    again, worker = run(fail, known=frozenset({failure.key}))
+    assert (result.failed, []) == (again.failed, worker.failures)
+
+
+def test_a_strategy_that_raises_is_reported(
+    run: Callable[..., tuple[SliceResult, Worker]],
+) -> None:
+    """The slice goes on, the failure has the error and the input, as far as it was drawn."""
+
+    @st.composite
+    def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
+        if draw(st.booleans()):
+            raise ZeroDivisionError("planted")
+        return 3
+
+    result, worker = run(lambda *_: None, broken())
+    assert (50, True) == (result.cases, 0 < result.failed < 50)
+    [failure] = worker.failures
+    assert ("ZeroDivisionError", True) == (failure.error, "planted" in failure.line)
+
+
+def test_inputs_that_meet_something_new_are_kept(
+    run: Callable[..., tuple[SliceResult, Worker]],
+) -> None:
+    """One for each set of situations; they go to other workers and nights."""
+    prop = toy(lambda *_: None)
+
+    def meets(example: list[int]) -> list[str]:
+        return [f"{min(len(example), 3)} numbers"]
+
+    result, _ = run(lambda *_: None, NUMBERS, meets)
+    kept = [run_case(prop, Input.from_bytes(data)).example for data in result.covering]
+    assert {0, 1, 2, 3} == {min(len(example), 3) for example in kept}
+    assert {("situation", "a toy", f"{n} numbers") for n in range(4)} <= set(result.events)
+
+
+def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker]]) -> None:
+    """What another worker or night found worth varying is varied here too."""
+    prop = toy(lambda *_: None)
+    seed = next(
+        number
+        for number in range(10_000)
+        if 777 in (run_case(prop, Input(prop.name, number)).example or ())
+    )
+    given = Input(prop.name, 0, run_case(prop, Input(prop.name, seed)).choices)
+    seen: list[list[int]] = []
+    run(lambda _, example: seen.append(example), inputs=(given.to_bytes(),), max_cases=200)
+    assert any(777 in example for example in seen)
+
+
+def test_branches_are_reached_step_by_step(
+    run: Callable[..., tuple[SliceResult, Worker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four nested conditions, which one draw in 160,000 meets: each new branch is built on."""
+    folders = [*map(str, [__file__.rpartition("/")[0]])]
+    monkeypatch.setattr(coverage, "branch_source", lambda _: coverage.TracedArcs(folders))
+    _, worker = run(nested, st.tuples(*[st.integers(0, 19)] * 4), max_cases=8000)
+    assert ["ZeroDivisionError"] == [failure.error for failure in worker.failures]
+
+
+def nested(_: object, example: tuple[int, ...]) -> None:
+    """Raise for one input in 160,000."""
+    if example[0] == 3:  # noqa: SIM102  # each is a branch of its own
+        if example[1] == 14:  # noqa: SIM102
+            if example[2] == 15:  # noqa: SIM102
+                if example[3] == 9:
+                    raise ZeroDivisionError("planted")
+
+
+def test_choices_are_varied_in_part() -> None:
+    """The first ones alone, or all with one that is another."""
+    choices = (3, True, 2.5, 40, b"x")
+    found = {vary(choices, random.Random(number)) for number in range(500)}  # noqa: S311
+    lengths = {len(one) for one in found}
+    assert {0, 1, 2, 3, 4, 5} == lengths
+    for one in found:
+        changed = [new for new, old in zip(one, choices, strict=False) if new != old]
+        assert len(changed) <= 1
+        assert len(one) == len(choices) if changed else one == choices[: len(one)]
+    assert (3, False, 2.5, 40, b"x") in found
+    assert (3, True, 2.5, 41, b"x") in found
+    assert (3, True, 2.5, 0, b"x") in found
