@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def _statuses(out: Path, bugs: Sequence[str], of: Sequence[str]) -> dict[str, st
     return {one["function"]: one["status"] for one in nights.report(out)["findings"]}
 
 
-def _are_replayed(out: Path, functions: Set[str], started: float) -> bool:
+def _are_replayed(out: Path, functions: set[str], started: float) -> bool:
     """Return whether all findings of functions were tried again: their cases were written since."""
     return all(
         (out / "findings" / "cases" / f"{entry['id']}.json").stat().st_mtime > started
