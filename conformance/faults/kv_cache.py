@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -157,8 +158,11 @@ def _nameless(call: Call, _: Draw) -> Call | None:
 
 
 def _numbered_twice(call: Call, _: Draw) -> Call | None:
-    """Rename the last layer everywhere, so that its name has two integers."""
-    return _renamed(call, "layers.0.attn.1")
+    """Rename the last layer everywhere, so that its name has two integers, and is no other's."""
+    taken = call.arguments["forward_context"]
+    return _renamed(
+        call, next(name for n in itertools.count(1) if (name := f"layers.0.attn.{n}") not in taken)
+    )
 
 
 def _renamed(call: Call, new: str) -> Call | None:
