@@ -48,7 +48,17 @@ def planted() -> Any:  # noqa: ANN401  # a module
 
 BUGS = planted().BUGS
 RARE = planted().RARE
-WANTED = planted().ALL
+CRASHES = planted().CRASHES
+IS_LONG = os.environ.get("FUZZ_TESTS") == "long"
+"""Whether all bugs are planted, which takes two idle cores some minutes; nightly.yml does that."""
+
+SHORT = (
+    *("last block lost", "start not subtracted", "wrong error"),
+    *("long context", "odd block size", "null read", "hang", "leak"),
+)
+"""The bugs that every run of the tests plants: two of the rare ones among them."""
+
+WANTED = planted().ALL if IS_LONG else SHORT
 
 
 def options(*bugs: str) -> tuple[str | Path, ...]:
@@ -92,14 +102,15 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_is_found_and_reported_once(first_night: Path) -> None:
-    """There are as many findings as bugs; four are rare, two crash, one hangs, one grows memory."""
+    """There are as many findings as bugs; some are rare, crash, hang, or grow memory."""
     told = nights.report(first_night)
     assert {BUGS[bug][0] for bug in WANTED} == {one["function"] for one in told["findings"]}
-    assert len(WANTED) == len(told["findings"]) >= 12
+    assert len(WANTED) == len(told["findings"]) >= (12 if IS_LONG else 8)
     assert {"new"} == {one["status"] for one in told["findings"]}
     kinds = [one["kind"] for one in told["findings"]]
-    assert [2, 1, 1] == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
-    assert 4 <= len(set(RARE) & set(WANTED))
+    expected = [len(set(CRASHES) & set(WANTED)), 1, 1]
+    assert expected == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
+    assert len(set(RARE) & set(WANTED)) >= (4 if IS_LONG else 2)
     assert not told["errors"]
 
 
