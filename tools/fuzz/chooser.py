@@ -21,8 +21,8 @@ FAIR_SHARE: Final = 0.3
 MEMORY: Final = 0.6
 """The weight of what was known about a property before its last slice."""
 
-WEIGHTS: Final[Mapping[str, float]] = {"situation": 4.0, "branch": 2.0}
-"""What a new event is worth; of other kinds 1."""
+WEIGHTS: Final[Mapping[str, float]] = {"situation": 4.0, "branch": 10.0}
+"""What a new event is worth; of other kinds 1. Branches are few: a late one leads somewhere."""
 
 
 @dataclasses.dataclass

@@ -52,6 +52,8 @@ def make_presets(
                 num_reqs = max(num_reqs // 2, 1)  # noqa: PLW2901  # too large with the other
             else:
                 longest = max(longest // 2, 1)  # noqa: PLW2901  # likewise
+        if chance.random() < 0.5:  # one long prefill, which needs as many tokens
+            num_tokens = max(num_tokens, longest_query)  # noqa: PLW2901  # likewise
         wanted = min(chance.choice((1, 2, 4)), len(fitting))
         found.append(
             Preset(

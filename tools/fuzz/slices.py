@@ -7,7 +7,7 @@ import dataclasses
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +23,11 @@ from tools.fuzz.properties import Property, Subject, properties_of
 KEPT_INPUTS: Final = 256
 """Inputs of a property that covered something new and are kept by a worker, to vary them."""
 
-VARIED_SHARE: Final = 0.4
+VARIED_SHARE: Final = 0.5
 """The share of cases that are like an input that covered something new."""
+
+MOST_TRIED: Final = 4
+"""Inputs of other workers that a slice tries as they are: what they cover is known here then."""
 
 LATEST: Final = 4
 """Half of these are like one of so many inputs that were the last to take a new branch."""
@@ -98,8 +101,9 @@ class SliceJob:
         """Run the slice in a worker; report each new failure at once."""
         prop = properties_of(self.subject)[self.property_name]
         memory = _memory_of(self.subject)
-        memory.add((*self.inputs, *self.first))
-        return _Slice(self, prop, memory, worker).run()
+        memory.add(self.first)
+        others = memory.add(self.inputs)
+        return _Slice(self, prop, memory, worker).run([*self.first, *others[-MOST_TRIED:]])
 
 
 class _Memory:
@@ -124,12 +128,13 @@ class _Memory:
         folders = {Path(file).parent for file in files if file}
         self.sources.append(coverage.branch_source(folders))
 
-    def add(self, inputs: tuple[bytes, ...]) -> None:
-        """Add inputs that came from elsewhere."""
-        for data in inputs:
-            if data not in self.known_bytes:
-                self.known_bytes.add(data)
-                self.keep(Input.from_bytes(data))
+    def add(self, inputs: tuple[bytes, ...]) -> list[bytes]:
+        """Add inputs that came from elsewhere; return those that are new here."""
+        new = [data for data in dict.fromkeys(inputs) if data not in self.known_bytes]
+        self.known_bytes.update(new)
+        for data in new:
+            self.keep(Input.from_bytes(data))
+        return new
 
     def keep(self, found: Input) -> None:
         """Keep an input, in the place of the oldest if there are too many."""
@@ -160,12 +165,13 @@ class _Slice:
         self.statuses: Counter[Status] = Counter()
         self.covering: list[bytes] = []
 
-    def run(self) -> SliceResult:
+    def run(self, first: Sequence[bytes]) -> SliceResult:
+        """Run the first inputs as they are, then others until the time is over."""
         started = time.perf_counter()
         before = _rss_bytes()
         for source in self.memory.sources:
             source.begin()
-        for data in self.job.first:
+        for data in first:
             if not self._is_over(started):
                 self._run_one(Input.from_bytes(data))
         while not self._is_over(started):
@@ -241,6 +247,7 @@ class _Slice:
         self.memory.keep(found)
         if takes_new_branch:
             self.memory.latest.setdefault(name, deque(maxlen=LATEST)).append(found)
+        self.memory.known_bytes.add(found.to_bytes())
         if len(self.covering) < KEPT_INPUTS:
             self.covering.append(found.to_bytes())
 

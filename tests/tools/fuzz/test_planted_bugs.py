@@ -200,8 +200,8 @@ def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
     assert max(len(step.query_lens) for step in steps) + 2 <= 300
     assert max(preset.max_context_len for preset in presets) <= 65_536
     assert max(max(step.num_computed_tokens, default=0) for step in steps) <= 65_536
-    assert max(preset.max_query_len for preset in presets) <= 2048
-    assert max(max(step.query_lens, default=0) for step in steps) <= 2048
+    assert max(preset.max_query_len for preset in presets) <= 1024
+    assert max(max(step.query_lens, default=0) for step in steps) <= 1024
     assert 544 not in {size for preset in presets for size in preset.block_sizes}
 
 

@@ -90,10 +90,10 @@ def long_context(
 def long_query(
     common_attn_metadata: Any, decode_threshold: int = 1, require_uniform: bool = False
 ) -> tuple[int, int, int, int]:
-    """Count a prefill too many where a request has more than 2,048 tokens."""
+    """Count a prefill too many where a request has more than 1,024 tokens."""
     found = fast.split_decodes_and_prefills(common_attn_metadata, decode_threshold, require_uniform)
     starts = common_attn_metadata.query_start_loc_cpu
-    if len(starts) > 1 and int(starts.diff().max()) > 2048:
+    if len(starts) > 1 and int(starts.diff().max()) > 1024:
         return found[0], found[1] + 1, *found[2:]
     return found
 
