@@ -58,7 +58,7 @@ SHORT = (
 )
 """The bugs that every run of the tests plants: two of the rare ones among them."""
 
-WANTED = planted().ALL if IS_LONG else SHORT
+WANTED = tuple(bug for bug in planted().ALL if bug != "combination") if IS_LONG else SHORT
 
 
 def options(*bugs: str) -> tuple[str | Path, ...]:
@@ -190,6 +190,19 @@ def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
     nights.ended(night)
     found = nights.report(tmp_path)["findings"]
     assert any(0 < one["fails"] < one["attempts"] for one in found), found
+
+
+@pytest.mark.skipif(not IS_LONG, reason="takes minutes; test_slices.py shows it with a toy")
+def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
+    """Each condition that holds is a branch, on which the search builds; it is made small."""
+    night = nights.start(
+        *options("combination"), "--minutes", "10", "--out", tmp_path, PLANTED_BUGS="combination"
+    )
+    nights.until(lambda: is_done(tmp_path, ["combination"]), 660)
+    night.terminate()
+    nights.ended(night)
+    [found] = nights.report(tmp_path)["findings"]
+    assert ("get_dcp_local_seq_lens", "same answer") == (found["function"], found["kind"])
 
 
 def test_sizes_of_the_default_run_do_not_reach_the_rare_bugs() -> None:
