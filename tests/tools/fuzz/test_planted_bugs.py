@@ -52,13 +52,11 @@ CRASHES = planted().CRASHES
 IS_LONG = os.environ.get("FUZZ_TESTS") == "long"
 """Whether all bugs are planted, which takes two idle cores some minutes; nightly.yml does that."""
 
-SHORT = (
-    *("last block lost", "start not subtracted", "wrong error"),
-    *("long context", "odd block size", "null read", "hang", "leak"),
+long = pytest.mark.skipif(
+    not IS_LONG, reason="a night of minutes on idle cores, which nightly.yml runs: FUZZ_TESTS=long"
 )
-"""The bugs that every run of the tests plants: two of the rare ones among them."""
 
-WANTED = tuple(bug for bug in planted().ALL if bug != "combination") if IS_LONG else SHORT
+WANTED = tuple(bug for bug in planted().ALL if bug != "combination")
 
 
 def options(*bugs: str) -> tuple[str | Path, ...]:
@@ -101,19 +99,21 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@long
 def test_each_is_found_and_reported_once(first_night: Path) -> None:
     """There are as many findings as bugs; some are rare, crash, hang, or grow memory."""
     told = nights.report(first_night)
     assert {BUGS[bug][0] for bug in WANTED} == {one["function"] for one in told["findings"]}
-    assert len(WANTED) == len(told["findings"]) >= (12 if IS_LONG else 8)
+    assert len(WANTED) == len(told["findings"]) >= 12
     assert {"new"} == {one["status"] for one in told["findings"]}
     kinds = [one["kind"] for one in told["findings"]]
     expected = [len(set(CRASHES) & set(WANTED)), 1, 1]
     assert expected == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
-    assert len(set(RARE) & set(WANTED)) >= (4 if IS_LONG else 2)
+    assert len(set(RARE) & set(WANTED)) >= 4
     assert not told["errors"]
 
 
+@long
 def test_each_is_small(first_night: Path) -> None:
     """At most three requests, where the bug does not need more."""
     entries = {entry["id"]: entry["failure"] for entry in nights.findings(first_night)}
@@ -124,6 +124,7 @@ def test_each_is_small(first_night: Path) -> None:
         assert one["fails"] == one["attempts"], failure
 
 
+@long
 def test_each_has_a_case_and_a_script_that_shows_it(first_night: Path) -> None:
     """The script ends with status 1, dies of the crash, or hangs."""
     for one in nights.report(first_night)["findings"]:
@@ -146,6 +147,7 @@ def test_each_has_a_case_and_a_script_that_shows_it(first_night: Path) -> None:
         assert expected == process.returncode, out.decode()
 
 
+@long
 def test_known_then_fixed_then_new_again(first_night: Path) -> None:
     """The next night tries each again; without a bug it is fixed, and new when it is back."""
     bug = "last block lost"
@@ -180,6 +182,7 @@ def _are_replayed(out: Path, functions: set[str], started: float) -> bool:
     )
 
 
+@long
 def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
     """It is found, and not made small: that would follow chance."""
     night = nights.start(
@@ -192,7 +195,7 @@ def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
     assert any(0 < one["fails"] < one["attempts"] for one in found), found
 
 
-@pytest.mark.skipif(not IS_LONG, reason="takes minutes; test_slices.py shows it with a toy")
+@long
 def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
     """Each condition that holds is a branch, on which the search builds; it is made small."""
     night = nights.start(
