@@ -216,7 +216,7 @@ def _rank(found: Finding) -> tuple[int, int, str]:
 
 def _explains(cause: Finding, found: Finding) -> bool:
     """Return whether a finding is why another fails, as far as one can say."""
-    if cause is found or cause.status != found.status:
+    if cause is found or cause.is_open != found.is_open:
         return False
     ours, theirs = cause.failure, found.failure
     if ours.function == theirs.function:

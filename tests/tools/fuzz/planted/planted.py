@@ -99,12 +99,12 @@ def long_query(
 
 
 def odd_block_size(attn_chunk_size: int, common_attn_metadata: Any, block_size: int = 0) -> Any:
-    """Return sequences that are one token too long where blocks have 544 tokens."""
+    """Return a bound that is one too high where blocks have 544 tokens."""
     found = fast.make_local_attention_virtual_batches(
         attn_chunk_size, common_attn_metadata, block_size
     )
     if block_size == 544:
-        found.seq_lens.add_(1)
+        found.max_seq_len += 1
     return found
 
 
