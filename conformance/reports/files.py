@@ -34,14 +34,23 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
     Returns:
         The files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, text in texts.items():
-        paths.append(folder / name)
-        unfinished = folder / f".{name}.{os.getpid()}"
-        try:
-            unfinished.write_text(text.translate(CONTROLS), encoding="utf-8", errors="replace")
-            unfinished.replace(paths[-1])
-        finally:
-            unfinished.unlink(missing_ok=True)
+    paths = [folder / name for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        replace_file(path, text.translate(CONTROLS))
     return paths
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        path: The file, whose folder is made if it is missing.
+        text: What it contains; half of a surrogate pair becomes a question mark.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8", errors="replace")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -63,13 +63,13 @@ def try_case(
         os.close(writer)
     try:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
-            told = _read_line(pipe, START_SECONDS)
-            if told is None:
+            answer = _read_line(pipe, START_SECONDS)
+            if answer is None:
                 return Outcome("untestable", line=f"not imported within {START_SECONDS:g} s")
-            if told and json.loads(told)["status"] == "started":
+            if answer and json.loads(answer)["status"] == "started":
                 return _outcome_of(_read_line(pipe, seconds), process)
-        if told:
-            return Outcome("untestable", line=json.loads(told)["line"])
+        if answer:
+            return Outcome("untestable", line=json.loads(answer)["line"])
         return Outcome("untestable", line=f"the import ends the process: {_end_of(process)}")
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -77,14 +77,14 @@ def try_case(
         process.wait()
 
 
-def _outcome_of(told: bytes | None, process: subprocess.Popen[bytes]) -> Outcome:
+def _outcome_of(answer: bytes | None, process: subprocess.Popen[bytes]) -> Outcome:
     """Return what a line says of a case, or the lack of one."""
-    if told is None:
+    if answer is None:
         return Outcome("fails", ("hang",), "the case hangs")
-    if not told:
+    if not answer:
         how = _end_of(process)
         return Outcome("fails", ("crash",), f"the process died: {how}")
-    values = json.loads(told)
+    values = json.loads(answer)
     return Outcome(values["status"], tuple(values.get("key", ())), values.get("line", ""))
 
 

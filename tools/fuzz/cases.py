@@ -12,7 +12,7 @@ import enum
 import json
 import random
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis.control import BuildContext
@@ -142,7 +142,7 @@ def run_data(
     example, error = None, None
     status = Status.PASSED
     LOOKED_UP.clear()
-    with _building(prop, data):
+    with BuildContext(data, is_final=False, wrapped_test=prop.run):
         try:
             example = data.draw(prop.strategy)
             if prop.is_stateful:
@@ -166,10 +166,3 @@ def run_data(
         sorted({name for _, name in LEDGER.met}) if prop.is_stateful else list(prop.meets(example))
     )
     return Case(status, choices, example, met, error, used)
-
-
-@contextlib.contextmanager
-def _building(prop: Property, data: ConjectureData) -> Iterator[None]:
-    """Let Hypothesis' functions work inside, as in a test."""
-    with BuildContext(data, is_final=False, wrapped_test=prop.run):
-        yield

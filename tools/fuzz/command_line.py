@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,9 +29,10 @@ from tools.fuzz.report import (
     with_tables,
     write_reports,
 )
+from tools.fuzz.report.machine import num_cores
 from tools.fuzz.summary import declared_situations, night_of, tallies_of
 from tools.fuzz.worker import Limits, Start
-from tools.parser import Parser
+from tools.parser import Parser, positive
 
 SIGNAL_STATUS: Final = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -131,7 +131,7 @@ def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
     start = Start("spawn") if uses_gpu else Start()
     if options.ray is None:
-        return LocalPool(options.workers or _num_cores(), limits, start)
+        return LocalPool(options.workers or num_cores(), limits, start)
     from tools.fuzz.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
 
     files = [Path(text) for text in (*subject.impl, *subject.adapter) if text.endswith(".py")]
@@ -192,7 +192,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"default: {MINUTES:g}; with --exhaustive at most {EXHAUSTIVE_MINUTES:g}",
     )
-    add("--workers", type=_positive, metavar="N", help="default: one for each core")
+    add("--workers", type=positive, metavar="N", help="default: one for each core")
     add("--target", metavar="A,B", help="host, sim, cuda; default: those that run here")
     add("--impl", action="append", default=[], metavar="M", help="what is tested; default: fast")
     add("--adapter", action="append", default=[], metavar="M", help="translates its objects")
@@ -203,7 +203,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--history", type=Path, metavar="DIR", help="keeps a record of each night, for the trend")
     add("--ray", metavar="ADDRESS", help="run on a Ray cluster, HOST:PORT or auto")
     add("--hang-seconds", type=_positive_float, metavar="N", default=30.0, help="default: 30")
-    add("--memory-gib", type=_positive, metavar="N", default=4, help="of a worker; default: 4")
+    add("--memory-gib", type=positive, metavar="N", default=4, help="of a worker; default: 4")
     add("--exhaustive", action="store_true", help="enumerate small scopes instead")
     add("--scale", type=int, choices=SCALES, default=1, help="of their bounds; default: 1")
     add(
@@ -213,18 +213,6 @@ def _make_parser() -> argparse.ArgumentParser:
         help="find the commit that introduced the failure of a stored case",
     )
     return parser
-
-
-def _num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _positive_float(text: str) -> float:

@@ -3,7 +3,7 @@
 An event is a tuple whose first element is its kind. `situation` and `pair` events come from the
 harness' own coverage goals; `size` events from the batch of a case, in bands of powers of two;
 `branch` events from the code of the implementation and of `reference`, which stands for compiled
-loops: these cannot be observed. A further kind is a class with `begin`, `see` and `end`.
+loops: these cannot be observed. A further kind is another `Source`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class Source(Protocol):
         """Begin to observe: a slice starts."""
 
     def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
-        """Return a context in which a case is checked.
+        """Return a context in which a case is checked; here one that does nothing.
 
         Args:
             is_varied: Whether its input is like one that covered something new.
         """
+        del is_varied
+        return contextlib.nullcontext()
 
     def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Observe a case that ran, by its example and the situations that this met.
@@ -52,7 +54,7 @@ class Source(Protocol):
         """
 
 
-class Situations:
+class Situations(Source):
     """Situations that cases met, and pairs of them that one case met."""
 
     def __init__(self) -> None:
@@ -61,11 +63,6 @@ class Situations:
     def begin(self) -> None:
         """Begin a slice."""
         self._met.clear()
-
-    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        del is_varied
-        return contextlib.nullcontext()
 
     def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Count what a case met."""
@@ -84,7 +81,7 @@ class Situations:
         return found
 
 
-class Sizes:
+class Sizes(Source):
     """Bands of sizes of the batches that cases were made of."""
 
     def __init__(self) -> None:
@@ -93,11 +90,6 @@ class Sizes:
     def begin(self) -> None:
         """Begin a slice."""
         self._met.clear()
-
-    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        del is_varied
-        return contextlib.nullcontext()
 
     def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Count the sizes of a case's batch, if it has one."""
@@ -147,7 +139,7 @@ def band(size: int) -> str:
     return f"{least}..{2 * least - 1}" if least > 1 else str(least)
 
 
-class Branches:
+class Branches(Source):
     """Branches of Python code, by `sys.monitoring`: a location costs nothing once both are taken.
 
     Args:
@@ -170,11 +162,6 @@ class Branches:
         self._taken.clear()
         self._monitoring.set_events(self._tool, self._monitoring.events.BRANCH)
         self._monitoring.restart_events()
-
-    def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        del is_varied
-        return contextlib.nullcontext()
 
     def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
         """Return whether the case took a branch that none took before."""
@@ -202,7 +189,7 @@ class Branches:
         return self._monitoring.DISABLE if len(taken) > 1 else None
 
 
-class TracedArcs:
+class TracedArcs(Source):
     """Branches as pairs of lines, by `sys.settrace`, where there is no `sys.monitoring`.
 
     Tracing makes a case slower by a tenth to a half, so that only some are traced: the first of

@@ -13,7 +13,9 @@ if __name__ == "__main__":
     run("tools.fuzz.default_run")
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import json
 import time
 from collections import Counter
@@ -27,6 +29,7 @@ from conformance.checks import Check
 from conformance.life.check import LifeCheck
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
+from conformance.targets import Target
 from tools.fuzz import coverage, preload
 from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.summary import PLURALS
@@ -60,9 +63,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
     subject = Subject(target=options.target, functions=options.functions)
     sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
-    branches = coverage.branch_source(folders)
-    if branches is not None:
-        sources.append(branches)
+    sources.append(coverage.branch_source(folders))
     events: Counter[coverage.Event] = Counter()
     cases = 0
     began = time.process_time()
@@ -99,6 +100,13 @@ def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, 
             source.see(check.function, found, example)
         return found
 
+    @functools.wraps(check.body)  # the draws of a check depend on its name
+    def body(target: Target, example: Any) -> None:
+        with contextlib.ExitStack() as stack:
+            for source in sources:
+                stack.enter_context(source.watching(is_varied=False))
+            check.body(target, example)
+
     if isinstance(check, LifeCheck):
         return check, seen
-    return dataclasses.replace(check, meets=meets), seen
+    return dataclasses.replace(check, meets=meets, body=body), seen

@@ -36,7 +36,7 @@ class Failure:
         input: How it was drawn, as `cases.Input` writes it; empty for what was not drawn.
         case: The stored case; None for what cannot be stored.
         script: A script that shows it; None if there is none.
-        told: What the report shows of it, as `conformance.reports` has it.
+        details: What the report shows of it, as `conformance.reports` has it.
         is_minimal: Whether it was minimized.
         fails: How often it failed of so many tries.
         tries: The number of these.
@@ -55,7 +55,7 @@ class Failure:
     input: bytes = b""
     case: Json = None
     script: str | None = None
-    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_minimal: bool = False
     fails: int = 1
     tries: int = 1
@@ -111,12 +111,12 @@ def failure_of(
     function, field, name = key_of(check.function, error)
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
     batch = batch_of(example)
-    told = told_failure((check, example, error), error)
+    details = told_failure((check, example, error), error)
     fields: dict[str, Any] = {
         "property_name": where,
         "kind": check.kind.value,
         "message": str(error),
-        "told": told,
+        "details": details,
         "requests": None if batch is None else batch.num_reqs,
     }
     return Failure(

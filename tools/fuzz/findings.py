@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conformance.encoding import SCHEMA_VERSION
+from conformance.reports.files import replace_file
 from tools.fuzz.failures import Failure
 
 FORMAT: Final = "kvtwin findings 1"
@@ -38,14 +38,12 @@ class Finding:
         first_seen: When it was first found, in ISO 8601.
         status: `new` (found tonight), `known` (found before, and still there), `fixed`.
         seen: How many inputs failed so tonight.
-        is_replayed: Whether it was tried again tonight.
     """
 
     failure: Failure
     first_seen: str
     status: str = "new"
     seen: int = 0
-    is_replayed: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -147,7 +145,6 @@ class Findings:
             tries: How often it was tried.
         """
         found = self.by_id[known]
-        found.is_replayed = True
         if fails:
             found.status = "new" if found.status == "fixed" else "known"
             found.seen += fails
@@ -175,9 +172,9 @@ class Findings:
             case = failure.case or _case_of_input(failure)
             if case is not None:
                 text = json.dumps({"schema_version": SCHEMA_VERSION, **case}, indent=1)
-                _write(self.case_path(known), text + "\n")
+                replace_file(self.case_path(known), text + "\n")
             if failure.script is not None:
-                _write(self.script_path(known), failure.script)
+                replace_file(self.script_path(known), failure.script)
         entries = [
             {
                 "id": found.failure.id,
@@ -188,7 +185,7 @@ class Findings:
             for found in self.by_id.values()
         ]
         text = json.dumps({"format": FORMAT, "findings": entries}, indent=1, ensure_ascii=False)
-        _write(self.folder / "findings.json", text + "\n")
+        replace_file(self.folder / "findings.json", text + "\n")
 
     def primary(self) -> dict[str, list[Finding]]:
         """Return the findings to report by id, each with those that it explains.
@@ -265,14 +262,6 @@ def _failure_from(entry: Mapping[str, Any], folder: Path) -> Failure:
     if path.exists():
         script = path.read_text(encoding="utf-8")
     return dataclasses.replace(failure, case=case, script=script)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)
 
 
 def open_findings(findings: Findings) -> Sequence[Finding]:

@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import itertools
 import json
-import mmap
 import os
 import resource
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from typing import Final
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.failures import Failure, with_artefacts
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 from tools.fuzz.slices import failure_of_case
+from tools.fuzz.worker import rss_bytes
 
 ROUNDS: Final = 6
 """How often the same cases are run; the first round fills caches."""
@@ -72,7 +72,7 @@ class GrowthJob:
     @property
     def needs_gpu(self) -> bool:
         """Whether the target is a GPU."""
-        return properties_of(self.subject)[self.property_name].target.device == "cuda"
+        return uses_gpu(self.subject, self.property_name)
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the failure if the memory grows in each round; None if it does not."""
@@ -118,8 +118,7 @@ class GrowthJob:
                     gc.collect()
                     _trim()
                     if number:
-                        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-                        sizes.append(int(pages) * mmap.PAGESIZE)
+                        sizes.append(rss_bytes(os.getpid()))
                 os.write(writer, json.dumps(sizes).encode())
             finally:
                 os._exit(0)

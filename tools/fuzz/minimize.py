@@ -29,7 +29,7 @@ from conformance.drawing import AnewProvider
 from tools.fuzz.cases import Case, Input, Status, run_case, run_data
 from tools.fuzz.failures import Failure, key_of, with_artefacts
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 from tools.fuzz.slices import failure_of_case
 
 TRIES: Final = 5
@@ -73,6 +73,7 @@ class MinimizeJob:
         seconds: How long to try.
         died: How the worker died of the input: `signal SIGSEGV`, `hang`; empty if it did not.
         stacks: What it was doing then.
+        finding_id: The finding that the failure is of.
     """
 
     subject: Subject
@@ -81,6 +82,7 @@ class MinimizeJob:
     seconds: float
     died: str = ""
     stacks: str = ""
+    finding_id: str = ""
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class MinimizeJob:
     @property
     def needs_gpu(self) -> bool:
         """Whether the target is a GPU."""
-        return _property_of(self).target.device == "cuda"
+        return uses_gpu(self.subject, Input.from_bytes(self.input).property_name)
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the smallest failure found; None if the input did not fail again."""

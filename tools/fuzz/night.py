@@ -17,11 +17,11 @@ from tools.fuzz.chooser import Chooser
 from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
-from tools.fuzz.findings import Finding, Findings
+from tools.fuzz.findings import Finding, Findings, open_findings
 from tools.fuzz.growth import GrowthJob
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
-from tools.fuzz.minimize import TRIES, MinimizeJob
+from tools.fuzz.minimize import TRIES, MinimizeJob, ProcessDiedError
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, Subject, properties_of
 from tools.fuzz.ray_pool import NodeLost
@@ -94,7 +94,6 @@ class Fuzzing:
         )
         self._fetched: set[str] = set()
         self._slices = 0
-        self._replayed: set[str] = set()
         self._failing = {finding.failure.key for finding in self.findings.by_id.values()}
 
     @property
@@ -148,7 +147,7 @@ class Fuzzing:
 
     def _is_explained(self, job: Job) -> bool:
         """Return whether a job would make small what the report mentions under another failure."""
-        return isinstance(job, MinimizeJob) and _id_of(job) not in self.findings.primary()
+        return isinstance(job, MinimizeJob) and job.finding_id not in self.findings.primary()
 
     def _next_slice(self) -> SliceJob | None:
         for _ in range(len(self.properties)):
@@ -177,7 +176,7 @@ class Fuzzing:
 
     def _patience_with(self, function: str) -> float | None:
         """Return how long a case of a function may take, None for the usual time."""
-        known = (found.failure for found in self.findings.by_id.values() if found.is_open)
+        known = (found.failure for found in open_findings(self.findings))
         is_known = any(
             failure.key == (function, "", "hang") and failure.fails == failure.tries > 1
             for failure in known
@@ -252,7 +251,6 @@ class Fuzzing:
     def _note_replay(self, result: ReplayResult) -> None:
         finding = self.findings.by_id[result.id]
         if result.tries:
-            self._replayed.add(result.id)
             self.findings.note_replay(result.id, result.fails, result.tries)
             if not result.fails:
                 failure = finding.failure
@@ -261,7 +259,7 @@ class Fuzzing:
                 self.display.note(f"fixed: {finding.failure.line}")
 
     def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
-        known = _id_of(job)
+        known = job.finding_id
         if known not in self.findings.by_id:
             return
         failure = self.findings.by_id[known].failure
@@ -318,7 +316,7 @@ class Fuzzing:
         seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
         key = None if died else failure.key
         self._urgent.append(
-            _Minimize(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
+            MinimizeJob(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
         )
 
     def _drain(self) -> None:
@@ -339,7 +337,7 @@ class Fuzzing:
                 self.seconds,
                 self.num_cases,
                 self.met(),
-                sum(finding.is_open for finding in self.findings.by_id.values()),
+                len(open_findings(self.findings)),
                 sum(finding.status == "new" for finding in self.findings.by_id.values()),
                 self.pool.size,
             )
@@ -355,24 +353,9 @@ class Fuzzing:
         return dict(Counter(summary.PLURALS[event[0]] for event in self.chooser.events))
 
     def _note_point(self) -> None:
-        number = sum(finding.is_open for finding in self.findings.by_id.values())
+        number = len(open_findings(self.findings))
         point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
         self.curve.append(point)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Minimize(MinimizeJob):
-    """A `MinimizeJob` that knows the finding that it is for.
-
-    Attributes:
-        finding_id: Its id.
-    """
-
-    finding_id: str = ""
-
-
-def _id_of(job: MinimizeJob) -> str:
-    return str(getattr(job, "finding_id", ""))
 
 
 def _replay_of(subject: Subject, known: str, finding: Finding) -> ReplayJob:
@@ -401,7 +384,7 @@ def _death_of(prop: Property, event: Lost) -> Failure:
         "hang" if how == "hang" else "crash",
         "",
         how,
-        "the call hangs" if how == "hang" else f"the process died: {how}",
+        str(ProcessDiedError(how)),
         message=event.detail,
         input=event.input,
     )

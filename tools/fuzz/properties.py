@@ -148,6 +148,17 @@ def properties_of(subject: Subject) -> dict[str, Property]:
     return {one.name: one for one in found}
 
 
+def uses_gpu(subject: Subject, name: str) -> bool:
+    """Return whether a property of a subject runs on a GPU; one that it lacks does not.
+
+    Args:
+        subject: What is fuzzed.
+        name: The property's name.
+    """
+    prop = properties_of(subject).get(name)
+    return prop is not None and prop.target.device == "cuda"
+
+
 @functools.cache
 def all_checks() -> dict[str, Check]:
     """Return all checks of the harness by where they stand."""

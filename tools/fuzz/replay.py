@@ -15,7 +15,7 @@ from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.growth import GrowthJob
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.minimize import TRIES, run_in_child
-from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 
 SECONDS: Final = 20.0
 """After this long no further try begins."""
@@ -64,8 +64,7 @@ class ReplayJob:
     @property
     def needs_gpu(self) -> bool:
         """Whether the target is a GPU."""
-        prop = properties_of(self.subject).get(self.property_name)
-        return prop is not None and prop.target.device == "cuda"
+        return uses_gpu(self.subject, self.property_name)
 
     def run(self, worker: WorkerContext) -> ReplayResult:
         """Return how often it failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
 import time
 from collections import Counter, deque
@@ -18,7 +19,8 @@ from tools.fuzz import coverage
 from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.failures import Failure, failure_of, key_of
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
+from tools.fuzz.worker import rss_bytes
 
 KEPT_INPUTS: Final = 256
 """Inputs of a property that covered something new and are kept by a worker, to vary them."""
@@ -95,7 +97,7 @@ class SliceJob:
     @property
     def needs_gpu(self) -> bool:
         """Whether the target is a GPU."""
-        return properties_of(self.subject)[self.property_name].target.device == "cuda"
+        return uses_gpu(self.subject, self.property_name)
 
     def run(self, worker: WorkerContext) -> SliceResult:
         """Run the slice in a worker; report each new failure at once."""
@@ -114,7 +116,6 @@ class _Memory:
     """
 
     def __init__(self, prop: Property) -> None:
-        self.seen: set[coverage.Event] = set()
         self.signatures: dict[str, set[frozenset[str]]] = {}
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
@@ -168,7 +169,7 @@ class _Slice:
     def run(self, first: Sequence[bytes]) -> SliceResult:
         """Run the first inputs as they are, then others until the time is over."""
         started = time.perf_counter()
-        before = _rss_bytes()
+        before = rss_bytes(os.getpid())
         for source in self.memory.sources:
             source.begin()
         for data in first:
@@ -179,7 +180,6 @@ class _Slice:
         events: Counter[coverage.Event] = Counter()
         for source in self.memory.sources:
             events += source.end()
-        self.memory.seen.update(events)
         return SliceResult(
             self.job.property_name,
             self.statuses.total(),
@@ -188,7 +188,7 @@ class _Slice:
             time.perf_counter() - started,
             events,
             tuple(self.covering),
-            _rss_bytes() - before,
+            rss_bytes(os.getpid()) - before,
         )
 
     def _is_over(self, started: float) -> bool:
@@ -306,10 +306,3 @@ def failure_of_case(prop: Property, case: Case, **more: Any) -> Failure:
         input=Input(prop.name, 0, case.choices).to_bytes(),
         **more,
     )
-
-
-def _rss_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
-    except OSError:
-        return 0

@@ -170,7 +170,7 @@ def _also(one: Finding, other: Finding) -> str:
 def _reported(findings: Findings, one: Finding, also: list[str]) -> ReportedFinding:
     failure = one.failure
     case, script = findings.case_path(failure.id), findings.script_path(failure.id)
-    told: dict[str, Any] = failure.told
+    details: dict[str, Any] = failure.details
     values = {
         "id": failure.id,
         "function": failure.function,
@@ -181,7 +181,7 @@ def _reported(findings: Findings, one: Finding, also: list[str]) -> ReportedFind
         "error": failure.error,
         "line": failure.line,
         "message": failure.message,
-        "table": told.get("table", ""),
+        "table": details.get("table", ""),
         "status": one.status,
         "fails": failure.fails,
         "attempts": failure.tries,
@@ -191,6 +191,6 @@ def _reported(findings: Findings, one: Finding, also: list[str]) -> ReportedFind
         "script": str(script) if script.exists() else "",
         "script_text": failure.script or "",
         "also": also,
-        "pictures": told.get("pictures", []),
+        "pictures": details.get("pictures", []),
     }
     return ReportedFinding(**values)

@@ -259,7 +259,7 @@ class _Watch:
         patience = self._patience if has_begun else max(START_SECONDS, self._patience)
         if time.monotonic() - self._since > patience:
             return "hang"
-        is_large = _rss_bytes(self._child.process.pid) > self._limits.memory_bytes
+        is_large = rss_bytes(self._child.process.pid) > self._limits.memory_bytes
         return "memory" if is_large else ""
 
 
@@ -345,7 +345,7 @@ def _main(pipe: Connection, folder: Path, parent: int, preload: Sequence[str]) -
             return
         gc.collect()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        pipe.send(("finished", (result, _rss_bytes(os.getpid()), peak)))
+        pipe.send(("finished", (result, rss_bytes(os.getpid()), peak)))
 
 
 def _end_with(parent: int) -> None:
@@ -360,7 +360,7 @@ def _end_with(parent: int) -> None:
         time.sleep(1)
 
 
-def _rss_bytes(pid: int | None) -> int:
+def rss_bytes(pid: int | None) -> int:
     """Return the resident memory of a process; 0 where the system does not say."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fast
 from conformance.lists import names_in, near
-from tools.parser import Parser
+from tools.parser import Parser, positive
 from tools.probe import pools, subjects
 from tools.probe.calling import warm_checked_mode
 from tools.probe.target import load
@@ -134,7 +134,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--cases",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=10_000,
         help="for each; default: %(default)s",
@@ -142,7 +142,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
     parser.add_argument(
         "--workers",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         help="processes at once; default: one for each core",
@@ -178,10 +178,3 @@ def _names(text: str) -> list[str]:
         return names_in(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)

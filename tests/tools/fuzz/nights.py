@@ -18,7 +18,7 @@ SECONDS = 300
 
 
 def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start a night in a session of its own, so that its processes can be told from others."""
+    """Start a night in a session of its own, so that its processes can be found."""
     return subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, "-m", "tools.fuzz", *map(str, arguments)],
         cwd=ROOT,

@@ -137,13 +137,13 @@ def test_some_cases_are_traced(toys: ModuleType) -> None:
 
 def test_the_report_says_what_observes_branches() -> None:
     """It is what this Python has."""
-    told = coverage.observer_of_branches()
+    observer = coverage.observer_of_branches()
     source = coverage.branch_source([])
     if isinstance(source, Branches):
-        assert "sys.monitoring" == told
+        assert "sys.monitoring" == observer
         source._monitoring.free_tool_id(source._tool)
     else:
-        assert "sys.settrace, in some cases" == told
+        assert "sys.settrace, in some cases" == observer
 
 
 def test_the_folders_are_whole_names(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Server:
     Args:
         folder: Where it keeps its data.
         is_persistent: Whether it still has its data after it was killed.
-        password: What it asks for.
+        password: The password that it requires.
     """
 
     def __init__(self, folder: Path, *, is_persistent: bool, password: str = "") -> None:

@@ -61,7 +61,7 @@ class Worker:
 
 
 class Pool:
-    """A pool that runs each job in this process, when its events are asked for."""
+    """A pool that runs each job in this process, when `events` is called."""
 
     size = 1
 

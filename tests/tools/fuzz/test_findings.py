@@ -83,15 +83,15 @@ def test_a_failure_is_kept_once(tmp_path: Path) -> None:
 def test_a_failure_is_written_at_once(tmp_path: Path) -> None:
     """Its case and its script have files; another process reads all of it."""
     case = {"kind": "call", "contract": "f", "reason": "wrong"}
-    one = failure(case=case, script="print()\n", told={"table": "a\tb"}, requests=2)
+    one = failure(case=case, script="print()\n", details={"table": "a\tb"}, requests=2)
     Findings(tmp_path).add(one)
     [read] = Findings(tmp_path).by_id.values()
     assert "known" == read.status
-    assert (one.key, one.input, one.uses, one.told, one.requests) == (
+    assert (one.key, one.input, one.uses, one.details, one.requests) == (
         read.failure.key,
         read.failure.input,
         read.failure.uses,
-        read.failure.told,
+        read.failure.details,
         read.failure.requests,
     )
     assert "print()\n" == read.failure.script

@@ -24,9 +24,9 @@ def test_a_signal_ends_a_night_with_its_report(name: str, tmp_path: Path) -> Non
     night.send_signal(signal.Signals[name])
     status, out = nights.ended(night)
     assert (128 + signal.Signals[name], False) == (status, "Traceback" in out), out
-    told = nights.report(tmp_path)
-    assert name == told["interrupted_by"]
-    assert ["extract_layer_index"] == [one["function"] for one in told["findings"]]
+    report = nights.report(tmp_path)
+    assert name == report["interrupted_by"]
+    assert ["extract_layer_index"] == [one["function"] for one in report["findings"]]
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "report.md").exists()
     assert len(running) > 2
@@ -45,13 +45,13 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     night.terminate()
     status, out = nights.ended(night)
     assert 143 == status, out
-    told = nights.report(tmp_path)
-    assert ["signal SIGKILL"] == [one["reason"] for one in told["workers_lost"]]
-    answers = [one for one in told["findings"] if one["kind"] == "same answer"]
+    report = nights.report(tmp_path)
+    assert ["signal SIGKILL"] == [one["reason"] for one in report["workers_lost"]]
+    answers = [one for one in report["findings"] if one["kind"] == "same answer"]
     assert ["extract_layer_index"] == [one["function"] for one in answers]
     assert all(
         (1, True) == (one["fails"], one["attempts"] > 5)
-        for one in told["findings"]
+        for one in report["findings"]
         if one["kind"] == "crash"
     )
 

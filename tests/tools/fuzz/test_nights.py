@@ -151,27 +151,27 @@ def test_ci_does_not_fix_the_draws_of_workers(tmp_path: Path) -> None:
     for name in "ab":
         status, out = nights.run(*options, "--out", tmp_path / name, CI="true")
         assert status in {0, 1}, out
-        told = nights.report(tmp_path / name)
+        report = nights.report(tmp_path / name)
         assert (True, "true", []) == (
-            told["profile"]["is_random"],
-            told["profile"]["ci"],
-            told["errors"],
+            report["profile"]["is_random"],
+            report["profile"]["ci"],
+            report["errors"],
         )
-        seeds.append(told["seed"])
+        seeds.append(report["seed"])
     assert seeds[0] != seeds[1]
 
 
 def test_time_is_used(tmp_path: Path) -> None:
-    """A night takes as long as it is told to, within 10 s, and its curve reaches to its end."""
+    """A night takes as long as its budget, within 10 s, and its curve reaches to its end."""
     started = time.monotonic()
     options = ("--minutes", "0.5", "--workers", "1", "--target", "host", "--functions", FUNCTION)
     status, out = nights.run(*options, "--out", tmp_path)
     taken = time.monotonic() - started
-    told = nights.report(tmp_path)
+    report = nights.report(tmp_path)
     assert 0 == status, out
-    assert 30 <= told["seconds"] <= 40
-    assert told["cases"] > 0
-    assert told["curve"][-1]["seconds"] >= 30
+    assert 30 <= report["seconds"] <= 40
+    assert report["cases"] > 0
+    assert report["curve"][-1]["seconds"] >= 30
     assert taken > 30
 
 

@@ -102,15 +102,15 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @long
 def test_each_is_found_and_reported_once(first_night: Path) -> None:
     """There are as many findings as bugs; some are rare, crash, hang, or grow memory."""
-    told = nights.report(first_night)
-    assert {BUGS[bug][0] for bug in WANTED} == {one["function"] for one in told["findings"]}
-    assert len(WANTED) == len(told["findings"]) >= 12
-    assert {"new"} == {one["status"] for one in told["findings"]}
-    kinds = [one["kind"] for one in told["findings"]]
+    report = nights.report(first_night)
+    assert {BUGS[bug][0] for bug in WANTED} == {one["function"] for one in report["findings"]}
+    assert len(WANTED) == len(report["findings"]) >= 12
+    assert {"new"} == {one["status"] for one in report["findings"]}
+    kinds = [one["kind"] for one in report["findings"]]
     expected = [len(set(CRASHES) & set(WANTED)), 1, 1]
     assert expected == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
     assert len(set(RARE) & set(WANTED)) >= 4
-    assert not told["errors"]
+    assert not report["errors"]
 
 
 @long

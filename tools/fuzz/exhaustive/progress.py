@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
 from conformance.comparison import Difference, Verdict
 from conformance.functions import choose_functions
+from conformance.reports.files import replace_file
 from tools.fuzz.exhaustive.digests import code_digests
 from tools.fuzz.exhaustive.jobs import (
     CaseFailure,
@@ -171,12 +171,8 @@ class Progress:
 
     def write(self, folder: Path) -> None:
         """Write what is done to the file in a folder, all of it or nothing."""
-        folder.mkdir(parents=True, exist_ok=True)
         done = [[*key, dataclasses.asdict(done)] for key, done in self.done.items()]
-        path = folder / FILE
-        new = path.with_suffix(f".{os.getpid()}.new")
-        new.write_text(json.dumps({"origin": self._origin, "done": done}), encoding="utf-8")
-        new.replace(path)
+        replace_file(folder / FILE, json.dumps({"origin": self._origin, "done": done}))
 
     @property
     def is_complete(self) -> bool:

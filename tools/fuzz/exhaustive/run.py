@@ -91,7 +91,7 @@ class Exhaustion:
 
     def _note(self, failure: CaseFailure) -> None:
         if self.progress.add_failure(failure):
-            self._show(told(failure))
+            self._show(failure_line(failure))
 
 
 def _own(event: Finished | Lost) -> ExhaustiveJob:
@@ -147,7 +147,7 @@ def _take(exhaustion: Exhaustion, pool: Pool) -> None:
         exhaustion.handle(event)
 
 
-def told(failure: CaseFailure) -> str:
+def failure_line(failure: CaseFailure) -> str:
     """Return a failure in a line."""
     return (
         f"FAILS: {failure.function} on {failure.target}, {failure.scope}:{failure.index}:"

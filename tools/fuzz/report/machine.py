@@ -25,13 +25,13 @@ def this_machine() -> Machine:
     return Machine(
         name=platform.node(),
         cpu=models[0] if models else platform.processor() or platform.machine(),
-        cores=_num_cores(),
+        cores=num_cores(),
         memory_bytes=memory_bytes,
         gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     )
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

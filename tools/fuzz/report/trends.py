@@ -92,7 +92,7 @@ def _trend(
     has_zero: bool = True,
 ) -> Chart:
     """Return a chart with a line for each value over the nights."""
-    lines, told = [], []
+    lines, changes = [], []
     for style, (name, value_of) in enumerate(values.items()):
         numbers = [value_of(night) for night in nights]
         label = f" {name}" if name else ""
@@ -101,14 +101,14 @@ def _trend(
             for night, number in zip(nights, numbers, strict=True)
         ]
         lines.append(Line(name, list(enumerate(numbers)), hints, style))
-        told.append(f"{name or 'values'} from {words(numbers[0])} to {words(numbers[-1])}")
+        changes.append(f"{name or 'values'} from {words(numbers[0])} to {words(numbers[-1])}")
     return Chart(
         title=title,
         value=words(lines[0].points[-1][1]) if len(lines) == 1 else "",
         lines=lines,
         x_name="night",
         x_ticks=_night_ticks(nights),
-        description=f"{title} over {len(nights)} nights: {', '.join(told)}.",
+        description=f"{title} over {len(nights)} nights: {', '.join(changes)}.",
         has_zero=has_zero,
     )
 
