@@ -332,9 +332,10 @@ def first_unequal(expected: np.ndarray[Any, Any], actual: object) -> Index | Non
 def as_bytes(array: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the bytes of an array or tensor, one row for each element."""
     if isinstance(array, torch.Tensor):
-        # A copy: torch calls a view of one element contiguous whatever its stride is.
+        # A copy: torch calls a view of one element contiguous whatever its stride is. Its copies
+        # from a device lose the sign of a strided lazy negation (torch 2.11), so that goes first.
         flat = torch.empty(array.numel(), dtype=array.dtype)
-        flat.copy_(array.detach().reshape(-1))
+        flat.copy_(array.detach().resolve_neg().reshape(-1))
         data = flat.view(torch.uint8).numpy()
         return data.reshape(flat.numel(), array.element_size())
     contiguous = np.ascontiguousarray(array).reshape(-1)

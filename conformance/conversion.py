@@ -211,7 +211,7 @@ class Carrier:
         root = self._roots.get((id(drawn), where))
         if root is None:
             is_numpy = where == "numpy"
-            negated = not is_numpy and self._negates(drawn, path)
+            negated = not is_numpy and self._negates(drawn, path, where)
             values = np.negative(drawn) if negated else drawn
             copied = self._copied(values)
             root = self._roots[id(drawn), where] = _Root(
@@ -242,9 +242,14 @@ class Carrier:
         """Return a copy of drawn memory; a subclass decides where it lies."""
         return drawn.copy()
 
-    def _negates(self, array: Array, path: str) -> bool:
-        """Tell whether an array becomes a lazy negation."""
-        return self.negates and array.dtype in NEGATED and _argument(path) not in self.written
+    def _negates(self, array: Array, path: str, device: str) -> bool:
+        """Tell whether an array becomes a lazy negation.
+
+        Not NaNs on a GPU: it negates them to the one NaN it knows.
+        """
+        if not self.negates or array.dtype not in NEGATED or _argument(path) in self.written:
+            return False
+        return device == "cpu" or array.dtype.kind != "f" or not np.isnan(array).any()
 
     @contextlib.contextmanager
     def idle_step(self) -> Iterator[None]:

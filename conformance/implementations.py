@@ -64,9 +64,13 @@ class Implementation:
             return str(said)
         top = self.module.__name__.partition(".")[0]
         if top in {"fast", "reference"}:  # an editable installation does not say whose they are
-            return importlib.metadata.version("kvtwin")
-        found = importlib.metadata.packages_distributions().get(top, ())
-        return importlib.metadata.version(found[0]) if found else "of no version"
+            found: Sequence[str] = ["kvtwin"]
+        else:
+            found = importlib.metadata.packages_distributions().get(top, ())
+        try:
+            return importlib.metadata.version(found[0]) if found else "of no version"
+        except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+            return "of no version"
 
     @property
     def is_fast(self) -> bool:

@@ -61,7 +61,9 @@ def first_view_difference(
     >>> first_view_difference([a, a], [t, t[:]], {"a": a}, {"a": t}).line
     "result[1] = an object of its own, but should be the same object as arguments['a']"
     """
-    wanted, got = _views(expected_arguments, expected), _views(actual_arguments, actual)
+    devices = _devices(actual_arguments, actual)
+    wanted = _views(expected_arguments, expected, devices)
+    got = _views(actual_arguments, actual, devices)
     for path, view in wanted.items():
         difference = _difference(path, view, got[path])
         if difference is not None:
@@ -92,13 +94,34 @@ def _same_as(path: str, place: str) -> str:
     return "an object of its own" if place == path else f"the same object as {place}"
 
 
-def _views(arguments: Mapping[str, Any], result: object) -> dict[str, View | str]:
-    """Return how each array of a result lies in memory, and where each list first stands."""
-    memories: dict[int, str] = {}
-    places: dict[int, str] = {}
+def _devices(arguments: Mapping[str, Any], result: object) -> dict[str, str]:
+    """Return the device on which each array lies, by its path."""
+    return {
+        path: str(value.device) if isinstance(value, torch.Tensor) else "cpu"
+        for path, value in _parts(arguments, result)
+        if is_array(value)
+    }
+
+
+def _parts(arguments: Mapping[str, Any], result: object) -> Iterator[tuple[str, Any]]:
+    yield from _objects(dict(arguments), "arguments")
+    yield from _objects(result, "result")
+
+
+def _views(
+    arguments: Mapping[str, Any], result: object, devices: Mapping[str, str]
+) -> dict[str, View | str]:
+    """Return how each array of a result lies in memory, and where each list first stands.
+
+    One array that stands both where a target's tensor is on a device and where it is on the CPU is
+    two objects there, in two memories. So it is held to be two here.
+    """
+    memories: dict[tuple[int, str | None], str] = {}
+    places: dict[tuple[int, str | None], str] = {}
     found: dict[str, View | str] = {}
-    for path, value in (*_objects(dict(arguments), "arguments"), *_objects(result, "result")):
-        place = places.setdefault(id(value), path)
+    for path, value in _parts(arguments, result):
+        device = devices.get(path)
+        place = places.setdefault((id(value), device), path)
         if not is_array(value):
             found[path] = place
             continue
@@ -107,7 +130,7 @@ def _views(arguments: Mapping[str, Any], result: object) -> dict[str, View | str
             found[path] = View((), 0, path, place)
             continue
         start, address, strides = _where(value)
-        memory = memories.setdefault(start, path)
+        memory = memories.setdefault((start, device), path)
         found[path] = View(strides, address - start, memory, place)
     return {path: view for path, view in found.items() if path.startswith("result")}
 

@@ -101,3 +101,16 @@ def test_shared_objects_are_told() -> None:
     difference = first_view_difference([one, one], [one, _Entry(3)], {}, {})
     assert difference is not None
     assert "but should be the same object as result[0]" in difference.line
+
+
+def test_one_array_is_two_tensors_on_a_device() -> None:
+    """What stands on a device and on the host is one array for `reference`, two for a target."""
+    starts, on_host = np.arange(3), torch.arange(3)
+    on_device = torch.empty(3, dtype=torch.int64, device="meta")
+    ours = {"query_start_loc": starts, "query_start_loc_cpu": starts}
+    theirs = {"query_start_loc": on_device, "query_start_loc_cpu": on_host}
+    assert first_view_difference(ours, theirs, ours, theirs) is None
+    assert first_view_difference([starts[1:]], [on_host[1:]], ours, theirs) is None
+    difference = first_view_difference([starts], [on_host.clone()], ours, theirs)
+    assert difference is not None
+    assert difference.path == "result[0]"
