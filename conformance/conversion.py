@@ -245,7 +245,7 @@ class Carrier:
     def _negates(self, array: Array, path: str, device: str) -> bool:
         """Tell whether an array becomes a lazy negation.
 
-        Not NaNs on a GPU: it negates them to the one NaN it knows.
+        Not NaNs on a GPU, which leaves their sign as it is.
         """
         if not self.negates or array.dtype not in NEGATED or _argument(path) in self.written:
             return False

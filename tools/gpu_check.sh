@@ -14,7 +14,8 @@
 #   PYTHONPATH=$PWD:$PWD/.site tools/gpu_check.sh versions
 #
 # where the wheels are at least numba-cuda, hypothesis, sortedcontainers, greenlet and ml_dtypes; if
-# `versions` shows a cuda-pathfinder below 1.4 or a cuda-core below 0.5.1, newer ones too. Then call the
+# `versions` shows a cuda-pathfinder below 1.4 or a cuda-core below 0.5.1, newer ones too, and an older
+# one if it shows NumPy 2.5, which numba-cuda 0.30 cannot be used with. Then call the
 # others: `device-path bench`, `conformance`, `sanitizer`, `kernels real-models`. PYTHONPATH is kept.
 # CUDA_HOME, which numba-cuda needs to find its compiler where other libraries of the toolkit come from
 # wheels, is taken from nvcc unless it is set. GPU_CHECK_WORKERS (12) is for pytest-xdist.
@@ -32,7 +33,7 @@ sections='versions      what is installed, and warmup() with warnings as errors
 device-path   tests/gpu: no waiting, side streams, graphs, uploads, host cost, bandwidth
 bench         what every hot function costs host and device
 conformance   the conformance run on target cuda
-sanitizer     compute-sanitizer (memcheck, racecheck) over the kernels, where it is installed
+sanitizer     compute-sanitizer (all its tools) over the kernels, where it is installed
 kernels       tests/fast: kernels compiled and simulated
 real-models   tokens of real models, compared with those of generate'
 
@@ -52,9 +53,13 @@ sanitizer() {
         return
     fi
     # torch asks the driver for what it may not have: such errors are none.
-    for tool in memcheck racecheck; do
-        check "$tool" 270 "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
+    # One log for all: some machines give eight files back.
+    rm -f "$logs/sanitizer.log"
+    for tool in memcheck racecheck synccheck initcheck; do
+        check "$tool" 140 "$program" --tool "$tool" --report-api-errors no --error-exitcode 1 \
             "${tests[@]}"
+        [ -z "$gpu" ] || cat "$logs/$tool.log" >> "$logs/sanitizer.log"
+        rm -f "$logs/$tool.log"
     done
 }
 

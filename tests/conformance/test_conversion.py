@@ -275,3 +275,11 @@ def test_lazy_negations_hold_the_drawn_values() -> None:
     difference = carrier.changed(frozenset({"out"}))
     assert difference is not None
     assert "seq_lens[1] = -7, but should be -5" == difference.line
+
+
+def test_nans_are_not_negated_on_a_device() -> None:
+    """Negation on a GPU leaves the sign of a NaN; other numbers become lazy negations there."""
+    there = Carrier(fast, "meta", negates=True)
+    assert there.carry(np.array([1.0, -0.0]), "x").is_neg()
+    assert not there.carry(np.array([1.0, np.nan]), "x").is_neg()
+    assert Carrier(fast, "cpu", negates=True).carry(np.array([1.0, np.nan]), "x").is_neg()

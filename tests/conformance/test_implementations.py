@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -272,3 +273,14 @@ def test_a_file_that_hides_a_package_is_named(pytester: pytest.Pytester) -> None
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     [line] = result.stderr.lines
     assert line.startswith(f"python -m conformance: {pytester.path / 'reference.py'} hides the")
+
+
+def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fast` may be imported from a folder of PYTHONPATH."""
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    [found] = load_implementations([])
+    assert "of no version" == found.version

@@ -38,6 +38,7 @@ SECTIONS = [
     "real-models",
 ]
 
+SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 PYTHON = """#!/bin/sh
 case "$*" in
     *torch.cuda.is_available*) echo "$GPU" ;;
@@ -111,7 +112,7 @@ def test_all_is_shown(tmp_path: Path) -> None:
     done = run(tmp_path, sanitizer="yes")
     sanitized = "--report-api-errors no --error-exitcode 1 python3 -m pytest"
     assert "ok: warmup() ok: 9.1 s" == done.rows.pop("versions")
-    for tool in ("memcheck", "racecheck"):
+    for tool in SANITIZER_TOOLS:
         started = f"ok: ERROR SUMMARY: 0 errors for --tool {tool} {sanitized}"
         assert done.rows.pop(tool).startswith(started)
     assert {
@@ -122,7 +123,7 @@ def test_all_is_shown(tmp_path: Path) -> None:
         "real-models": "ok: 9 passed in 4s",
     } == done.rows
     assert "=== conformance, at most 540s: python3 -m pytest" in done.printed
-    assert "--target host,cuda -n 12\n" in done.printed
+    assert "--target cuda -n 12\n" in done.printed
     assert re.search(
         r"\ngpu_check, \d{4}-\d\d-\d\d, H200, driver 580, \d+s, logs in ", done.printed
     )
@@ -134,8 +135,9 @@ def test_logs_are_kept_whole(tmp_path: Path) -> None:
     """Each command's whole log is in `OUT`, where eight files at most come back from a machine."""
     done = run(tmp_path, sanitizer="yes")
     assert 50 < done.logs["device-path.log"].count("\n")
-    names = {f"{section}.log" for section in SECTIONS} - {"sanitizer.log"}
-    assert names | {"memcheck.log", "racecheck.log"} == set(done.logs)
+    assert {f"{section}.log" for section in SECTIONS} == set(done.logs)
+    for tool in SANITIZER_TOOLS:
+        assert f"--tool {tool} " in done.logs["sanitizer.log"]
     assert len(done.logs) <= 8
 
 
@@ -143,7 +145,7 @@ def test_sections_are_called_one_by_one(tmp_path: Path) -> None:
     """Only the sections that are named run, in that order, with as many workers as are set."""
     done = run(tmp_path, "kernels", "conformance", GPU_CHECK_WORKERS="3")
     assert ["kernels", "conformance"] == list(done.rows)
-    assert "--target host,cuda -n 3\n" in done.printed
+    assert "--target cuda -n 3\n" in done.printed
     assert "launcher" not in done.printed
     assert done.status == 0
 
@@ -246,7 +248,7 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     """Where there is no GPU nothing is run, each section says so, and the status is 1."""
     done = run(tmp_path, GPU="", sanitizer="yes")
     assert {"no GPU"} == {said.partition(":")[0] for said in done.rows.values()}
-    assert 8 == len(done.rows)
+    assert len(SECTIONS) - 1 + len(SANITIZER_TOOLS) == len(done.rows)
     assert "no GPU: python3 -m tools.runner --device cuda" == done.rows["real-models"]
     assert "===" not in done.printed
     assert done.status == 1
