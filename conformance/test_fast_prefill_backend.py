@@ -114,8 +114,8 @@ class _Built:
 def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
     """What is built is what the underlying builder builds of the wanted tokens, and more."""
     both = [_Built(Side(side, call)) for side in (REFERENCE, target)]
-    described = [built.describe() for built in both]
-    difference = first_difference(*described, "built", target.device or "cpu")
+    wanted, got = (built.describe() for built in both)
+    difference = first_difference(wanted, got, "built", target.device or "cpu")
     if difference is not None:
         raise Mismatch(call, target.name, difference)
     for built in both:
