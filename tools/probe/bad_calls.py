@@ -126,8 +126,8 @@ def _repeated(case: Case, call: Call, first: Outcome) -> Iterator[Finding]:
     """Call again with other bytes in fresh memory: the result must be the same."""
     try:
         seen = contents(first.result)
-    except (RecursionError, HostilityError):  # something in itself, or hostile, is passed on
-        return
+    except (RecursionError, HostilityError, TypeError):
+        return  # a result that cannot be walked: it holds itself, or what is hostile or strange
     poison(POISONS[1])
     second = case.call_fast(call, checked=False)
     if second.error is not None:

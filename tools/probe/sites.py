@@ -114,7 +114,12 @@ def are_copies(path: str, other: str) -> bool:
 
     >>> are_copies("batch.seq_lens", "batch.seq_lens_cpu"), are_copies("a.cpu", "a.gpu")
     (True, True)
+    >>> are_copies("logits_indices_cpu", "common_attn_metadata.logits_indices_padded")
+    True
     """
+    names = {path.rsplit(".", 1)[-1], other.rsplit(".", 1)[-1]}
+    if names == {"logits_indices_cpu", "logits_indices_padded"}:
+        return True
     if {path[-4:], other[-4:]} == {".cpu", ".gpu"}:
         return path[:-4] == other[:-4]
     return path == f"{other}_cpu" or other == f"{path}_cpu"
