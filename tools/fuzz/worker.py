@@ -38,11 +38,18 @@ INPUT_BYTES: Final = 1 << 20
 
 POLL_SECONDS: Final = 0.2
 
+END_SECONDS: Final = 10.0
+"""What a child may take to end once it was killed, or has closed its pipe."""
+
 START_SECONDS: Final = 120.0
 """What a child may take to import all that it needs."""
 
 STARTING: Final = threading.Lock()
-"""Held while a child is started."""
+"""Held while a child is started, or asked whether it has ended.
+
+To start one, `multiprocessing` asks all whether they have ended; and of two threads that ask one
+child of a fork server at once, the later one takes its exit status to be 255.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +183,7 @@ class _Child:
     def end(self) -> None:
         """Kill the process."""
         self.process.kill()
-        self.process.join()
+        self._exit_code(END_SECONDS)
         with contextlib.suppress(OSError):  # the thread that runs jobs may do the same
             self._ours.close()
         with contextlib.suppress(OSError):
@@ -220,12 +227,21 @@ class _Child:
         time.sleep(0.3)
 
     def _how_it_ended(self) -> str:
-        self.process.join(10)
-        code = self.process.exitcode
+        code = self._exit_code(END_SECONDS)
         if code is None:
             self.process.kill()
             return "a closed pipe"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+
+    def _exit_code(self, seconds: float) -> int | None:
+        """Wait until the process has ended; return its exit status, None if it has not ended."""
+        until = time.monotonic() + seconds
+        while True:
+            with STARTING:
+                code: int | None = self.process.exitcode
+            if code is not None or time.monotonic() > until:
+                return code
+            time.sleep(0.01)
 
     def _read_stacks(self) -> str:
         try:

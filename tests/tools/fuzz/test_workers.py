@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
+import multiprocessing.process
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,15 @@ from tests.tools.fuzz.ray_jobs import CountingJob, CrashingJob, RaisingJob
 from tests.tools.fuzz.worker_jobs import ExitingJob, HangingJob, KeepingJob, PidJob, SlowJob
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
 from tools.fuzz.local_pool import LocalPool
-from tools.fuzz.worker import INPUT_BYTES, START_SECONDS, Limits, LocalWorker, Start, _SharedInput
+from tools.fuzz.worker import (
+    INPUT_BYTES,
+    START_SECONDS,
+    STARTING,
+    Limits,
+    LocalWorker,
+    Start,
+    _SharedInput,
+)
 
 ROOMY = Limits(hang_seconds=120.0)
 
@@ -83,6 +95,35 @@ def test_an_exit_is_lost(job: Job, reason: str, worker: LocalWorker) -> None:
     lost = end_of(worker, job)
     assert isinstance(lost, Lost)
     assert (reason, b"exits") == (lost.reason, lost.input)
+
+
+def test_an_exit_is_seen_while_others_start(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To start a child, `multiprocessing` asks for the exit statuses of all others."""
+    read = multiprocessing.forkserver.read_signed  # type: ignore[attr-defined]  # typeshed lacks it
+    is_over = threading.Event()
+
+    def slow_read(file: int) -> int:
+        is_main = threading.current_thread() is threading.main_thread()
+        time.sleep(0.5 if is_main else 0.1)  # so that the other is the first of two
+        return int(read(file))
+
+    def ask_all() -> None:
+        while not is_over.wait(0.01):
+            with STARTING:
+                multiprocessing.process._cleanup()  # type: ignore[attr-defined]  # likewise
+
+    monkeypatch.setattr("multiprocessing.forkserver.read_signed", slow_read)
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask_all)
+        try:
+            lost = end_of(worker, ExitingJob(3))
+        finally:
+            is_over.set()
+    asking.result()
+    assert isinstance(lost, Lost)
+    assert "exit 3" == lost.reason
 
 
 def test_a_hang_is_killed(worker: LocalWorker) -> None:
