@@ -76,7 +76,8 @@ def _entries(value: Any) -> Iterator[tuple[Step, Any]]:
         return  # a caller's own class: how it is made is not the function's business
     elif isinstance(value, Blueprint | SimpleNamespace) or dataclasses.is_dataclass(value):
         for name, entry in vars(value).items():
-            if not name.startswith("_"):
+            is_where_it_stands = name == "path" and isinstance(value, Blueprint)
+            if not name.startswith("_") and not is_where_it_stands:
                 yield ("attribute", name), entry
 
 
