@@ -28,7 +28,8 @@ class CpuGpuBuffer:
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: no dimension, a negative one, or one past `2**63 - 1`.
+        ValueError: no dimension, a negative one, or one past `2**63 - 1`; the dimensions other than
+            0 are more bytes than that.
 
     Example:
         >>> import torch
@@ -47,9 +48,10 @@ class CpuGpuBuffer:
             raise ValueError("size is empty, expected at least 1 dimension")
         shape = [check_int(f"size[{i}]", length, 0, 2**63 - 1) for i, length in enumerate(size)]
         check_dtype("dtype", dtype)
-        if math.prod(shape) * dtype.itemsize > MAX_BYTES:
+        if math.prod(length or 1 for length in shape) * dtype.itemsize > MAX_BYTES:
             raise ValueError(
-                f"size {tuple(shape)} of {get_dtype_name(dtype)} is more than {MAX_BYTES} bytes"
+                f"size {tuple(shape)} of {get_dtype_name(dtype)}: the dimensions other than 0 are"
+                f" more than {MAX_BYTES} bytes"
             )
         check_bool("pin_memory", pin_memory)
         device = check_device("device", device)

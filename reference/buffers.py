@@ -28,7 +28,8 @@ class CpuGpuBuffer:
 
     Raises:
         TypeError: An argument of another type, a dtype that torch does not have.
-        ValueError: No dimensions, a negative one or one past `2**63 - 1`.
+        ValueError: No dimensions, a negative one or one past `2**63 - 1`; the dimensions other than
+            0 are more bytes than that, so that strides overflow.
 
     Example:
         >>> import numpy as np
@@ -54,8 +55,11 @@ class CpuGpuBuffer:
         )
         check_bool("pin_memory", pin_memory)
         kind = check_dtype("dtype", dtype)
-        if math.prod(shape) * kind.itemsize > MAX_INT64:
-            raise ValueError(f"size {shape} of {kind.name} is more than {MAX_INT64} bytes")
+        if math.prod(length or 1 for length in shape) * kind.itemsize > MAX_INT64:
+            raise ValueError(
+                f"size {shape} of {kind.name}: the dimensions other than 0 are more than"
+                f" {MAX_INT64} bytes"
+            )
         self.cpu: Array = np.zeros(shape, kind)
         self.gpu: Array = self.cpu
 

@@ -15,7 +15,7 @@ from conformance.contracts import Call, Contract
 from tools.probe.calling import REFERENCE, Outcome
 from tools.probe.differences import difference_in
 from tools.probe.sites import sites_of
-from tools.probe.strange_objects import HostilityError
+from tools.probe.strange_objects import HostilityError, OfSubclass
 from tools.probe.violation import Finding, innermost_frame
 
 ALLOWED: Final = frozenset(
@@ -41,7 +41,7 @@ def asks_for_much(call: Call, expected: Outcome | None) -> bool:
     """
     is_accepted = expected is None or expected.error is None
     for site in sites_of(call):
-        value: Any = site.value
+        value: Any = site.value.value if isinstance(site.value, OfSubclass) else site.value
         if isinstance(value, int | np.integer) and value >= MUCH:
             return True
         if isinstance(value, bytes | list | tuple) and _product(value) >= MUCH:
