@@ -39,8 +39,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from conformance.command_line import starting_workers
-from conformance.lists import names_in, near
-from tools.parser import Parser
+from conformance.lists import near
+from tools.parser import Parser, names, positive
 
 if TYPE_CHECKING:
     from known_bad import KnownBad
@@ -375,29 +375,14 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Say which test catches each known-bad implementation, and how soon.",
     )
     add = parser.add_argument
-    add("--functions", type=_names, metavar="A,B", help="as their tests name them; default: all")
+    add("--functions", type=names, metavar="A,B", help="as their tests name them; default: all")
     add("--json", type=Path, metavar="FILE", help="write all that was found there too")
-    add("--slowest", type=_positive, metavar="N", help="print only the N caught latest")
+    add("--slowest", type=positive, metavar="N", help="print only the N caught latest")
     add(
         "--workers",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=os.cpu_count() or 1,
         help="processes that judge; default: one for each core, %(default)s",
     )
     return parser
-
-
-def _names(text: str) -> list[str]:
-    """Read a list of names."""
-    try:
-        return names_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)

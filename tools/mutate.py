@@ -32,7 +32,7 @@ from typing import Final
 from rich.console import Console
 from tqdm import tqdm
 
-from conformance.lists import names_in, near
+from conformance.lists import near
 from tools.mutation.court import Court
 from tools.mutation.equivalents import Declarations
 from tools.mutation.judge import Bench
@@ -40,7 +40,7 @@ from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.session import Judgement, Session
 from tools.mutation.summary import make_table, shortfalls, survivor_lines, tally
-from tools.parser import Parser
+from tools.parser import Parser, names, positive
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"
@@ -199,24 +199,24 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--modules",
-        type=_names,
+        type=names,
         metavar="A,B",
         help="such as slots,kernels.moves; default: all of fast",
     )
     add(
         "--workers",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=os.cpu_count() or 1,
         help="judges at a time; default: one for each core, %(default)s",
     )
     add(
         "--budget-minutes",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="begin nothing else after these: first no check that is run once, then no mutant",
     )
-    add("--sample", type=_positive, metavar="N", help="judge so many of those that are left")
+    add("--sample", type=positive, metavar="N", help="judge so many of those that are left")
     add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
     add(
         "--db",
@@ -235,7 +235,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--timeout-seconds",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=10,
         help="of processor time, beside 4 times what a check takes; default: %(default)s",
@@ -259,18 +259,3 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add("--list-survivors", action="store_true", help="judge nothing, print what is known")
     return parser
-
-
-def _names(text: str) -> list[str]:
-    """Read a list of names."""
-    try:
-        return names_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from conformance.lists import names_in
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
@@ -12,6 +14,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with one line that says what is wrong."""
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+def names(text: str) -> list[str]:
+    """Read names, separated by commas, as the `type` of an option."""
+    try:
+        return names_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def natural(text: str) -> int:
+    """Read a whole number, 0 among them, as the `type` of an option."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def positive(text: str) -> int:

@@ -40,7 +40,7 @@ from conformance.zoo.catalogue import BACKENDS
 from conformance.zoo.layer import ENCODER_ONLY, MAMBA
 from conformance.zoo.models import MODELS, get_model
 from conformance.zoo.serving import DTYPES, Serving
-from tools.parser import Parser
+from tools.parser import Parser, positive
 from tools.sizing import GIB, GroupPlan, Plan, make_plan
 
 MOST_GIB = 2**33 - 1
@@ -173,20 +173,20 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--tensor-parallel",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=1,
         help="devices that share each layer; default: %(default)s",
     )
     add(
         "--max-model-len",
-        type=_positive,
+        type=positive,
         metavar="L",
         help="tokens of the longest request; default: as published",
     )
     add(
         "--max-num-batched-tokens",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=8192,
         help="tokens of a step, which windows and chunks keep besides; default: %(default)s",
@@ -198,7 +198,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--block-size",
-        type=_positive,
+        type=positive,
         metavar="B",
         help="tokens in a block; default: what the backends want",
     )
@@ -230,10 +230,3 @@ def _memory(text: str) -> float:
             f"{text!r} is no number of GiB above 0 and up to {MOST_GIB:,}"
         )
     return number
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)

@@ -35,7 +35,7 @@ from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
 from conformance.zoo.models import MODELS, get_model
-from tools.parser import Parser
+from tools.parser import Parser, natural, positive
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
 
@@ -105,60 +105,45 @@ def _make_parser() -> argparse.ArgumentParser:
         default="llama-3.1-8b",
         help=f"one of {', '.join(MODELS)}; default: %(default)s",
     )
-    add("--requests", type=_positive, metavar="N", help="the trace's first N; default: all")
-    add("--steps", type=_positive, metavar="N", default=300, help="default: %(default)s")
+    add("--requests", type=positive, metavar="N", help="the trace's first N; default: all")
+    add("--steps", type=positive, metavar="N", default=300, help="default: %(default)s")
     add(
         "--token-budget",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=defaults.token_budget,
         help="tokens in a step, at most; default: %(default)s",
     )
     add(
         "--max-num-seqs",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=defaults.max_num_seqs,
         help="requests running at once, at most; default: %(default)s",
     )
     add(
         "--num-blocks",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="blocks in the pool; default: so few that it runs dry now and then",
     )
     add(
         "--micro-batches",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=defaults.micro_batches,
         help="parts that each batch is cut into, 1: none; default: %(default)s",
     )
     add(
         "--num-speculative-tokens",
-        type=_not_negative,
+        type=natural,
         metavar="N",
         default=defaults.num_speculative_tokens,
         help="draft tokens of each decode; default: %(default)s",
     )
     add("--checked", action="store_true", help="run fast in checked mode")
-    add("--seed", type=_not_negative, metavar="N", default=0, help="of the accepted draft tokens")
+    add("--seed", type=natural, metavar="N", default=0, help="of the accepted draft tokens")
     return parser
-
-
-def _not_negative(text: str) -> int:
-    """Read a whole number."""
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    number = _not_negative(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
-    return number
 
 
 class Replay:

@@ -32,13 +32,13 @@ from conformance.contracts import Contract
 from conformance.encoding import SCHEMA_VERSION, Encoder, to_text
 from conformance.encoding.classes import find_class
 from conformance.encoding.elements import Json
-from conformance.lists import names_in, near
+from conformance.lists import near
 from conformance.targets import REFERENCE
 from conformance.vectors import SCHEMA
 from conformance.vectors.cases import OBSERVED
 from conformance.vectors.drawing import contract_cases, session_cases
 from conformance.vectors.subjects import SESSIONS, WITHOUT_VECTORS, contracts, functions
-from tools.parser import Parser
+from tools.parser import Parser, names, positive
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,30 +85,15 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="a new folder")
     parser.add_argument(
         "--examples",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=20,
         help="valid calls of each function; default: %(default)s; bad ones: one for each fault",
     )
     parser.add_argument(
-        "--functions", type=_names, metavar="A,B", help="default: all that have vectors"
+        "--functions", type=names, metavar="A,B", help="default: all that have vectors"
     )
     return parser
-
-
-def _names(text: str) -> list[str]:
-    """Read a list of names."""
-    try:
-        return names_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
 
 
 def write_function(name: str, folder: Path, num_examples: int) -> dict[str, int]:

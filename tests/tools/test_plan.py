@@ -160,7 +160,10 @@ def test_no_number_is_cut_off(
             "--model qwen2.5-7b --memory-gib 1 --tensor-parallel 3",
             "tensor_parallel_size is 3, which does not divide the 28 query heads",
         ),
-        ("--model gpt-oss-20b --memory-gib 1 --tensor-parallel 0", "no whole number of at least 1"),
+        (
+            "--model gpt-oss-20b --memory-gib 1 --tensor-parallel 0",
+            "not a whole number of at least 1",
+        ),
         ("--model gpt-oss-20b --memory-gib 1 --dtype fp8", "dtype is 'fp8', but must be one of"),
         (
             "--model deepseek-v3.2-exp --memory-gib 1 --dtype float16",

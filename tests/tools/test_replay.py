@@ -68,9 +68,9 @@ def test_a_given_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ("--model gpt-5", "no model 'gpt-5' in the zoo, which has llama-3.1-8b, llama-3.1-70b"),
-        ("--steps 0", "argument --steps: '0' is not at least 1"),
-        ("--seed -1", "argument --seed: '-1' is no whole number"),
-        ("--token-budget 1e3", "argument --token-budget: '1e3' is no whole number"),
+        ("--steps 0", "argument --steps: '0' is not a whole number of at least 1"),
+        ("--seed -1", "argument --seed: '-1' is not a whole number"),
+        ("--token-budget 1e3", "argument --token-budget: '1e3' is not a whole number"),
         ("--trace nowhere.csv", "No such file or directory: 'nowhere.csv'"),
         ("--num-blocks 1", "none of the 200 requests fits: at most 0 tokens do"),
         ("--blocks 1", "unrecognized arguments: --blocks 1"),

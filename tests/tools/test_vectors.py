@@ -301,7 +301,10 @@ def test_vectors_do_not_change_from_run_to_run(written: Path, tmp_path: Path) ->
     ("arguments", "message"),
     [
         ("", "the following arguments are required: --out"),
-        ("--out {new} --examples 0", "argument --examples: '0' is no whole number of at least 1"),
+        (
+            "--out {new} --examples 0",
+            "argument --examples: '0' is not a whole number of at least 1",
+        ),
         (
             "--out {new} --functions slots",
             "no vectors of 'slots'; there are some of ",

@@ -248,16 +248,20 @@ MESSAGES: dict[str, list[Refused]] = {
                 2**61, 2, dtype=twin.dtype("int32"), device="cpu", pin_memory=False
             ),
             ValueError,
-            "size (2305843009213693952, 2) of int32: the dimensions other than 0 are more than"
-            " 9223372036854775807 bytes",
+            (
+                "size (2305843009213693952, 2) of int32: the dimensions other than 0 are more than"
+                " 9223372036854775807 bytes"
+            ),
         ),
         (
             lambda twin: twin.lib.CpuGpuBuffer(
                 1, 0, 2**62, 2, dtype=twin.dtype("bool"), device="cpu", pin_memory=False
             ),
             ValueError,
-            "size (1, 0, 4611686018427387904, 2) of bool: the dimensions other than 0 are more than"
-            " 9223372036854775807 bytes",
+            (
+                "size (1, 0, 4611686018427387904, 2) of bool: the dimensions other than 0 are"
+                " more than 9223372036854775807 bytes"
+            ),
         ),
     ],
     "BlockTables.__init__": [

@@ -17,8 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fast
-from conformance.lists import names_in, near
-from tools.parser import Parser, positive
+from conformance.lists import near
+from tools.parser import Parser, names, positive
 from tools.probe import pools, subjects
 from tools.probe.calling import warm_checked_mode
 from tools.probe.target import load
@@ -130,7 +130,7 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Make random calls of the functions of fast, and report broken promises.",
     )
     parser.add_argument(
-        "--functions", type=_names, metavar="A,B", help="default: all that are public"
+        "--functions", type=names, metavar="A,B", help="default: all that are public"
     )
     parser.add_argument(
         "--cases",
@@ -170,11 +170,3 @@ def _case(text: str) -> tuple[str, int, int]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not FUNCTION:SEED:CASE")
     return found[1], int(found[2]), int(found[3])
-
-
-def _names(text: str) -> list[str]:
-    """Read a list of names."""
-    try:
-        return names_in(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
