@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ from hypothesis.internal.conjecture import engine
 
 for folder in (Path(__file__).parent, Path(__file__).parents[2] / "conformance"):
     sys.path.insert(0, str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _own_fork_server() -> None:
+    """End the fork server of other tests, which has not imported what workers need."""
+    from tools.fuzz.worker import Start  # noqa: PLC0415  # after the folders are in the path
+
+    server = forkserver._forkserver  # type: ignore[attr-defined]  # one for a process
+    if server._preload_modules != list(Start().preload):
+        server._stop()
 
 
 @pytest.fixture
