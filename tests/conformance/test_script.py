@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_process import run_script
 from hypothesis import strategies as st
 
 from conformance import (
@@ -259,13 +259,6 @@ def failing_script(planted: Planted, path: Path) -> str:
     return script
 
 
-def run(path: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, outside the repository."""
-    return subprocess.run(  # noqa: S603  # our own script
-        [sys.executable, str(path)], capture_output=True, text=True, cwd=path.parent, check=False
-    )
-
-
 @pytest.mark.parametrize("planted", PLANTED, ids=[p.name for p in PLANTED])
 def test_a_script_shows_the_difference(planted: Planted, tmp_path: Path) -> None:
     """It ends with status 1 and the first difference; some are seen to end with 0 once mended."""
@@ -276,14 +269,14 @@ def test_a_script_shows_the_difference(planted: Planted, tmp_path: Path) -> None
     assert planted.takes_harness == ("from conformance" in script)
     path = save_script(script, "a test[host-minimal]", tmp_path / "failures")
     assert path.name == "a-test-host-minimal.py"
-    found = run(path)
+    found = run_script(path)
     assert (1, "") == (found.returncode, found.stdout), script
     last = found.stderr.strip().splitlines()[-1]
     assert last.startswith(planted.shows), found.stderr
     if PLANTED.index(planted) % 3:  # it takes seconds to import torch
         return
     impl.write_text(RIGHT)
-    mended = run(path)
+    mended = run_script(path)
     assert 0 == mended.returncode, mended.stderr + script
 
 
@@ -311,7 +304,7 @@ def test_a_call_that_raises_is_one_line(name: str, line: str, told: str, tmp_pat
     for module in ("impl_raising", "impl_raising_v2"):
         sys.modules.pop(module, None)
     assert "from conformance" not in script
-    found = run(save_script(script, "a test", tmp_path / "failures"))
+    found = run_script(save_script(script, "a test", tmp_path / "failures"))
     assert 1 == found.returncode, script
     [said] = found.stderr.splitlines()
     assert said.startswith(f"the call = {told}")

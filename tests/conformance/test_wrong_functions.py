@@ -11,12 +11,12 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from fresh_process import run_script
 
 import conformance.conftest  # noqa: F401  # imported once, for all who are forked
 from conformance.__main__ import main
@@ -167,15 +167,9 @@ def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path) -> None:
     )
     assert wrong.function == function, told
     assert re.fullmatch(wrong.difference, difference), difference
-    shown = _script(tmp_path / path)
+    shown = run_script(tmp_path / path, Path.cwd())
     assert (1, "") == (shown.returncode, shown.stdout), shown.stderr
     assert difference.replace("torch.", "") in shown.stderr.replace("torch.", "")
     impl.write_text("from fast import *\n")
-    mended = _script(tmp_path / path)
+    mended = run_script(tmp_path / path, Path.cwd())
     assert (0, "") == (mended.returncode, mended.stderr)
-
-
-def _script(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  # our own script
-        [sys.executable, str(path)], capture_output=True, text=True, check=False
-    )
