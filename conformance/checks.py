@@ -254,23 +254,27 @@ def same_refusal(contract: Contract) -> Check:
     def body(target: Target, example: _Broken) -> None:
         __tracebackhide__ = True
         wording = None
+        right = {who: Side(who, example.call) for who in (REFERENCE, target)}
         for fault, call in example.ways:
             if fault.argument in target.missing_fields:
                 continue
-            side = Side(target, call)  # once refused it is as it was, and can be called again
-            if fault.is_hint:
-                check_refusal(side, fault, contract.observe)
-            else:
-                expected = check_refusal(Side(REFERENCE, call), fault, contract.observe)
-                actual = check_refusal(side, fault, contract.observe)
-                is_exact = is_of_fast(target.lookup(contract.function))
-                found = compare_wording(expected, actual, is_exact=is_exact)
-                if found is not None and wording is None:
-                    wording = Mismatch(call, target.name, found)
+            with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as side:
+                # Once refused it is as it was, and can be called again.
+                if fault.is_hint:
+                    check_refusal(side, fault, contract.observe)
+                else:
+                    expected = check_refusal(ours, fault, contract.observe)
+                    actual = check_refusal(side, fault, contract.observe)
+                    is_exact = is_of_fast(target.lookup(contract.function))
+                    found = compare_wording(expected, actual, is_exact=is_exact)
+                    if found is not None and wording is None:
+                        wording = Mismatch(call, target.name, found)
+                if fault.is_value:
+                    check_stays_inside(side, fault, contract.changes)
+                else:
+                    check_refusal(side, fault, contract.observe, checked=False)
             if fault.is_value:
-                check_stays_inside(side, fault, contract.changes)
-            else:
-                check_refusal(side, fault, contract.observe, checked=False)
+                right[target] = Side(target, example.call)  # the other may have been written to
         if wording is not None:
             raise wording
 

@@ -156,6 +156,20 @@ class Carrier:
             self._made[key] = value, self._carry(value, path)
         return self._made[key][1]
 
+    @contextlib.contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Forget afterwards what is carried inside."""
+        roots, made = dict(self._roots), dict(self._made)
+        num_arrays, num_holders = len(self._arrays), len(self._holders)
+        views = [(root, len(root.shown)) for root in roots.values()]
+        try:
+            yield
+        finally:
+            self._roots, self._made = roots, made
+            del self._arrays[num_arrays:], self._holders[num_holders:]
+            for root, number in views:
+                del root.shown[number:]
+
     def _carry(self, value: Any, path: str) -> Any:
         carried: Any
         if isinstance(value, np.ndarray):

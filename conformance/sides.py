@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -86,11 +87,29 @@ class Side:
             negates=self.manner.has_negated_tensors and self.target.launches(self.call.function),
             written=self.written,
         )
-        self.arguments = {
-            name: self.carrier.carry(value, name) for name, value in self.call.arguments.items()
-        }
-        hints = {} if self.target is REFERENCE else self.call.hints
-        self.hints = {name: self.carrier.carry(value, name) for name, value in hints.items()}
+        self.arguments, self.hints = self._copies(self.call)
+
+    def _copies(self, call: Call) -> tuple[Arguments, Arguments]:
+        """Return this side's copies of a call's arguments and hints."""
+        hints = {} if self.target is REFERENCE else call.hints
+        arguments, hints = (
+            {name: self.carrier.carry(value, name) for name, value in given.items()}
+            for given in (call.arguments, hints)
+        )
+        return arguments, hints
+
+    @contextmanager
+    def with_call(self, call: Call) -> Iterator[Side]:
+        """Make a side of a call that differs a little: what both have is copied once for both.
+
+        This side must not have been called, and whatever is called inside must be refused, so that
+        all is as it was.
+        """
+        with self.carrier.forgetting():
+            side = copy.copy(self)
+            side.call = call
+            side.arguments, side.hints = self._copies(call)
+            yield side
 
     def run(self) -> Any:
         """Call the function and return what it returns."""
