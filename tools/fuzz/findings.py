@@ -136,21 +136,23 @@ class Findings:
             self.by_id[failure.id] = found
         self.write(failure.id)
 
-    def note_replay(self, known: str, fails: int, tries: int) -> None:
+    def note_failing(self, known: str, fails: int, tries: int) -> None:
         """Note how often a finding of an earlier night failed when it was tried again.
 
         Args:
             known: Its id.
-            fails: How often it failed.
+            fails: How often it failed, at least once.
             tries: How often it was tried.
         """
         found = self.by_id[known]
-        if fails:
-            found.status = "new" if found.status == "fixed" else "known"
-            found.seen += fails
-            found.failure = dataclasses.replace(found.failure, fails=fails, tries=tries)
-        else:
-            found.status = "fixed"
+        found.status = "new" if found.status == "fixed" else "known"
+        found.seen += fails
+        found.failure = dataclasses.replace(found.failure, fails=fails, tries=tries)
+        self.write(known)
+
+    def note_fixed(self, known: str) -> None:
+        """Note that a finding of an earlier night, by its id, fails no more."""
+        self.by_id[known].status = "fixed"
         self.write(known)
 
     def case_path(self, known: str) -> Path:

@@ -25,7 +25,7 @@ from tools.fuzz.minimize import TRIES, MinimizeJob, ProcessDiedError
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, Subject, properties_of
 from tools.fuzz.ray_pool import NodeLost
-from tools.fuzz.replay import ReplayJob, ReplayResult
+from tools.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
 from tools.fuzz.report import Error, LostWorker, Point
 from tools.fuzz.slices import SliceJob, SliceResult
 
@@ -250,13 +250,14 @@ class Fuzzing:
 
     def _note_replay(self, result: ReplayResult) -> None:
         finding = self.findings.by_id[result.id]
-        if result.tries:
-            self.findings.note_replay(result.id, result.fails, result.tries)
-            if not result.fails:
-                failure = finding.failure
-                self._failing.discard(failure.key)  # it may come back in another form
-                self.database.remove_failing(failure.property_name, failure.input)
-                self.display.note(f"fixed: {finding.failure.line}")
+        if result.fails:
+            self.findings.note_failing(result.id, result.fails, result.tries)
+        elif result.is_fixed:
+            failure = finding.failure
+            self.findings.note_fixed(result.id)
+            self._failing.discard(failure.key)  # it may come back in another form
+            self.database.remove_failing(failure.property_name, failure.input)
+            self.display.note(f"fixed: {finding.failure.line}")
 
     def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
         known = job.finding_id
@@ -285,7 +286,7 @@ class Fuzzing:
             self.display.note(f"the fuzzer itself failed in {job.name}: {_last_line(event.detail)}")
             return
         if isinstance(job, ReplayJob):
-            self.findings.note_replay(job.id, 1, 1)
+            self.findings.note_failing(job.id, 1, 1)
         self._deaths[name] += 1
         action = "restarted"
         if noted is not None and isinstance(job, SliceJob):
@@ -360,8 +361,9 @@ class Fuzzing:
 
 def _replay_of(subject: Subject, known: str, finding: Finding) -> ReplayJob:
     failure = finding.failure
+    passes = passes_to_be_fixed(failure.fails, failure.tries)
     return ReplayJob(
-        subject, known, failure.property_name, failure.kind, failure.input, failure.case
+        subject, known, failure.property_name, failure.kind, failure.input, failure.case, passes
     )
 
 

@@ -11,7 +11,6 @@ from tools.fuzz.report import (
     Bisection,
     Error,
     Finding,
-    Growth,
     Implementation,
     LostWorker,
     Machine,
@@ -254,7 +253,6 @@ def bad_night(history: int = 30) -> Night:
                 action="restarted; its input is finding 10",
             )
         ],
-        growing=[Growth(property=findings[3].property, bytes_per_case=312.5, cases=20_000)],
         machines=[
             *make_night().machines,
             Machine(name="node-2", cpu="Xeon", cores=8, gpus=["H100"], lost="no heartbeat"),

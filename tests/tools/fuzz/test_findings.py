@@ -141,13 +141,13 @@ def test_known_fixed_and_new_again(tmp_path: Path) -> None:
         first.add(failure(function))
     assert {"f": "new", "g": "new"} == statuses(first)
     second = Findings(tmp_path)
-    second.note_replay(failure("f").id, fails=5, tries=5)
-    second.note_replay(failure("g").id, fails=0, tries=5)
+    second.note_failing(failure("f").id, fails=5, tries=5)
+    second.note_fixed(failure("g").id)
     assert {"f": "known", "g": "fixed"} == statuses(second)
     assert ["f"] == [one.failure.function for one in open_findings(second)]
     third = Findings(tmp_path)
-    third.note_replay(failure("f").id, fails=0, tries=5)
-    third.note_replay(failure("g").id, fails=5, tries=5)
+    third.note_fixed(failure("f").id)
+    third.note_failing(failure("g").id, fails=5, tries=5)
     assert {"f": "fixed", "g": "new"} == statuses(third)
     assert None is not third.add(failure("f"))
     assert {"f": "new", "g": "new"} == statuses(third)
@@ -157,7 +157,7 @@ def test_a_flaky_failure_says_how_often(tmp_path: Path) -> None:
     """What was tried again and failed at times is open, with both numbers."""
     findings = Findings(tmp_path)
     findings.add(failure())
-    findings.note_replay(failure().id, fails=2, tries=5)
+    findings.note_failing(failure().id, fails=2, tries=5)
     [one] = Findings(tmp_path).by_id.values()
     assert ("known", 2, 5) == (one.status, one.failure.fails, one.failure.tries)
 
@@ -181,7 +181,7 @@ def test_an_open_failure_is_not_explained_by_a_fixed_one(tmp_path: Path) -> None
     law = failure("f", kind="law", field="", error="AssertionError")
     for one in (failure("f"), law):
         findings.add(one)
-    findings.note_replay(failure("f").id, fails=0, tries=5)
+    findings.note_fixed(failure("f").id)
     assert [law.id, failure("f").id] == list(findings.primary())
 
 

@@ -256,21 +256,6 @@ class WorkerMemory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Growth:
-    """A property whose cases leave memory behind.
-
-    Attributes:
-        property: Its name.
-        bytes_per_case: How much the process grows with each case.
-        cases: The cases over which this was measured.
-    """
-
-    property: str
-    bytes_per_case: float
-    cases: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Scope:
     """A small scope of inputs that is enumerated.
 

@@ -14,7 +14,6 @@ from tools.fuzz.report.entries import (
     Coverage,
     Error,
     Finding,
-    Growth,
     Implementation,
     LostWorker,
     Machine,
@@ -57,7 +56,6 @@ class Night:
         findings: Its failures, with those that are fixed.
         workers_lost: Workers that died or hung.
         memory: The memory of each worker.
-        growing: Properties whose memory grows.
         exhaustive: Scopes that were enumerated.
         bisections: Commits that introduced failures.
         errors: What went wrong in the night itself.
@@ -88,7 +86,6 @@ class Night:
     findings: Sequence[Finding] = ()
     workers_lost: Sequence[LostWorker] = ()
     memory: Sequence[WorkerMemory] = ()
-    growing: Sequence[Growth] = ()
     exhaustive: Sequence[Scope] = ()
     bisections: Sequence[Bisection] = ()
     errors: Sequence[Error] = ()

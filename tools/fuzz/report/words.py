@@ -217,9 +217,6 @@ def attention(record: Mapping[str, Any]) -> list[str]:
         names = ", ".join(starved[:5]) + (f" and {len(starved) - 5:,} more" * (len(starved) > 5))
         verb = "was" if len(starved) == 1 else "were"
         found.append(f"{count(len(starved), 'property', 'properties')} {verb} not run: {names}.")
-    for growth in record["growing"]:
-        grows = f"{size(growth['bytes_per_case'])} with each case"
-        found.append(f"{growth['property']} grows by {grows} (over {growth['cases']:,} cases).")
     return [brief(line) for line in (*found, *record["history_notes"])]
 
 
