@@ -6,6 +6,7 @@
 | `night` | the loop: replay what was found before, run slices, minimize, report |
 | `properties`, `sizes` | what is checked, and with inputs of which sizes |
 | `cases`, `coverage` | one case: drawn, run, and the new behaviour that it covered |
+| `schedule` | which job is next |
 | `chooser` | which property gets the next slice of time |
 | `jobs`, `slices`, `minimize` | the work that is sent to a worker |
 | `worker`, `local_pool` | processes that do it here |

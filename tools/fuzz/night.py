@@ -1,4 +1,7 @@
-"""A night: replay what was found before, run slices until the time is over, minimize, report."""
+"""A night: run jobs until the time is over, and take what comes of them.
+
+`schedule` says which job is next.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -17,38 +20,24 @@ from tools.fuzz.chooser import Chooser
 from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
-from tools.fuzz.findings import Finding, Findings, open_findings
+from tools.fuzz.findings import Findings, open_findings
 from tools.fuzz.growth import GrowthJob
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
 from tools.fuzz.minimize import TRIES, MinimizeJob, ProcessDiedError
 from tools.fuzz.options import Options
-from tools.fuzz.properties import Property, Subject, properties_of
+from tools.fuzz.properties import Property, properties_of
 from tools.fuzz.ray_pool import NodeLost
-from tools.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
+from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.report import Error, LostWorker, Point
+from tools.fuzz.schedule import Schedule
 from tools.fuzz.slices import SliceJob, SliceResult
-
-SLICE_SECONDS: Final = (0.25, 4.0)
-"""The shortest and the longest slice."""
 
 MINIMIZE_SECONDS: Final = 20.0
 """What a failing input may take to be made small; less in a short night."""
 
-LATE_SHARE: Final = 0.6
-"""After this share of a night, making failing inputs small comes first."""
-
 DRAIN_SECONDS: Final = 4.0
 """What running jobs may take to end after the night is over."""
-
-SHARED_INPUTS: Final = 16
-"""Inputs of a property, found by others, that go with each of its slices."""
-
-MOST_DEATHS: Final = 3
-"""After a property ended this many workers it gets no more slices: each would end another."""
-
-PATIENCE_SECONDS: Final = 3.0
-"""A case of a function that is known to hang hangs if it takes longer than this."""
 
 GROWN_BYTES: Final = 24 << 20
 """A property whose slices left this much memory behind is measured."""
@@ -84,17 +73,11 @@ class Fuzzing:
         self.num_workers = pool.size
         self.interrupted_by: str | None = None
         self._begin = time.monotonic()
-        self._replays: deque[Job] = deque()
-        self._urgent: deque[Job] = deque()
         self._outstanding: list[Job] = []
-        self._deaths: Counter[str] = Counter()
         self._grown: Counter[str] = Counter()
-        self._covering: defaultdict[str, deque[bytes]] = defaultdict(
-            lambda: deque(maxlen=SHARED_INPUTS)
+        self._schedule = Schedule(
+            options, self.seed, self.properties, self.chooser, self.findings, database
         )
-        self._fetched: set[str] = set()
-        self._slices = 0
-        self._failing = {finding.failure.key for finding in self.findings.by_id.values()}
 
     @property
     def seconds(self) -> float:
@@ -108,8 +91,6 @@ class Fuzzing:
 
     def run(self) -> None:
         """Run until the time is over, or a signal ends it."""
-        for known, finding in self.findings.by_id.items():
-            self._replays.append(_replay_of(self.options.subject, known, finding))
         with catching_signals(self._interrupt):
             while self.left > 0 and self.interrupted_by is None:
                 self._submit()
@@ -127,69 +108,11 @@ class Fuzzing:
     def _submit(self) -> None:
         """Keep each worker busy, and one job waiting."""
         while len(self._outstanding) <= self.pool.size and self.left > 0:
-            job = self._next_job()
+            job = self._schedule.next(self._outstanding, self.seconds, self.pool.size)
             if job is None:
                 return
             self.pool.submit(job)
             self._outstanding.append(job)
-
-    def _next_job(self) -> Job | None:
-        """Return what to do next: until late, half of the workers look for more failures."""
-        if self._replays:
-            return self._replays.popleft()
-        others = sum(not isinstance(job, SliceJob) for job in self._outstanding)
-        is_late = self.seconds > LATE_SHARE * self.options.seconds
-        while self._urgent and (is_late or others < max(self.pool.size // 2, 1)):
-            job = self._urgent.popleft()
-            if not self._is_explained(job):
-                return job
-        return self._next_slice()
-
-    def _is_explained(self, job: Job) -> bool:
-        """Return whether a job would make small what the report mentions under another failure."""
-        return isinstance(job, MinimizeJob) and job.finding_id not in self.findings.primary()
-
-    def _next_slice(self) -> SliceJob | None:
-        for _ in range(len(self.properties)):
-            name = self.chooser.choose()
-            if self._deaths[name] < MOST_DEATHS:
-                break
-            self.chooser.give_up(name)
-        else:
-            return None
-        first: tuple[bytes, ...] = ()
-        if name not in self._fetched:
-            self._fetched.add(name)
-            covering = self.database.covering(name)[-SHARED_INPUTS:]
-            first = (*self.database.failing(name)[-SHARED_INPUTS:], *covering)
-        self._slices += 1
-        return SliceJob(
-            self.options.subject,
-            name,
-            self.seed ^ (self._slices << 20),
-            min(self._slice_seconds(), max(self.left, 0.05)),
-            frozenset(self._failing),
-            tuple(self._covering[name]),
-            first,
-            patience_seconds=self._patience_with(self.properties[name].check.function),
-        )
-
-    def _patience_with(self, function: str) -> float | None:
-        """Return how long a case of a function may take, None for the usual time."""
-        known = (found.failure for found in open_findings(self.findings))
-        is_known = any(
-            failure.key == (function, "", "hang") and failure.fails == failure.tries > 1
-            for failure in known
-        )
-        return PATIENCE_SECONDS if is_known else None
-
-    def _slice_seconds(self) -> float:
-        """Return the length of a slice: all properties have one within a third of the night."""
-        shortest, longest = SLICE_SECONDS
-        share = self.options.seconds * self.pool.size / len(self.properties)
-        if self.chooser.is_first_round:
-            return min(max(share / 3, shortest / 2), 1.0)
-        return min(max(share / 5, shortest), longest)
 
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -241,12 +164,12 @@ class Fuzzing:
             failed=result.failed,
         )
         for data in result.covering:
-            self._covering[name].append(data)
+            self._schedule.covering[name].append(data)
             self.database.save_covering(name, data)
         self._grown[name] += max(result.grown_bytes, 0)
         if self._grown[name] > GROWN_BYTES and result.grown_bytes > 0:
             self._grown[name] = -(1 << 62)  # once
-            self._urgent.append(GrowthJob(self.options.subject, name, self.seed))
+            self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
 
     def _note_replay(self, result: ReplayResult) -> None:
         finding = self.findings.by_id[result.id]
@@ -255,7 +178,7 @@ class Fuzzing:
         elif result.is_fixed:
             failure = finding.failure
             self.findings.note_fixed(result.id)
-            self._failing.discard(failure.key)  # it may come back in another form
+            self._schedule.failing.discard(failure.key)  # it may come back in another form
             self.database.remove_failing(failure.property_name, failure.input)
             self.display.note(f"fixed: {finding.failure.line}")
 
@@ -269,7 +192,7 @@ class Fuzzing:
         self.database.remove_failing(failure.property_name, failure.input)
         self.database.save_failing(result.property_name, result.input)
         self.findings.replace(known, result)
-        self._failing.add(result.key)
+        self._schedule.failing.add(result.key)
 
     def _handle_lost(self, event: Lost) -> None:
         job = event.job
@@ -287,7 +210,7 @@ class Fuzzing:
             return
         if isinstance(job, ReplayJob):
             self.findings.note_failing(job.id, 1, 1)
-        self._deaths[name] += 1
+        self._schedule.deaths[name] += 1
         action = "restarted"
         if noted is not None and isinstance(job, SliceJob):
             failure = _death_of(self.properties[name], event)
@@ -306,7 +229,7 @@ class Fuzzing:
     def _add(self, failure: Failure, died: str = "", stacks: str = "") -> None:
         """Keep a failure; have it minimized if it is new."""
         found = self.findings.add(failure)
-        self._failing.add(failure.key)
+        self._schedule.failing.add(failure.key)
         if found is None:
             return
         self.display.note(f"FAILS: {failure.function} on {failure.target}: {failure.line}")
@@ -316,7 +239,7 @@ class Fuzzing:
             return
         seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
         key = None if died else failure.key
-        self._urgent.append(
+        self._schedule.urgent.append(
             MinimizeJob(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
         )
 
@@ -357,14 +280,6 @@ class Fuzzing:
         number = len(open_findings(self.findings))
         point = Point(seconds=self.seconds, cases=self.num_cases, met=self.met(), failures=number)
         self.curve.append(point)
-
-
-def _replay_of(subject: Subject, known: str, finding: Finding) -> ReplayJob:
-    failure = finding.failure
-    passes = passes_to_be_fixed(failure.fails, failure.tries)
-    return ReplayJob(
-        subject, known, failure.property_name, failure.kind, failure.input, failure.case, passes
-    )
 
 
 def _input_of(data: bytes) -> Input | None:
