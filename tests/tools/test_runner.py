@@ -125,10 +125,10 @@ def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("--model gpt-5", "argument --model: no model 'gpt-5', expected some of llama, gemma"),
         ("--model llama,", "argument --model: no model '', expected some of llama, gemma"),
-        ("--requests 0", "argument --requests: '0' is not a whole number of at least 1"),
-        ("--seed -1", "argument --seed: '-1' is not a whole number"),
+        ("--requests 0", "argument --requests: '0' is not at least 1"),
+        ("--seed -1", "argument --seed: '-1' is no whole number"),
         ("--seed 18446744073709551616", "'18446744073709551616' is not below 2**64"),
-        ("--wrong-slot x", "argument --wrong-slot: 'x' is not a whole number"),
+        ("--wrong-slot x", "argument --wrong-slot: 'x' is no whole number"),
         ("--device tpu", "argument --device: invalid choice: 'tpu'"),
         ("--micro-batches 65", "argument --micro-batches: 65 is more than the 64 tokens of a step"),
         ("--steps 1", "unrecognized arguments: --steps 1"),

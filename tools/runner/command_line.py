@@ -13,7 +13,6 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
-from tools.parser import Parser, natural, positive
 from tools.runner.requests import make_requests
 from tools.runner.settings import MODEL_NAMES, Settings
 
@@ -21,6 +20,14 @@ if TYPE_CHECKING:
     from tools.runner.engine import Outcome
 
 DEFAULT_MICRO_BATCHES = (1, 2)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; its own, as the runner imports `fast` alone."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +145,7 @@ def _print_wrong_slots(step_index: int, outcomes: dict[str, Outcome]) -> None:
 
 def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    parser = Parser(
+    parser = _Parser(
         prog="python -m tools.runner",
         description="Serve requests through fast, and compare each token with generate's.",
     )
@@ -150,11 +157,11 @@ def _make_parser() -> argparse.ArgumentParser:
         default=MODEL_NAMES,
         help=f"of {', '.join(MODEL_NAMES)}; default: all",
     )
-    add("--requests", type=positive, metavar="N", default=32, help="default: %(default)s")
+    add("--requests", type=_positive, metavar="N", default=32, help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     add(
         "--micro-batches",
-        type=positive,
+        type=_positive,
         metavar="N",
         help="cut each batch of at least N tokens into N, 1: none; default: first 1, then 2",
     )
@@ -167,7 +174,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--wrong-slot",
-        type=natural,
+        type=_not_negative,
         metavar="STEP",
         help="put one token's slot one further in this step, to see it found",
     )
@@ -185,9 +192,24 @@ def _models(text: str) -> tuple[str, ...]:
     return names
 
 
+def _not_negative(text: str) -> int:
+    """Read a whole number."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
 def _seed(text: str) -> int:
     """Read a seed, as torch takes it."""
-    number = natural(text)
+    number = _not_negative(text)
     if number >= 2**64:
         raise argparse.ArgumentTypeError(f"{text!r} is not below 2**64")
+    return number
+
+
+def _positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    number = _not_negative(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
     return number
