@@ -273,7 +273,7 @@ def test_a_script_shows_the_difference(planted: Planted, tmp_path: Path) -> None
     assert (1, "") == (found.returncode, found.stdout), script
     last = found.stderr.strip().splitlines()[-1]
     assert last.startswith(planted.shows), found.stderr
-    if PLANTED.index(planted) % 3:  # it takes seconds to import torch
+    if PLANTED.index(planted) % 3:  # to run one again takes a second
         return
     impl.write_text(RIGHT)
     mended = run_script(path)

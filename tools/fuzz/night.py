@@ -172,15 +172,14 @@ class Fuzzing:
             self._schedule.urgent.append(GrowthJob(self.options.subject, name, self.seed))
 
     def _note_replay(self, result: ReplayResult) -> None:
-        finding = self.findings.by_id[result.id]
         if result.fails:
             self.findings.note_failing(result.id, result.fails, result.tries)
         elif result.is_fixed:
-            failure = finding.failure
+            failure = self.findings.by_id[result.id].failure
             self.findings.note_fixed(result.id)
             self._schedule.failing.discard(failure.key)  # it may come back in another form
             self.database.remove_failing(failure.property_name, failure.input)
-            self.display.note(f"fixed: {finding.failure.line}")
+            self.display.note(f"fixed: {failure.line}")
 
     def _note_minimized(self, job: MinimizeJob, result: Failure | None) -> None:
         known = job.finding_id

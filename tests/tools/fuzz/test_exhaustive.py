@@ -25,6 +25,7 @@ from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, TARGETS
+from tests.tools.fuzz.contexts import KeepingContext
 from tools.fuzz.exhaustive import progress as progress_module
 from tools.fuzz.exhaustive import summary
 from tools.fuzz.exhaustive.comparing import Comparer
@@ -41,23 +42,6 @@ from tools.fuzz.properties import Subject
 HOST = TARGETS["host"]
 ROOT = Path(fast.__file__).parents[1]
 SLOTS = Subject(functions="compute_slot_mapping")
-
-
-class Worker:
-    """A worker in this process: what a job of it uses, and what the job did."""
-
-    def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        self.is_over = is_over
-        self.notes: list[bytes] = []
-        self.messages: list[Any] = []
-
-    def note_input(self, data: bytes) -> None:
-        """Keep a note."""
-        self.notes.append(data)
-
-    def report(self, message: object) -> None:
-        """Keep a message."""
-        self.messages.append(message)
 
 
 class Pool:
@@ -77,9 +61,9 @@ class Pool:
         """Run a job."""
         del timeout
         job = self.jobs.pop(0)
-        worker = Worker()
+        worker = KeepingContext()
         result = job.run(worker)
-        self.notes += worker.notes
+        self.notes += worker.inputs
         return [*(Message(job, found) for found in worker.messages), Finished(job, result, 0, 0)]
 
     def stop(self) -> None:
@@ -92,7 +76,7 @@ class Pool:
 def failures_in(scope: str) -> dict[int, str]:
     """Return the failing cases of a test-sized scope on the CPU path, by index."""
     found = all_scopes(0)[scope]
-    failures = compare_cases(Comparer(HOST), found, 0, found.count(), Worker())
+    failures = compare_cases(Comparer(HOST), found, 0, found.count(), KeepingContext())
     return {index: difference.line for index, difference in failures.items()}
 
 
@@ -364,7 +348,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run(first, pool, tmp_path, is_over=lambda: next(asked) == 3)
     assert not first.is_complete
     [job] = [job for job in first.jobs() if job.scope == "slots of positions"][:1]
-    half = job.run(Worker(is_over=lambda: True))
+    half = job.run(KeepingContext(is_over=lambda: True))
     assert 256 == half.stop - half.start < job.stop - job.start
     [rest] = first.add(job, half)
     assert (half.stop, job.stop) == (rest.start, rest.stop)

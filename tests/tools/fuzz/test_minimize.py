@@ -16,6 +16,7 @@ from conformance.checks import Check
 from conformance.profiles import Kind
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
+from tests.tools.fuzz.contexts import KeepingContext
 from tools.fuzz import minimize as minimizing
 from tools.fuzz.cases import Case, Input, Status, run_case, run_data
 from tools.fuzz.failures import Failure, key_of
@@ -25,23 +26,12 @@ from tools.fuzz.properties import Property, Subject
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
 
 
-class Notes:
-    """A worker's context that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.inputs: list[bytes] = []
-
-    def note_input(self, data: bytes) -> None:
-        """Keep an input."""
-        self.inputs.append(data)
+class Notes(KeepingContext):
+    """A worker's context to which nothing is reported."""
 
     def report(self, message: object) -> None:
         """Refuse: minimizing reports nothing."""
         raise AssertionError(message)
-
-    def is_over(self) -> bool:
-        """Never be over."""
-        return False
 
 
 def toy(body: Callable[[Any, Any], None]) -> Property:

@@ -6,25 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.tools.fuzz.contexts import KeepingContext
 from tools.fuzz import replay
-from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.minimize import TRIES
 from tools.fuzz.properties import Subject
 from tools.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
-
-
-class Worker(WorkerContext):
-    """A worker that does nothing."""
-
-    def note_input(self, data: bytes) -> None:
-        """Forget it."""
-
-    def report(self, message: object) -> None:
-        """Forget it."""
-
-    def is_over(self) -> bool:
-        """Return that it goes on."""
-        return False
 
 
 @pytest.mark.parametrize(
@@ -38,12 +24,12 @@ class Worker(WorkerContext):
     ],
     ids=["it fails", "it passes", "it has become flaky", "a flaky one passes", "a flaky one fails"],
 )
-def test_it_is_tried_until_that_is_known(  # a table
+def test_it_is_tried_until_that_is_known(
     before: tuple[int, int],
     outcomes: Sequence[bool],
     fails: int,
     tries: int,
-    is_fixed: bool,  # a table
+    is_fixed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What failed seldom must pass often; what fails is still there."""
@@ -53,7 +39,7 @@ def test_it_is_tried_until_that_is_known(  # a table
     monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
     passes = passes_to_be_fixed(*before)
     job = ReplayJob(Subject(), "id", "a property", "same answer", b"", passes=passes)
-    assert ReplayResult("id", fails, tries, is_fixed) == job.run(Worker())
+    assert ReplayResult("id", fails, tries, is_fixed) == job.run(KeepingContext())
     assert not list(left)
 
 
@@ -66,4 +52,4 @@ def test_without_time_a_flaky_one_stays_known(
     monkeypatch.setattr(replay, "SECONDS", 0.0)
     monkeypatch.setattr(ReplayJob, "_try", lambda *_: None)
     job = ReplayJob(Subject(), "id", "a property", "same answer", b"", passes=35)
-    assert ReplayResult("id", 0, 1, is_fixed=False) == job.run(Worker())
+    assert ReplayResult("id", 0, 1, is_fixed=False) == job.run(KeepingContext())

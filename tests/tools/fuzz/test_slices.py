@@ -13,6 +13,7 @@ from conformance.checks import Check
 from conformance.profiles import Kind
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
+from tests.tools.fuzz.contexts import KeepingContext
 from tools.fuzz import coverage, slices
 from tools.fuzz.cases import Input, run_case
 from tools.fuzz.failures import Failure
@@ -22,25 +23,13 @@ from tools.fuzz.slices import SliceJob, SliceResult, vary
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
 
 
-class Worker:
-    """A worker's context that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.inputs: list[bytes] = []
-        self.failures: list[Failure] = []
-
-    def note_input(self, data: bytes) -> None:
-        """Keep an input."""
-        self.inputs.append(data)
+class Worker(KeepingContext):
+    """A worker's context to which failures alone are reported."""
 
     def report(self, message: object) -> None:
         """Keep a failure."""
         assert isinstance(message, Failure)
-        self.failures.append(message)
-
-    def is_over(self) -> bool:
-        """Never be over."""
-        return False
+        super().report(message)
 
 
 @pytest.fixture
@@ -85,11 +74,11 @@ def test_a_failure_is_reported_once(run: Callable[..., tuple[SliceResult, Worker
     result, worker = run(fail)
     assert 50 == result.cases
     assert 10 < result.failed < 50
-    [failure] = worker.failures
+    [failure] = worker.messages
     assert ("a toy", "", "AssertionError") == failure.key
     assert run_case(toy(fail), Input.from_bytes(failure.input)).error is not None
     again, worker = run(fail, known=frozenset({failure.key}))
-    assert (result.failed, []) == (again.failed, worker.failures)
+    assert (result.failed, []) == (again.failed, worker.messages)
 
 
 def test_a_strategy_that_raises_is_reported(
@@ -105,7 +94,7 @@ def test_a_strategy_that_raises_is_reported(
 
     result, worker = run(lambda *_: None, broken())
     assert (50, True) == (result.cases, 0 < result.failed < 50)
-    [failure] = worker.failures
+    [failure] = worker.messages
     assert ("ZeroDivisionError", True) == (failure.error, "planted" in failure.line)
 
 
@@ -145,7 +134,7 @@ def test_branches_are_reached_step_by_step(
     folders = [*map(str, [__file__.rpartition("/")[0]])]
     monkeypatch.setattr(coverage, "branch_source", lambda _: coverage.TracedArcs(folders))
     _, worker = run(nested, st.tuples(*[st.integers(0, 19)] * 4), max_cases=8000)
-    assert ["ZeroDivisionError"] == [failure.error for failure in worker.failures]
+    assert ["ZeroDivisionError"] == [failure.error for failure in worker.messages]
 
 
 def nested(_: object, example: tuple[int, ...]) -> None:

@@ -100,7 +100,7 @@ def test_an_exit_is_lost(job: Job, reason: str, worker: LocalWorker) -> None:
 def test_an_exit_is_seen_while_others_start(
     worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To start a child, `multiprocessing` asks for the exit statuses of all others."""
+    """Its status is right though another thread asks for it, as each start of a child does."""
     read = multiprocessing.forkserver.read_signed  # type: ignore[attr-defined]  # typeshed lacks it
     is_over = threading.Event()
 

@@ -1,0 +1,27 @@
+"""The context that a job has in a worker, for jobs that tests run in their own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class KeepingContext:
+    """A worker's context that keeps what it is given.
+
+    Args:
+        is_over: Whether the job should end soon.
+    """
+
+    def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        self.is_over = is_over
+        self.inputs: list[bytes] = []
+        self.messages: list[Any] = []
+
+    def note_input(self, data: bytes) -> None:
+        """Keep an input."""
+        self.inputs.append(data)
+
+    def report(self, message: object) -> None:
+        """Keep a message."""
+        self.messages.append(message)
