@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.gpu_context import lost_context
 from conformance.implementations import is_of_fast
 from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.profiles import Kind, Profile
@@ -108,10 +109,13 @@ class Check:
                 try:
                     self.body(target, example)
                 except RAISED as error:
-                    if target.excuses(self.function, error):
+                    lost = lost_context(target.device)
+                    if lost is None and target.excuses(self.function, error):
                         return
-                    FAILURES.append((self, example, error))
+                    FAILURES.append((self, example, lost or error))
                     note_failure(self.function, LOOKED_UP)
+                    if lost is not None:
+                        raise lost from error
                     raise
 
         name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}".replace(".", "_")

@@ -9,6 +9,7 @@ import pytest
 from conformance.absent import Absent
 from conformance.checks import FAILURES, Check
 from conformance.corpus import add_failure
+from conformance.gpu_context import ContextLostError
 from conformance.life.check import LifeCheck
 from conformance.report import Mismatch
 from conformance.reports.failure import told_failure
@@ -51,6 +52,10 @@ class Watching:
             pytest.skip(str(absent))
         except RAISED as error:
             self._tell(item, error)
+            raise
+        except ContextLostError as error:
+            self._tell(item, error)
+            item.session.shouldfail = str(error)  # all tests after this one would fail too
             raise
 
     def _tell(self, item: pytest.Item, error: BaseException) -> None:

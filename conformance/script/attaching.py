@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conformance.checks import Check
-from conformance.script.failure import script_of
+from conformance.gpu_context import ContextLostError
+from conformance.script.failure import script_of, script_of_crash
 from conformance.script.saving import save_script, script_path
 from conformance.targets import Target
 
@@ -34,7 +35,8 @@ def attach_script(
     """
     check, example, error = failure
     try:
-        script = script_of(check, target, example, error, where)
+        write = script_of_crash if isinstance(error, ContextLostError) else script_of
+        script = write(check, target, example, error, where)
         if script is None:
             said = "There is none: the example is of a kind that no script can say."
         else:

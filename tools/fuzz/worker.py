@@ -44,6 +44,9 @@ END_SECONDS: Final = 10.0
 START_SECONDS: Final = 120.0
 """What a child may take to import all that it needs."""
 
+LOST_CONTEXT_EXIT: Final = 78
+"""The exit status of a child whose GPU context was lost."""
+
 STARTING: Final = threading.Lock()
 """Held while a child is started, or asked whether it has ended.
 
@@ -231,6 +234,8 @@ class _Child:
         if code is None:
             self.process.kill()
             return "a closed pipe"
+        if code == LOST_CONTEXT_EXIT:
+            return "lost GPU context"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
 
     def _exit_code(self, seconds: float) -> int | None:
@@ -356,7 +361,11 @@ def _main(pipe: Connection, folder: Path, parent: int, preload: Sequence[str]) -
         context.note_input(b"")
         try:
             result = job.run(context)
-        except BaseException:  # noqa: BLE001  # the coordinator reports it
+        except BaseException as error:  # noqa: BLE001  # the coordinator reports it
+            from conformance.gpu_context import ContextLostError  # noqa: PLC0415  # an actor of Ray lacks it
+
+            if isinstance(error, ContextLostError):
+                os._exit(LOST_CONTEXT_EXIT)  # a new process has a new context
             pipe.send(("error", traceback.format_exc()))
             return
         gc.collect()

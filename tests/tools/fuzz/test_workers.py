@@ -16,7 +16,14 @@ import pytest
 
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.ray_jobs import CountingJob, CrashingJob, RaisingJob
-from tests.tools.fuzz.worker_jobs import ExitingJob, HangingJob, KeepingJob, PidJob, SlowJob
+from tests.tools.fuzz.worker_jobs import (
+    ContextLosingJob,
+    ExitingJob,
+    HangingJob,
+    KeepingJob,
+    PidJob,
+    SlowJob,
+)
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
 from tools.fuzz.local_pool import LocalPool
 from tools.fuzz.worker import (
@@ -88,7 +95,13 @@ def test_an_exception_is_lost_with_its_traceback(worker: LocalWorker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "reason"), [(ExitingJob(3), "exit 3"), (ExitingJob(0), "exit 0")], ids=["3", "0"]
+    ("job", "reason"),
+    [
+        (ExitingJob(3), "exit 3"),
+        (ExitingJob(0), "exit 0"),
+        (ContextLosingJob(), "lost GPU context"),
+    ],
+    ids=["3", "0", "lost"],
 )
 def test_an_exit_is_lost(job: Job, reason: str, worker: LocalWorker) -> None:
     """Also one with status 0: the job did not finish."""

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Final
 
+from conformance.gpu_context import ContextLostError
 from tools.fuzz.jobs import WorkerContext
 
 KEPT: Final[list[bytes]] = []
@@ -84,6 +85,19 @@ class KeepingJob:
         KEPT.append(b"x" * self.num_bytes)
         time.sleep(self.seconds)
         return os.getpid()
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextLosingJob:
+    """Lose the GPU context."""
+
+    name: str = "losing"
+    needs_gpu: bool = False
+
+    def run(self, worker: WorkerContext) -> None:
+        """Raise as a case does that has lost it."""
+        worker.note_input(b"exits")
+        raise ContextLostError("planted")
 
 
 @dataclasses.dataclass(frozen=True)

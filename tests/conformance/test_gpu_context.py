@@ -1,0 +1,78 @@
+"""A lost GPU context ends a run: every later failure would be its consequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from conformance.checks import FAILURES, law
+from conformance.gpu_context import ContextLostError, lost_context
+from conformance.profiles import PROFILES
+from conformance.targets import TARGETS
+
+pytest_plugins = ["pytester"]
+
+RUN = """
+import conformance.checks
+from conformance.gpu_context import ContextLostError
+from hypothesis import strategies as st
+
+conformance.checks.lost_context = lambda device: ContextLostError("planted")
+
+@conformance.checks.law("toy", lambda preset: st.integers(0, 9))
+def test_lost(target, n):
+    "Fails."
+    raise ZeroDivisionError("a consequence")
+
+@conformance.checks.law("toy", lambda preset: st.integers(0, 9))
+def test_next(target, n):
+    "Would fail too."
+    raise ZeroDivisionError("another consequence")
+"""
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("CUDA error: device-side assert triggered\nand more lines")
+
+
+def test_only_a_gpu_can_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what CUDA said, in a line; a device that answers has lost nothing."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert lost_context("cuda") is None
+    monkeypatch.setattr(torch.cuda, "synchronize", _fail)
+    assert lost_context("cpu") is None
+    assert lost_context(None) is None
+    assert str(lost_context("cuda")).endswith("before it: CUDA error: device-side assert triggered")
+
+
+def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example that lost it is kept as it is: any other would fail from now on."""
+    monkeypatch.setattr(torch.cuda, "synchronize", _fail)
+    tried = []
+
+    @law("toy", lambda _: st.integers(5, 9))
+    def check(_: object, number: int) -> None:
+        """Shows nothing."""
+        tried.append(number)
+        raise ZeroDivisionError("planted")
+
+    with pytest.raises(ContextLostError, match="device-side assert") as caught:
+        check.bind(TARGETS["cuda"], PROFILES["dev"], "minimal")()
+    assert 1 == len(tried)
+    assert (check, tried[0], caught.value) == FAILURES[-1]
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "a worker"])
+def test_the_run_ends(options: tuple[str, ...], pytester: pytest.Pytester) -> None:
+    """The test fails with its input's script, those behind it are not run, and the end says why."""
+    pytester.makepyfile(RUN)
+    pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
+    result = pytester.runpytest_subprocess(
+        "--target=host", "--profile=dev", "--failures=scripts", *options
+    )
+    text = result.stdout.str()
+    assert 1 <= text.count("ContextLostError: the GPU context was lost by this call")
+    assert "FAILED" in text
+    assert "test_next" not in text
+    assert 0 != result.ret
