@@ -15,53 +15,17 @@ def int32(values: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("with_copy", [False, True])
-def test_the_worked_example(*, with_copy: bool) -> None:
-    """On both paths each sequence has a program for each 8 tokens, numbered from 0."""
+def test_a_copy_on_the_cpu() -> None:
+    """On both paths a copy of the starts gives the same lists as the starts alone."""
     starts = int32([0, 9, 9, 25])
-    nums_dict, batch_ptr, offsets = compute(
-        starts, query_start_loc_p_cpu=starts.clone() if with_copy else None
+    (lists, *pointers), (copied, *copied_pointers) = (
+        compute(starts, query_start_loc_p_cpu=copy) for copy in (None, starts.clone())
     )
-    assert [8] == list(nums_dict)
-    found = nums_dict[8]
-    assert [2, 0, 2] == found["nums"].tolist()
-    assert (4, 4) == (found["tot"], found["mlist_len"])
-    assert {int} == {type(found["tot"]), type(found["mlist_len"])}
-    assert [0, 0, 2, 2] == found["mlist"].tolist()
-    assert [0, 1, 0, 1] == found["offsetlist"].tolist()
-    assert [0, 0, 2, 2] + [-1] * 2044 == batch_ptr.tolist()
-    assert [0, 1, 0, 1] + [-1] * 2044 == offsets.tolist()
-    assert batch_ptr is found["batch_ptr"]
-    assert offsets is found["token_chunk_offset_ptr"]
-    dtypes = [found[name].dtype for name in ("nums", "mlist", "offsetlist", "batch_ptr")]
-    assert [torch.int32, torch.int64, torch.int32, torch.int32] == dtypes
-    assert torch.int32 == offsets.dtype
-
-
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1], [8], [7, 8, 9, 0, 16, 17, 1]])
-def test_edges(lengths: list[int]) -> None:
-    """No sequences, empty ones, and lengths at, below and above a multiple of 8."""
-    starts = torch.cumsum(torch.tensor([0, *lengths]), 0).int()
-    nums_dict, batch_ptr, offsets = compute(torch.stack([starts, starts - 1], dim=1)[:, 0])
-    nums = [-(-length // 8) for length in lengths]
-    mlist = [i for i, num in enumerate(nums) for _ in range(num)]
-    offsetlist = [k for num in nums for k in range(num)]
-    assert nums == nums_dict[8]["nums"].tolist()
-    assert mlist == nums_dict[8]["mlist"].tolist() == batch_ptr[: len(mlist)].tolist()
-    assert offsetlist == nums_dict[8]["offsetlist"].tolist() == offsets[: len(mlist)].tolist()
-    assert (batch_ptr[len(mlist) :] == -1).all()
-    assert (offsets[len(mlist) :] == -1).all()
-    assert len(batch_ptr) == len(offsets) == 2048
-
-
-@pytest.mark.usefixtures("path")
-def test_many_programs() -> None:
-    """More than 1024 programs have twice as many entries."""
-    nums_dict, batch_ptr, offsets = compute(int32([0, 8 * 1000, 8 * 1000 + 201]))
-    assert 1026 == nums_dict[8]["tot"]
-    assert [0] * 1000 + [1] * 26 + [-1] * 1026 == batch_ptr.tolist()
-    assert [*range(1000), *range(26)] + [-1] * 1026 == offsets.tolist()
+    assert (lists[8]["tot"], lists[8]["mlist_len"]) == (copied[8]["tot"], copied[8]["mlist_len"])
+    of_lists = [(lists[8][name], copied[8][name]) for name in ("nums", "mlist", "offsetlist")]
+    for expected, found in (*of_lists, *zip(pointers, copied_pointers, strict=True)):
+        assert expected.dtype == found.dtype
+        assert torch.equal(expected, found)
 
 
 def test_results_are_new() -> None:
@@ -126,10 +90,6 @@ def test_bad_starts_unchecked(starts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("starts", "copy", "error", "message"),
     [
-        ([0, 1], None, TypeError, "^query_start_loc_p must be an array, got list"),
-        (torch.tensor([0, 1]), None, TypeError, "^query_start_loc_p must be int32, got int64"),
-        (int32([[0]]), None, ValueError, "^query_start_loc_p must have 1 dimension, got shape "),  # type: ignore[list-item]  # that is the test
-        (int32([]), None, ValueError, "query_start_loc_p is empty"),
         (int32([0]), torch.tensor([0]), TypeError, "^query_start_loc_p_cpu must be int32, got i"),
         (int32([0]), int32([0, 1]), ValueError, "query_start_loc_p_cpu has 2 entries, but"),
         (int32([0]), int32([0]).to("meta"), ValueError, "_cpu must be on the CPU, got meta"),
@@ -152,8 +112,6 @@ def test_refused(
 @pytest.mark.parametrize(
     ("starts", "copy", "message"),
     [
-        ([1, 2], None, r"query_start_loc_p\[0\] is 1, expected 0"),
-        ([0, 3, 2], None, r"query_start_loc_p\[2\] is 2, less than 3 before it"),
         ([0, 3, 4], [0, 3, 5], r"query_start_loc_p_cpu\[2\] is 5, but query_start_loc_p\[2\] is 4"),
     ],
 )

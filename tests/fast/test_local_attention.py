@@ -19,50 +19,6 @@ def int32(values: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("path")
-def test_the_worked_example(make_batch: Make) -> None:
-    """On both paths chunks become requests; columns past the table repeat its last."""
-    batch = make_batch([4, 10, 5], [2, 7, 4])
-    batch.block_table_tensor = torch.arange(27, dtype=torch.int32).view(9, 3).T
-    local = make_virtual(4, batch, 2)
-    assert local.query_start_loc.diff().tolist() == [2, 2, 1, 4, 4, 1, 4, 1]
-    assert torch.equal(local.query_start_loc, local.query_start_loc_cpu)
-    assert local.seq_lens.tolist() == local.seq_lens_cpu.tolist() == [4, 2, 4, 4, 4, 1, 4, 1]
-    assert local.num_computed_tokens_cpu.tolist() == [2, 0, 3, 0, 0, 0, 0, 0]
-    columns = [[0, 1], [2, 3], [2, 3], [4, 5], [6, 7], [8, 8], [2, 3], [4, 5]]
-    rows = [0, 0, 1, 1, 1, 1, 2, 2]
-    table = batch.block_table_tensor.tolist()
-    expected = [[table[r][c] for c in cs] for r, cs in zip(rows, columns, strict=True)]
-    assert expected == local.block_table_tensor.tolist()
-    assert (local.num_reqs, local.max_query_len, local.max_seq_len) == (8, 4, 4)
-    assert {type(local.max_query_len), type(local.max_seq_len)} == {int}
-    assert local.slot_mapping is batch.slot_mapping
-
-
-@pytest.mark.usefixtures("path")
-def test_requests_without_tokens(make_batch: Make) -> None:
-    """They keep one virtual request, of the chunk of their last position."""
-    batch = make_batch([0, 0, 0, 0], [0, 4, 5, 8], causal=False)
-    local = make_virtual(4, batch, 2)
-    assert local.query_start_loc.tolist() == [0, 0, 0, 0, 0]
-    assert local.seq_lens.tolist() == [0, 4, 1, 4]
-    assert local.num_computed_tokens_cpu.tolist() == [0, 4, 1, 4]
-    first_columns = batch.block_table_tensor[[0, 1, 2, 3], [0, 0, 2, 2]]
-    assert torch.equal(first_columns, local.block_table_tensor[:, 0])
-    assert local.causal is True
-
-
-@pytest.mark.usefixtures("path")
-def test_nothing_to_do(make_batch: Make) -> None:
-    """No requests, or a table without columns, are no trouble."""
-    nothing = make_virtual(4, make_batch([], []), 2)
-    assert nothing.query_start_loc.tolist() == [0]
-    assert nothing.block_table_tensor.shape == (0, 2)
-    assert (nothing.num_reqs, nothing.max_query_len, nothing.max_seq_len) == (0, 0, 0)
-    idle = make_virtual(4, make_batch([0], [0]), 2)
-    assert idle.block_table_tensor.tolist() == [[0, 0]]
-
-
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("seq_lens", [[-5, 3], [1, 2**31 - 1], [0, 0], [-(2**31), 900]])
 @pytest.mark.parametrize("starts", [[0, 4, 4], [-4, -1, 0], [2**31 - 5, 2**31 - 5, 2**31 - 1]])
 def test_bad_batches_unchecked(seq_lens: list[int], starts: list[int]) -> None:
@@ -119,26 +75,6 @@ def test_results_are_new(make_batch: Make) -> None:
     batch.validate(block_size=2)
 
 
-@pytest.mark.parametrize(
-    ("chunk", "block_size", "error", "message"),
-    [
-        (4, 0, ValueError, "block_size is 0"),
-        (4, 3, ValueError, "^block_size is 3, expected a divisor of attn_chunk_size 4"),
-        (4, 8, ValueError, "^block_size is 8, expected a divisor of attn_chunk_size 4"),
-        (0, 1, ValueError, "attn_chunk_size is 0"),
-        (4.0, 2, TypeError, "attn_chunk_size must be an int"),
-    ],
-)
-def test_sizes(
-    chunk: int, block_size: int, error: type[Exception], message: str, make_batch: Make
-) -> None:
-    """The block size is positive and divides the chunk's; without one there is no answer."""
-    with pytest.raises(error, match=message):
-        make_virtual(chunk, make_batch([1], [0]), block_size)
-    with pytest.raises(ValueError, match="block_size is 0"):
-        make_virtual(4, make_batch([1], [0]))
-
-
 def test_lengths_in_any_mode(make_batch: Make) -> None:
     """Fields of unlike lengths are refused before anyone reads past an end."""
     with fast.checks(enabled=False):
@@ -156,14 +92,6 @@ def test_requests_are_counted_by_an_int(make_batch: Make, num_reqs: object) -> N
     batch = make_batch([1], [3])
     batch.num_reqs = num_reqs
     with fast.checks(enabled=False), pytest.raises(TypeError, match="num_reqs must be an int"):
-        make_virtual(4, batch, 2)
-
-
-def test_checked(make_batch: Make) -> None:
-    """In checked mode the blocks of every sequence must be in the table."""
-    batch = make_batch([5], [0], encoder_seq_lens=np.array([1]))
-    batch.block_table_tensor = batch.block_table_tensor[:, :2]
-    with fast.checks(enabled=True), pytest.raises(ValueError, match="needs 3 blocks of 2"):
         make_virtual(4, batch, 2)
 
 

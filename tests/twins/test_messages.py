@@ -35,19 +35,19 @@ class Twin:
     lib: Any
     array: Callable[..., Any]
 
-    def dtype(self, name: str) -> Any:  # noqa: ANN401  # a dtype of either
+    def dtype(self, name: str) -> Any:
         """Return a dtype by its name."""
         return self.array([], name).dtype
 
-    def int32(self, *values: int) -> Any:  # noqa: ANN401  # an array of either
+    def int32(self, *values: int) -> Any:
         """Return an int32 vector."""
         return self.array(list(values), "int32")
 
-    def int64(self, *values: int) -> Any:  # noqa: ANN401  # an array of either
+    def int64(self, *values: int) -> Any:
         """Return an int64 vector."""
         return self.array(list(values), "int64")
 
-    def batch(self, **changes: Any) -> Any:  # noqa: ANN401  # of both twins
+    def batch(self, **changes: Any) -> Any:
         """Return a batch of 2 and 3 tokens after 3 and 5 computed ones, with fields changed."""
         fields: dict[str, Any] = {
             "query_start_loc": self.int32(0, 2, 5),
@@ -67,7 +67,7 @@ class Twin:
                 changes.setdefault(f"{name}_cpu", changes[name])
         return self.lib.CommonAttentionMetadata(**fields | changes)
 
-    def tables(self) -> Any:  # noqa: ANN401  # of both twins
+    def tables(self) -> Any:
         """Return block tables of one group: 4 request slots, rows of 4 blocks of 2 positions."""
         device = None if self.lib is reference else "cpu"
         return self.lib.BlockTables([2], 4, 8, 8, device, pin_memory=False)
@@ -86,7 +86,7 @@ TWINS = [
 Refused = tuple[Callable[[Twin], object], type[Exception], str]
 
 
-def map_slots(twin: Twin, **changes: Any) -> Any:  # noqa: ANN401  # of both twins
+def map_slots(twin: Twin, **changes: Any) -> Any:
     """Call `compute_slot_mapping` for 2 and 1 tokens in blocks of 2."""
     arguments = {
         "block_table": twin.array([[5, 9], [7, 0]], "int32"),
@@ -97,7 +97,7 @@ def map_slots(twin: Twin, **changes: Any) -> Any:  # noqa: ANN401  # of both twi
     return twin.lib.compute_slot_mapping(**arguments | changes)
 
 
-def reorder(twin: Twin, scheduled: Any, second: Any = "b") -> Any:  # noqa: ANN401  # of both twins
+def reorder(twin: Twin, scheduled: Any, second: Any = "b") -> Any:
     """Reorder a batch of the requests a and b."""
     batch = SimpleNamespace(
         req_ids=["a", second],
@@ -108,7 +108,7 @@ def reorder(twin: Twin, scheduled: Any, second: Any = "b") -> Any:  # noqa: ANN4
     return twin.lib.reorder_batch_to_split_decodes_and_prefills(batch, step)
 
 
-def build(twin: Twin, layer_names: Any) -> Any:  # noqa: ANN401  # of both twins
+def build(twin: Twin, layer_names: Any) -> Any:
     """Build the metadata of one group without requests, whose layers have these names."""
     nothing = SimpleNamespace(cpu=twin.int32(0), gpu=twin.int32(0))
     return twin.lib.build_attn_metadata(
@@ -124,7 +124,7 @@ def build(twin: Twin, layer_names: Any) -> Any:  # noqa: ANN401  # of both twins
     )
 
 
-def cut(twin: Twin, max_query_len: Any) -> Any:  # noqa: ANN401  # of both twins
+def cut(twin: Twin, max_query_len: Any) -> Any:
     """Cut a batch to the tokens 1 and 4."""
     return twin.lib.make_kv_sharing_fast_prefill_common_attn_metadata(
         twin.batch(

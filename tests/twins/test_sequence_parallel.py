@@ -8,26 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference import (
-    CompilationConfig,
-    ParallelConfig,
-    PassConfig,
-    VllmConfig,
-    is_residual_scattered_for_sp,
-)
 
-
-def make_config(
-    *,
-    enable_sp: Any = True,  # noqa: ANN401  # of a wrong type too
-    size: Any = 4,  # noqa: ANN401  # likewise
-    **compilation: Any,  # noqa: ANN401  # likewise
-) -> VllmConfig:
+def make_config(twin: Any, *, enable_sp: Any = True, size: Any = 4, **compilation: Any) -> Any:
     """Make an engine's configuration."""
-    return VllmConfig(
-        parallel_config=ParallelConfig(tensor_parallel_size=size),
-        compilation_config=CompilationConfig(
-            pass_config=PassConfig(enable_sp=enable_sp), **compilation
+    return twin.VllmConfig(
+        parallel_config=twin.ParallelConfig(tensor_parallel_size=size),
+        compilation_config=twin.CompilationConfig(
+            pass_config=twin.PassConfig(enable_sp=enable_sp), **compilation
         ),
     )
 
@@ -57,112 +44,110 @@ OPS = ["attention"]
         ),
         pytest.param({"splitting_ops": tuple(OPS)}, 8, False, id="a tuple"),
         pytest.param(
+            {"splitting_ops": OPS, "compile_sizes": [2**70, 8]}, 8, True, id="a size past 64 bits"
+        ),
+        pytest.param(
             {"splitting_ops": OPS, "compile_sizes": [np.int64(8)]}, np.int32(8), True, id="NumPy's"
         ),
     ],
 )
 def test_what_decides(
-    changes: dict[str, Any],
-    num_input_tokens: Any,  # noqa: ANN401  # NumPy's too
-    expected: bool,
+    twin: Any, changes: dict[str, Any], num_input_tokens: Any, expected: bool
 ) -> None:
     """Each part of the configuration decides as the definition says, by a bool."""
-    assert expected is is_residual_scattered_for_sp(make_config(**changes), num_input_tokens)
+    assert expected is twin.is_residual_scattered_for_sp(
+        make_config(twin, **changes), num_input_tokens
+    )
 
 
-def test_what_decides_not_is_not_read() -> None:
+def test_what_decides_not_is_not_read(twin: Any) -> None:
     """A part behind the one that decides may be absent."""
-    off = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=PassConfig()))
-    assert False is is_residual_scattered_for_sp(off, 7)
-    pass_config = PassConfig(enable_sp=True)
+    off = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=twin.PassConfig()))
+    assert False is twin.is_residual_scattered_for_sp(off, 7)
+    pass_config = twin.PassConfig(enable_sp=True)
     one_rank = SimpleNamespace(
         compilation_config=SimpleNamespace(pass_config=pass_config),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
-    assert False is is_residual_scattered_for_sp(one_rank, 7)
+    assert False is twin.is_residual_scattered_for_sp(one_rank, 7)
     whole = SimpleNamespace(
         compilation_config=SimpleNamespace(pass_config=pass_config, splitting_ops=None),
         parallel_config=SimpleNamespace(tensor_parallel_size=2),
     )
-    assert True is is_residual_scattered_for_sp(whole, 8)
+    assert True is twin.is_residual_scattered_for_sp(whole, 8)
 
 
 @pytest.mark.parametrize(
-    ("changes", "num_input_tokens", "error", "message"),
+    ("changes", "num_input_tokens", "message"),
     [
         (
             {},
             6,
-            ValueError,
             (
-                "num_input_tokens is 6, expected a multiple of the 4 tensor-parallel ranks: "
-                "the runner pads it where sequence parallelism is on"
+                "ValueError: num_input_tokens is 6, expected a multiple of the 4 "
+                "tensor-parallel ranks: the runner pads it where sequence parallelism is on"
             ),
         ),
-        ({}, -4, ValueError, "num_input_tokens is -4, expected at least 0"),
-        ({"enable_sp": False}, -4, ValueError, "num_input_tokens is -4, expected at least 0"),
-        ({}, 8.0, TypeError, "num_input_tokens must be an int, got 8.0 of float"),
-        ({"size": 1}, True, TypeError, "num_input_tokens must be an int, got True of bool"),
+        ({}, -4, "ValueError: num_input_tokens is -4, expected at least 0"),
+        ({"enable_sp": False}, -4, "ValueError: num_input_tokens is -4, expected at least 0"),
+        ({}, 8.0, "TypeError: num_input_tokens must be an int, got 8.0 of float"),
+        ({"size": 1}, True, "TypeError: num_input_tokens must be an int, got True of bool"),
         (
             {"enable_sp": None},
             8,
-            TypeError,
-            ("compilation_config.pass_config.enable_sp must be a bool, got None of NoneType"),
+            (
+                "TypeError: compilation_config.pass_config.enable_sp must be a bool, got None "
+                "of NoneType"
+            ),
         ),
         (
             {"size": 0},
             8,
-            ValueError,
-            ("parallel_config.tensor_parallel_size is 0, expected at least 1"),
+            "ValueError: parallel_config.tensor_parallel_size is 0, expected at least 1",
         ),
         (
             {"size": "4"},
             8,
-            TypeError,
-            ("parallel_config.tensor_parallel_size must be an int, got '4' of str"),
+            "TypeError: parallel_config.tensor_parallel_size must be an int, got '4' of str",
         ),
         (
             {"splitting_ops": "attention"},
             8,
-            TypeError,
-            "compilation_config.splitting_ops must be a list or tuple, got 'attention' of str",
+            (
+                "TypeError: compilation_config.splitting_ops must be a list or tuple, got "
+                "'attention' of str"
+            ),
         ),
         (
             {"splitting_ops": OPS, "use_inductor_graph_partition": 1},
             8,
-            TypeError,
-            "compilation_config.use_inductor_graph_partition must be a bool, got 1 of int",
+            (
+                "TypeError: compilation_config.use_inductor_graph_partition must be a bool, "
+                "got 1 of int"
+            ),
         ),
         (
             {"splitting_ops": OPS, "compile_sizes": 8},
             8,
-            TypeError,
-            "compilation_config.compile_sizes must be a list, got int",
+            "TypeError: compilation_config.compile_sizes must be a list, got int",
         ),
         (
             {"splitting_ops": OPS, "compile_sizes": [8, "16"]},
             8,
-            TypeError,
-            "compilation_config.compile_sizes[1] must be an int, got '16' of str",
+            "TypeError: compilation_config.compile_sizes[1] must be an int, got '16' of str",
         ),
     ],
 )
-def test_refusals(
-    changes: dict[str, Any],
-    num_input_tokens: Any,  # noqa: ANN401  # of any type
-    error: type[Exception],
-    message: str,
-) -> None:
+def test_refusals(twin: Any, changes: dict[str, Any], num_input_tokens: Any, message: str) -> None:
     """Each wrong argument is refused, in these words."""
-    with pytest.raises(error) as caught:
-        is_residual_scattered_for_sp(make_config(**changes), num_input_tokens)
-    assert message == str(caught.value)
+    with twin.refuses(message):
+        twin.is_residual_scattered_for_sp(make_config(twin, **changes), num_input_tokens)
 
 
 @pytest.mark.parametrize("lacking", ["compilation_config", "parallel_config"])
-def test_a_configuration_that_lacks_what_is_read(lacking: str) -> None:
+def test_a_configuration_that_lacks_what_is_read(twin: Any, lacking: str) -> None:
     """An engine that has no such configuration is refused."""
-    config = make_config()
+    config = make_config(twin)
     setattr(config, lacking, None)
     with pytest.raises(AttributeError):
-        is_residual_scattered_for_sp(config, 8)
+        twin.is_residual_scattered_for_sp(config, 8)

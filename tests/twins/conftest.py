@@ -1,0 +1,156 @@
+"""What the tests of both twins share: each test runs with `reference` and with `fast`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fast
+import reference
+from conformance.conversion import Carrier
+from fast.launch import simulated_by
+from tests.twins.arrays import int32, int64
+
+
+class Converter(Carrier):
+    """Converts NumPy's and `reference`'s values, and leaves all others as they are, uncopied."""
+
+    def carry(self, value: Any, path: str) -> Any:
+        """Return this twin's counterpart of a value."""
+        converted = np.ndarray | np.dtype | type | list | tuple | dict | SimpleNamespace
+        is_converted = isinstance(value, converted) or dataclasses.is_dataclass(value)
+        return super().carry(value, path) if is_converted else value
+
+
+class Twin:
+    """One twin, and how its tests make its kind of array.
+
+    Its attributes are the package's: `twin.compute_slot_mapping` is `reference`'s or `fast`'s.
+
+    Attributes:
+        lib: The package.
+    """
+
+    def __init__(self, lib: ModuleType) -> None:
+        self.lib = lib
+        self._carrier = Converter(lib, None if lib is reference else "cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lib, name)
+
+    def convert(self, value: Any, name: str = "") -> Any:
+        """Return a value with this twin's arrays, dtypes and objects.
+
+        Args:
+            value: A value with NumPy's arrays and dtypes and with objects of `reference`; what is
+                converted twice is one object.
+            name: The argument that it becomes: a few are NumPy arrays in both twins.
+        """
+        return self._carrier.carry(value, name)
+
+    def convert_all(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments by name, with each of them converted."""
+        return {name: self.convert(value, name) for name, value in arguments.items()}
+
+    def array(self, values: Any, dtype: str) -> Any:
+        """Return an array, or a tensor, of values and the name of a dtype."""
+        return self.convert(np.array(values, dtype=dtype))
+
+    def int32(self, *values: int) -> Any:
+        """Return an int32 vector."""
+        return self.array(values, "int32")
+
+    def int64(self, *values: int) -> Any:
+        """Return an int64 vector."""
+        return self.array(values, "int64")
+
+    def dtype(self, name: str) -> Any:
+        """Return a dtype by its name."""
+        return self.array([], name).dtype
+
+    def shares_memory(self, one: Any, other: Any) -> bool:
+        """Tell whether two arrays, or two tensors, have an element in common."""
+        return np.shares_memory(np.asarray(one), np.asarray(other))
+
+    def checked(self) -> contextlib.AbstractContextManager[None]:
+        """Return checked mode of `fast`; `reference` checks always."""
+        return fast.checks(True) if self.lib is fast else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def refuses(self, message: str) -> Iterator[None]:
+        """Expect an exception, of `fast` in checked mode.
+
+        Args:
+            message: Its class and its text, as the last line of a traceback has them.
+        """
+        with self.checked(), pytest.raises(Exception) as caught:  # noqa: PT011  # compared below
+            yield
+        actual = f"{caught.type.__name__}: {caught.value.args[0]}"
+        assert message == actual
+        assert 1 == len(caught.value.args)
+
+
+@pytest.fixture(params=["reference", "fast"])
+def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
+    """Return one twin after the other; "kernels", where a module asks for it, simulates a GPU."""
+    if request.param == "reference":
+        yield Twin(reference)
+        return
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fast.checks(enabled=False))
+        if request.param == "kernels":
+            pytest.importorskip("greenlet", reason="the simulator needs it: kvtwin[test] has it")
+            from conformance.simulator import simulate  # noqa: PLC0415  (it needs greenlet)
+
+            stack.enter_context(simulated_by(simulate, threads=4))
+        yield Twin(fast)
+
+
+@pytest.fixture
+def make_batch(twin: Twin) -> Callable[..., Any]:
+    """Return what makes a batch of query lengths and computed tokens."""
+
+    def make(
+        query_lens: list[int],
+        computed: list[int],
+        *,
+        block_size: int = 2,
+        padding_tokens: int = 0,
+        **changes: Any,
+    ) -> Any:
+        """Make a batch whose requests own distinct blocks, in an order that is not the slots'."""
+        num_reqs = len(query_lens)
+        starts = [sum(query_lens[:i]) for i in range(num_reqs + 1)]
+        seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
+        width = -(-max(seq_lens, default=0) // block_size) + 1
+        table = np.zeros((num_reqs, width), np.int32)
+        table[:, ::-1] = np.arange(1, num_reqs * width + 1).reshape(width, num_reqs).T
+        slots = [
+            table[i, position // block_size] * block_size + position % block_size
+            for i in range(num_reqs)
+            for position in range(computed[i], seq_lens[i])
+        ]
+        fields = {
+            "query_start_loc": int32(*starts),
+            "query_start_loc_cpu": int32(*starts),
+            "seq_lens": int32(*seq_lens),
+            "seq_lens_cpu": int32(*seq_lens),
+            "num_computed_tokens_cpu": int32(*computed),
+            "num_reqs": num_reqs,
+            "num_actual_tokens": starts[-1] + padding_tokens,
+            "max_query_len": max(query_lens, default=0),
+            "max_seq_len": max(seq_lens, default=0),
+            "block_table_tensor": table,
+            "slot_mapping": int64(*slots, *[reference.PAD_SLOT_ID] * padding_tokens),
+        }
+        return twin.CommonAttentionMetadata(**twin.convert_all(fields | changes))
+
+    return make

@@ -1,0 +1,333 @@
+"""The order of a batch by kind: where it is split, and how it is brought about."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from tests.twins.arrays import int64
+
+BatchMaker: TypeAlias = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "threshold", "uniform", "expected"),
+    [
+        ([1, 1, 1, 7], 1, False, (3, 1, 3, 7)),
+        ([2, 1, 3, 9], 3, False, (3, 1, 6, 9)),
+        ([2, 1, 3, 9], 3, True, (1, 3, 2, 13)),
+        ([2, 2, 0, 0], 3, True, (4, 0, 4, 0)),
+        ([9, 1], 1, False, (0, 2, 0, 10)),
+        ([1, 5, 1], 1, False, (1, 2, 1, 6)),
+        ([], 1, False, (0, 0, 0, 0)),
+        ([0, 0], 1, True, (2, 0, 0, 0)),
+        ([0, 2, 0, 2, 3], 3, True, (4, 1, 4, 3)),
+        ([0, 9], 3, True, (1, 1, 0, 9)),
+        ([4, 4], 3, True, (0, 2, 0, 8)),
+        ([3, 3, 0, 3], 3, True, (4, 0, 9, 0)),
+        ([3, 3, 0, 4, 0], 3, False, (3, 2, 6, 4)),
+    ],
+)
+def test_split_in_two(
+    twin: Any,
+    make_batch: BatchMaker,
+    query_lens: list[int],
+    threshold: int,
+    uniform: bool,
+    expected: tuple[int, ...],
+) -> None:
+    """The worked examples, and batches with requests of zero tokens anywhere."""
+    batch = make_batch(query_lens, [5] * len(query_lens))
+    counts = twin.split_decodes_and_prefills(batch, threshold, uniform)
+    assert expected == counts
+    assert {int} == {type(count) for count in counts}
+
+
+def test_padding_tokens_go_with_the_last_kind(twin: Any, make_batch: BatchMaker) -> None:
+    """Tokens past the last request count with the prefills, or the decodes if there are none."""
+    assert (1, 1, 1, 11) == twin.split_decodes_and_prefills(
+        make_batch([1, 8], [4, 0], padding_tokens=3)
+    )
+    assert (2, 0, 5, 0) == twin.split_decodes_and_prefills(
+        make_batch([1, 1], [4, 5], padding_tokens=3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "computed", "threshold", "padding", "expected"),
+    [
+        ([1, 1, 4, 7], [3, 5, 2, 0], 1, 0, (2, 1, 1, 2, 4, 7)),
+        ([1, 1], [3, 5], 1, 0, (2, 0, 0, 2, 0, 0)),
+        ([4, 5], [3, 5], 1, 0, (0, 2, 0, 0, 9, 0)),
+        ([4, 5], [0, 0], 1, 0, (0, 0, 2, 0, 0, 9)),
+        ([], [], 1, 0, (0, 0, 0, 0, 0, 0)),
+        ([], [], 1, 4, (0, 0, 0, 4, 0, 0)),
+        ([1, 1], [3, 5], 1, 4, (2, 0, 0, 6, 0, 0)),
+        ([1, 4], [3, 5], 1, 4, (1, 1, 0, 1, 8, 0)),
+        ([1, 4, 9], [3, 5, 0], 1, 4, (1, 1, 1, 1, 4, 13)),
+        ([2, 3, 4], [0, 0, 0], 3, 0, (2, 0, 1, 5, 0, 4)),
+        ([1, 9, 1, 9], [3, 0, 4, 5], 1, 0, (1, 0, 3, 1, 0, 19)),
+        ([4, 1, 9, 0], [3, 0, 0, 0], 1, 0, (0, 2, 2, 0, 5, 9)),
+    ],
+)
+def test_split_in_three(
+    twin: Any,
+    make_batch: BatchMaker,
+    query_lens: list[int],
+    computed: list[int],
+    threshold: int,
+    padding: int,
+    expected: tuple[int, ...],
+) -> None:
+    """Each kind may be absent; padding goes with the last one that has requests."""
+    batch = make_batch(query_lens, computed, padding_tokens=padding)
+    counts = twin.split_decodes_prefills_and_extends(batch, threshold)
+    assert expected == counts
+    assert {int} == {type(count) for count in counts}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"decode_threshold": 0}, "ValueError: decode_threshold is 0, expected 1 to 2147483647"),
+        ({"decode_threshold": 1.0}, "TypeError: decode_threshold must be an int, got 1.0 of float"),
+    ],
+)
+def test_refusals_of_thresholds(
+    twin: Any, make_batch: BatchMaker, kwargs: dict[str, Any], message: str
+) -> None:
+    """A threshold that cannot be is refused by all three functions, in these words."""
+    batch = make_batch([1], [1])
+    for call in (
+        lambda: twin.split_decodes_and_prefills(batch, **kwargs),
+        lambda: twin.split_decodes_prefills_and_extends(batch, **kwargs),
+        lambda: reorder(twin, Batch(["a"], [0]), [1], **kwargs),
+    ):
+        with twin.refuses(message):
+            call()
+
+
+def test_refusals_of_splits(twin: Any, make_batch: BatchMaker) -> None:
+    """The flag must be a bool, and the batch valid."""
+    batch = make_batch([1], [1])
+    with twin.refuses("TypeError: require_uniform must be a bool, got 1 of int"):
+        twin.split_decodes_and_prefills(batch, 1, 1)
+    batch.num_reqs = 2
+    for split in (twin.split_decodes_and_prefills, twin.split_decodes_prefills_and_extends):
+        with twin.refuses("ValueError: query_start_loc has 2 entries, expected num_reqs + 1 = 3"):
+            split(batch)
+
+
+def test_an_engine_s_own_metadata(twin: Any) -> None:
+    """Only what is read must be there; what is not there and read is an AttributeError."""
+    starts = twin.int32(0, 9, 1, 9, 5)[::2]
+    own = SimpleNamespace(query_start_loc=starts, query_start_loc_cpu=starts)
+    own.num_reqs, own.num_actual_tokens = np.int64(2), np.int32(5)
+    assert (1, 1, 1, 4) == twin.split_decodes_and_prefills(own)
+    with pytest.raises(AttributeError, match="num_computed_tokens_cpu"):
+        twin.split_decodes_prefills_and_extends(own)
+    own.num_computed_tokens_cpu = twin.int32(3, 9, 0)[::2]
+    assert (1, 0, 1, 1, 0, 4) == twin.split_decodes_prefills_and_extends(own)
+
+
+class Batch:
+    """An engine's batch that counts its swaps."""
+
+    def __init__(
+        self,
+        req_ids: list[str],
+        computed: list[int],
+        prompts: list[int] | None = None,
+        dtype: type[Any] = np.int32,
+    ) -> None:
+        """Take the state by position."""
+        self.req_ids = req_ids
+        self.num_computed_tokens_cpu = np.array(computed, dtype)
+        if prompts is not None:
+            self.num_prompt_tokens = np.array(prompts, dtype)
+        self.swaps: list[tuple[int, int]] = []
+
+    def swap_states(self, i: int, j: int) -> None:
+        """Swap all of two positions' state."""
+        assert type(i) is type(j) is int
+        self.swaps.append((i, j))
+        self.req_ids[i], self.req_ids[j] = self.req_ids[j], self.req_ids[i]
+        arrays = [self.num_computed_tokens_cpu]
+        arrays += [self.num_prompt_tokens] if hasattr(self, "num_prompt_tokens") else []
+        for array in arrays:
+            array[[i, j]] = array[[j, i]]
+
+
+def reorder(twin: Any, batch: Batch, tokens: list[int], **kwargs: object) -> bool:
+    """Reorder a batch whose requests have these tokens."""
+    scheduled = dict(zip(batch.req_ids, tokens, strict=True))
+    step = SimpleNamespace(num_scheduled_tokens=scheduled)
+    return twin.reorder_batch_to_split_decodes_and_prefills(batch, step, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "computed", "threshold", "expected", "num_swaps"),
+    [
+        ("abcd", [9, 1, 5, 1], [0, 7, 3, 4], 1, "dbca", 1),
+        ("abc", [1, 4, 8], [3, 2, 0], 1, "abc", 0),
+        ("", [], [], 1, "", 0),
+        ("a", [9], [0], 1, "a", 0),
+        ("abc", [9, 5, 1], [0, 3, 3], 1, "cba", 1),
+        ("abc", [9, 1, 5], [0, 3, 3], 1, "bca", 2),
+        ("abcd", [9, 8, 1, 1], [0, 0, 3, 3], 1, "cdab", 2),
+        ("abcdef", [9, 9, 9, 9, 1, 1], [0, 0, 5, 5, 5, 5], 1, "efcdab", 2),
+        ("abcd", [3, 8, 2, 0], [0, 0, 0, 3], 3, "adcb", 1),
+        ("abcde", [9, 1, 1, 8, 1], [0, 3, 3, 0, 3], 1, "ebcda", 1),
+    ],
+)
+def test_reorder(
+    twin: Any,
+    ids: str,
+    tokens: list[int],
+    computed: list[int],
+    threshold: int,
+    expected: str,
+    num_swaps: int,
+) -> None:
+    """The worked examples: what stands right stays, the others fill the free places in order."""
+    for dtype in (np.int32, np.int64):
+        batch = Batch(list(ids), list(computed), dtype=dtype)
+        moved = reorder(twin, batch, tokens, decode_threshold=threshold)
+        assert moved is (ids != expected)
+        assert expected == "".join(batch.req_ids)
+        assert num_swaps == len(batch.swaps)
+
+
+def test_reorder_into_four_regions(twin: Any) -> None:
+    """With four regions a short extend is no decode, and a short prefill is a prefill."""
+    batch = Batch(list("fedcba"), [0, 0, 9, 4, 9, 12], [3, 20, 20, 8, 9, 10])
+    tokens = [2, 11, 11, 1, 1, 2]
+    assert reorder(twin, batch, tokens, decode_threshold=2, regions=4)
+    # f and e have no computed tokens; d is long; c is within its prompt; b and a are past it
+    assert ["b", "a", "c", "d", "f", "e"] == batch.req_ids
+    scheduled = dict(zip("fedcba", tokens, strict=True))
+    again = SimpleNamespace(num_scheduled_tokens=scheduled)
+    assert not twin.reorder_batch_to_split_decodes_and_prefills(
+        batch, again, decode_threshold=2, regions=4
+    )
+
+
+def test_three_regions_read_no_prompts(twin: Any) -> None:
+    """The prompts are read with four regions only; then they must be there."""
+    batch = Batch(["a"], [0])
+    assert not reorder(twin, batch, [5])
+    with pytest.raises(AttributeError, match="num_prompt_tokens"):
+        reorder(twin, batch, [5], regions=4)
+
+
+def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
+    """An engine's arrays have room for more requests; what stands past these is not read."""
+    batch = Batch(["a", "b"], [0, 3, -7, -7])
+    assert reorder(twin, batch, [9, 1])
+    assert ["b", "a"] == batch.req_ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "scheduled", "regions", "message"),
+    [
+        ({}, {"a": 9}, 3, "KeyError: num_scheduled_tokens has no request 'b', which is req_ids[1]"),
+        (
+            {},
+            {"a": 9, "b": -1},
+            3,
+            (
+                "ValueError: num_scheduled_tokens of req_ids[1] is -1, expected 0 to "
+                "9223372036854775807"
+            ),
+        ),
+        (
+            {},
+            {"a": 9, "b": 1.0},
+            3,
+            "TypeError: num_scheduled_tokens of req_ids[1] must be an int, got 1.0 of float",
+        ),
+        ({"req_ids": ("a", "b")}, {}, 3, "TypeError: req_ids must be a list, got tuple"),
+        (
+            {"num_computed_tokens_cpu": int64(0)},
+            {"a": 9, "b": 1},
+            3,
+            "ValueError: num_computed_tokens_cpu has 1 entries, expected at least 2",
+        ),
+        (
+            {"num_computed_tokens_cpu": int64(0, -3)},
+            {"a": 9, "b": 1},
+            3,
+            "ValueError: num_computed_tokens_cpu[1] is -3, expected at least 0",
+        ),
+        (
+            {"num_computed_tokens_cpu": np.array([0.0, 3.0])},
+            {"a": 9, "b": 1},
+            3,
+            "TypeError: num_computed_tokens_cpu must be int32 or int64, got float64",
+        ),
+        (
+            {"num_prompt_tokens": int64(9)},
+            {"a": 9, "b": 1},
+            4,
+            "ValueError: num_prompt_tokens has 1 entries, expected at least 2",
+        ),
+        (
+            {"num_computed_tokens_cpu": [0, 3]},
+            {"a": 9, "b": 1},
+            3,
+            "TypeError: num_computed_tokens_cpu must be an array, got list",
+        ),
+        (
+            {"num_computed_tokens_cpu": np.ma.MaskedArray([0, 3], mask=False)},
+            {"a": 9, "b": 1},
+            3,
+            "TypeError: num_computed_tokens_cpu must be a NumPy array, got MaskedArray",
+        ),
+        ({}, [1, 2], 3, "TypeError: num_scheduled_tokens must be a mapping, got list"),
+        (
+            {"req_ids": ["a", ["b"]]},
+            {"a": 1},
+            3,
+            "TypeError: req_ids[1] must be hashable, got list",
+        ),
+        ({}, {"a": 9, "b": 1}, 2, "ValueError: regions is 2, expected 3 to 4"),
+        ({}, {"a": 9, "b": 1}, 5, "ValueError: regions is 5, expected 3 to 4"),
+        ({}, {"a": 9, "b": 1}, True, "TypeError: regions must be an int, got True of bool"),
+    ],
+)
+def test_refusals_of_reorder(
+    twin: Any, changes: dict[str, Any], scheduled: Any, regions: object, message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words, and nothing has moved."""
+    batch = Batch(["a", "b"], [0, 3], [9, 2])
+    for name, value in changes.items():
+        setattr(batch, name, value)
+    step = SimpleNamespace(num_scheduled_tokens=scheduled)
+    with twin.refuses(message):
+        twin.reorder_batch_to_split_decodes_and_prefills(batch, step, regions=regions)
+    assert [] == batch.swaps
+
+
+def test_read_only_arrays(twin: Any) -> None:
+    """Arrays are read, whatever their strides and rights."""
+    batch = Batch(["a", "b"], [])
+    batch.num_computed_tokens_cpu = np.array([0, -9, 7, -9])[::2]
+    batch.num_computed_tokens_cpu.flags.writeable = False
+    swaps = []
+    batch.swap_states = lambda i, j: swaps.append((i, j))
+    assert reorder(twin, batch, [9, 1])
+    assert 1 == len(swaps)
+
+
+def test_asking_inserts_nothing(twin: Any) -> None:
+    """A mapping that makes entries when asked is left as it is."""
+    counts = defaultdict(int, {"a": 1})
+    step = SimpleNamespace(num_scheduled_tokens=counts)
+    with pytest.raises(KeyError, match="no request 'b'"):
+        twin.reorder_batch_to_split_decodes_and_prefills(Batch(["a", "b"], [0, 7]), step)
+    assert {"a": 1} == counts

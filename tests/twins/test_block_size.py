@@ -1,0 +1,240 @@
+"""Block sizes: what all backends of a group support, and what each group works with."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+
+ForeignMultiple = type(
+    "MultipleOf", (), {"__init__": lambda self, base: setattr(self, "base", base)}
+)
+
+
+def group(*sizes: object) -> SimpleNamespace:
+    """Return an attention group whose backend supports some sizes."""
+    backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: list(sizes))
+    return SimpleNamespace(backend=backend)
+
+
+def test_multiple_of(twin: Any) -> None:
+    """It compares and hashes by value, holds a Python int and stays as it is."""
+    assert twin.MultipleOf(16) == twin.MultipleOf(np.int64(16))
+    assert hash(twin.MultipleOf(16)) == hash(twin.MultipleOf(base=16))
+    assert twin.MultipleOf(16) != twin.MultipleOf(32)
+    assert twin.MultipleOf(16) != 16
+    assert type(twin.MultipleOf(np.int64(16)).base) is int
+    with pytest.raises(AttributeError):
+        twin.MultipleOf(16).base = 8
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (0, "ValueError: base is 0, expected at least 1"),
+        (True, "TypeError: base must be an int, got True of bool"),
+        ("16", "TypeError: base must be an int, got '16' of str"),
+    ],
+)
+def test_refusals_of_multiple_of(twin: Any, base: object, message: str) -> None:
+    """A base that is no positive int is refused, in these words."""
+    with twin.refuses(message):
+        twin.MultipleOf(base)
+
+
+@pytest.mark.parametrize(
+    ("manager", "supported", "expected"),
+    [
+        (32, [[reference.MultipleOf(16)], [16, 32]], 32),
+        (256, [[16, 32, 64], [reference.MultipleOf(32)]], 64),
+        (256, [[16, 32, 64], [reference.MultipleOf(32)], [32]], 32),
+        (48, [[16, reference.MultipleOf(48)], [16]], 16),
+        (7, [], 7),
+        (48, [[reference.MultipleOf(16)], [reference.MultipleOf(24)]], 48),
+        (48, [[16], [reference.MultipleOf(8), 12]], 16),
+        (48, [[16, 24], [24, 16]], 24),
+        (48, [[96, 16], [reference.MultipleOf(16)]], 16),
+        (np.int32(64), [[np.int64(32)]], 32),
+        (64, [[ForeignMultiple(np.int64(32))]], 64),
+        (1, [[reference.MultipleOf(1)]], 1),
+        (64, [[reference.MultipleOf(1), 16]], 64),
+    ],
+)
+def test_select(twin: Any, manager: int, supported: list[list[Any]], expected: int) -> None:
+    """The manager's size if all support it, otherwise the greatest listed one that fits."""
+    selected = twin.select_common_block_size(
+        manager, [group(*twin.convert(sizes)) for sizes in supported]
+    )
+    assert expected == selected
+    assert type(selected) is int
+
+
+@pytest.mark.parametrize(
+    ("manager", "supported"),
+    [
+        (48, [[32], [reference.MultipleOf(16)]]),
+        (16, [[32, 64]]),
+        (16, [[]]),
+        (16, [[], [reference.MultipleOf(1)]]),
+        (48, [[16], [24]]),
+        (24, [[reference.MultipleOf(16)]]),
+    ],
+)
+def test_nothing_in_common(twin: Any, manager: int, supported: list[list[Any]]) -> None:
+    """Where no size is supported by all, that is said."""
+    with pytest.raises(ValueError, match=rf"^kv_manager_block_size is {manager}, but attn_groups"):
+        twin.select_common_block_size(manager, [group(*twin.convert(sizes)) for sizes in supported])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [0, -16, True, 16.0, "16", None, (16,), ForeignMultiple(0), ForeignMultiple("16")],
+    ids=lambda entry: type(entry).__name__,
+)
+def test_refusals_of_entries(twin: Any, entry: object) -> None:
+    """An entry that is neither a size nor a multiple is refused, even where nothing else asks."""
+    where = r"attn_groups\[1\]\.backend\.get_supported_kernel_block_sizes\(\)\[1\] is "
+    with pytest.raises(ValueError, match=rf"^{where}.*, expected an int or a MultipleOf"):
+        twin.select_common_block_size(
+            32, [group(twin.MultipleOf(1)), group(twin.MultipleOf(1), entry)]
+        )
+
+
+def test_other_refusals_of_select(twin: Any) -> None:
+    """Sizes, groups and lists of other types are refused."""
+    for size, error in ((0, ValueError), (True, TypeError), (16.0, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=r"^kv_manager_block_size (is|must be)"):
+            twin.select_common_block_size(size, [])
+    with twin.refuses("TypeError: attn_groups must be a list, got tuple"):
+        twin.select_common_block_size(16, (group(16),))
+    backend = SimpleNamespace(get_supported_kernel_block_sizes=lambda: {16})
+    with pytest.raises(TypeError, match=r"\(\) must be a list or tuple, got set$"):
+        twin.select_common_block_size(16, [SimpleNamespace(backend=backend)])
+    with pytest.raises(AttributeError, match="backend"):
+        twin.select_common_block_size(16, [SimpleNamespace()])
+    with pytest.raises(AttributeError, match="get_supported_kernel_block_sizes"):
+        twin.select_common_block_size(16, [SimpleNamespace(backend=SimpleNamespace())])
+    tuples = SimpleNamespace(get_supported_kernel_block_sizes=lambda: (16,))
+    assert twin.select_common_block_size(16, [SimpleNamespace(backend=tuples)]) == 16
+
+
+def test_select_is_the_greatest(twin: Any) -> None:
+    """No divisor that all support is greater than the answer, whether it is listed or not."""
+    sizes = [4, 6, 16, 24, twin.MultipleOf(1), twin.MultipleOf(8), twin.MultipleOf(6)]
+    lists = [[], *([size] for size in sizes), *map(list, itertools.combinations(sizes, 2))]
+
+    def is_supported(size: int, listed: list[Any]) -> bool:
+        multiples = [other.base for other in listed if not isinstance(other, int)]
+        return size in listed or any(size % base == 0 for base in multiples)
+
+    for manager, one, other in itertools.product((1, 24, 48), lists, lists):
+        divisors = [size for size in range(1, manager + 1) if manager % size == 0]
+        fitting = [s for s in divisors if is_supported(s, one) and is_supported(s, other)]
+        groups = [group(*one), group(*other)]
+        if fitting:
+            assert max(fitting) == twin.select_common_block_size(manager, groups)
+        else:
+            with pytest.raises(ValueError, match="in common: they support"):
+                twin.select_common_block_size(manager, groups)
+
+
+def config(twin: Any, *specs: Any) -> Any:
+    """Return a configuration with a group for each spec."""
+    groups = [
+        twin.KVCacheGroupSpec([f"layers.{g}"], spec) for g, spec in enumerate(twin.convert(specs))
+    ]
+    return twin.KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+FIELDS = (64, 2, 8, np.float16)
+FULL = reference.FullAttentionSpec(*FIELDS)
+ENCODER_ONLY = reference.EncoderOnlyAttentionSpec(*FIELDS)
+MAMBA = reference.MambaSpec(48, ((4,),), (np.float32,))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FULL,
+        reference.MLAAttentionSpec(*FIELDS),
+        reference.SlidingWindowSpec(*FIELDS, 8),
+        reference.ChunkedLocalAttentionSpec(*FIELDS, 8),
+        reference.CrossAttentionSpec(*FIELDS),
+        reference.UniformTypeKVCacheSpecs(
+            64, {"layers.0": FULL, "layers.1": reference.FullAttentionSpec(64, 1, 8, np.int8)}
+        ),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_prepare_for_attention(twin: Any, spec: Any) -> None:
+    """An attention group gets what its backends have in common."""
+    assert [32] == twin.prepare_kernel_block_sizes(
+        config(twin, spec), [[group(16, 32), group(twin.MultipleOf(16))]]
+    )
+    assert [64] == twin.prepare_kernel_block_sizes(config(twin, spec), [[]])
+
+
+def test_prepare_for_many_groups(twin: Any) -> None:
+    """Encoder-only groups contribute nothing, Mamba groups their block size; lists keep indices."""
+    uniform_encoder_only = twin.UniformTypeKVCacheSpecs(
+        64, twin.convert({"a": ENCODER_ONLY, "b": FULL})
+    )
+    uniform_mamba = twin.UniformTypeKVCacheSpecs(48, twin.convert({"a": MAMBA}))
+    specs = (
+        ENCODER_ONLY,
+        FULL,
+        MAMBA,
+        uniform_encoder_only,
+        uniform_mamba,
+        FULL,
+        ENCODER_ONLY,
+        MAMBA,
+    )
+    attn_groups = [[], [group(16)], "ignored", [group(1)], None, [group(32)]]
+    sizes = twin.prepare_kernel_block_sizes(config(twin, *specs), attn_groups)
+    assert [16, 48, 48, 32, 48] == sizes
+    assert {int} == {type(size) for size in sizes}
+    assert sizes == twin.prepare_kernel_block_sizes(
+        config(twin, *specs), [*attn_groups, [], [], [], []]
+    )
+    assert twin.prepare_kernel_block_sizes(config(twin), []) == []
+
+
+def test_prepare_with_an_engines_own_specs(twin: Any) -> None:
+    """Kinds are told by names, so specs of other classes with these names do."""
+    mamba = type("MyMamba", (type("MambaSpec", (), {}),), {"block_size": np.int64(16)})()
+    attention = type("MyAttention", (type("AttentionSpec", (), {}),), {"block_size": 32})()
+    sizes = twin.prepare_kernel_block_sizes(config(twin, mamba, attention), [[], [group(16)]])
+    assert [16, 16] == sizes
+    assert type(sizes[0]) is int
+
+
+def test_refusals_of_prepare(twin: Any) -> None:
+    """Lists that are missing or none, unknown kinds, and sizes without a common one are refused."""
+    with twin.refuses("ValueError: attn_groups has 1 lists, none for kv_cache_groups[2]"):
+        twin.prepare_kernel_block_sizes(config(twin, FULL, MAMBA, FULL), [[]])
+    with twin.refuses("TypeError: attn_groups must be a list, got dict"):
+        twin.prepare_kernel_block_sizes(config(twin, FULL), {0: []})
+    with twin.refuses("TypeError: attn_groups[0] must be a list, got tuple"):
+        twin.prepare_kernel_block_sizes(config(twin, FULL), [()])
+    unknown = twin.KVCacheSpec(16)
+    for spec in (unknown, twin.UniformTypeKVCacheSpecs(16, {"a": unknown})):
+        with pytest.raises(NotImplementedError, match=r"^kv_cache_groups\[1\] has a spec of class"):
+            twin.prepare_kernel_block_sizes(config(twin, MAMBA, spec), [[], []])
+    with twin.refuses(
+        "NotImplementedError: kv_cache_groups[0] has a spec of class str, expected AttentionSpec "
+        "or MambaSpec"
+    ):
+        twin.prepare_kernel_block_sizes(config(twin, ""), [])
+    with twin.refuses(
+        "ValueError: kv_manager_block_size is 64, but attn_groups support no divisor of it in "
+        "common: they support [[48]]"
+    ):
+        twin.prepare_kernel_block_sizes(config(twin, FULL), [[group(48)]])
+    with pytest.raises(AttributeError, match="kv_cache_groups"):
+        twin.prepare_kernel_block_sizes(SimpleNamespace(), [])

@@ -1,0 +1,111 @@
+"""`CpuGpuBuffer`: one array under three names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from reference._checks import DTYPES
+
+
+def make(twin: Any, *size: int, dtype: object = np.int32) -> Any:
+    """Make a buffer on the CPU."""
+    dtype = twin.convert(dtype)
+    return twin.CpuGpuBuffer(*size, dtype=dtype, device="cpu", pin_memory=False)
+
+
+def test_a_new_buffer(twin: Any) -> None:
+    """It is zeroed and has the size and dtype asked for; NumPy's view is of the CPU's half."""
+    buffer = make(twin, 3, 2)
+    assert [[0, 0]] * 3 == buffer.cpu.tolist() == buffer.gpu.tolist()
+    assert twin.dtype("int32") == buffer.cpu.dtype == buffer.gpu.dtype
+    assert twin.shares_memory(buffer.np, buffer.cpu)
+
+
+def test_copies_return_the_part_that_was_copied(twin: Any) -> None:
+    """What is copied is the first entries of the first dimension, all by default, as views."""
+    buffer = make(twin, 3, 2)
+    buffer.np[1] = [5, 7]
+    assert [[0, 0], [5, 7]] == buffer.copy_to_gpu(2).tolist()
+    assert (3, 2) == buffer.copy_to_gpu().shape == buffer.copy_to_cpu().shape
+    assert (0, 2) == buffer.copy_to_cpu(0).shape
+    assert twin.shares_memory(buffer.copy_to_gpu(2), buffer.gpu)
+    assert twin.shares_memory(buffer.copy_to_cpu(np.int64(3)), buffer.cpu)
+
+
+def test_empty_sizes(twin: Any) -> None:
+    """A dimension may be 0."""
+    assert (0,) == make(twin, 0).copy_to_gpu(0).shape
+    assert (2, 0) == make(twin, 2, 0).copy_to_cpu().shape
+    assert (0, 4) == make(twin, 0, 4).copy_to_gpu().shape
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes(twin: Any, name: str) -> None:
+    """Each dtype is taken as a dtype and as a scalar type; three of them have no NumPy view."""
+    scalar = (
+        getattr(ml_dtypes, name) if "float8" in name or name[0:2] == "bf" else getattr(np, name)
+    )
+    for dtype in (scalar, np.dtype(scalar)):
+        buffer = make(twin, 2, dtype=dtype)
+        assert twin.convert(dtype) == buffer.cpu.dtype == buffer.copy_to_gpu().dtype
+        if scalar.__module__ == "ml_dtypes":
+            with twin.refuses(f"TypeError: dtype {name} has no NumPy view; use cpu"):
+                _ = buffer.np
+        else:
+            assert twin.shares_memory(buffer.np, buffer.cpu)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((), "ValueError: size is empty, expected at least 1 dimension"),
+        ((2, -1), "ValueError: size[1] is -1, expected 0 to 9223372036854775807"),
+        (
+            (2**61, 2),
+            (
+                "ValueError: size (2305843009213693952, 2) of int32: the dimensions other than 0"
+                " are more than 9223372036854775807 bytes"
+            ),
+        ),
+        (
+            (1, 0, 2**62, 2),
+            (
+                "ValueError: size (1, 0, 4611686018427387904, 2) of int32: the dimensions other"
+                " than 0 are more than 9223372036854775807 bytes"
+            ),
+        ),
+        ((2.0,), "TypeError: size[0] must be an int, got 2.0 of float"),
+        ((True,), "TypeError: size[0] must be an int, got True of bool"),
+        (((2, 3),), "TypeError: size[0] must be an int, got tuple"),
+    ],
+)
+def test_refusals_of_sizes(twin: Any, size: tuple[Any, ...], message: str) -> None:
+    """A size that cannot be is refused, in these words."""
+    with twin.refuses(message):
+        make(twin, *size)
+
+
+@pytest.mark.parametrize(
+    ("n", "message"),
+    [
+        (4, "ValueError: n is 4, expected 0 to 3"),
+        (-1, "ValueError: n is -1, expected 0 to 3"),
+        (1.0, "TypeError: n must be an int, got 1.0 of float"),
+        (True, "TypeError: n must be an int, got True of bool"),
+    ],
+)
+def test_refusals_of_copies(twin: Any, n: object, message: str) -> None:
+    """A number of entries out of range is refused both ways, in these words."""
+    for copy in (make(twin, 3).copy_to_gpu, make(twin, 3).copy_to_cpu):
+        with twin.refuses(message):
+            copy(n)
+
+
+def test_pin_memory_is_a_bool(twin: Any) -> None:
+    """Any other type of the flag is refused."""
+    with twin.refuses("TypeError: pin_memory must be a bool, got 1 of int"):
+        twin.CpuGpuBuffer(2, dtype=twin.dtype("int32"), device="cpu", pin_memory=1)

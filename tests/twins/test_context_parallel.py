@@ -1,0 +1,105 @@
+"""Context parallelism: how much of a sequence each rank holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from tests.twins.arrays import int32, int64
+
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
+EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "args", "expected"),
+    [
+        ([5, 8], (2, 0, 2), [3, 4]),
+        ([5, 8], (2, 1, 2), [2, 4]),
+        ([5, 8], (2, None, 2), [[3, 2], [4, 4]]),
+        ([5, 8], (1, None, 2), [[5], [8]]),
+        ([5, 8], (), [[5], [8]]),
+        ([5, 8], (1, 0), [5, 8]),
+        ([0, 1, 4], (3,), [[0, 0, 0], [1, 0, 0], [2, 1, 1]]),
+        ([], (2, 1), []),
+    ],
+)
+def test_examples(
+    twin: Any, seq_lens: list[int], args: tuple[Any, ...], expected: list[Any]
+) -> None:
+    """The worked example, one rank, and sequences shorter than a round."""
+    result = twin.get_dcp_local_seq_lens(twin.array(seq_lens, "int32"), *args)
+    assert expected == result.tolist()
+    assert result.dtype == twin.dtype("int32")
+
+
+def test_no_requests_have_a_column_for_each_rank(twin: Any) -> None:
+    """The result keeps its shape, and is new."""
+    assert (0, 3) == twin.get_dcp_local_seq_lens(twin.convert(np.zeros(0, np.int32)), 3).shape
+    seq_lens = twin.int32(4)
+    assert not twin.shares_memory(seq_lens, twin.get_dcp_local_seq_lens(seq_lens, 1, 0))
+
+
+def test_lengths_near_32_bits(twin: Any) -> None:
+    """The greatest sequence is shared out without overflow, also by the greatest round."""
+    most = 2**31 - 1
+    seq_lens = twin.int32(most)
+    assert [[2**30, 2**30 - 1]] == twin.get_dcp_local_seq_lens(seq_lens, 2).tolist()
+    assert [most] == twin.get_dcp_local_seq_lens(seq_lens, 1, 0, most).tolist()
+    assert [1] == twin.get_dcp_local_seq_lens(seq_lens, most, most - 1).tolist()
+    assert [1] == twin.get_dcp_local_seq_lens(seq_lens, 2**30, 2**30 - 1, 1).tolist()
+    assert [2**30 - 1] == twin.get_dcp_local_seq_lens(seq_lens, 2, 1, 2**30 - 1).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("interleave", [1, 2, 5])
+def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) -> None:
+    """A rank's length is the number of its positions; strided lengths are read where they are."""
+    lengths = list(range(25))
+    expected = [
+        [sum(p // interleave % size == rank for p in range(s)) for rank in range(size)]
+        for s in lengths
+    ]
+    seq_lens = twin.array([[s, 99] for s in lengths], "int32")[:, 0]
+    all_ranks = twin.get_dcp_local_seq_lens(seq_lens, size, None, interleave)
+    assert expected == all_ranks.tolist()
+    for rank in range(size):
+        of_rank = twin.get_dcp_local_seq_lens(seq_lens, size, rank, interleave)
+        assert [row[rank] for row in expected] == of_rank.tolist()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((int64(5),), "TypeError: seq_lens must be int32, got int64"),
+        (([5],), "TypeError: seq_lens must be an array, got list"),
+        (
+            (np.array([[5]], np.int32),),
+            "ValueError: seq_lens must have 1 dimension, got shape (1, 1)",
+        ),
+        ((int32(5, -1),), "ValueError: seq_lens[1] is -1, expected at least 0"),
+        ((int32(5), 0), "ValueError: dcp_size is 0, expected 1 to 2147483647"),
+        ((int32(5), 2, 2), "ValueError: dcp_rank is 2, expected 0 to 1"),
+        ((int32(5), 2, -1), "ValueError: dcp_rank is -1, expected 0 to 1"),
+        ((int32(5), 2, 0.0), "TypeError: dcp_rank must be an int, got 0.0 of float"),
+        (
+            (int32(5), 2, 0, 0),
+            "ValueError: cp_kv_cache_interleave_size is 0, expected 1 to 2147483647",
+        ),
+        (
+            (int32(5), 2, 0, 2**30),
+            (
+                "ValueError: dcp_size 2 times cp_kv_cache_interleave_size 1073741824 is "
+                "2147483648, expected at most 2147483647"
+            ),
+        ),
+    ],
+)
+def test_refusals(twin: Any, args: tuple[Any, ...], message: str) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with twin.refuses(message):
+        twin.get_dcp_local_seq_lens(*twin.convert(args))

@@ -1,0 +1,190 @@
+"""Binding: the index in a name, and who gets which cache in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("layer_name", "num_attn_module", "expected"),
+    [
+        ("model.layers.20.attn.0", 2, 40),
+        ("model.layers.20.attn.1", 2, 41),
+        ("model.layers.7.self_attn", 2, 7),
+        ("2.mixer", 2, 2),
+        ("model.layers.20.attn.5", 3, 65),
+        ("model.layers.7.self_attn", 1, 7),
+        ("model.layers.7.self_attn", None, 7),
+        ("model.layers.007.self_attn", np.int64(1), 7),
+        ("decoder.layers.3.encoder_attn", 1, 3),
+        ("0", 1, 0),
+        ("layers.3b.4", 1, 4),
+        ("layers.-3.4", 1, 4),
+        ("layers.\u0663.\u00b2.4", 1, 4),
+        ("layers..4.", 1, 4),
+        ("model.layers.007.attn2.x3", np.int64(4), 7),
+    ],
+)
+def test_indices(twin: Any, layer_name: str, num_attn_module: int | None, expected: int) -> None:
+    """The integer of a name is its index; a second one counts the modules of a layer."""
+    index = twin.extract_layer_index(layer_name, num_attn_module)
+    assert expected == index
+    assert type(index) is int
+
+
+@pytest.mark.parametrize(
+    ("layer_name", "num_attn_module", "found"),
+    [
+        ("encoder.layers.0.sub.1", 1, 2),
+        ("encoder.layers.0.sub.1", 2, 2),
+        ("a.0.attn.1", 1, 2),
+        ("a.0.attn.1", None, 2),
+        ("a.0.sub.1", 2, 2),
+        ("attn", 1, 0),
+        ("attn", 2, 0),
+        ("model.norm", 1, 0),
+        ("", 1, 0),
+        ("0.1.attn.2", 2, 3),
+        ("layers.\u0663", 1, 0),
+        ("layers.\u00b2", 1, 0),
+        ("layers.-1", 1, 0),
+        ("layers.1_0", 1, 0),
+    ],
+)
+def test_names_without_an_index(
+    twin: Any, layer_name: str, num_attn_module: int | None, found: int
+) -> None:
+    """Too many integers, or none, are refused; only ASCII digits count."""
+    with twin.refuses(
+        f"ValueError: layer_name is {layer_name!r} and has {found} integers between dots, expected "
+        "1, or 2 for an attention layer where num_attn_module is above 1"
+    ):
+        twin.extract_layer_index(layer_name, num_attn_module)
+
+
+@pytest.mark.parametrize(
+    ("layer_name", "num_attn_module", "message"),
+    [
+        ("0", 0, "ValueError: num_attn_module is 0, expected at least 1"),
+        ("0", True, "TypeError: num_attn_module must be an int, got True of bool"),
+        ("0", 1.0, "TypeError: num_attn_module must be an int, got 1.0 of float"),
+        (0, 1, "TypeError: layer_name must be a str, got 0 of int"),
+    ],
+)
+def test_refusals_of_indices(
+    twin: Any, layer_name: Any, num_attn_module: Any, message: str
+) -> None:
+    """Other types, and less than one module, are refused, in these words."""
+    with twin.refuses(message):
+        twin.extract_layer_index(layer_name, num_attn_module)
+
+
+def make_layers(*names: str) -> dict[str, Any]:
+    """Return layers without caches."""
+    return {name: SimpleNamespace(kv_cache="untouched") for name in names}
+
+
+def test_binding_order(twin: Any) -> None:
+    """The runner gets caches by index, those of one index in the order of the caches."""
+    names = ["10.attn", "2.self_attn", "2.cross_attn", "1.mixer"]
+    kv_caches: dict[str, Any] = {
+        name: twin.convert(np.zeros(i)) for i, name in enumerate(names[:3])
+    }
+    kv_caches["1.mixer"] = [twin.convert(np.zeros(7)), twin.convert(np.zeros(8))]
+    layers = make_layers("other", *sorted(names))
+    runner_kv_caches: list[Any] = []
+    twin.bind_kv_cache(kv_caches, layers, runner_kv_caches)
+    expected = ["1.mixer", "2.self_attn", "2.cross_attn", "10.attn"]
+    for name, kv_cache in zip(expected, runner_kv_caches, strict=True):
+        assert kv_cache is kv_caches[name]
+        assert type(layers[name].kv_cache) is list
+        assert len(layers[name].kv_cache) == 1
+        assert layers[name].kv_cache[0] is kv_cache
+    assert layers["other"].kv_cache == "untouched"
+    assert names == list(kv_caches)
+
+
+def test_binding_modules(twin: Any) -> None:
+    """With two attention modules in each layer the second integer counts too."""
+    names = ["1.attn.0", "0.attn.1", "0.attn.0", "1.attn.1"]
+    runner_kv_caches: list[Any] = []
+    twin.bind_kv_cache({name: name for name in names}, make_layers(*names), runner_kv_caches, 2)
+    assert sorted(names) == runner_kv_caches
+
+
+def test_binding_nothing(twin: Any) -> None:
+    """No caches bind nothing."""
+    layers, runner_kv_caches = make_layers("0.attn"), []
+    twin.bind_kv_cache({}, layers, runner_kv_caches, None)
+    assert runner_kv_caches == []
+    assert layers["0.attn"].kv_cache == "untouched"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"forward_context": make_layers("0.attn")},
+            "KeyError: forward_context lacks layer '1.attn'",
+        ),
+        ({"runner_kv_caches": [None]}, "ValueError: runner_kv_caches has 1 entries, expected none"),
+        ({"runner_kv_caches": {}}, "TypeError: runner_kv_caches must be a list, got dict"),
+        (
+            {"forward_context": None},
+            "TypeError: forward_context must be a dict, got None of NoneType",
+        ),
+        (
+            {"kv_caches": {(1,): None}, "forward_context": {}},
+            "KeyError: forward_context lacks layer (1,)",
+        ),
+        ({"kv_caches": [1]}, "TypeError: kv_caches must be a dict, got list"),
+        (
+            {
+                "kv_caches": {"0.attn": 1, "attn": 2},
+                "forward_context": make_layers("0.attn", "attn"),
+            },
+            (
+                "ValueError: layer_name is 'attn' and has 0 integers between dots, expected 1, "
+                "or 2 for an attention layer where num_attn_module is above 1"
+            ),
+        ),
+        ({"num_attn_module": -1}, "ValueError: num_attn_module is -1, expected at least 1"),
+        (
+            {"kv_caches": {}, "num_attn_module": "2"},
+            "TypeError: num_attn_module must be an int, got '2' of str",
+        ),
+    ],
+)
+def test_refusals_of_binding(twin: Any, change: dict[str, Any], message: str) -> None:
+    """Each precondition broken in turn is refused, in these words, and nothing is bound."""
+    arguments: dict[str, Any] = {
+        "kv_caches": {"0.attn": "cache 0", "1.attn": "cache 1"},
+        "forward_context": make_layers("0.attn", "1.attn"),
+        "runner_kv_caches": [],
+        **change,
+    }
+    before = list(arguments["runner_kv_caches"])
+    with twin.refuses(message):
+        twin.bind_kv_cache(**arguments)
+    assert before == list(arguments["runner_kv_caches"])
+    for layer in (arguments["forward_context"] or {}).values():
+        assert layer.kv_cache == "untouched"
+
+
+def test_binding_refused_by_a_layer(twin: Any) -> None:
+    """A layer that takes no cache is an error, after which all have what they had, or nothing."""
+    layers: dict[str, Any] = {
+        "0.attn": SimpleNamespace(kv_cache="old"),
+        "1.attn": SimpleNamespace(),
+        "2.attn": None,
+    }
+    runner_kv_caches: list[Any] = []
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'kv_cache'"):
+        twin.bind_kv_cache(dict.fromkeys(layers, "cache"), layers, runner_kv_caches)
+    assert vars(layers["0.attn"]) == {"kv_cache": "old"}
+    assert vars(layers["1.attn"]) == {}
+    assert runner_kv_caches == []

@@ -1,0 +1,70 @@
+"""The layout: who says it, in which order, and what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+NOT_LAYOUTS = [
+    "nhd",
+    *("", "NHDN", " NHD", b"NHD", 3, True, ["NHD"], {}, np.zeros(2), object(), ("NHD",)),
+]
+
+
+@pytest.fixture(autouse=True)
+def untouched(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin each test with nothing set, and leave nothing behind."""
+    monkeypatch.setattr(twin.kv_layout, "_KV_CACHE_LAYOUT_OVERRIDE", None)
+    monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
+
+
+def test_what_is_a_layout(twin: Any) -> None:
+    """Two names are layouts, and nothing else of any type is; the answer is a bool."""
+    assert [True] * 3 == [
+        twin.is_valid_kv_cache_layout(name) for name in ("NHD", "HND", np.str_("HND"))
+    ]
+    assert [False] * 13 == [twin.is_valid_kv_cache_layout(value) for value in [*NOT_LAYOUTS, None]]
+
+
+def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The override comes before the environment, and that before the default, at each call."""
+    assert twin.get_kv_cache_layout() == "NHD"
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
+    assert twin.get_kv_cache_layout() == "HND"
+    twin.set_kv_cache_layout("NHD")
+    assert twin.get_kv_cache_layout() == "NHD"
+    twin.set_kv_cache_layout("HND")
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "NHD")
+    assert twin.get_kv_cache_layout() == "HND"
+    twin.set_kv_cache_layout(None)
+    assert twin.get_kv_cache_layout() == "NHD"
+    monkeypatch.setattr(twin.kv_layout, "_KV_CACHE_LAYOUT_OVERRIDE", "HND")
+    assert twin.get_kv_cache_layout() == "HND"
+
+
+@pytest.mark.parametrize("value", NOT_LAYOUTS, ids=lambda value: type(value).__name__)
+def test_refusals(twin: Any, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no layout is refused by set, which leaves the override, and by get."""
+    twin.set_kv_cache_layout("HND")
+    with twin.refuses(f"ValueError: cache_layout is {value!r}, expected 'NHD' or 'HND'"):
+        twin.set_kv_cache_layout(value)
+    assert twin.get_kv_cache_layout() == "HND"
+    monkeypatch.setattr(twin.kv_layout, "_KV_CACHE_LAYOUT_OVERRIDE", value)
+    with twin.refuses(
+        f"ValueError: _KV_CACHE_LAYOUT_OVERRIDE is {value!r}, expected 'NHD' or 'HND'"
+    ):
+        twin.get_kv_cache_layout()
+
+
+@pytest.mark.parametrize("value", ["", "hnd", "NHD "])
+def test_refusals_of_the_environment(
+    twin: Any, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment must name a layout too, but only when it is asked."""
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", value)
+    with twin.refuses(f"ValueError: VLLM_KV_CACHE_LAYOUT is {value!r}, expected 'NHD' or 'HND'"):
+        twin.get_kv_cache_layout()
+    twin.set_kv_cache_layout("NHD")
+    assert twin.get_kv_cache_layout() == "NHD"

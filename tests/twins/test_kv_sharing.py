@@ -1,0 +1,180 @@
+"""Sharing: layers get their targets' caches and places, all of them or none."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import reference
+
+
+def make_groups(twin: Any, *groups: list[str]) -> Any:
+    """Return groups of layers, all of one spec, so that only names tell them apart."""
+    return [twin.KVCacheGroupSpec(list(names), twin.KVCacheSpec(16)) for names in groups]
+
+
+def names_of(groups: list[Any]) -> list[list[str]]:
+    """Return the layers of each group."""
+    return [group.layer_names for group in groups]
+
+
+SHARING = {"d": "b", "c": "a", "e": "b"}
+
+
+def test_caches_and_groups(twin: Any) -> None:
+    """Each sharing layer gets its target's very cache, and a place behind its group's layers."""
+    groups = make_groups(twin, ["a"], ["x", "b"])
+    caches: dict[str, Any] = {"a": object(), "b": [object()], "c": "its own before"}
+    a, b = caches["a"], caches["b"]
+    twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
+    assert [["a", "c"], ["x", "b", "d", "e"]] == names_of(groups)
+    assert ["a", "b", "c", "d", "e"] == list(caches)
+    assert caches["a"] is caches["c"] is a
+    assert caches["b"] is caches["d"] is caches["e"] is b
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_groups_alone(twin: Any, given: bool) -> None:
+    """The group half changes the groups, and a set where one is given."""
+    groups = make_groups(twin, ["a"], ["x", "b"])
+    runner_only = {"other"} if given else None
+    twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
+    assert [["a", "c"], ["x", "b", "d", "e"]] == names_of(groups)
+    assert ({"other", "c", "d", "e"} if given else None) == runner_only
+
+
+def test_twice_is_once(twin: Any) -> None:
+    """A layer that stands in its target's group already is not added again, but is remembered."""
+    groups = make_groups(twin, ["a", "c"], ["b", "e"])
+    caches = {"a": "cache a", "b": "cache b"}
+    runner_only: set[str] = set()
+    for _ in range(2):
+        twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
+        twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
+        assert [["a", "c"], ["b", "e", "d"]] == names_of(groups)
+        assert {"c", "d", "e"} == runner_only
+        assert {name: f"cache {SHARING.get(name, name)}" for name in "abcde"} == caches
+
+
+def test_nothing_shared(twin: Any) -> None:
+    """No sharing layers change nothing."""
+    groups, caches = make_groups(twin, ["a"]), {"a": 1}
+    twin.initialize_kv_cache_for_kv_sharing({}, groups, caches)
+    twin.add_kv_sharing_layers_to_kv_cache_groups({}, groups)
+    assert [["a"]] == names_of(groups)
+    assert {"a": 1} == caches
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"shared_kv_cache_layers": {"c": "a", "d": "y"}},
+            "KeyError: shared_kv_cache_layers['d'] is 'y', which kv_cache_groups lack",
+        ),
+        (
+            {"shared_kv_cache_layers": {"c": "a", "d": "c"}},
+            (
+                "KeyError: shared_kv_cache_layers['d'] is 'c', which shares a cache itself, "
+                "expected a layer with a cache of its own"
+            ),
+        ),
+        (
+            {"shared_kv_cache_layers": {"c": "a", "a": "c"}},
+            (
+                "KeyError: shared_kv_cache_layers['c'] is 'a', which shares a cache itself, "
+                "expected a layer with a cache of its own"
+            ),
+        ),
+        (
+            {"shared_kv_cache_layers": {"c": "a", "b": "b"}},
+            "ValueError: shared_kv_cache_layers['b'] is 'b', the layer itself, expected another",
+        ),
+        (
+            {"shared_kv_cache_layers": {"c": "a", "x": "a"}},
+            (
+                "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in "
+                "kv_cache_groups[1], the group of 'x'"
+            ),
+        ),
+        (
+            {"shared_kv_cache_layers": [("c", "a")]},
+            "TypeError: shared_kv_cache_layers must be a dict, got list",
+        ),
+        (
+            {"shared_kv_cache_layers": {"c": "a", 3: "a"}},
+            "TypeError: a layer of shared_kv_cache_layers must be a str, got 3 of int",
+        ),
+        (
+            {"shared_kv_cache_layers": {"c": "a", "d": None}},
+            "TypeError: shared_kv_cache_layers['d'] must be a str, got None of NoneType",
+        ),
+        (
+            {"kv_cache_groups": ()},
+            "TypeError: kv_cache_groups must be a list, got tuple",
+        ),
+        (
+            {
+                "kv_cache_groups": [
+                    reference.KVCacheGroupSpec(("a", "b"), reference.KVCacheSpec(16))
+                ]
+            },
+            "TypeError: kv_cache_groups[0].layer_names must be a list, got tuple",
+        ),
+    ],
+)
+def test_refusals(twin: Any, change: dict[str, Any], message: str) -> None:
+    """Each precondition broken in turn is refused by both, and nothing has changed."""
+    arguments: dict[str, Any] = {
+        "shared_kv_cache_layers": SHARING,
+        "kv_cache_groups": [
+            reference.KVCacheGroupSpec([*names], reference.KVCacheSpec(16)) for names in ("a", "xb")
+        ],
+        **change,
+    }
+    arguments = twin.convert(arguments)
+    own_arguments: dict[Any, dict[str, Any]] = {
+        twin.initialize_kv_cache_for_kv_sharing: {"kv_caches": dict.fromkeys("abcdexy", 1)},
+        twin.add_kv_sharing_layers_to_kv_cache_groups: {"runner_only_attn_layers": {"z"}},
+    }
+    for function, own in own_arguments.items():
+        before = copy.deepcopy((arguments, own))
+        with twin.refuses(message):
+            function(**arguments, **own)
+        assert before == (arguments, own)
+
+
+def test_refusals_of_caches(twin: Any) -> None:
+    """A target without a cache, and caches that are no dict, are refused; nothing has changed."""
+    groups, caches = make_groups(twin, ["a"], ["x", "b"]), {"b": 1}
+    with twin.refuses("KeyError: kv_caches lacks 'a', whose cache layer 'c' shares"):
+        twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, caches)
+    assert [["a"], ["x", "b"]] == names_of(groups)
+    assert {"b": 1} == caches
+    with twin.refuses("TypeError: kv_caches must be a dict, got list"):
+        twin.initialize_kv_cache_for_kv_sharing(SHARING, groups, [1])
+
+
+@pytest.mark.parametrize(
+    ("runner_only", "got"),
+    [([], "list"), ("z", "'z' of str"), ({}, "dict"), (frozenset(), "frozenset")],
+)
+def test_refusals_of_sets(twin: Any, runner_only: object, got: str) -> None:
+    """What is to be added to must be a set; nothing has changed."""
+    groups = make_groups(twin, ["a"], ["x", "b"])
+    with twin.refuses(f"TypeError: runner_only_attn_layers must be a set or None, got {got}"):
+        twin.add_kv_sharing_layers_to_kv_cache_groups(SHARING, groups, runner_only)
+    assert [["a"], ["x", "b"]] == names_of(groups)
+
+
+def test_a_layer_in_two_groups_does_not_share(twin: Any) -> None:
+    """A sharing layer in its target's group and in another is refused: it stands in another."""
+    groups = make_groups(twin, ["a", "x"], ["c", "x"])
+    with twin.refuses(
+        "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in kv_cache_groups[1], the "
+        "group of 'x'"
+    ):
+        twin.add_kv_sharing_layers_to_kv_cache_groups({"x": "a"}, groups)
+    assert [["a", "x"], ["c", "x"]] == names_of(groups)

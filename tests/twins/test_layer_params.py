@@ -1,0 +1,232 @@
+"""Parameters of layers: as each `impl` has them, and whether all layers agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+from tests.twins.arrays import int32
+
+
+class Impl(SimpleNamespace):
+    """An engine's own implementation of a layer."""
+
+
+def make_config(twin: Any, **impls: object) -> Any:
+    """Make a configuration of layers with these implementations."""
+    layers = {name: SimpleNamespace(impl=impl) for name, impl in impls.items()}
+    return twin.VllmConfig(compilation_config=twin.CompilationConfig(static_forward_context=layers))
+
+
+def parameters_of(twin: Any, **impl: object) -> Any:
+    """Return the parameters of one layer."""
+    return twin.get_per_layer_parameters(make_config(twin, a=Impl(**impl)), ["a"], Impl)["a"]
+
+
+def test_comparison(twin: Any) -> None:
+    """What is known of other layers takes no part in comparison, every parameter does."""
+    one = twin.PerLayerParameters(127, 0.0, 0.125, True)
+    assert one == twin.PerLayerParameters(127, 0.0, 0.125, True, False, True)
+    for name, value in {
+        "window_left": -1,
+        "logits_soft_cap": None,
+        "sm_scale": 1.0,
+        "has_sinks": False,
+    }.items():
+        assert one != dataclasses.replace(one, **{name: value}), name
+
+
+def test_defaults(twin: Any) -> None:
+    """Without more there are no sinks, and nothing is known of other layers."""
+    expected = {
+        "window_left": -1,
+        "logits_soft_cap": None,
+        "sm_scale": 0.125,
+        "has_sinks": False,
+        "has_same_window_lefts": None,
+        "has_same_all_params": None,
+    }
+    assert (
+        expected
+        == vars(twin.PerLayerParameters(-1, None, 0.125))
+        == vars(parameters_of(twin, scale=0.125))
+    )
+
+
+@pytest.mark.parametrize(
+    ("impl", "expected"),
+    [
+        ({}, -1),
+        ({"sliding_window": None}, -1),
+        ({"sliding_window": (0,)}, 0),
+        ({"sliding_window": (-1, -1)}, -1),
+        ({"sliding_window": (127, 0)}, 127),
+        ({"sliding_window": [0]}, 0),
+        ({"sliding_window": (np.int32(5), "whatever")}, 5),
+    ],
+)
+def test_windows(twin: Any, impl: dict[str, Any], expected: int) -> None:
+    """A window's first entry counts, as a Python int; without a window it is -1."""
+    window_left = parameters_of(twin, scale=1.0, **impl).window_left
+    assert (expected, int) == (window_left, type(window_left))
+
+
+def test_other_parameters(twin: Any) -> None:
+    """A cap of 0.0 stays 0.0; sinks are there when they are not None; scales are as they are."""
+    assert 0.0 == parameters_of(twin, scale=1.0, logits_soft_cap=0.0).logits_soft_cap
+    assert 30.0 == parameters_of(twin, scale=1.0, logits_soft_cap=30.0).logits_soft_cap
+    assert parameters_of(twin, scale=1.0, logits_soft_cap=None).logits_soft_cap is None
+    assert parameters_of(twin, scale=1.0, sinks=twin.convert(np.zeros(2))).has_sinks is True
+    assert parameters_of(twin, scale=1.0, sinks=None).has_sinks is False
+    scale = np.float32(0.5)
+    assert parameters_of(twin, scale=scale).sm_scale is scale
+
+
+def test_layers_are_in_the_order_asked_for(twin: Any) -> None:
+    """The layers are those asked for, in that order; an impl may be of a class that extends."""
+    more = type("More", (Impl,), {})(scale=3.0)
+    config = make_config(twin, a=Impl(scale=1.0), b=Impl(scale=2.0), c=more)
+    found = twin.get_per_layer_parameters(config, ["c", "a"], Impl)
+    assert [("c", 3.0), ("a", 1.0)] == [(name, layer.sm_scale) for name, layer in found.items()]
+    assert {} == twin.get_per_layer_parameters(config, [], Impl)
+
+
+@pytest.mark.parametrize(
+    ("layer_names", "cls_", "message"),
+    [
+        (None, Impl, "TypeError: layer_names must be a list, got NoneType"),
+        (("a",), Impl, "TypeError: layer_names must be a list, got tuple"),
+        ([3], Impl, "TypeError: layer_names[0] must be a str, got 3 of int"),
+        (["a", "z"], Impl, "KeyError: layer_names[1] is 'z', which static_forward_context lacks"),
+        (["a"], (Impl,), "TypeError: cls_ must be a class, got tuple"),
+        ([], None, "TypeError: cls_ must be a class, got None of NoneType"),
+        (
+            ["a", "other"],
+            Impl,
+            "TypeError: impl of layer 'other' must be of class Impl, got SimpleNamespace",
+        ),
+        (["none"], Impl, "TypeError: impl of layer 'none' must be of class Impl, got NoneType"),
+        (["bare"], Impl, "TypeError: impl of layer 'bare' must be of class Impl, got NoneType"),
+        (
+            ["number"],
+            Impl,
+            (
+                "TypeError: impl.sliding_window of layer 'number' must be a list or tuple, got "
+                "127 of int"
+            ),
+        ),
+        (
+            ["empty"],
+            Impl,
+            (
+                "ValueError: impl.sliding_window of layer 'empty' is empty, expected at least "
+                "1 entry"
+            ),
+        ),
+        (
+            ["odd"],
+            Impl,
+            (
+                "TypeError: impl.sliding_window[0] of layer 'odd' must be an int, got None of "
+                "NoneType"
+            ),
+        ),
+        (
+            ["low"],
+            Impl,
+            "ValueError: impl.sliding_window[0] of layer 'low' is -2, expected at least -1",
+        ),
+        (["no scale"], Impl, "AttributeError: 'Impl' object has no attribute 'scale'"),
+    ],
+)
+def test_refusals(twin: Any, layer_names: Any, cls_: Any, message: str) -> None:
+    """Each wrong argument and layer is refused, in these words."""
+    config = make_config(
+        twin,
+        a=Impl(scale=1.0),
+        other=SimpleNamespace(scale=1.0),
+        none=None,
+        number=Impl(scale=1.0, sliding_window=127),
+        empty=Impl(scale=1.0, sliding_window=()),
+        odd=Impl(scale=1.0, sliding_window=(None, 3)),
+        low=Impl(scale=1.0, sliding_window=(-2, 3)),
+        **{"no scale": Impl()},
+    )
+    config.compilation_config.static_forward_context["bare"] = SimpleNamespace()
+    with twin.refuses(message):
+        twin.get_per_layer_parameters(config, layer_names, cls_)
+
+
+def test_a_configuration_without_layers(twin: Any) -> None:
+    """A configuration that does not say which layers there are is refused."""
+    with pytest.raises(AttributeError, match="static_forward_context"):
+        twin.get_per_layer_parameters(twin.VllmConfig(), [], Impl)
+
+
+NEAR = reference.PerLayerParameters(127, 0.0, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("others", "same_windows", "same_all"),
+    [
+        ([], True, True),
+        ([reference.PerLayerParameters(127, 0.0, 0.125, False, False, False)], True, True),
+        ([reference.PerLayerParameters(-1, 0.0, 0.125)], False, False),
+        ([reference.PerLayerParameters(127, None, 0.125)], True, False),
+        ([NEAR, reference.PerLayerParameters(127, 0.0, 0.5)], True, False),
+        ([reference.PerLayerParameters(127, 0.0, 0.125, True), NEAR], True, False),
+    ],
+)
+def test_global_parameters(twin: Any, others: Any, same_windows: bool, same_all: bool) -> None:
+    """They are the first layer's, and say whether all agree; sinks, caps and scales count too."""
+    layers = {str(i): layer for i, layer in enumerate(map(twin.convert, [NEAR, *others]))}
+    before = [dict(vars(layer)) for layer in layers.values()]
+    inferred = twin.infer_global_hyperparameters(layers)
+    assert twin.convert(NEAR) == inferred
+    assert inferred.has_same_window_lefts is same_windows
+    assert inferred.has_same_all_params is same_all
+    assert all(inferred is not layer for layer in layers.values())
+    assert before == [vars(layer) for layer in layers.values()]
+
+
+def test_the_first_layer_counts(twin: Any) -> None:
+    """The parameters are those of the first layer of the dict, not of the first name."""
+    far = twin.PerLayerParameters(-1, None, 0.5, True)
+    inferred = twin.infer_global_hyperparameters({"b": far, "a": twin.convert(NEAR)})
+    assert far == inferred
+    assert inferred.has_same_window_lefts is False
+
+
+def test_parameters_of_an_engine(twin: Any) -> None:
+    """An engine's own objects with the four parameters serve too."""
+    fields = {"window_left": 3, "logits_soft_cap": None, "sm_scale": 1.0, "has_sinks": True}
+    engine, other = SimpleNamespace(**fields), twin.PerLayerParameters(**fields)
+    inferred = twin.infer_global_hyperparameters({"a": engine, "b": other})
+    assert twin.PerLayerParameters(3, None, 1.0, True) == inferred
+    assert inferred.has_same_all_params is True
+    del engine.has_sinks
+    with pytest.raises(AttributeError, match="has_sinks"):
+        twin.infer_global_hyperparameters({"b": other, "a": engine})
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({}, "ValueError: per_layer_params is empty, expected at least 1 layer"),
+        ([NEAR], "TypeError: per_layer_params must be a dict, got list"),
+        (None, "TypeError: per_layer_params must be a dict, got None of NoneType"),
+        (
+            {"a": reference.PerLayerParameters(int32(1, 2), None, 0.5)} | {"b": NEAR},
+            "TypeError: per_layer_params has array for a parameter, not a number",
+        ),
+    ],
+)
+def test_refusals_of_global_parameters(twin: Any, layers: Any, message: str) -> None:
+    """No layers, and what is no dict, is refused, in these words."""
+    with twin.refuses(message):
+        twin.infer_global_hyperparameters(twin.convert(layers))

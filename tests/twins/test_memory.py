@@ -1,0 +1,136 @@
+"""Memory: the share of a device that is asked for, to the byte."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+GIB = 2**30
+
+
+def request(twin: Any, free: object, total: object, utilization: object) -> int:
+    """Ask for a share of a device's memory."""
+    snapshot = twin.MemorySnapshot(free, total, "cuda:3")
+    return twin.request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=utilization))
+
+
+def test_snapshot(twin: Any) -> None:
+    """A snapshot is an ordinary dataclass of two numbers and perhaps a device."""
+    snapshot = twin.MemorySnapshot(free_memory=5, total_memory=7)
+    assert twin.MemorySnapshot(5, 7, None) == snapshot
+    snapshot.free_memory = "checked by nobody"
+    assert twin.MemorySnapshot("checked by nobody", 7) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("total", "utilization", "expected"),
+    [
+        (1000, 0.9, 900),
+        (1001, 0.9, 901),
+        (10, 0.7, 7),
+        (80 * GIB, 1, 80 * GIB),
+        (80 * GIB, 1.0, 80 * GIB),
+        (3, 1e-300, 1),
+        (0, 0.5, 0),
+        (100, np.float32(0.1), 11),
+        (100, np.float64(0.1), 10),
+        (100, np.int32(1), 100),
+        (np.int64(8), 0.5, 4),
+        (2**53 + 1, 1.0, 2**53),
+        (99, 0.5, 50),
+        (100, 0.5, 50),
+        (80 * GIB, 0.9, 77309411328),
+    ],
+)
+def test_share(twin: Any, total: int, utilization: float, expected: int) -> None:
+    """It is the ceiling of the product in double precision, a Python int."""
+    requested = request(twin, 2**62, total, utilization)
+    assert expected == requested == math.ceil(float(total) * float(utilization))
+    assert type(requested) is int
+
+
+def test_all_that_is_free_is_enough(twin: Any) -> None:
+    """The share may be just what is free."""
+    assert request(twin, 900, 1000, 0.9) == 900
+    assert twin.request_memory(twin.MemorySnapshot(900, 1000), twin.CacheConfig()) == 900
+    with pytest.raises(ValueError, match="lower gpu_memory_utilization or free memory"):
+        request(twin, 899, 1000, 0.9)
+
+
+def test_more_than_is_free(twin: Any) -> None:
+    """The message names the device, the sizes and the share, and says what to do."""
+    with twin.refuses(
+        "ValueError: init_snapshot.free_memory on device cuda:3 is 60.00 GiB of 79.50 GiB, less "
+        "than the desired 71.55 GiB (cache_config.gpu_memory_utilization 0.9): lower "
+        "gpu_memory_utilization or free memory"
+    ):
+        request(twin, 60 * GIB, int(79.5 * GIB), 0.9)
+
+
+@pytest.mark.parametrize(
+    "utilization", [0, -0.0, -0.1, 1.0000001, 1.01, 2, 10**400, math.nan, math.inf]
+)
+def test_shares_out_of_range(twin: Any, utilization: float) -> None:
+    """A share is more than 0 and at most 1."""
+    with twin.refuses(
+        f"ValueError: cache_config.gpu_memory_utilization is {utilization}, expected more than 0 "
+        "and at most 1"
+    ):
+        request(twin, 1, 1, utilization)
+
+
+@pytest.mark.parametrize(
+    ("utilization", "got"),
+    [
+        (True, "True of bool"),
+        ("0.9", "'0.9' of str"),
+        (None, "None of NoneType"),
+        (0.5j, "0.5j of complex"),
+        ([0.5], "list"),
+        (np.array(0.5), "array"),
+    ],
+)
+def test_shares_of_other_types(twin: Any, utilization: object, got: str) -> None:
+    """A share is an int or a float."""
+    with twin.refuses(
+        f"TypeError: cache_config.gpu_memory_utilization must be an int or float, got {got}"
+    ):
+        request(twin, 1, 1, twin.convert(utilization))
+
+
+@pytest.mark.parametrize("name", ["free_memory", "total_memory"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "ValueError: init_snapshot.{} is -1, expected 0 to 9223372036854775807"),
+        (
+            2**63,
+            (
+                "ValueError: init_snapshot.{} is 9223372036854775808, expected 0 to "
+                "9223372036854775807"
+            ),
+        ),
+        (1.0, "TypeError: init_snapshot.{} must be an int, got 1.0 of float"),
+        (True, "TypeError: init_snapshot.{} must be an int, got True of bool"),
+    ],
+)
+def test_refusals_of_sizes(twin: Any, name: str, value: object, message: str) -> None:
+    """Sizes are ints of 63 bits."""
+    sizes = {"free_memory": 1, "total_memory": 1, name: value}
+    with twin.refuses(message.format(name)):
+        twin.request_memory(twin.MemorySnapshot(**sizes), twin.CacheConfig())
+
+
+def test_attributes_that_are_read(twin: Any) -> None:
+    """A snapshot or a configuration without what is read says so."""
+    with pytest.raises(AttributeError, match="gpu_memory_utilization"):
+        twin.request_memory(twin.MemorySnapshot(1, 1), SimpleNamespace())
+    for name in ("free_memory", "total_memory"):
+        lacking = SimpleNamespace(free_memory=1, total_memory=1)
+        delattr(lacking, name)
+        with pytest.raises(AttributeError, match=name):
+            twin.request_memory(lacking, twin.CacheConfig())

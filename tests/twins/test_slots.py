@@ -1,0 +1,354 @@
+"""Where tokens stand in the cache: `compute_slot_mapping` and `map_to_kernel_blocks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.twins.arrays import int32, int64
+
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
+TABLE = [[5, 9], [7, 3]]
+STARTS = [0, 3, 4]
+POSITIONS = [1, 2, 3, 0]
+PAD = -1
+
+
+def slots_of(
+    twin: Any, table: Any, starts: list[int], positions: list[int], *args: object, **kwargs: object
+) -> list[int]:
+    """Compute slots from lists, to a list."""
+    arrays = twin.array(table, "int32"), twin.int32(*starts), twin.int64(*positions)
+    slots = twin.compute_slot_mapping(*arrays, *args, **kwargs)
+    assert twin.dtype("int64") == slots.dtype
+    result: list[int] = slots.tolist()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({}, [11, 18, 19, 14]),
+        ({"cp_world_size": 2, "cp_rank": 1}, [10, -1, 11, -1]),
+        ({"cp_world_size": 2, "cp_rank": 0}, [-1, 11, -1, 14]),
+        ({"kernel_block_size": 2}, [11, 18, 19, 14]),
+        ({"cp_kv_cache_interleave_size": 2}, [11, 18, 19, 14]),
+        ({"cp_world_size": 2, "cp_rank": 0, "cp_kv_cache_interleave_size": 2}, [11, -1, -1, 14]),
+        ({"cp_world_size": 2, "cp_rank": 1, "cp_kv_cache_interleave_size": 2}, [-1, 10, 11, -1]),
+    ],
+)
+def test_slots_of_the_example(twin: Any, kwargs: dict[str, int], expected: list[int]) -> None:
+    """The worked example, and what its ranks hold."""
+    assert expected == slots_of(twin, TABLE, STARTS, POSITIONS, 2, **kwargs)
+
+
+def test_kernel_blocks(twin: Any) -> None:
+    """Block k of the row is kernel blocks k*n .. k*n + n - 1, wherever these are in the cache."""
+    table = [[8, 3, 6, 1]]  # two blocks of 4, as kernel blocks of 2
+    expected = [16, 17, 6, 7, 12, 13, 2, 3]
+    assert expected == slots_of(twin, table, [0, 8], list(range(8)), 4, kernel_block_size=2)
+
+
+def test_kernel_blocks_with_context_parallelism(twin: Any) -> None:
+    """The rank, the block and the offset follow from the manager's block, not the kernel's."""
+    world = {"kernel_block_size": 2, "cp_world_size": 2, "cp_kv_cache_interleave_size": 2}
+    batch = [[8, 3, 6, 1]], [0, 16], list(range(16)), 4
+    rank_0 = [16, 17, PAD, PAD, 6, 7, PAD, PAD, 12, 13, PAD, PAD, 2, 3, PAD, PAD]
+    rank_1 = [PAD, PAD, 16, 17, PAD, PAD, 6, 7, PAD, PAD, 12, 13, PAD, PAD, 2, 3]
+    assert rank_0 == slots_of(twin, *batch, **world, cp_rank=0)
+    assert rank_1 == slots_of(twin, *batch, **world, cp_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "starts", "positions", "expected"),
+    [
+        pytest.param(TABLE, [0], [], [], id="no requests"),
+        pytest.param(np.zeros((0, 2)), [0], [], [], id="no rows"),
+        pytest.param(np.zeros((2, 0)), [0, 0], [1, 2], [-1, -1], id="no columns"),
+        pytest.param(TABLE, [0], [-7, 99], [-1, -1], id="padding alone, never looked at"),
+        pytest.param(TABLE, [0, 0, 0], [], [], id="requests of no tokens"),
+        pytest.param(TABLE, [0, 1, 1], [3, -7, 2**40], [19, -1, -1], id="padding behind"),
+        pytest.param(TABLE, [0, 1], [3], [19], id="more rows than requests"),
+        pytest.param(TABLE, [0, 4], [3, 0, 0, 2], [19, 10, 10, 18], id="positions in any order"),
+        pytest.param([[5, -1], [7, -9]], [0, 1, 2], [0, 1], [10, 15], id="unread bad blocks"),
+        pytest.param([[2**31 - 1]], [0, 1], [1], [2**32 - 1], id="a slot past 32 bits"),
+    ],
+)
+def test_slots(
+    twin: Any, table: Any, starts: list[int], positions: list[int], expected: list[int]
+) -> None:
+    """Tokens past the last request have no slot, and only blocks that hold a token are read."""
+    assert expected == slots_of(twin, table, starts, positions, 2)
+    with twin.checked():
+        assert expected == slots_of(twin, table, starts, positions, 2)
+
+
+def test_large_numbers(twin: Any) -> None:
+    """Blocks, block sizes, positions and slots may need more than 32 bits when multiplied."""
+    most = 2**31 - 1
+    assert [most * most + most - 1] == slots_of(twin, [[most]], [0, 1], [most - 1], most)
+    assert [300 * 100] == slots_of(twin, [[0, 300]], [0, 1], [100], np.int8(100))
+    blocks, size = [list(range(10))], 2**29 + 2
+    position = 9 * size + 2**28 + 3
+    assert [position] == slots_of(twin, blocks, [0, 1], [position], size)
+    ranks = {"cp_world_size": 2, "cp_rank": 1, "cp_kv_cache_interleave_size": 2}
+    position = 9 * 2 * size + 2**28 + 3
+    assert [9 * size + 2**27 + 1] == slots_of(twin, blocks, [0, 1], [position], size, **ranks)
+
+
+def test_another_ranks_position_needs_no_column(twin: Any) -> None:
+    """A position of another rank may lie outside the table."""
+    assert [-1] == slots_of(twin, [[5]], [0, 1], [99], 2, cp_world_size=2, cp_rank=0)
+
+
+def test_strided_arrays(twin: Any) -> None:
+    """Inputs and out may be strided views; what lies between their entries is left alone."""
+    table = twin.array([[99] * 4] * 4, "int32")
+    starts, positions = twin.int32(*[99] * 6), twin.int64(*[99] * 8)
+    table[::2, ::2] = twin.array(TABLE, "int32")
+    starts[::2], positions[::2] = twin.int32(*STARTS), twin.int64(*POSITIONS)
+    buffer = twin.int64(*[77] * 12)
+    slots = twin.compute_slot_mapping(
+        table[::2, ::2], starts[::2], positions[::2], 2, out=buffer[::2]
+    )
+    assert [11, 18, 19, 14] == slots.tolist()
+    assert [11, 77, 18, 77, 19, 77, 14, 77, -1, 77, -1, 77] == buffer.tolist()
+    assert twin.shares_memory(slots, buffer)
+
+
+def test_out_between_the_entries_of_an_input(twin: Any) -> None:
+    """What interleaves with an input but shares no byte with it is no overlap."""
+    both = twin.int64(1, 77, 2, 77, 3, 77, 0, 77)
+    table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
+    with twin.checked():
+        twin.compute_slot_mapping(table, starts, both[::2], 2, out=both[1::2])
+    assert [1, 11, 2, 18, 3, 19, 0, 14] == both.tolist()
+
+
+def test_out_is_padded_to_its_end(twin: Any) -> None:
+    """With out, everything past the positions is padding, and the result is a view of it."""
+    out = twin.int64(*[77] * 7)
+    table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
+    slots = twin.compute_slot_mapping(table, starts, twin.int64(*POSITIONS, 50), 2, out=out)
+    assert [11, 18, 19, 14, -1, -1, -1] == out.tolist()
+    slots[4] = 8
+    assert [11, 18, 19, 14, 8, -1, -1] == out.tolist()
+    assert (5,) == slots.shape
+    twin.compute_slot_mapping(table, twin.int32(0), twin.int64(), 2, out=out)
+    assert [-1] * 7 == out.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": 0}, "ValueError: block_size is 0, expected 1 to 2147483647"),
+        ({"block_size": 2**31}, "ValueError: block_size is 2147483648, expected 1 to 2147483647"),
+        ({"block_size": True}, "TypeError: block_size must be an int, got True of bool"),
+        ({"block_size": 2.0}, "TypeError: block_size must be an int, got 2.0 of float"),
+        (
+            {"kernel_block_size": 3},
+            "ValueError: kernel_block_size is 3, expected a divisor of block_size 2",
+        ),
+        (
+            {"kernel_block_size": 4},
+            "ValueError: kernel_block_size is 4, expected a divisor of block_size 2",
+        ),
+        (
+            {"kernel_block_size": True},
+            "TypeError: kernel_block_size must be an int, got True of bool",
+        ),
+        ({"cp_world_size": 0}, "ValueError: cp_world_size is 0, expected 1 to 2147483647"),
+        ({"cp_rank": 1}, "ValueError: cp_rank is 1, expected 0 to 0"),
+        ({"cp_rank": -1}, "ValueError: cp_rank is -1, expected 0 to 0"),
+        (
+            {"cp_world_size": 2**30},
+            (
+                "ValueError: block_size 2 times cp_world_size 1073741824 is 2147483648, expected "
+                "at most 2147483647"
+            ),
+        ),
+        (
+            {"cp_kv_cache_interleave_size": 4},
+            "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2",
+        ),
+        (
+            {"query_start_loc": int64(0, 3, 4)},
+            "TypeError: query_start_loc must be int32, got int64",
+        ),
+        (
+            {"query_start_loc": int32(1, 3, 4)},
+            "ValueError: query_start_loc[0] is 1, expected 0",
+        ),
+        (
+            {"query_start_loc": int32(0, 3, 2)},
+            "ValueError: query_start_loc[2] is 2, less than 3 before it",
+        ),
+        (
+            {"query_start_loc": int32(0, -1, 4)},
+            "ValueError: query_start_loc[1] is -1, less than 0 before it",
+        ),
+        (
+            {"query_start_loc": int32()},
+            "ValueError: query_start_loc is empty, expected num_reqs + 1 entries",
+        ),
+        (
+            {"query_start_loc": int32(0, 3, 5)},
+            "ValueError: query_start_loc[-1] is 5, but positions has 4 entries",
+        ),
+        (
+            {"query_start_loc": int32(0, 3, 4, 4)},
+            "ValueError: query_start_loc has 3 requests, but block_table has 2 rows",
+        ),
+        ({"positions": int32(1, 2, 3, 0)}, "TypeError: positions must be int64, got int32"),
+        ({"positions": POSITIONS}, "TypeError: positions must be an array, got list"),
+        (
+            {"positions": np.array([POSITIONS])},
+            "ValueError: positions must have 1 dimension, got shape (1, 4)",
+        ),
+        ({"positions": int64(1, 2, -1, 0)}, "ValueError: positions[2] is -1, expected at least 0"),
+        (
+            {"positions": int64(1, 2, -2, 0), "cp_world_size": 2},
+            "ValueError: positions[2] is -2, expected at least 0",
+        ),
+        (
+            {"positions": int64(1, 2, 4, 0)},
+            "ValueError: positions[2] is 4 and needs column 2, but block_table has 2 columns",
+        ),
+        ({"block_table": np.array(TABLE)}, "TypeError: block_table must be int32, got int64"),
+        ({"block_table": TABLE}, "TypeError: block_table must be an array, got list"),
+        (
+            {"block_table": int32(5, 9)},
+            "ValueError: block_table must have 2 dimensions, got shape (2,)",
+        ),
+        (
+            {"block_table": np.array([[5, 9], [-1, 3]], np.int32)},
+            "ValueError: block_table[1, 0] is -1, expected at least 0, as it holds positions[3]",
+        ),
+        ({"out": int64(0, 0, 0)}, "ValueError: out has 3 entries, expected at least 4"),
+        ({"out": int32(0, 0, 0, 0)}, "TypeError: out must be int64, got int32"),
+        (
+            {"out": np.broadcast_to(np.zeros(1, np.int64), 4)},
+            "ValueError: out is one element repeated, expected one for each token",
+        ),
+    ],
+)
+def test_refusals_of_slots(twin: Any, changes: dict[str, Any], message: str) -> None:
+    """Each precondition broken in turn is refused, in these words, and out is not written."""
+    out = twin.int64(*[77] * 4)
+    arguments = {
+        "block_table": np.array(TABLE, np.int32),
+        "query_start_loc": int32(*STARTS),
+        "positions": int64(*POSITIONS),
+        "block_size": 2,
+        "out": out,
+    }
+    with twin.refuses(message):
+        twin.compute_slot_mapping(**twin.convert_all(arguments | changes))
+    assert [77] * 4 == out.tolist()
+
+
+def test_out_that_is_an_input(twin: Any) -> None:
+    """Slots are not written over what they are computed from, nor over a part of it."""
+    both = twin.int64(*POSITIONS, *[77] * 4)
+    table, starts = twin.array(TABLE, "int32"), twin.int32(*STARTS)
+    for out in (both[:4], both[3:7]):
+        with twin.refuses(
+            "ValueError: out shares memory with an input, expected memory of its own"
+        ):
+            twin.compute_slot_mapping(table, starts, both[:4], 2, out=out)
+    memory = twin.int64(*[0] * 8)
+    table = memory.view(twin.dtype("int32"))[:4].reshape(2, 2)
+    table[:] = twin.array(TABLE, "int32")
+    with twin.refuses("ValueError: out shares memory with an input, expected memory of its own"):
+        twin.compute_slot_mapping(table, starts, both[:4], 2, out=memory[1:])
+    assert POSITIONS == both[:4].tolist()
+    assert TABLE == table.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_map_of_the_example(twin: Any, dtype: str) -> None:
+    """The worked example, for every dtype."""
+    result = twin.map_to_kernel_blocks(twin.array([0, 3], dtype), 2)
+    assert [0, 1, 6, 7] == result.tolist()
+    assert twin.dtype(dtype) == result.dtype
+
+
+@pytest.mark.parametrize(
+    ("shape", "n", "expected_shape"),
+    [((0,), 3, (0,)), ((2, 3), 2, (2, 6)), ((2, 0, 3), 4, (2, 0, 12)), ((2, 0), 2**31 - 1, (2, 0))],
+)
+def test_map_shapes(
+    twin: Any, shape: tuple[int, ...], n: int, expected_shape: tuple[int, ...]
+) -> None:
+    """Only the last dimension grows."""
+    block_ids = twin.convert(np.zeros(shape, np.int32))
+    assert expected_shape == twin.map_to_kernel_blocks(block_ids, n).shape
+
+
+def test_map_of_rows(twin: Any) -> None:
+    """Each row is mapped by itself, strided or not; with one kernel block it is copied."""
+    block_ids = twin.array([[1, 9, 0], [2, 9, 3]], "int32")[:, ::2]
+    assert [[2, 3, 0, 1], [4, 5, 6, 7]] == twin.map_to_kernel_blocks(block_ids, 2).tolist()
+    same = twin.map_to_kernel_blocks(block_ids, 1)
+    assert block_ids.tolist() == same.tolist()
+    assert not twin.shares_memory(same, block_ids)
+
+
+def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
+    """The greatest id that fits is mapped."""
+    assert [126, 127] == twin.map_to_kernel_blocks(twin.array([63], "int8"), 2).tolist()
+    last = 2**62 - 1
+    assert [2 * last, 2 * last + 1] == twin.map_to_kernel_blocks(twin.int64(last), 2).tolist()
+    assert [2**63 - 1] == twin.map_to_kernel_blocks(twin.int64(2**63 - 1), 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("block_ids", "n", "message"),
+    [
+        (
+            np.array([[0], [42]], np.int8),
+            3,
+            (
+                "ValueError: block_ids[1, 0] is 42, expected 0 to 41, as each is 3 kernel blocks "
+                "in int8"
+            ),
+        ),
+        (
+            np.array([[3, 64]], np.int8),
+            2,
+            (
+                "ValueError: block_ids[0, 1] is 64, expected 0 to 63, as each is 2 kernel blocks "
+                "in int8"
+            ),
+        ),
+        (
+            int64(0, -1),
+            2,
+            (
+                "ValueError: block_ids[1] is -1, expected 0 to 4611686018427387903, as each is 2 "
+                "kernel blocks in int64"
+            ),
+        ),
+        (np.array(3), 2, "ValueError: block_ids must have at least 1 dimension, got shape ()"),
+        (
+            np.array([0], np.uint16),
+            2,
+            "TypeError: block_ids must be int8 or int16 or int32 or int64 or uint8, got uint16",
+        ),
+        ([0, 3], 2, "TypeError: block_ids must be an array, got list"),
+        (int64(0), 0, "ValueError: blocks_per_kv_block is 0, expected 1 to 2147483647"),
+        (
+            np.array([0], np.int8),
+            200,
+            "ValueError: blocks_per_kv_block is 200, more than int8 can count",
+        ),
+        (int64(0), None, "TypeError: blocks_per_kv_block must be an int, got None of NoneType"),
+    ],
+)
+def test_refusals_of_the_map(twin: Any, block_ids: object, n: object, message: str) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with twin.refuses(message):
+        twin.map_to_kernel_blocks(twin.convert(block_ids), n)

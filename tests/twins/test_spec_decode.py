@@ -1,0 +1,145 @@
+"""Speculative decoding: views of tokens by request, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+
+def numbered(shape: tuple[int, ...]) -> Any:
+    """Return an array whose entries tell where they stand."""
+    return np.arange(math.prod(shape)).reshape(shape)
+
+
+def test_views_are_written_through(twin: Any) -> None:
+    """What is written to the views is written to the array."""
+    query = twin.convert(numbered((4, 1, 1)))
+    by_request = twin.reshape_query_for_spec_decode(query, 2)
+    by_request[1, 0] = 70
+    twin.reshape_attn_output_for_spec_decode(by_request)[3] = 80
+    assert [0, 1, 70, 80] == query[:, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, bool])
+def test_any_dtype(twin: Any, dtype: type[Any]) -> None:
+    """The dtype is kept, whichever it is."""
+    by_request = twin.reshape_query_for_spec_decode(
+        twin.convert(np.zeros((4, 2, 2), dtype)), np.int64(2)
+    )
+    tokens = twin.reshape_attn_output_for_spec_decode(by_request)
+    assert twin.convert(np.dtype(dtype)) == by_request.dtype == tokens.dtype
+
+
+def test_no_tokens(twin: Any) -> None:
+    """No tokens are none of each request, and no requests or tokens give none."""
+    assert (3, 0, 8, 4) == twin.reshape_query_for_spec_decode(
+        twin.convert(np.zeros((0, 8, 4))), 3
+    ).shape
+    assert (0, 8, 4) == twin.reshape_attn_output_for_spec_decode(
+        twin.convert(np.zeros((0, 3, 8, 4)))
+    ).shape
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 4), (0, 8, 4)])
+def test_three_dimensions_are_as_they_are(twin: Any, shape: tuple[int, ...]) -> None:
+    """An output of tokens in one dimension is handed back itself."""
+    attn_output = twin.convert(np.zeros(shape))
+    assert attn_output is twin.reshape_attn_output_for_spec_decode(attn_output)
+
+
+@pytest.mark.parametrize(
+    ("attn_output", "expected"),
+    [
+        pytest.param(numbered((3, 4, 2, 2))[::2, :1], [0, 8], id="one token of each"),
+        pytest.param(numbered((3, 4, 2, 2))[2:, ::2], [8, 10], id="one request"),
+        pytest.param(numbered((2, 4, 2, 2))[:, ::2], [0, 2, 4, 6], id="every other token"),
+        pytest.param(numbered((2, 3, 2, 2)), [0, 1, 2, 3, 4, 5], id="contiguous"),
+        pytest.param(np.broadcast_to(numbered((1, 1, 2, 2)), (2, 2, 2, 2)), [0] * 4, id="repeated"),
+        pytest.param(numbered((2, 3, 4, 2))[:, :, ::3], [0, 2, 4, 6, 8, 10], id="strided heads"),
+        pytest.param(numbered((2, 3, 2, 2))[:, :2, :0], None, id="no heads"),
+    ],
+)
+def test_strides_that_allow_a_view(twin: Any, attn_output: Any, expected: list[int] | None) -> None:
+    """Tokens at one distance in memory, or too few to have any, are a view."""
+    attn_output = twin.convert(attn_output)
+    flat = twin.reshape_attn_output_for_spec_decode(attn_output)
+    requests, tokens, heads, dim = attn_output.shape
+    assert (requests * tokens, heads, dim) == flat.shape
+    if expected is not None:
+        assert twin.shares_memory(attn_output, flat)
+        assert expected == (flat[:, 0, 0] // 4).tolist()
+
+
+QUERY = np.zeros((6, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("query", "batch_size", "message"),
+    [
+        (QUERY.tolist(), 2, "TypeError: query must be an array, got list"),
+        (QUERY[0], 2, "ValueError: query must have 3 dimensions, got shape (2, 2)"),
+        (QUERY[None], 2, "ValueError: query must have 3 dimensions, got shape (1, 6, 2, 2)"),
+        (QUERY, 4, "ValueError: batch_size is 4, expected a divisor of the 6 tokens of query"),
+        (QUERY, 12, "ValueError: batch_size is 12, expected a divisor of the 6 tokens of query"),
+        (QUERY, 0, "ValueError: batch_size is 0, expected 1 to 2147483647"),
+        (QUERY, -2, "ValueError: batch_size is -2, expected 1 to 2147483647"),
+        (QUERY[:0], 2**63, f"ValueError: batch_size is {2**63}, expected 1 to {2**31 - 1}"),
+        (QUERY, 2.0, "TypeError: batch_size must be an int, got 2.0 of float"),
+        (QUERY, True, "TypeError: batch_size must be an int, got True of bool"),
+    ],
+)
+def test_refusals_of_reshape_query(twin: Any, query: Any, batch_size: Any, message: str) -> None:
+    """Each wrong argument is refused, in these words."""
+    with twin.refuses(message):
+        twin.reshape_query_for_spec_decode(twin.convert(query), batch_size)
+
+
+@pytest.mark.parametrize(
+    ("attn_output", "message"),
+    [
+        (None, "TypeError: attn_output must be an array, got NoneType"),
+        (QUERY[0], "ValueError: attn_output must have 3 or 4 dimensions, got shape (2, 2)"),
+        (
+            QUERY[None, None],
+            "ValueError: attn_output must have 3 or 4 dimensions, got shape (1, 1, 6, 2, 2)",
+        ),
+        (
+            np.zeros((2, 3, 2, 2))[:, :2],
+            (
+                "ValueError: attn_output of shape (2, 2, 2, 2) cannot be viewed as (4, 2, 2): "
+                "its requests are not contiguous"
+            ),
+        ),
+        (
+            np.zeros((3, 2, 2, 2)).transpose(1, 0, 2, 3),
+            (
+                "ValueError: attn_output of shape (2, 3, 2, 2) cannot be viewed as (6, 2, 2): "
+                "its requests are not contiguous"
+            ),
+        ),
+    ],
+)
+def test_refusals_of_reshape_attn_output(twin: Any, attn_output: Any, message: str) -> None:
+    """What has other dimensions, or cannot be a view, is refused, in these words."""
+    with twin.refuses(message):
+        twin.reshape_attn_output_for_spec_decode(twin.convert(attn_output))
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("shape", [(6, 2, 3), (2, 1, 1), (4, 0, 3), (4, 2, 0)])
+def test_token_by_token(twin: Any, shape: tuple[int, int, int], step: int) -> None:
+    """Token `i * n + j` is `[i, j]` of the view, of strided queries too, and goes back there."""
+    tokens, heads, dim = shape
+    query = twin.convert(numbered((tokens * step, heads, dim))[::step])
+    by_request = twin.reshape_query_for_spec_decode(query, 2)
+    assert (2, tokens // 2, heads, dim) == by_request.shape
+    assert query.tolist() == [token for request in by_request.tolist() for token in request]
+    back = twin.reshape_attn_output_for_spec_decode(by_request)
+    assert (query.shape, query.tolist()) == (back.shape, back.tolist())
+    if heads * dim:
+        assert twin.shares_memory(query, by_request)
+        assert twin.shares_memory(query, back)
