@@ -3,9 +3,9 @@
     python -m tools.vectors --out DIR
 
 writes one folder for each function, with a manifest and its cases: valid calls with their results,
-bad calls with how they are refused, sessions of objects that keep state. `conformance/README.md`
+invalid calls with the exception they raise, sessions of objects that keep state. `docs/vectors.md`
 describes the format, `schema.json` in DIR defines it. The exit status is 0 when all is written, 2
-when the call was wrong.
+for a wrong command line.
 """
 
 from __future__ import annotations

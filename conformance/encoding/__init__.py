@@ -1,6 +1,6 @@
 """Calls and results as plain JSON and back, exactly: what vectors and the corpus are written in.
 
-`README.md` beside this package describes the format, `vectors/schema.json` defines it.
+`docs/vectors.md` describes the format, `vectors/schema.json` defines it.
 """
 
 from conformance.encoding.calls import SCHEMA_VERSION, decode_call, encode_call

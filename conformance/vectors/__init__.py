@@ -1,7 +1,7 @@
 """Test vectors: cases in plain JSON, for implementations in any language, and their replay.
 
 `python -m tools.vectors --out DIR` writes them, `vector_checks(DIR)` replays them; `schema.json`
-defines the format, `README.md` beside this package explains it.
+defines the format, `docs/vectors.md` explains it.
 """
 
 from pathlib import Path

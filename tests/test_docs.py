@@ -1,0 +1,256 @@
+"""README, CONTRIBUTING and docs: links lead somewhere, output is real, figures are measured ones.
+
+Their Python examples are doctests, which .ci/run runs. What a page has to write:
+
+- A ```console block is a sample: after `$ command` comes what the command prints to stdout, with
+  `...` for what differs between runs or says nothing. A command without output is not run.
+- `<!-- not run: reason -->` above a sample with output keeps it from being run.
+- A ```python block whose first line is `# name.py` is a file that the samples of its page find.
+- `<!-- rows of FILE.json -->` above a table says which record of tools.bench its rows are from.
+- `[number](tools/results/FILE)` is a figure that stands in that file.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from tools.bench.record import Record, read_record
+from tools.bench.tables import _us
+from tools.bench.targets import geometric_mean
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "[!.]*/README.md", "docs/*.md", "tools/results/*.md")
+    for path in ROOT.glob(pattern)
+)
+RESULTS = ROOT / "tools" / "results"
+ELLIPSIS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def parse(page: Path) -> list[Token]:
+    """Return the tokens of a page."""
+    text = page.read_text(encoding="utf-8")
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+def targets_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield where each link and picture of a page leads, and the text of the link."""
+    for token in parse(page):
+        children = token.children or []
+        for i, child in enumerate(children):
+            if child.type == "link_open":
+                yield str(child.attrs["href"]), children[i + 1].content
+            elif child.type == "image":
+                yield str(child.attrs["src"]), child.content
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what GitHub calls the headings of a page."""
+    tokens = parse(page)
+    headings = [
+        tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"
+    ]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link is to a file or folder here, and an anchor to a heading of the page."""
+    for target, _ in targets_of(page):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = page.parent / name if name else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors_of(found), target
+
+
+def test_each_page_can_be_reached() -> None:
+    """A reader who begins with README finds every page of docs, and every package's README."""
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        links = [target.partition("#")[0] for target, _ in targets_of(page)]
+        found = {(page.parent / link).resolve() for link in links if link.endswith(".md")}
+        new |= found & set(PAGES) - reached
+    assert {page for page in PAGES if page.parent.name != "results"} <= reached
+
+
+def test_readme_is_read_in_five_minutes() -> None:
+    """It has at most 200 lines."""
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 200
+
+
+# Samples of command lines.
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A command of a page, and what it prints."""
+
+    page: Path
+    command: str
+    output: str
+    reason: str | None
+    """Why it is not run."""
+
+    def __str__(self) -> str:
+        """Return the name of its test."""
+        return f"{self.page.relative_to(ROOT)}: {self.command}"
+
+
+def samples_of(page: Path) -> Iterator[Sample]:
+    """Yield the commands of a page."""
+    reason: str | None = None
+    for token in parse(page):
+        if token.type == "html_block":
+            found = re.match(r"<!-- not run: (.+) -->", token.content)
+            reason = found and found[1]
+        elif token.type == "fence" and token.info == "console":
+            nothing, *parts = re.split(r"^\w*\$ ", token.content, flags=re.MULTILINE)
+            assert not nothing, f"{page}: a console block begins with $"
+            for part in parts:
+                command, _, output = part.partition("\n")
+                yield Sample(page, command.partition("  #")[0], output, reason)
+            reason = None
+
+
+SAMPLES = [sample for page in PAGES for sample in samples_of(page)]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page shows into a folder."""
+    for token in parse(page):
+        if token.type == "fence" and (named := re.match(r"# (\w+\.py)\n", token.content)):
+            (folder / named[1]).write_text(token.content, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "sample", [sample for sample in SAMPLES if sample.output and not sample.reason], ids=str
+)
+def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> None:
+    """A sample is run in an empty folder, which has the files of its page."""
+    write_files(sample.page, tmp_path)
+    ran = subprocess.run(  # noqa: S603  # a command of our own pages
+        ["bash", "-c", sample.command],  # noqa: S607
+        cwd=tmp_path,
+        env=os.environ
+        | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_ADDOPTS": f"--failures={tmp_path}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    missing = re.search(r"needs? (\w+).*: pip install", ran.stderr)
+    if missing and importlib.util.find_spec(missing[1]) is None:
+        pytest.skip(ran.stderr.strip())
+    assert doctest.OutputChecker().check_output(sample.output, ran.stdout, ELLIPSIS), (
+        ran.stdout + ran.stderr
+    )
+
+
+def test_options_are_there() -> None:
+    """An option of a tool that a page shows stands in the tool's source."""
+    found = 0
+    for sample in SAMPLES:
+        for name, rest in re.findall(r"python -m tools\.([\w.]+)([^&|]*)", sample.command):
+            path = ROOT / "tools" / name.replace(".", "/")
+            files = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+            source = "".join(file.read_text(encoding="utf-8") for file in files)
+            for option in re.findall(r"--[a-z-]+", rest):
+                assert f'"{option}"' in source, str(sample)
+                found += 1
+    assert found
+
+
+def test_the_list_of_options_is_whole() -> None:
+    """docs/options.md has every option that `python -m conformance --help` lists, and no other."""
+    command = [sys.executable, "-m", "conformance", "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    section = ran.stdout.partition("conformance of an implementation")[2].partition("\n\n")[0]
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^  (--[\w-]+)", section, re.MULTILINE)
+    assert listed
+    assert sorted(listed) == sorted(re.findall(r"^\| `(--[\w-]+)", text, re.MULTILINE))
+
+
+# Figures.
+
+
+def rows_of(record: Record) -> dict[str, list[str]]:
+    """Return the cells of each function in the tables: times and ratios, or host and device."""
+    if record.device_rows:
+        return {
+            row["job"]: [_us(row["host_us"]), _us(row["device_us"])]
+            for row in record.device_rows
+            if (row["kind"], row["num_reqs"]) == ("mixed", 1024)
+        }
+    table: dict[str, list[str]] = {}
+    for job in {row.job for row in record.rows}:
+        rows = [row for row in record.rows if row.job == job]
+        times = {row.num_reqs: row.timings["fast"] for row in rows if row.kind == "mixed"}
+        ratios = [ratio for row in rows if (ratio := row.ratio()) is not None]
+        cells = [_us(times[size].median_us) for size in (8, 256, 1024)]
+        table[job] = [*cells, f"{geometric_mean(ratios):.2f}", f"{max(ratios):.2f}"]
+    return table
+
+
+def tables_of(page: Path) -> Iterator[tuple[Path, list[list[str]]]]:
+    """Yield the record that a table of a page is from, and its cells."""
+    record, table = None, None
+    for token in parse(page):
+        if token.type == "html_block" and (
+            found := re.match(r"<!-- rows of (\S+) -->", token.content)
+        ):
+            record = ROOT / found[1]
+        elif token.type == "tbody_open":
+            table = []
+        elif token.type == "tr_open" and table is not None:
+            table.append([])
+        elif token.type == "inline" and table:
+            table[-1].append(token.content)
+        elif token.type == "tbody_close" and record is not None:
+            yield record, table or []
+            record = table = None
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"])
+def test_times_are_measured_ones(page: Path) -> None:
+    """Each row of a benchmark's table is what the run of that name measured."""
+    tables = list(tables_of(page))
+    assert tables
+    for path, table in tables:
+        measured = rows_of(read_record(path))
+        assert table
+        for name, *cells in table:
+            expected = measured[name.strip("`")]
+            assert expected[: len(cells)] == cells, name
+
+
+def test_figures_are_in_the_files_they_link_to() -> None:
+    """`[93%](tools/results/run.txt)`: a link from a number to a result is to where it stands."""
+    found = 0
+    for page in PAGES:
+        for target, text in targets_of(page):
+            path = (page.parent / target).resolve()
+            if path.parent == RESULTS and (number := re.match(r"\d[\d,.]*%?", text)):
+                assert number[0] in path.read_text(encoding="utf-8"), (page.name, text)
+                found += 1
+    assert found
