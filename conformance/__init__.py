@@ -6,7 +6,7 @@
   one call of them;
 - `laws`: what is true of every function of a batch that says it obeys them; `meanings`: how each
   such function speaks of a batch;
-- `strategies`: the valid input, and `faults`: the same input with one precondition broken;
+- `strategies`: the valid input, and `invalid_inputs`: the same input with one precondition broken;
 - `targets`: what is under test, and on what device; `conversion` carries values there;
 - `comparison`: the exact comparator; `report`: what a person reads when it finds a difference;
 - `situations`: the hard cases that a run must have met;

@@ -17,7 +17,7 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.contracts import Call, Contract, Draw, InvalidInput
 from conformance.gpu_context import lost_context
 from conformance.implementations import is_of_fast
 from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
@@ -252,32 +252,32 @@ def same_refusal(contract: Contract) -> Check:
     @st.composite
     def examples(draw: Draw, preset: Preset) -> _Broken:
         call = draw(contract.calls(preset))
-        broken = [(fault, fault.breaks(call, draw)) for fault in contract.faults]
-        return _Broken(call, [(fault, bad) for fault, bad in broken if bad is not None])
+        broken = [(invalid, invalid.change(call)) for invalid in contract.invalid_inputs]
+        return _Broken(call, [(invalid, bad) for invalid, bad in broken if bad is not None])
 
     def body(target: Target, example: _Broken) -> None:
         __tracebackhide__ = True
         wording = None
         right = {who: Side(who, example.call) for who in (REFERENCE, target)}
-        for fault, call in example.ways:
-            if fault.argument in target.missing_fields:
+        for invalid, call in example.ways:
+            if invalid.argument in target.missing_fields:
                 continue
             with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as side:
                 # Once refused it is as it was, and can be called again.
-                if fault.is_hint:
-                    check_refusal(side, fault, contract.observe)
+                if invalid.is_hint:
+                    check_refusal(side, invalid, contract.observe)
                 else:
-                    expected = check_refusal(ours, fault, contract.observe)
-                    actual = check_refusal(side, fault, contract.observe)
+                    expected = check_refusal(ours, invalid, contract.observe)
+                    actual = check_refusal(side, invalid, contract.observe)
                     is_exact = is_of_fast(target.lookup(contract.function))
                     found = compare_wording(expected, actual, is_exact=is_exact)
                     if found is not None and wording is None:
                         wording = Mismatch(call, target.name, found)
-                if fault.is_value:
-                    check_stays_inside(side, fault, contract.changes)
+                if invalid.is_value:
+                    check_stays_inside(side, invalid, contract.changes)
                 else:
-                    check_refusal(side, fault, contract.observe, checked=False)
-            if fault.is_value:
+                    check_refusal(side, invalid, contract.observe, checked=False)
+            if invalid.is_value:
                 right[target] = Side(target, example.call)  # the other may have been written to
         if wording is not None:
             raise wording
@@ -289,8 +289,8 @@ def same_refusal(contract: Contract) -> Check:
         body,
         f"{contract.function} refuses bad calls as reference does, and changes nothing; with "
         "checks off they stay inside their memory.",
-        [fault.situation for fault in contract.faults],
-        lambda example: [fault.situation for fault, _ in example.ways],
+        [invalid.situation for invalid in contract.invalid_inputs],
+        lambda example: [invalid.situation for invalid, _ in example.ways],
         contract.has_kernel,
         contract.has_device_path,
     )
@@ -301,7 +301,7 @@ class _Broken:
     """A valid call, and the bad ones made of it."""
 
     call: Call
-    ways: list[tuple[Fault, Call]]
+    ways: list[tuple[InvalidInput, Call]]
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave the bad call to the report, which tells it better than Hypothesis can."""

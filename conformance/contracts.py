@@ -34,7 +34,8 @@ class Call:
     Attributes:
         function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
         arguments: The arguments by name, `self` included.
-        facts: What the strategy knows of them (a `Batch`), for situations, faults and reports.
+        facts: What the strategy knows of them (a `Batch`), for situations, invalid inputs and
+            reports.
         hints: Arguments by keyword that `reference` does not take: what an implementation may be
             told besides, and would otherwise ask the device for (`logits_indices_cpu`). One that
             has no such keyword is not told.
@@ -140,19 +141,19 @@ class Draw(Protocol):
         ...
 
 
-Breaks: TypeAlias = "Callable[[Call, Draw], Call | None]"
-"""Makes a valid call bad; None where the drawn call offers nothing to break."""
+Change: TypeAlias = "Callable[[Call], Call | None]"
+"""Makes a valid call invalid; None where the drawn call offers nothing to break."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class InvalidInput:
     """One precondition, broken in an otherwise valid call.
 
     Attributes:
         name: What is wrong, as a person would say it: "interleave does not divide the block size".
         error: The class of exception that it gets, exactly.
         argument: The name that the message must mention.
-        breaks: Makes a valid call bad.
+        change: Makes a valid call invalid.
         is_value: Whether it stands in the values of an array or tensor, or in a metadata, which
             are looked at in checked mode only. Everything else is refused always.
         is_hint: Whether it stands in a hint, of which `reference` knows nothing.
@@ -163,14 +164,14 @@ class Fault:
     name: str
     error: type[Exception]
     argument: str
-    breaks: Breaks
+    change: Change
     is_value: bool = False
     is_hint: bool = False
     also: str = ""
 
     @property
     def situation(self) -> str:
-        """The name under which a run counts calls with this fault."""
+        """The name under which a run counts calls with this invalid input."""
         return f"refused: {self.name}"
 
     @property
@@ -179,13 +180,13 @@ class Fault:
         return f"{self.argument} and {self.also}" if self.also else self.argument
 
 
-def replaced(argument: str, value: object) -> Breaks:
-    """Return a fault that puts one fixed value in an argument's place.
+def replaced(argument: str, value: object) -> Change:
+    """Return the change that puts one fixed value in an argument's place.
 
-    >>> replaced("block_size", 0)(Call("f", {"block_size": 2}), None)
+    >>> replaced("block_size", 0)(Call("f", {"block_size": 2}))
     f(block_size=0)
     """
-    return lambda call, _: call.replacing(**{argument: value})
+    return lambda call: call.replacing(**{argument: value})
 
 
 class Relation(enum.Enum):
@@ -263,7 +264,7 @@ class Contract:
         calls: Valid calls of a preset's sizes.
         situations: Named predicates on a call; a run must meet each.
         pairs: Situations that one call must meet together.
-        faults: Each precondition, broken; a run must meet each.
+        invalid_inputs: Each precondition, broken; a run must meet each.
         changes: Names of the arguments that the function changes, which are compared too.
         observe: What to compare of a caller's own objects after the call, by `changes`.
         aliases: What the definition says of the result's memory.
@@ -284,7 +285,7 @@ class Contract:
     calls: Callable[[Preset], SearchStrategy[Call]]
     situations: Situations
     pairs: Sequence[tuple[str, str]] = ()
-    faults: Sequence[Fault] = ()
+    invalid_inputs: Sequence[InvalidInput] = ()
     changes: frozenset[str] = frozenset()
     observe: Callable[[Mapping[str, Any]], object] | None = None
     aliases: Sequence[Alias] = ()

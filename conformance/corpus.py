@@ -19,7 +19,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.checks import Check, checks_in, same_answer, same_refusal
-from conformance.contracts import Call, Contract, Fault
+from conformance.contracts import Call, Contract, InvalidInput
 from conformance.encoding import (
     SCHEMA_VERSION,
     Decoder,
@@ -299,8 +299,10 @@ def check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check
         result = side.run()
     except Exception as error:  # noqa: BLE001  # a refusal, whatever it is
         named = "|".join(map(re.escape, names)) or ".*"
-        fault = Fault("it was got wrong once", type(error), f"({named})", _as_it_is, is_value=True)
-        bad = dataclasses.replace(refusing(contract), faults=(fault,))
+        invalid = InvalidInput(
+            "it was got wrong once", type(error), f"({named})", _as_it_is, is_value=True
+        )
+        bad = dataclasses.replace(refusing(contract), invalid_inputs=(invalid,))
         return same_refusal(_of_one(bad, call))
     # Of which calls a definition speaks may stand in their facts, which are not kept.
     aliases = [
@@ -311,7 +313,7 @@ def check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check
     return same_answer(dataclasses.replace(_of_one(contract, call), aliases=aliases))
 
 
-def _as_it_is(call: Call, _: object) -> Call:
+def _as_it_is(call: Call) -> Call:
     return call
 
 

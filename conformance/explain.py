@@ -15,7 +15,7 @@ from typing import Any
 import reference
 from conformance.absent import Absent, find
 from conformance.checks import Check, checks_in
-from conformance.contracts import Contract, Fault
+from conformance.contracts import Contract, InvalidInput
 from conformance.profiles import Kind
 
 
@@ -198,9 +198,13 @@ def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[s
     """Yield what is refused and what is met, each with how often it was."""
     names = dict.fromkeys(situation for _, check in entry.checks for situation in check.expects)
     met = None if last is None else last["situations"]
-    faults = {fault.situation: fault for contract in entry.contracts for fault in contract.faults}
-    refused = [one for one in names if one in faults]
-    others = [one for one in names if one not in faults]
+    invalid_inputs = {
+        invalid.situation: invalid
+        for contract in entry.contracts
+        for invalid in contract.invalid_inputs
+    }
+    refused = [one for one in names if one in invalid_inputs]
+    others = [one for one in names if one not in invalid_inputs]
     if last is None:
         yield "Last run: there was none yet of this function, to say how often these were met."
     else:
@@ -209,7 +213,10 @@ def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[s
         tested = f"{date}, profile {last['profile']}, {' and '.join(last['implementations'])}"
         yield f"Last run: {tested}; {states}; {last['examples']:,} examples."
     if refused:
-        rows = [(_count(met, one) + faults[one].name, _told_fault(faults[one])) for one in refused]
+        rows = [
+            (_count(met, one) + invalid_inputs[one].name, _told_invalid_input(invalid_inputs[one]))
+            for one in refused
+        ]
         yield from ("", f"Refused ({len(refused)})", *_columns(rows))
     if others:
         yield from ("", f"Situations ({len(others)})")
@@ -225,11 +232,11 @@ def _count(met: Mapping[str, int] | None, situation: str) -> str:
     return f"{met.get(situation, '-'):>6}  " if met.get(situation) != 0 else " never  "
 
 
-def _told_fault(fault: Fault) -> str:
-    """Return how a call with a fault is refused."""
-    when = ", in checked mode" if fault.is_value else ""
-    when += ", of a hint" if fault.is_hint else ""
-    return f"{fault.error.__name__} naming {fault.naming}{when}"
+def _told_invalid_input(invalid: InvalidInput) -> str:
+    """Return how a call with an invalid input is refused."""
+    when = ", in checked mode" if invalid.is_value else ""
+    when += ", of a hint" if invalid.is_hint else ""
+    return f"{invalid.error.__name__} naming {invalid.naming}{when}"
 
 
 def _places(entry: Entry) -> list[tuple[str, str]]:
@@ -237,9 +244,9 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
     for contract in entry.contracts:
         if Kind.SAME_ANSWER in {check.kind for _, check in entry.checks}:
             found.append(("strategy", _place_of(contract.calls)))
-        if contract.faults:
-            modules = dict.fromkeys(_file_of(fault.breaks) for fault in contract.faults)
-            found += [("faults", place) for place in modules if "faults" in place]
+        if contract.invalid_inputs:
+            modules = dict.fromkeys(_file_of(invalid.change) for invalid in contract.invalid_inputs)
+            found += [("invalid inputs", place) for place in modules if "invalid_inputs" in place]
         if contract.meaning is not None:
             parts = filter(callable, vars(contract.meaning).values())
             places = dict.fromkeys(_file_of(part) for part in parts)

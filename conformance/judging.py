@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.comparison import Difference, Verdict, first_difference, shared_memory
-from conformance.contracts import Call, Contract, Fault
+from conformance.contracts import Call, Contract, InvalidInput
 from conformance.report import Mismatch
 from conformance.sides import Manner, Side
 from conformance.targets import RAISED, REFERENCE, Target
@@ -105,16 +105,16 @@ def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | N
 
 def check_refusal(
     side: Side,
-    fault: Fault,
+    invalid: InvalidInput,
     observe: Callable[[Mapping[str, Any]], object] | None = None,
     *,
     checked: bool = True,
 ) -> BaseException:
-    """Raise `Mismatch` unless the call is refused as the fault says and changes nothing.
+    """Raise `Mismatch` unless the call is refused as the invalid input says and changes nothing.
 
     Args:
         side: Who is called, and with what.
-        fault: What is wrong with the call.
+        invalid: What is wrong with the call.
         observe: What to compare of a caller's own objects.
         checked: Whether in checked mode.
 
@@ -123,14 +123,16 @@ def check_refusal(
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
-    wanted = f"{fault.error.__name__} naming {fault.naming} ({fault.name}{mode})"
+    wanted = f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
     before = copy.deepcopy(observe(side.arguments)) if observe else None
     with side.target.running(checked=checked):
         try:
             result = side.run()
         except RAISED as error:  # whatever it raises is judged
             got = f"{type(error).__name__}: {error}"
-            if all(is_named(fault.error, name, error) for name in (fault.argument, fault.also)):
+            if all(
+                is_named(invalid.error, name, error) for name in (invalid.argument, invalid.also)
+            ):
                 side.check_unchanged(frozenset())
                 after = observe(side.arguments) if observe else None
                 difference = first_difference(before, after, "after the refusal")
@@ -153,12 +155,12 @@ def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bo
     return type(error) is wanted and re.search(rf"\b{argument}\b", str(error)) is not None
 
 
-def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> None:
+def check_stays_inside(side: Side, invalid: InvalidInput, changes: frozenset[str]) -> None:
     """Raise `Mismatch` where a bad call, with checks off, reaches outside its memory.
 
     Args:
         side: Who is called, and with what.
-        fault: What is wrong with the call. What the answer to it is, nobody says.
+        invalid: What is wrong with the call. What the answer to it is, nobody says.
         changes: The arguments that the function changes.
     """
     __tracebackhide__ = True
@@ -168,7 +170,7 @@ def check_stays_inside(side: Side, fault: Fault, changes: frozenset[str]) -> Non
         except RAISED as error:
             if str(error).startswith("kernel "):  # the simulator's; all others are refusals
                 got = f"{type(error).__name__}: {error}"
-                wanted = f"an answer or a refusal ({fault.name}, with checks off)"
+                wanted = f"an answer or a refusal ({invalid.name}, with checks off)"
                 raise Mismatch(side.call, side.target.name, _outcome(got, wanted)) from error
     arrays = {n: a for n, a in side.call.arguments.items() if isinstance(a, np.ndarray)}
     written = [arrays[name] for name in changes & arrays.keys()]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.attention_layers import (
-    GET_KV_CACHE_SPEC_FAULTS,
-    GET_LAYERS_FAULTS,
-    INIT_ATTN_BACKEND_FAULTS,
+from conformance.invalid_inputs.attention_layers import (
+    GET_KV_CACHE_SPEC_INVALID_INPUTS,
+    GET_LAYERS_INVALID_INPUTS,
+    INIT_ATTN_BACKEND_INVALID_INPUTS,
 )
 from conformance.sides import Side
 from conformance.strategies.attention_layers import (
@@ -79,7 +79,7 @@ GET_LAYERS = Contract(
         ),
         "an engine's own configuration": _is_own,
     },
-    faults=GET_LAYERS_FAULTS,
+    invalid_inputs=GET_LAYERS_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
 )
@@ -129,7 +129,7 @@ GET_SPEC = Contract(
         ),
     },
     pairs=(("a layer with a window", "a layer that shares and has a window"),),
-    faults=GET_KV_CACHE_SPEC_FAULTS,
+    invalid_inputs=GET_KV_CACHE_SPEC_INVALID_INPUTS,
     takes_objects=True,
 )
 
@@ -194,7 +194,7 @@ INIT = Contract(
             != [n for n in context_of(call.arguments["vllm_config"]) if n.endswith("attn")]
         ),
     },
-    faults=INIT_ATTN_BACKEND_FAULTS,
+    invalid_inputs=INIT_ATTN_BACKEND_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
 )
@@ -237,8 +237,8 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
 )
 def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
     """Where the last group is bad, the builders of the first are not made either."""
-    fault = next(f for f in INIT_ATTN_BACKEND_FAULTS if f.name == "a group is empty")
-    bad = fault.breaks(call, lambda strategy: strategy)
+    invalid = next(f for f in INIT_ATTN_BACKEND_INVALID_INPUTS if f.name == "a group is empty")
+    bad = invalid.change(call)
     if bad is None:
         return
     side = Side(target, bad)

@@ -11,7 +11,7 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Call, Contract
 from conformance.devices import refuses_elsewhere
-from conformance.faults.attn_metadata import BUILD_ATTN_METADATA_FAULTS
+from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
 from conformance.laws import as_reference, obeys
 from conformance.meanings.attn_metadata import GROUPS, given_to
 from conformance.sides import Side
@@ -92,7 +92,7 @@ BUILD = Contract(
         ("no requests", "an old step's lengths behind the batch"),
         ("several groups", "strided arrays"),
     ),
-    faults=BUILD_ATTN_METADATA_FAULTS,
+    invalid_inputs=BUILD_ATTN_METADATA_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
     laws=(
@@ -105,7 +105,7 @@ BUILD = Contract(
 )
 
 test_build_attn_metadata = same_answer(BUILD)
-# A call with a fault is no worse for being large, and takes twice the time.
+# A call with an invalid input is no worse for being large, and takes twice the time.
 test_build_attn_metadata_refuses = same_refusal(
     dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
 )

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Call, Contract
-from conformance.faults.backend import SUBCLASS_BACKEND_FAULTS, SUBCLASS_METADATA_FAULTS
+from conformance.invalid_inputs.backend import (
+    SUBCLASS_BACKEND_INVALID_INPUTS,
+    SUBCLASS_METADATA_INVALID_INPUTS,
+)
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.backend import (
@@ -76,7 +79,7 @@ BACKEND = Contract(
         "a backend with a metaclass": lambda call: call.arguments["attention_backend_cls"].is_alike,
         "an engine's own builders": lambda call: call.arguments["builder_cls"].is_own,
     },
-    faults=SUBCLASS_BACKEND_FAULTS,
+    invalid_inputs=SUBCLASS_BACKEND_INVALID_INPUTS,
 )
 
 test_subclass_attention_backend = same_answer(BACKEND)
@@ -123,7 +126,7 @@ METADATA = Contract(
         ),
     },
     pairs=(("a frozen class", "a class that compares by identity"),),
-    faults=SUBCLASS_METADATA_FAULTS,
+    invalid_inputs=SUBCLASS_METADATA_INVALID_INPUTS,
 )
 
 

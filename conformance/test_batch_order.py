@@ -11,7 +11,11 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.devices import refuses_elsewhere
-from conformance.faults.batch_order import REORDER_FAULTS, SPLIT_FAULTS, UNIFORM_FAULTS
+from conformance.invalid_inputs.batch_order import (
+    REORDER_INVALID_INPUTS,
+    SPLIT_INVALID_INPUTS,
+    UNIFORM_INVALID_INPUTS,
+)
 from conformance.laws import obeys
 from conformance.laws.changes import in_order
 from conformance.meanings.batch_order import KINDS, REORDERED, made_order
@@ -74,7 +78,7 @@ SPLIT_TWO = Contract(
         ("uniform is required", "short lengths differ, and none is long"),
         ("uniform is required", "decodes behind a first request of no tokens"),
     ),
-    faults=[*SPLIT_FAULTS, *UNIFORM_FAULTS],
+    invalid_inputs=[*SPLIT_INVALID_INPUTS, *UNIFORM_INVALID_INPUTS],
     takes_objects=True,
     laws=(
         "split_partitions",
@@ -118,7 +122,7 @@ SPLIT_THREE = Contract(
         ("extends and no prefill", "padded tokens at the end"),
         ("all are decodes", "padded tokens at the end"),
     ),
-    faults=SPLIT_FAULTS,
+    invalid_inputs=SPLIT_INVALID_INPUTS,
     takes_objects=True,
     laws=(
         "split_partitions",
@@ -178,7 +182,7 @@ REORDER = Contract(
         "tokens at the threshold": lambda call: _threshold(call) in _scheduled(call),
         "as many tokens as an int64 holds": lambda call: MOST_TOKENS in _scheduled(call),
     },
-    faults=REORDER_FAULTS,
+    invalid_inputs=REORDER_INVALID_INPUTS,
     changes=frozenset({"input_batch"}),
     observe=_observed,
     laws=(

@@ -10,7 +10,11 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.block_size import MULTIPLE_OF_FAULTS, PREPARE_FAULTS, SELECT_FAULTS
+from conformance.invalid_inputs.block_size import (
+    MULTIPLE_OF_INVALID_INPUTS,
+    PREPARE_INVALID_INPUTS,
+    SELECT_INVALID_INPUTS,
+)
 from conformance.sides import Side
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import (
@@ -27,7 +31,7 @@ MULTIPLE_OF = Contract(
     "MultipleOf",
     multiple_of_calls,
     {"past 2**31": lambda call: call.arguments["base"] >= 2**31},
-    faults=MULTIPLE_OF_FAULTS,
+    invalid_inputs=MULTIPLE_OF_INVALID_INPUTS,
 )
 
 test_multiple_of = same_answer(MULTIPLE_OF)
@@ -125,7 +129,7 @@ SELECT = Contract(
             group.backend.methods for group in call.arguments["attn_groups"]
         ),
     },
-    faults=SELECT_FAULTS,
+    invalid_inputs=SELECT_INVALID_INPUTS,
     takes_objects=True,
 )
 
@@ -212,7 +216,7 @@ PREPARE = Contract(
             )
         ),
     },
-    faults=PREPARE_FAULTS,
+    invalid_inputs=PREPARE_INVALID_INPUTS,
     takes_objects=True,
 )
 

@@ -14,7 +14,11 @@ from conformance.checks import law, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Call, Contract
 from conformance.devices import ELSEWHERE, check_refused_elsewhere
-from conformance.faults.block_table import BAD_OPERATIONS, CONSTRUCTOR_FAULTS, REFUSALS
+from conformance.invalid_inputs.block_table import (
+    BAD_OPERATIONS,
+    CONSTRUCTOR_INVALID_INPUTS,
+    REFUSALS,
+)
 from conformance.laws import obeys
 from conformance.meanings.block_table import GATHERED_GROUPS, gathering
 from conformance.sessions import construct, perform, session_check
@@ -90,7 +94,7 @@ TABLES = Contract(
     "BlockTables",
     lambda preset: block_tables_sessions(preset).map(lambda session: session.constructor),
     {},
-    faults=CONSTRUCTOR_FAULTS,
+    invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
     laws=(
         "slots_are_distinct",
         "writes_are_read_back",

@@ -15,10 +15,10 @@ import reference
 from conformance.blueprints import DEVICE
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.builders import (
-    CREATE_GROUP_FAULTS,
-    GET_METADATA_BUILDER_FAULTS,
-    THRESHOLD_FAULTS,
+from conformance.invalid_inputs.builders import (
+    CREATE_GROUP_INVALID_INPUTS,
+    GET_METADATA_BUILDER_INVALID_INPUTS,
+    THRESHOLD_INVALID_INPUTS,
 )
 from conformance.sides import Side
 from conformance.strategies.batches import of_batch
@@ -142,7 +142,7 @@ THRESHOLD = Contract(
         ("no order", "ranks that take one token"),
         ("the threshold is above the drafts", "no ranks to lower it"),
     ),
-    faults=THRESHOLD_FAULTS,
+    invalid_inputs=THRESHOLD_INVALID_INPUTS,
     changes=frozenset({"self"}),
 )
 
@@ -215,7 +215,7 @@ CREATE = Contract(
         "an engine's own builders": lambda call: call.arguments["backend"].builder.is_own,
         "an engine's own backend": lambda call: call.arguments["backend"].is_own,
     },
-    faults=CREATE_GROUP_FAULTS,
+    invalid_inputs=CREATE_GROUP_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
 )
@@ -265,7 +265,7 @@ GET = Contract(
             and len(call.arguments["self"].metadata_builders) > 1
         ),
     },
-    faults=GET_METADATA_BUILDER_FAULTS,
+    invalid_inputs=GET_METADATA_BUILDER_INVALID_INPUTS,
     compares_views=True,
 )
 

@@ -11,7 +11,7 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
 from conformance.devices import refuses_elsewhere
-from conformance.faults.causal_conv1d import CONV1D_FAULTS
+from conformance.invalid_inputs.causal_conv1d import CONV1D_INVALID_INPUTS
 from conformance.laws import obeys
 from conformance.laws.statements import BLOCK_M
 from conformance.meanings.causal_conv1d import PROGRAMS, listed, runs_of
@@ -49,7 +49,7 @@ CONV1D = Contract(
         "the starts are on the CPU too": lambda call: bool(call.hints),
     },
     pairs=(("strided starts", "more programs than the least room"),),
-    faults=CONV1D_FAULTS,
+    invalid_inputs=CONV1D_INVALID_INPUTS,
     compares_views=True,
     has_kernel=True,
     laws=(

@@ -9,7 +9,7 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.devices import refuses_elsewhere
-from conformance.faults.context_parallel import DCP_FAULTS
+from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
 from conformance.laws import obeys
 from conformance.meanings.context_parallel import HELD_KEYS
 from conformance.sides import Side
@@ -53,7 +53,7 @@ LOCAL_LENGTHS = Contract(
         ("every rank's length", "out is longer than the lengths"),
         ("the last rank", "out is longer than the lengths"),
     ),
-    faults=DCP_FAULTS,
+    invalid_inputs=DCP_INVALID_INPUTS,
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
     has_device_path=True,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
-from conformance.faults.fast_prefill import MAKE_WANTED_FAULTS, comes_back
+from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
 from conformance.laws import obeys
 from conformance.meanings.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
 from conformance.sides import Side
@@ -104,7 +104,7 @@ MAKE_WANTED = Contract(
         ("padded requests at the end", "the last token of each request"),
         ("indices are int64", "indices are strided"),
     ),
-    faults=MAKE_WANTED_FAULTS,
+    invalid_inputs=MAKE_WANTED_INVALID_INPUTS,
     aliases=(
         *(Alias(n, Relation.SAME, f"common_attn_metadata.{n}") for n in KEPT),
         *(

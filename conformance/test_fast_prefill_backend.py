@@ -9,7 +9,7 @@ from typing import Any
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Call, Contract
-from conformance.faults.fast_prefill_backend import CREATE_BACKEND_FAULTS
+from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.fast_prefill_backend import (
@@ -50,7 +50,7 @@ CREATE_BACKEND = Contract(
             call.arguments["underlying_attn_backend"].builder.is_own
         ),
     },
-    faults=CREATE_BACKEND_FAULTS,
+    invalid_inputs=CREATE_BACKEND_INVALID_INPUTS,
 )
 
 test_create_fast_prefill_custom_backend = same_answer(CREATE_BACKEND)

@@ -10,7 +10,7 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.kv_binding import BIND_FAULTS, EXTRACT_FAULTS
+from conformance.invalid_inputs.kv_binding import BIND_INVALID_INPUTS, EXTRACT_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.strategies.kv_binding import bind_calls, extract_calls
 from conformance.targets import REFERENCE, Target
@@ -54,7 +54,7 @@ EXTRACT = Contract(
         "empty components": lambda call: "" in call.arguments["layer_name"].split("."),
         "modules are None": lambda call: call.arguments.get("num_attn_module", 1) is None,
     },
-    faults=EXTRACT_FAULTS,
+    invalid_inputs=EXTRACT_INVALID_INPUTS,
 )
 
 test_extract_layer_index = same_answer(EXTRACT)
@@ -135,7 +135,7 @@ BIND = Contract(
             < len(call.arguments["kv_caches"])
         ),
     },
-    faults=BIND_FAULTS,
+    invalid_inputs=BIND_INVALID_INPUTS,
     changes=frozenset({"forward_context", "runner_kv_caches"}),
     observe=bound,
 )

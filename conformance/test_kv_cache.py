@@ -12,7 +12,7 @@ import torch
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, is_array
 from conformance.contracts import Call, Contract
-from conformance.faults.kv_cache import ALLOCATE_FAULTS, INIT_FAULTS
+from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.situations import Situations
 from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
@@ -57,7 +57,7 @@ ALLOCATE = Contract(
             != [layer.name for layer in call.facts.layers]
         ),
     },
-    faults=ALLOCATE_FAULTS,
+    invalid_inputs=ALLOCATE_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
 )
@@ -139,7 +139,7 @@ INIT = Contract(
             len(call.arguments["forward_context"]) > len(call.facts.layers)
         ),
     },
-    faults=INIT_FAULTS,
+    invalid_inputs=INIT_INVALID_INPUTS,
     changes=frozenset({"forward_context", "runner_kv_caches"}),
     observe=told,
     takes_objects=True,

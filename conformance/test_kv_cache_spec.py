@@ -12,14 +12,14 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.kv_cache_spec import (
-    ATTENTION_FAULTS,
-    COPY_FAULTS,
-    MAMBA_FAULTS,
-    PAGE_SIZE_FAULTS,
-    UNIFORM_FAULTS,
+from conformance.invalid_inputs.kv_cache_spec import (
+    ATTENTION_INVALID_INPUTS,
+    COPY_INVALID_INPUTS,
+    MAMBA_INVALID_INPUTS,
+    PAGE_SIZE_INVALID_INPUTS,
+    UNIFORM_INVALID_INPUTS,
 )
-from conformance.faults.spec_memory import MAX_MEMORY_FAULTS, kind_of
+from conformance.invalid_inputs.spec_memory import MAX_MEMORY_INVALID_INPUTS, kind_of
 from conformance.sides import Side
 from conformance.situations import Situations
 from conformance.strategies.kv_cache_spec import (
@@ -79,7 +79,7 @@ ATTENTION_SPECS = Contract(
             max(v for v in call.arguments.values() if isinstance(v, int)) >= 2**31
         ),
     },
-    faults=ATTENTION_FAULTS,
+    invalid_inputs=ATTENTION_INVALID_INPUTS,
 )
 
 test_attention_specs = same_answer(ATTENTION_SPECS)
@@ -100,7 +100,7 @@ MAMBA = Contract(
         "scalar types for dtypes": lambda call: isinstance(call.arguments["dtypes"][0], type),
         "no speculative blocks": lambda call: call.arguments.get("num_speculative_blocks") == 0,
     },
-    faults=MAMBA_FAULTS,
+    invalid_inputs=MAMBA_INVALID_INPUTS,
 )
 
 test_mamba_specs = same_answer(MAMBA)
@@ -116,7 +116,7 @@ UNIFORM_SPECS = Contract(
             lambda call: type(next(iter(call.arguments["kv_cache_specs"].values()))).__name__,
         ),
     },
-    faults=UNIFORM_FAULTS,
+    invalid_inputs=UNIFORM_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
 )
@@ -140,7 +140,7 @@ PAGE_SIZE = Contract(
             getattr(call.arguments["self"], "page_size_padded", None) is not None
         ),
     },
-    faults=PAGE_SIZE_FAULTS,
+    invalid_inputs=PAGE_SIZE_INVALID_INPUTS,
 )
 
 test_page_size_bytes = same_answer(PAGE_SIZE)
@@ -219,7 +219,7 @@ MAX_MEMORY = Contract(
             > 1
         ),
     },
-    faults=MAX_MEMORY_FAULTS,
+    invalid_inputs=MAX_MEMORY_INVALID_INPUTS,
 )
 
 test_max_memory_usage_bytes = same_answer(MAX_MEMORY)
@@ -238,7 +238,7 @@ COPY = Contract(
             and call.arguments["self"].block_size % call.arguments["block_size"] != 0
         ),
     },
-    faults=COPY_FAULTS,
+    invalid_inputs=COPY_INVALID_INPUTS,
 )
 
 test_copy_with_new_block_size = same_answer(COPY)

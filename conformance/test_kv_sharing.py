@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.kv_sharing import ADD_FAULTS, INITIALIZE_FAULTS
+from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.situations import Situations
 from conformance.strategies.kv_sharing import add_calls, initialize_calls
@@ -73,7 +73,7 @@ INITIALIZE = Contract(
         "a layer that had a cache of its own": lambda call: _had(call, its_targets=False),
         "a layer that had its target's": lambda call: _had(call, its_targets=True),
     },
-    faults=INITIALIZE_FAULTS,
+    invalid_inputs=INITIALIZE_INVALID_INPUTS,
     changes=frozenset({"kv_cache_groups", "kv_caches"}),
     observe=shared,
     takes_objects=True,
@@ -94,7 +94,7 @@ ADD = Contract(
         "a set that knows others": lambda call: bool(call.arguments.get("runner_only_attn_layers")),
     },
     pairs=(("an empty set", "a layer in its target's group already"),),
-    faults=ADD_FAULTS,
+    invalid_inputs=ADD_INVALID_INPUTS,
     changes=frozenset({"kv_cache_groups", "runner_only_attn_layers"}),
     observe=shared,
     takes_objects=True,

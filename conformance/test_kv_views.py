@@ -12,8 +12,8 @@ import numpy as np
 import reference
 from conformance.checks import same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.kv_backends import BACKEND_FAULTS
-from conformance.faults.kv_views import RESHAPE_FAULTS
+from conformance.invalid_inputs.kv_backends import BACKEND_INVALID_INPUTS
+from conformance.invalid_inputs.kv_views import RESHAPE_INVALID_INPUTS
 from conformance.strategies.kv_cache import Cache, Layer, is_encoder_only
 from conformance.strategies.kv_cache_spec import DTYPES
 from conformance.strategies.kv_plans import SMALL
@@ -191,7 +191,7 @@ RESHAPE = Contract(
         ("kernel blocks that split a block", "an encoder-only group before one with a cache"),
         ("kernel blocks that split a block", "a uniform group"),
     ),
-    faults=[*RESHAPE_FAULTS, *BACKEND_FAULTS],
+    invalid_inputs=[*RESHAPE_INVALID_INPUTS, *BACKEND_INVALID_INPUTS],
     compares_views=True,
     takes_objects=True,
 )

@@ -9,7 +9,10 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.layer_params import GET_PER_LAYER_PARAMETERS_FAULTS, INFER_FAULTS
+from conformance.invalid_inputs.layer_params import (
+    GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
+    INFER_INVALID_INPUTS,
+)
 from conformance.sides import Side
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import (
@@ -102,7 +105,7 @@ GET = Contract(
             call.arguments["vllm_config"], Own
         ),
     },
-    faults=GET_PER_LAYER_PARAMETERS_FAULTS,
+    invalid_inputs=GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     takes_objects=True,
 )
 
@@ -141,7 +144,7 @@ INFER = Contract(
             and next(iter(call.arguments["per_layer_params"].values())).has_same_all_params is True
         ),
     },
-    faults=INFER_FAULTS,
+    invalid_inputs=INFER_INVALID_INPUTS,
     takes_objects=True,
 )
 

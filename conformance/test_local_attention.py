@@ -6,7 +6,7 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.devices import refuses_elsewhere
-from conformance.faults.local_attention import LOCAL_ATTENTION_FAULTS
+from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
 from conformance.laws import obeys
 from conformance.meanings.local_attention import VIRTUAL_REQUESTS
 from conformance.sides import Side
@@ -70,7 +70,7 @@ LOCAL_ATTENTION = Contract(
         ("a request touches three chunks or more", "padded requests at the end"),
         ("a chunk reaches past the table", "the first chunk is entered inside"),
     ),
-    faults=LOCAL_ATTENTION_FAULTS,
+    invalid_inputs=LOCAL_ATTENTION_INVALID_INPUTS,
     aliases=(Alias("slot_mapping", Relation.SAME, "common_attn_metadata.slot_mapping"),),
     has_kernel=True,
     takes_objects=True,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.memory import REQUEST_FAULTS
+from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.strategies.memory import MAX_INT64, request_calls, snapshot_calls
 from conformance.targets import Target
@@ -63,7 +63,7 @@ REQUEST = Contract(
         "past 2**53": lambda call: _total(call) > 2**53,
         "the most that there can be": lambda call: _total(call) >= MAX_INT64 // 2,
     },
-    faults=REQUEST_FAULTS,
+    invalid_inputs=REQUEST_INVALID_INPUTS,
     takes_objects=True,
 )
 

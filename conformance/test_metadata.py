@@ -13,7 +13,11 @@ from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Relation, views_of
 from conformance.devices import refuses_elsewhere
-from conformance.faults.metadata import UNPADDED_FAULTS, VALIDATE_FAULTS, metadata_faults
+from conformance.invalid_inputs.metadata import (
+    UNPADDED_INVALID_INPUTS,
+    VALIDATE_INVALID_INPUTS,
+    metadata_faults,
+)
 from conformance.laws import obeys
 from conformance.meanings.metadata import KEPT_REQUESTS
 from conformance.report import Mismatch
@@ -60,7 +64,7 @@ UNPADDED = Contract(
         ("padded requests at the end", "padded tokens at the end"),
         ("requests with tokens are cut off", "the optional fields are there"),
     ),
-    faults=UNPADDED_FAULTS,
+    invalid_inputs=UNPADDED_INVALID_INPUTS,
     aliases=(
         *views_of(
             "self",
@@ -97,7 +101,7 @@ VALIDATE = Contract(
         **OPTIONAL_FIELDS,
         "a block size is given": lambda call: call.arguments["block_size"] is not None,
     },
-    faults=[*metadata_faults("self", is_value=False), *VALIDATE_FAULTS],
+    invalid_inputs=[*metadata_faults("self", is_value=False), *VALIDATE_INVALID_INPUTS],
 )
 
 test_validate = same_answer(VALIDATE)

@@ -12,11 +12,11 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Relation
-from conformance.faults.mm_budget import (
-    BUDGET_FAULTS,
-    COMPUTE_FAULTS,
-    MAX_ITEMS_FAULTS,
-    MODALITY_FAULTS,
+from conformance.invalid_inputs.mm_budget import (
+    BUDGET_INVALID_INPUTS,
+    COMPUTE_INVALID_INPUTS,
+    MAX_ITEMS_INVALID_INPUTS,
+    MODALITY_INVALID_INPUTS,
 )
 from conformance.report import Mismatch
 from conformance.sides import Side
@@ -87,7 +87,7 @@ COMPUTE = Contract(
             lambda config, largest: config.max_num_batched_tokens < largest
         ),
     },
-    faults=COMPUTE_FAULTS,
+    invalid_inputs=COMPUTE_INVALID_INPUTS,
     takes_objects=True,
 )
 
@@ -125,7 +125,7 @@ BUDGET = Contract(
             not call.arguments["scheduler_config"].enable_chunked_prefill
         ),
     },
-    faults=BUDGET_FAULTS,
+    invalid_inputs=BUDGET_INVALID_INPUTS,
     changes=frozenset({"mm_registry"}),
     observe=_asked,
     aliases=(
@@ -201,7 +201,7 @@ MODALITY = Contract(
             == next(iter(_tokens(call)))
         ),
     },
-    faults=MODALITY_FAULTS,
+    invalid_inputs=MODALITY_INVALID_INPUTS,
 )
 
 
@@ -291,7 +291,7 @@ MAX_ITEMS = Contract(
             _is_spread(call) and _prompts(call)[1] < _prompts(call)[0]
         ),
     },
-    faults=MAX_ITEMS_FAULTS,
+    invalid_inputs=MAX_ITEMS_INVALID_INPUTS,
 )
 
 test_get_max_items = same_answer(MAX_ITEMS)

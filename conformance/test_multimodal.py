@@ -11,7 +11,11 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, first_difference
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.devices import refuses_elsewhere
-from conformance.faults.multimodal import GATHER_FAULTS, SANITY_FAULTS, SCATTER_FAULTS
+from conformance.invalid_inputs.multimodal import (
+    GATHER_INVALID_INPUTS,
+    SANITY_INVALID_INPUTS,
+    SCATTER_INVALID_INPUTS,
+)
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.multimodal import (
@@ -89,7 +93,7 @@ SCATTER = Contract(
     scatter_calls,
     ROW_SITUATIONS,
     pairs=PAIRS,
-    faults=SCATTER_FAULTS,
+    invalid_inputs=SCATTER_INVALID_INPUTS,
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.SAME, "embeds", _has_no_mask), OUT),
     has_kernel=True,
@@ -111,7 +115,7 @@ GATHER = Contract(
         ),
     },
     pairs=PAIRS,
-    faults=GATHER_FAULTS,
+    invalid_inputs=GATHER_INVALID_INPUTS,
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.SAME, "placeholders", _has_no_mask), OUT),
     has_kernel=True,
@@ -134,7 +138,7 @@ SANITY = Contract(
             not len(item) for item in call.arguments["mm_embeddings"]
         ),
     },
-    faults=SANITY_FAULTS,
+    invalid_inputs=SANITY_INVALID_INPUTS,
 )
 
 test_sanity_check_mm_encoder_outputs = same_answer(SANITY)

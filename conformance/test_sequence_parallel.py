@@ -9,7 +9,7 @@ import pytest
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract
-from conformance.faults.sequence_parallel import SP_FAULTS
+from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.strategies.engines import Own
 from conformance.strategies.sequence_parallel import is_scattered_calls, whole
@@ -64,7 +64,7 @@ SP = Contract(
             call.arguments["vllm_config"], Own
         ),
     },
-    faults=SP_FAULTS,
+    invalid_inputs=SP_INVALID_INPUTS,
     takes_objects=True,
 )
 

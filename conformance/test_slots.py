@@ -13,9 +13,9 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Alias, Call, Contract, Draw, Relation
 from conformance.devices import refuses_elsewhere
-from conformance.faults.slots import (
-    KERNEL_BLOCKS_FAULTS,
-    SLOT_MAPPING_FAULTS,
+from conformance.invalid_inputs.slots import (
+    KERNEL_BLOCKS_INVALID_INPUTS,
+    SLOT_MAPPING_INVALID_INPUTS,
 )
 from conformance.laws import Reader, obeys
 from conformance.meanings.slots import MAPPED_TABLE, SLOTS, calls_in_place
@@ -86,7 +86,7 @@ SLOT_MAPPING = Contract(
         ("padded requests at the end", "padded tokens at the end"),
         ("several ranks", "a slot past 2**31"),
     ),
-    faults=SLOT_MAPPING_FAULTS,
+    invalid_inputs=SLOT_MAPPING_INVALID_INPUTS,
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.VIEW, "out", lambda call: "out" in call.arguments),),
     has_kernel=True,
@@ -135,7 +135,7 @@ KERNEL_BLOCKS = Contract(
             and (int(call.arguments["block_ids"].max()) + 1) * _pieces(call) >= _numbers(call)
         ),
     },
-    faults=KERNEL_BLOCKS_FAULTS,
+    invalid_inputs=KERNEL_BLOCKS_INVALID_INPUTS,
     laws=(
         "kernel_blocks_rename",
         "padding_adds_nothing",

@@ -11,7 +11,7 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Alias, Call, Contract, Relation
 from conformance.conversion import address_of
-from conformance.faults.spec_decode import OUTPUT_FAULTS, QUERY_FAULTS
+from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.strategies.spec_decode import reshape_output_calls, reshape_query_calls
 from conformance.targets import Target
@@ -40,7 +40,7 @@ QUERY = Contract(
         ),
         "a dtype that NumPy lacks": lambda call: call.arguments["query"].dtype.name == "bfloat16",
     },
-    faults=QUERY_FAULTS,
+    invalid_inputs=QUERY_INVALID_INPUTS,
     aliases=(Alias("", Relation.VIEW, "query"),),
 )
 
@@ -73,7 +73,7 @@ OUTPUT = Contract(
         "one request": lambda call: _has(4)(call) and _output(call).shape[0] == 1,
         "no tokens": lambda call: _has(4)(call) and 0 in _output(call).shape[:2],
     },
-    faults=OUTPUT_FAULTS,
+    invalid_inputs=OUTPUT_INVALID_INPUTS,
     aliases=(
         Alias("", Relation.VIEW, "attn_output"),
         Alias("", Relation.SAME, "attn_output", _has(3)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract, Draw
-from conformance.faults.spec_groups import MERGE_FAULTS, UNIFORM_TYPE_FAULTS
+from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.situations import Situations
 from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
@@ -73,7 +73,7 @@ MERGE = Contract(
         ),
         "a cache format": lambda call: any(_values(call, "cache_dtype_str")),
     },
-    faults=MERGE_FAULTS,
+    invalid_inputs=MERGE_INVALID_INPUTS,
 )
 
 
@@ -118,7 +118,7 @@ IS_UNIFORM = Contract(
     f"{UNIFORM}.is_uniform_type",
     uniform_calls("is_uniform_type"),
     UNIFORM_TYPE,
-    faults=UNIFORM_TYPE_FAULTS,
+    invalid_inputs=UNIFORM_TYPE_INVALID_INPUTS,
     takes_objects=True,
 )
 
@@ -133,7 +133,7 @@ FROM_SPECS = Contract(
     f"{UNIFORM}.from_specs",
     uniform_calls("from_specs"),
     UNIFORM_TYPE,
-    faults=UNIFORM_TYPE_FAULTS,
+    invalid_inputs=UNIFORM_TYPE_INVALID_INPUTS,
     compares_views=True,
     takes_objects=True,
 )

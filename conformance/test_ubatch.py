@@ -12,11 +12,11 @@ import reference
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Call, Contract, views_of
 from conformance.devices import refuses_elsewhere
-from conformance.faults.ubatch import (
-    CREATE_FAULTS,
-    MAKE_FAULTS,
-    SLICE_STARTS_FAULTS,
-    SPLIT_FAULTS,
+from conformance.invalid_inputs.ubatch import (
+    CREATE_INVALID_INPUTS,
+    MAKE_INVALID_INPUTS,
+    SLICE_STARTS_INVALID_INPUTS,
+    SPLIT_INVALID_INPUTS,
 )
 from conformance.laws import obeys
 from conformance.meanings.ubatch import CREATED, MICRO_BATCHES, SLICE, STARTS, is_cut, points_of
@@ -62,7 +62,7 @@ CREATE = Contract(
         "int32": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int32,
         "int64": lambda call: call.arguments["num_scheduled_tokens"].dtype == np.int64,
     },
-    faults=CREATE_FAULTS,
+    invalid_inputs=CREATE_INVALID_INPUTS,
     laws=(
         "split_partitions",
         "padding_adds_nothing",
@@ -91,7 +91,7 @@ SLICE_STARTS = Contract(
             0 < call.arguments["request_slice"].start < call.arguments["request_slice"].stop
         ),
     },
-    faults=SLICE_STARTS_FAULTS,
+    invalid_inputs=SLICE_STARTS_INVALID_INPUTS,
     laws=(
         "a_slice_keeps_its_tokens",
         "writes_are_read_back",
@@ -133,7 +133,7 @@ MAKE = Contract(
         "counts are NumPy ints": lambda call: call.facts.has_numpy_ints,
         "not causal": lambda call: not call.facts.causal,
     },
-    faults=MAKE_FAULTS,
+    invalid_inputs=MAKE_INVALID_INPUTS,
     aliases=views_of("attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"),
     has_device_path=True,
     takes_objects=True,
@@ -171,7 +171,7 @@ SPLIT = Contract(
         ),
     },
     pairs=(("padded requests at the end", "a request cut at both ends"),),
-    faults=SPLIT_FAULTS,
+    invalid_inputs=SPLIT_INVALID_INPUTS,
     aliases=views_of(
         "common_attn_metadata", "block_table_tensor", "slot_mapping", "encoder_seq_lens"
     ),

@@ -88,7 +88,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         default=20,
-        help="valid calls of each function; default: %(default)s; bad ones: one for each fault",
+        help="valid calls of each function; default: %(default)s; one more for each invalid input",
     )
     parser.add_argument(
         "--functions", type=names, metavar="A,B", help="default: all that have vectors"
@@ -156,7 +156,7 @@ def manifest_of(
     if blueprints:
         found["blueprints"] = {path: _first_line(find_class(path)) for path in blueprints}
     if left:
-        found["faults_without_a_case"] = list(left)
+        found["invalid_inputs_without_a_case"] = list(left)
     found["cases"] = list(entries)
     return found
 

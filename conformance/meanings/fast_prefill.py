@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.contracts import Call
-from conformance.faults.fast_prefill import comes_back
+from conformance.invalid_inputs.fast_prefill import comes_back
 from conformance.laws import About, Access, Change, Meaning, Reader, about
 from conformance.strategies.arrays import guarded
 from conformance.strategies.fast_prefill import make_wanted_calls

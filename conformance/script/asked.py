@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from conformance.adapters.base import Namespace
-from conformance.contracts import Call, Fault
+from conformance.contracts import Call, InvalidInput
 from conformance.script.literals import Writer
 from conformance.sides import PLAIN, Manner, Side
 from conformance.targets import REFERENCE, Target
@@ -23,7 +23,7 @@ class Asked:
         manner: What the caller is free to choose.
         seed: The order of threads.
         about: What is wrong, in a line or two.
-        fault: What is wrong with the call, None for a valid one.
+        invalid: What is wrong with the call, None for a valid one.
         pointed: A condition on the result, which differences of values do not tell, and what to say
             where it is false.
         raises: Whether the target raises, where an answer is due.
@@ -34,7 +34,7 @@ class Asked:
     about: str
     manner: Manner = PLAIN
     seed: int = 0
-    fault: Fault | None = None
+    invalid: InvalidInput | None = None
     pointed: tuple[str, str] | None = None
     raises: bool = False
 
@@ -100,13 +100,13 @@ def lines_of_dict(name: str, texts: dict[str, str]) -> list[str]:
     return [f"{name} = {{", *(f"    {key!r}: {text}," for key, text in texts.items()), "}"]
 
 
-def refusal_of(fault: Fault) -> str:
-    """Return in words how a fault is refused."""
-    return f"{fault.error.__name__} naming {fault.naming} ({fault.name})"
+def refusal_of(invalid: InvalidInput) -> str:
+    """Return in words how an invalid input is refused."""
+    return f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name})"
 
 
-def is_refused(fault: Fault) -> str:
-    """Return the condition, on an `error`, that a fault is refused as it should be."""
-    patterns = [f"\\b{name}\\b" for name in (fault.argument, fault.also) if name]
+def is_refused(invalid: InvalidInput) -> str:
+    """Return the condition, on an `error`, that an invalid input is refused as it should be."""
+    patterns = [f"\\b{name}\\b" for name in (invalid.argument, invalid.also) if name]
     is_named = " and ".join(f"re.search({pattern!r}, str(error))" for pattern in patterns)
-    return f"type(error) is {fault.error.__name__} and {is_named}"
+    return f"type(error) is {invalid.error.__name__} and {is_named}"

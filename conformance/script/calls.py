@@ -52,7 +52,7 @@ def _alone(asked: Asked) -> str:
     make = lines_of_dict("arguments", arguments)
     if hints:
         make += [f"hints = {dict_of(hints)} if m is impl else {{}}"]
-    if asked.fault is None:
+    if asked.invalid is None:
         memories = "".join(f", {path!r}: {name}" for path, name in writer.memories.items())
         start = "def answer(m, array):  # the result, and the arguments as the call left them"
         left = _worth_comparing(call)
@@ -119,11 +119,11 @@ def _asking(asked: Asked) -> list[str]:
 
 def _refusing(asked: Asked) -> list[str]:
     """Return the lines that see whether a side refuses, for the right reason, changing nothing."""
-    fault = asked.fault
-    assert fault is not None
+    invalid = asked.invalid
+    assert invalid is not None
     has_checks = hasattr(module_of(asked.target), "checks")
-    modes = "(True,)" if fault.is_value or not has_checks else "(True, False)"
-    sides = "[(impl, tensor)]" if fault.is_hint else "[(reference, np.array), (impl, tensor)]"
+    modes = "(True,)" if invalid.is_value or not has_checks else "(True, False)"
+    sides = "[(impl, tensor)]" if invalid.is_hint else "[(reference, np.array), (impl, tensor)]"
     return [
         f"for _ in map(impl.checks, {modes}):" if has_checks else "for _ in range(1):",
         f"    for m, array in {sides}:",
@@ -132,10 +132,10 @@ def _refusing(asked: Asked) -> list[str]:
         f'            got = f"returned {{{_call_of(asked)}}}"',
         "        except (Exception, SystemExit) as error:",
         '            got = f"{type(error).__name__}: {error}"',
-        f"            if {is_refused(fault)}:",
+        f"            if {is_refused(invalid)}:",
         "                compare(fresh, arguments)",
         "                continue",
-        f'        sys.exit(f"the call = {{got}}, but should be " {refusal_of(fault)!r})',
+        f'        sys.exit(f"the call = {{got}}, but should be " {refusal_of(invalid)!r})',
         'print("refused as it should be")',
     ]
 

@@ -114,16 +114,16 @@ def _asked(
     if check.kind is Kind.LAW or not isinstance(error, Mismatch):
         return _told_apart(check, target, example, about)
     manner, seed = getattr(example, "manner", PLAIN), getattr(example, "seed", 0)
-    call, fault = error.call, None
+    call, invalid = error.call, None
     for known, bad in getattr(example, "ways", ()):
         if bad is call:
-            fault = known
+            invalid = known
     if check.kind is Kind.SAME_REFUSAL:
         is_outcome = error.difference.verdict is Verdict.OUTCOME
         if (
-            fault is None
+            invalid is None
             or error.difference.verdict is Verdict.WORDING
-            or (fault.is_value and not is_outcome)
+            or (invalid.is_value and not is_outcome)
             or ("an answer or a refusal" in str(error.difference.expected))
         ):
             return None
@@ -133,7 +133,7 @@ def _asked(
     if error.difference.verdict in {Verdict.IDENTITY, Verdict.DEVICE} and pointed is None:
         return None
     raises = error.difference.verdict is Verdict.OUTCOME
-    return Asked(call, target, about, manner, seed, fault, pointed, raises)
+    return Asked(call, target, about, manner, seed, invalid, pointed, raises)
 
 
 def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked | None:

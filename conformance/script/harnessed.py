@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from conformance.contracts import Fault
+from conformance.contracts import InvalidInput
 from conformance.script.asked import (
     Asked,
     dict_of,
@@ -45,7 +45,7 @@ def with_harness(asked: Asked) -> str:
     name = target.name.rpartition(":")[2]
     loaded = f"load_implementation({loaded_by(target)})"
     head = [f"target, m = choose_targets({name!r}, [{loaded}])[0], reference"]
-    if asked.fault is None:
+    if asked.invalid is None:
         result = "side.run()"
         if contract is not None and contract.shows:
             result = f"contracts()[{call.function!r}].shows({result})"
@@ -62,7 +62,7 @@ def with_harness(asked: Asked) -> str:
             'print("no difference")',
         ]
     else:
-        tail = _refusing_with_harness(asked.fault)
+        tail = _refusing_with_harness(asked.invalid)
     blocks = [
         Block([*head, *poisons_of(writer)]),
         Block(lines_of(STRIDED) if writer.has_strided else []),
@@ -111,18 +111,18 @@ def loaded_by(target: Target) -> str:
     return f"{name!r}, {adapter.__file__!r}"
 
 
-def _refusing_with_harness(fault: Fault) -> list[str]:
+def _refusing_with_harness(invalid: InvalidInput) -> list[str]:
     return [
-        f"for who in ({'' if fault.is_hint else 'REFERENCE, '}target,):",
+        f"for who in ({'' if invalid.is_hint else 'REFERENCE, '}target,):",
         "    side = Side(who, call)",
         "    with who.running(checked=True):",
         "        try:",
         '            got = f"returned {side.run()}"',
         "        except (Exception, SystemExit) as error:",
         '            got = f"{type(error).__name__}: {error}"',
-        f"            if {is_refused(fault)}:",
+        f"            if {is_refused(invalid)}:",
         "                side.check_unchanged(frozenset())",
         "                continue",
-        f'    sys.exit(f"the call = {{got}}, but should be " {refusal_of(fault)!r})',
+        f'    sys.exit(f"the call = {{got}}, but should be " {refusal_of(invalid)!r})',
         'print("refused as it should be")',
     ]

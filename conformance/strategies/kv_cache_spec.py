@@ -186,7 +186,7 @@ def uniform_specs(draw: Draw, preset: Preset) -> dict[str, Any]:
 
 
 CHANCES = st.integers(0, 2**16)
-"""By which a fault of another kind of spec than the drawn one is tried now and then."""
+"""By which an invalid input of another kind of spec than the drawn one is tried now and then."""
 
 EXAMPLES: dict[str, Any] = {
     "KVCacheSpec": reference.KVCacheSpec(2),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.checks import check_refusal
-from conformance.contracts import Call, Contract, Fault
+from conformance.contracts import Call, Contract, InvalidInput
 from conformance.conversion import Carrier
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call
@@ -69,21 +69,21 @@ OBSERVED = "observed"
 """Under which it stands what a contract observes of a caller's own objects."""
 
 
-def refusal_case(contract: Contract, fault: Fault, call: Call) -> dict[str, Json]:
+def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[str, Json]:
     """Return the case of a bad call: what it is given, and how it is refused.
 
     Raises:
-        Mismatch: A call that `reference` does not refuse as the fault says.
+        Mismatch: A call that `reference` does not refuse as the invalid input says.
         ValueError: A case that does not read as it was written.
     """
     case = encode_call(call)
-    case = {"kind": "refusal", **case, "refusal": refusal_of(fault)}
+    case = {"kind": "refusal", **case, "refusal": refusal_of(invalid)}
     _checked(case, call)
-    if fault.is_hint:
+    if invalid.is_hint:
         return case
     asked: list[tuple[Json, Any, Any]] = []
     read = decode_call(case, Decoder(case.get("memories", ()), asked))
-    check_refusal(Side(REFERENCE, read), fault, contract.observe)
+    check_refusal(Side(REFERENCE, read), invalid, contract.observe)
     for node, question, answer in asked:
         encoder = Encoder()
         entry = {"asked": [*map(encoder.encode, question)], "answer": encoder.encode(answer)}
@@ -94,21 +94,21 @@ def refusal_case(contract: Contract, fault: Fault, call: Call) -> dict[str, Json
     return case
 
 
-def refusal_of(fault: Fault) -> dict[str, Json]:
-    """Return how a fault is refused, as JSON: the class, and what the message names.
+def refusal_of(invalid: InvalidInput) -> dict[str, Json]:
+    """Return how an invalid input is refused, as JSON: the class, and what the message names.
 
-    >>> refusal_of(Fault("it is 0", ValueError, "(a|b)", lambda call, _: call))
+    >>> refusal_of(InvalidInput("it is 0", ValueError, "(a|b)", lambda call: call))
     {'what': 'it is 0', 'error': 'ValueError', 'names': ['a', 'b']}
     """
-    plain = fault.argument.replace("(", "").replace(")", "").replace("\\.", ".")
+    plain = invalid.argument.replace("(", "").replace(")", "").replace("\\.", ".")
     found: dict[str, Json] = {
-        "what": fault.name,
-        "error": fault.error.__name__,
+        "what": invalid.name,
+        "error": invalid.error.__name__,
         "names": plain.split("|"),
     }
-    if fault.is_value:
+    if invalid.is_value:
         found["in_checked_mode_only"] = True
-    if fault.is_hint:
+    if invalid.is_hint:
         found["of_a_hint"] = True
     return found
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
-from conformance.contracts import Call, Contract, Draw, Fault
+from conformance.contracts import Call, Contract, InvalidInput
 from conformance.encoding.elements import Json
 from conformance.situations import situations_met
 from conformance.strategies.presets import MINIMAL
@@ -22,31 +22,33 @@ Drawn = TypeVar("Drawn")
 DRAWS_FOR_A_CASE = 8
 """Examples drawn for each one that is written, so that these can be chosen among."""
 
-DRAWS_FOR_FAULTS = 50
+DRAWS_FOR_INVALID_INPUTS = 50
 """Examples drawn besides, where those offered nothing to break in some way, in a round."""
 
-ROUNDS_FOR_FAULTS = 6
+ROUNDS_FOR_INVALID_INPUTS = 6
 
 
 def contract_cases(
     contract: Contract, num_examples: int
 ) -> tuple[list[dict[str, Json]], list[str]]:
-    """Return the cases of a contract, and the faults that no drawn call offered to break."""
-    unbroken: dict[str, Fault] = {fault.name: fault for fault in contract.faults}
-    broken: list[tuple[Fault, Call]] = []
+    """Return the cases of a contract, and the invalid inputs that no drawn call could become."""
+    unbroken: dict[str, InvalidInput] = {
+        invalid.name: invalid for invalid in contract.invalid_inputs
+    }
+    broken: list[tuple[InvalidInput, Call]] = []
 
-    def look(call: Call, draw: Draw) -> None:
-        for name, fault in list(unbroken.items()):
-            bad = fault.breaks(call, draw)
+    def look(call: Call) -> None:
+        for name, invalid in list(unbroken.items()):
+            bad = invalid.change(call)
             if bad is not None:
-                broken.append((fault, bad))
+                broken.append((invalid, bad))
                 del unbroken[name]
 
     strategy, number = contract.calls(MINIMAL), DRAWS_FOR_A_CASE * num_examples
     calls = drawn(strategy, number, contract.function, look)
-    for place in range(ROUNDS_FOR_FAULTS):
+    for place in range(ROUNDS_FOR_INVALID_INPUTS):
         if unbroken:
-            drawn(strategy, DRAWS_FOR_FAULTS, f"{contract.function} {place}", look)
+            drawn(strategy, DRAWS_FOR_INVALID_INPUTS, f"{contract.function} {place}", look)
     distinct = {repr((call, call.hints)): call for call in calls}.values()
 
     def meets(call: Call) -> list[str]:
@@ -54,9 +56,9 @@ def contract_cases(
 
     picked = [] if contract.function in SESSIONS else chosen(distinct, meets, num_examples)
     cases = [answer_case(contract, call, names) for call, names in picked]
-    order = {fault.name: place for place, fault in enumerate(contract.faults)}
+    order = {invalid.name: place for place, invalid in enumerate(contract.invalid_inputs)}
     broken.sort(key=lambda pair: order[pair[0].name])
-    cases += [refusal_case(refusing(contract), fault, call) for fault, call in broken]
+    cases += [refusal_case(refusing(contract), invalid, call) for invalid, call in broken]
     return cases, list(unbroken)
 
 
@@ -75,7 +77,7 @@ def drawn(
     strategy: SearchStrategy[Drawn],
     number: int,
     name: str,
-    look: Callable[[Drawn, Draw], None] = lambda *_: None,
+    look: Callable[[Drawn], None] = lambda _: None,
 ) -> list[Drawn]:
     """Return examples of a strategy, the same each time.
 
@@ -83,7 +85,7 @@ def drawn(
         strategy: The strategy.
         number: How many examples, at most.
         name: What the draws come from.
-        look: Called with each example and Hypothesis' `draw`.
+        look: Called with each example.
     """
     found: list[Drawn] = []
 
@@ -98,7 +100,7 @@ def drawn(
     @given(st.data())
     def collect(data: DataObject) -> None:
         example = data.draw(strategy)
-        look(example, data.draw)
+        look(example)
         found.append(example)
 
     collect()

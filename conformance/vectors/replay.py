@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.checks import check_refusal, check_stays_inside
 from conformance.comparison import Difference, Verdict, first_difference, parts
-from conformance.contracts import Alias, Arguments, Call, Contract, Fault
+from conformance.contracts import Alias, Arguments, Call, Contract, InvalidInput
 from conformance.encoding import Decoder, decode_call
 from conformance.encoding.elements import Json
 from conformance.profiles import Kind
@@ -101,7 +101,7 @@ def _read_whole(case: Json) -> None:
     if case["kind"] == "session":
         _Session(case)
     elif case["kind"] == "refusal":
-        fault_of(case["refusal"])
+        invalid_input_of(case["refusal"])
         decode_call(case)
     elif case["kind"] == "answer":
         _Expected(case)
@@ -203,17 +203,17 @@ def holds(alias: Alias, result: object, arguments: Arguments) -> bool:
 
 def _replay_refusal(case: Json, target: Target, contract: Contract) -> None:
     __tracebackhide__ = True
-    fault = fault_of(case["refusal"])
+    invalid = invalid_input_of(case["refusal"])
     call = decode_call(case)
-    check_refusal(Side(target, call), fault, contract.observe)
-    if fault.is_value:
-        check_stays_inside(Side(target, call), fault, contract.changes)
+    check_refusal(Side(target, call), invalid, contract.observe)
+    if invalid.is_value:
+        check_stays_inside(Side(target, call), invalid, contract.changes)
     else:
-        check_refusal(Side(target, call), fault, contract.observe, checked=False)
+        check_refusal(Side(target, call), invalid, contract.observe, checked=False)
 
 
-def fault_of(refusal: Json) -> Fault:
-    """Return the fault that a refusal tells of.
+def invalid_input_of(refusal: Json) -> InvalidInput:
+    """Return the invalid input that a refusal describes.
 
     Raises:
         ValueError: A class of exception that no function raises.
@@ -221,11 +221,11 @@ def fault_of(refusal: Json) -> Fault:
     error = _ERRORS.get(refusal["error"])
     if error is None:
         raise ValueError(f"refusal: {refusal['error']!r} is none of {', '.join(_ERRORS)}")
-    return Fault(
+    return InvalidInput(
         refusal["what"],
         error,
         f"({'|'.join(map(re.escape, refusal['names']))})",
-        lambda call, _: call,
+        lambda call: call,
         is_value=refusal.get("in_checked_mode_only", False),
         is_hint=refusal.get("of_a_hint", False),
     )

@@ -15,10 +15,10 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.blueprints import DEVICE
 from conformance.checks import is_named
-from conformance.contracts import Call, Fault
+from conformance.contracts import Call, InvalidInput
 from conformance.encoding import Encoder, pruned
 from conformance.encoding.elements import Json
-from conformance.faults.block_table import BAD_OPERATIONS
+from conformance.invalid_inputs.block_table import BAD_OPERATIONS
 from conformance.strategies import kv_layout
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.strategies.presets import MINIMAL
@@ -165,14 +165,14 @@ def _steps_of_tables(session: Session) -> list[Step]:
 def _step_of(operation: Operation) -> Step:
     step: Step = {"do": "call", "method": operation.method, "arguments": operation.arguments}
     if operation.refused is not None and operation.error is not None:
-        fault = Fault(
+        invalid = InvalidInput(
             operation.refused,
             operation.error,
             operation.argument,
-            lambda call, _: call,
+            lambda call: call,
             is_value=operation.is_value,
         )
-        step["refusal"] = refusal_of(fault)
+        step["refusal"] = refusal_of(invalid)
     return step
 
 
@@ -214,8 +214,8 @@ def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str
             try:
                 stage.do(step)
             except ValueError:
-                fault = Fault("no layout", ValueError, "NHD|HND", lambda call, _: call)
-                step["refusal"] = refusal_of(fault)
+                invalid = InvalidInput("no layout", ValueError, "NHD|HND", lambda call: call)
+                step["refusal"] = refusal_of(invalid)
     told = [step.get("method", step["do"]) for step in steps]
     meets = {f"{a}, {b}" for a, b in itertools.pairwise(told)}
     meets |= {f"{step['method']} is refused" for step in steps if "refusal" in step}

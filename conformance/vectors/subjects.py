@@ -11,7 +11,7 @@ import conformance
 import reference
 from conformance.blueprints import DEVICE
 from conformance.contracts import Contract
-from conformance.faults.block_table import CONSTRUCTOR_FAULTS
+from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
 from conformance.strategies.block_table import block_tables_sessions
 
 SESSIONS = ("BlockTables", "CpuGpuBuffer", "get_kv_cache_layout", "set_kv_cache_layout")
@@ -63,7 +63,7 @@ CONSTRUCTOR = Contract(
         lambda session: session.constructor.replacing(device=DEVICE)
     ),
     {},
-    faults=CONSTRUCTOR_FAULTS,
+    invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
 )
 """How block tables refuse to be made; what they answer once they are, sessions tell."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fast
 from conformance.checks import Check, law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, Fault, replaced
+from conformance.contracts import Call, Contract, InvalidInput, replaced
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch
 from conformance.sessions import session_check
@@ -32,7 +32,9 @@ LOCAL_LENGTHS = Contract(
         )
     ),
     {"a length of 8": lambda call: 8 in call.arguments["seq_lens"]},
-    faults=[Fault("the rank is outside", ValueError, "dcp_rank", replaced("dcp_rank", 2))],
+    invalid_inputs=[
+        InvalidInput("the rank is outside", ValueError, "dcp_rank", replaced("dcp_rank", 2))
+    ],
 )
 
 
@@ -142,13 +144,13 @@ def test_a_wrong_refusal_is_told(error: Exception | None, got: str) -> None:
 
 def test_another_wording_is_reported() -> None:
     """Any message names the element and its value; one of `fast`'s own has `reference`'s text."""
-    negative = Fault(
+    negative = InvalidInput(
         "a length is negative",
         ValueError,
         "seq_lens",
-        lambda call, _: call.replacing(seq_lens=guarded([5, -8], np.int32)),
+        lambda call: call.replacing(seq_lens=guarded([5, -8], np.int32)),
     )
-    contract = dataclasses.replace(LOCAL_LENGTHS, faults=[negative])
+    contract = dataclasses.replace(LOCAL_LENGTHS, invalid_inputs=[negative])
 
     def refusing_with(message: str) -> Target:
         def refusing(**_: object) -> None:
@@ -176,13 +178,15 @@ def test_another_wording_is_reported() -> None:
 
 def test_another_wording_is_reported_after_all_else() -> None:
     """A declared difference of wording must not hide that another bad call is answered."""
-    negative = Fault(
+    negative = InvalidInput(
         "a length is negative",
         ValueError,
         "seq_lens",
-        lambda call, _: call.replacing(seq_lens=guarded([5, -8], np.int32)),
+        lambda call: call.replacing(seq_lens=guarded([5, -8], np.int32)),
     )
-    contract = dataclasses.replace(LOCAL_LENGTHS, faults=[negative, *LOCAL_LENGTHS.faults])
+    contract = dataclasses.replace(
+        LOCAL_LENGTHS, invalid_inputs=[negative, *LOCAL_LENGTHS.invalid_inputs]
+    )
 
     def forgiving(seq_lens: torch.Tensor, dcp_rank: int, **_: object) -> int:
         if (seq_lens < 0).any():
@@ -219,7 +223,9 @@ def test_a_changed_object_of_the_caller_is_told() -> None:
         "get_dcp_local_seq_lens",
         lambda _: st.just(Call("get_dcp_local_seq_lens", {"seq_lens": Box(0)})),
         {},
-        faults=[Fault("lengths are a box", TypeError, "seq_lens", lambda call, _: call)],
+        invalid_inputs=[
+            InvalidInput("lengths are a box", TypeError, "seq_lens", lambda call: call)
+        ],
         observe=lambda arguments: {"value": arguments["seq_lens"].value},
     )
     lines = failure(same_refusal(contract), target_of(late))
@@ -235,21 +241,25 @@ def _told(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int, *, longest: Any 
 
 def test_a_refusal_shows_what_else_it_must() -> None:
     """A message that names the argument, but not the value beside it, is told by both."""
-    [fault] = LOCAL_LENGTHS.faults
-    shown = dataclasses.replace(LOCAL_LENGTHS, faults=[dataclasses.replace(fault, also="2")])
+    [invalid] = LOCAL_LENGTHS.invalid_inputs
+    shown = dataclasses.replace(
+        LOCAL_LENGTHS, invalid_inputs=[dataclasses.replace(invalid, also="2")]
+    )
     same_refusal(shown).bind(target_of(honest), PROFILES["dev"], "minimal")()
-    silent = dataclasses.replace(LOCAL_LENGTHS, faults=[dataclasses.replace(fault, also="977")])
+    silent = dataclasses.replace(
+        LOCAL_LENGTHS, invalid_inputs=[dataclasses.replace(invalid, also="977")]
+    )
     lines = failure(same_refusal(silent), target_of(honest))
     assert "ValueError naming dcp_rank and 977 (the rank is outside)" in lines[1]
 
 
 def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
     """Return the contract of calls with a hint, and of a bad one."""
-    fault = Fault(
+    invalid = InvalidInput(
         "a longer one",
         ValueError,
         "longest",
-        lambda call, _: call.hinting(longest=9),
+        lambda call: call.hinting(longest=9),
         is_hint=is_hint,
     )
     return dataclasses.replace(
@@ -257,7 +267,7 @@ def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
         calls=lambda preset: LOCAL_LENGTHS.calls(preset).map(
             lambda call: call.hinting(longest=longest)
         ),
-        faults=[fault],
+        invalid_inputs=[invalid],
     )
 
 

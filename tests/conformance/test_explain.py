@@ -41,7 +41,7 @@ def test_a_function_is_explained() -> None:
         "\n  a request cut at both ends\n",
         "conformance/test_ubatch.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
-        "conformance/faults/ubatch.py",
+        "conformance/invalid_inputs/ubatch.py",
         "conformance/meanings/ubatch.py",
     ):
         assert said in text, said

@@ -76,18 +76,22 @@ def failures(folder: Path, target: Target) -> list[str]:
 
 
 def test_every_function_has_vectors(written: Path) -> None:
-    """Each has its folder; each fault of each contract its case; other names have a reason."""
+    """Each has its folder and a case of each invalid input; other names have a reason."""
     index = json.loads((written / "index.json").read_text())
     assert functions() == list(index["functions"])
     assert [] == uncovered()
     manifests = [json.loads(p.read_text()) for p in written.glob("*/manifest.json")]
-    assert [] == [m["function"] for m in manifests if "faults_without_a_case" in m]
+    assert [] == [m["function"] for m in manifests if "invalid_inputs_without_a_case" in m]
     for manifest in manifests:
         files = sorted(p.name for p in (written / manifest["function"]).iterdir())
         assert sorted(["manifest.json", *(case["file"] for case in manifest["cases"])]) == files
         contract = contracts().get(manifest["function"])
         abouts = {case["about"] for case in manifest["cases"] if case["kind"] == "refusal"}
-        assert {fault.name for fault in contract.faults if contract} <= abouts if contract else True
+        assert (
+            {invalid.name for invalid in contract.invalid_inputs if contract} <= abouts
+            if contract
+            else True
+        )
 
 
 def test_a_stranger_reads_them(written: Path) -> None:

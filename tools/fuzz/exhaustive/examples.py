@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from conformance.checks import Check, _Broken, _Valid  # what the checks' strategies draw
-from conformance.contracts import Call, Fault
+from conformance.contracts import Call, InvalidInput
 from conformance.profiles import Kind
 from conformance.sessions import _Life
 from conformance.sides import PLAIN, Side
@@ -71,5 +71,7 @@ def _drawn(case: Case) -> tuple[Kind, object]:
     else:
         return Kind.SAME_ANSWER, _Valid(case, 0, PLAIN)
     # In checked mode only: outside of it nobody says what comes of bad values.
-    fault = Fault("what reference refuses", refused, ANY_NAME, lambda call, _: call, is_value=True)
-    return Kind.SAME_REFUSAL, _Broken(case, [(fault, case)])
+    invalid = InvalidInput(
+        "what reference refuses", refused, ANY_NAME, lambda call: call, is_value=True
+    )
+    return Kind.SAME_REFUSAL, _Broken(case, [(invalid, case)])

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.attention_layers import BAD, config_faults, names_faults
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.attention_layers import BAD, config_faults, names_faults
 from conformance.strategies.attention_layers import ATTENTION, replacing_layers
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import IMPL, OTHER_IMPL
 
 
-def _with_impl(impl: Any) -> Breaks:
+def _with_impl(impl: Any) -> Change:
     """Return a fault that names one more layer, with this implementation, or with none (`...`)."""
 
-    def breaks(call: Call, _: Draw) -> Call:
+    def breaks(call: Call) -> Call:
         layer = Own(ATTENTION, BAD, {} if impl is ... else {"impl": impl})
         names = [*call.arguments["layer_names"], BAD]
         config = replacing_layers(call.arguments["vllm_config"], **{BAD: layer})
@@ -25,26 +25,28 @@ def _with_impl(impl: Any) -> Breaks:
     return breaks
 
 
-def _window(window: object) -> Breaks:
+def _window(window: object) -> Change:
     return _with_impl(Own(IMPL, "impl", {"scale": 1.0, "sliding_window": window}))
 
 
-GET_PER_LAYER_PARAMETERS_FAULTS = [
+GET_PER_LAYER_PARAMETERS_INVALID_INPUTS = [
     *config_faults(),
     *names_faults(),
-    Fault("the class is a name", TypeError, "cls_", replaced("cls_", "AttentionImpl")),
-    Fault("the class is None", TypeError, "cls_", replaced("cls_", None)),
-    Fault("a layer has no impl", TypeError, BAD, _with_impl(...)),
-    Fault("a layer's impl is None", TypeError, BAD, _with_impl(None)),
-    Fault(
+    InvalidInput("the class is a name", TypeError, "cls_", replaced("cls_", "AttentionImpl")),
+    InvalidInput("the class is None", TypeError, "cls_", replaced("cls_", None)),
+    InvalidInput("a layer has no impl", TypeError, BAD, _with_impl(...)),
+    InvalidInput("a layer's impl is None", TypeError, BAD, _with_impl(None)),
+    InvalidInput(
         "a layer's impl is of another class",
         TypeError,
         BAD,
         _with_impl(Own(OTHER_IMPL, "impl", {"scale": 1.0})),
     ),
-    Fault("an impl has no scale", AttributeError, "scale", _with_impl(Own(IMPL, "impl", {}))),
+    InvalidInput(
+        "an impl has no scale", AttributeError, "scale", _with_impl(Own(IMPL, "impl", {}))
+    ),
     *(
-        Fault(f"a window is {what}", error, "sliding_window", _window(bad))
+        InvalidInput(f"a window is {what}", error, "sliding_window", _window(bad))
         for what, error, bad in (
             ("an int", TypeError, 127),
             ("a str", TypeError, "ab"),
@@ -58,17 +60,17 @@ GET_PER_LAYER_PARAMETERS_FAULTS = [
     ),
 ]
 
-INFER_FAULTS = [
-    Fault("no layers", ValueError, "per_layer_params", replaced("per_layer_params", {})),
+INFER_INVALID_INPUTS = [
+    InvalidInput("no layers", ValueError, "per_layer_params", replaced("per_layer_params", {})),
     *(
-        Fault(f"{what}", TypeError, "per_layer_params", replaced("per_layer_params", bad))
+        InvalidInput(f"{what}", TypeError, "per_layer_params", replaced("per_layer_params", bad))
         for what, bad in (("None", None), ("a list", []), ("a tuple of pairs", (("layers.0", 1),)))
     ),
-    Fault(
+    InvalidInput(
         "an entry is None",
         AttributeError,
         "window_left",
-        lambda call, _: call.replacing(
+        lambda call: call.replacing(
             per_layer_params={**call.arguments["per_layer_params"], BAD: None}
         ),
     ),

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.contracts import Call, Change, InvalidInput, replaced
 from conformance.strategies.batches import Batch
 
 
-def _fields(argument: str, change: Callable[[Any, Batch], dict[str, Any] | None]) -> Breaks:
+def _fields(argument: str, change: Callable[[Any, Batch], dict[str, Any] | None]) -> Change:
     """Return a fault that replaces fields of the metadata."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         metadata = call.arguments[argument]
         fields = change(metadata, call.facts)
         if fields is None:
@@ -63,10 +63,10 @@ def _starts_decrease(metadata: Any, batch: Batch) -> dict[str, Any] | None:
     return _both("query_start_loc", _with(metadata.query_start_loc, i + 2, batch.starts[i]))
 
 
-METADATA_FAULTS: list[
+METADATA_INVALID_INPUTS: list[
     tuple[str, type[Exception], str, Callable[[Any, Batch], dict[str, Any] | None]]
 ]
-METADATA_FAULTS = [
+METADATA_INVALID_INPUTS = [
     (
         "starts do not start at 0",
         ValueError,
@@ -202,7 +202,7 @@ def metadata_faults(
     *,
     has_block_size: bool = False,
     is_value: bool = True,
-) -> list[Fault]:
+) -> list[InvalidInput]:
     """Return the faults of a metadata argument.
 
     Args:
@@ -215,12 +215,12 @@ def metadata_faults(
         One fault for each invariant.
     """
     faults = [
-        Fault(f"metadata: {name}", error, field, _fields(argument, change), is_value)
-        for name, error, field, change in METADATA_FAULTS
+        InvalidInput(f"metadata: {name}", error, field, _fields(argument, change), is_value)
+        for name, error, field, change in METADATA_INVALID_INPUTS
     ]
     if has_block_size:
         faults.append(
-            Fault(
+            InvalidInput(
                 "metadata: a row of the table is too short for its sequence",
                 ValueError,
                 "block_table_tensor",
@@ -231,39 +231,41 @@ def metadata_faults(
     return faults
 
 
-def _count(argument: str, value: Callable[[Batch, Call], int]) -> Breaks:
-    return lambda call, _: call.replacing(**{argument: value(call.facts, call)})
+def _count(argument: str, value: Callable[[Batch, Call], int]) -> Change:
+    return lambda call: call.replacing(**{argument: value(call.facts, call)})
 
 
-UNPADDED_FAULTS = [
-    Fault(
+UNPADDED_INVALID_INPUTS = [
+    InvalidInput(
         "more requests than there are",
         ValueError,
         "num_actual_reqs",
         _count("num_actual_reqs", lambda batch, _: batch.num_reqs + 1),
     ),
-    Fault("requests are negative", ValueError, "num_actual_reqs", replaced("num_actual_reqs", -1)),
-    Fault(
+    InvalidInput(
+        "requests are negative", ValueError, "num_actual_reqs", replaced("num_actual_reqs", -1)
+    ),
+    InvalidInput(
         "more tokens than there are",
         ValueError,
         "num_actual_tokens",
         _count("num_actual_tokens", lambda batch, _: batch.num_actual_tokens + 1),
     ),
-    Fault(
+    InvalidInput(
         "fewer tokens than the requests have",
         ValueError,
         "num_actual_tokens",
-        lambda call, _: call.replacing(
+        lambda call: call.replacing(
             num_actual_tokens=call.facts.starts[call.arguments["num_actual_reqs"]] - 1
         ),
     ),
-    Fault(
+    InvalidInput(
         "num_actual_tokens is a float",
         TypeError,
         "num_actual_tokens",
         replaced("num_actual_tokens", 1.0),
     ),
-    Fault(
+    InvalidInput(
         "num_actual_reqs is a bool",
         TypeError,
         "num_actual_reqs",
@@ -276,14 +278,14 @@ def _given(name: str, value: object) -> Callable[[Any, Batch], dict[str, Any]]:
     return lambda *_: {name: value}
 
 
-def _row_too_short_for(call: Call, draw: Draw) -> Call | None:
-    bad = _fields("self", _row_too_short)(call, draw)
+def _row_too_short_for(call: Call) -> Call | None:
+    bad = _fields("self", _row_too_short)(call)
     return None if bad is None else bad.replacing(block_size=call.facts.layout.block_size)
 
 
-VALIDATE_FAULTS = [
+VALIDATE_INVALID_INPUTS = [
     *(
-        Fault(f"{name} is {value!r}", error, name, _fields("self", _given(name, value)))
+        InvalidInput(f"{name} is {value!r}", error, name, _fields("self", _given(name, value)))
         for error, name, value in (
             (ValueError, "num_logits_indices", -1),
             (TypeError, "num_logits_indices", 1.0),
@@ -291,7 +293,7 @@ VALIDATE_FAULTS = [
         )
     ),
     *(
-        Fault(
+        InvalidInput(
             f"logits_indices_padded is {what}",
             error,
             "logits_indices_padded",
@@ -303,12 +305,12 @@ VALIDATE_FAULTS = [
             ("of two axes", ValueError, np.zeros((1, 1), np.int64)),
         )
     ),
-    Fault(
+    InvalidInput(
         "a row of the table is too short for its sequence",
         ValueError,
         "block_table_tensor",
         _row_too_short_for,
     ),
-    Fault("block_size is 0", ValueError, "block_size", replaced("block_size", 0)),
-    Fault("block_size is a float", TypeError, "block_size", replaced("block_size", 2.0)),
+    InvalidInput("block_size is 0", ValueError, "block_size", replaced("block_size", 0)),
+    InvalidInput("block_size is a float", TypeError, "block_size", replaced("block_size", 2.0)),
 ]

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import changed
-from conformance.faults.kv_cache_spec import bad_ints, field_faults
-from conformance.faults.kv_views import foreign_mamba, groups_are_a_tuple
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import changed
+from conformance.invalid_inputs.kv_cache_spec import bad_ints, field_faults
+from conformance.invalid_inputs.kv_views import foreign_mamba, groups_are_a_tuple
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import is_of_attention
 
-MULTIPLE_OF_FAULTS = field_faults("base", bad_ints())
+MULTIPLE_OF_INVALID_INPUTS = field_faults("base", bad_ints())
 
 
 def _listing(supported: object) -> SimpleNamespace:
@@ -24,7 +24,7 @@ def _listing(supported: object) -> SimpleNamespace:
     return SimpleNamespace(backend=Backend(methods=answer), layer_names=[])
 
 
-def _with_group(group: Any) -> Breaks:
+def _with_group(group: Any) -> Change:
     """Return a fault that adds an attention group, behind the others."""
     return changed("attn_groups", lambda groups: [*groups, group])
 
@@ -48,45 +48,45 @@ def _foreign(base: object) -> object:
     return cls()
 
 
-def _no_common_size(call: Call, _: Draw) -> Call:
+def _no_common_size(call: Call) -> Call:
     # Two sizes that are no multiples of each other, and each a divisor.
     groups = [_listing([2]), _listing([3])]
     return call.replacing(kv_manager_block_size=12, attn_groups=groups)
 
 
-SELECT_FAULTS = [
+SELECT_INVALID_INPUTS = [
     *field_faults("kv_manager_block_size", bad_ints()),
-    Fault("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
-    Fault("groups are None", TypeError, "attn_groups", replaced("attn_groups", None)),
+    InvalidInput("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
+    InvalidInput("groups are None", TypeError, "attn_groups", replaced("attn_groups", None)),
     *(
-        Fault(f"an entry is {what}", error, WORD, _with_group(_listing(supported)))
+        InvalidInput(f"an entry is {what}", error, WORD, _with_group(_listing(supported)))
         for what, error, supported in BAD_LISTS
     ),
     *(
-        Fault(
+        InvalidInput(
             f"a foreign base is {base!r}", ValueError, WORD, _with_group(_listing([_foreign(base)]))
         )
         for base in (0, True, 2.0, None)
     ),
-    Fault("a backend lists an int", TypeError, WORD, _with_group(_listing(16))),
-    Fault("a backend lists a set", TypeError, WORD, _with_group(_listing({16}))),
-    Fault("a backend lists None", TypeError, WORD, _with_group(_listing(None))),
-    Fault("a backend supports nothing", ValueError, WORD, _with_group(_listing([]))),
-    Fault("two sizes that never meet", ValueError, WORD, _no_common_size),
-    Fault(
+    InvalidInput("a backend lists an int", TypeError, WORD, _with_group(_listing(16))),
+    InvalidInput("a backend lists a set", TypeError, WORD, _with_group(_listing({16}))),
+    InvalidInput("a backend lists None", TypeError, WORD, _with_group(_listing(None))),
+    InvalidInput("a backend supports nothing", ValueError, WORD, _with_group(_listing([]))),
+    InvalidInput("two sizes that never meet", ValueError, WORD, _no_common_size),
+    InvalidInput(
         "a size that does not divide the manager's",
         ValueError,
         "kv_manager_block_size",
-        lambda call, _: call.replacing(
+        lambda call: call.replacing(
             kv_manager_block_size=48,
             attn_groups=[_listing([32]), _listing([reference.MultipleOf(16)])],
         ),
     ),
-    Fault(
+    InvalidInput(
         "a divisor that is of multiples alone",
         ValueError,
         "kv_manager_block_size",
-        lambda call, _: call.replacing(
+        lambda call: call.replacing(
             kv_manager_block_size=48,
             attn_groups=[
                 _listing([reference.MultipleOf(32)]),
@@ -94,7 +94,7 @@ SELECT_FAULTS = [
             ],
         ),
     ),
-    Fault(
+    InvalidInput(
         "a group has no backend",
         AttributeError,
         "backend",
@@ -103,10 +103,10 @@ SELECT_FAULTS = [
 ]
 
 
-def _with_spec(spec: Any) -> Breaks:
+def _with_spec(spec: Any) -> Change:
     """Return a fault that gives the first group another spec."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         config = call.arguments["kv_cache_config"]
         groups = [reference.KVCacheGroupSpec(["layers.9.attn"], spec), *config.kv_cache_groups]
         config = dataclasses.replace(config, kv_cache_groups=groups)
@@ -116,10 +116,10 @@ def _with_spec(spec: Any) -> Breaks:
     return breaks
 
 
-def _first_list(change: Callable[[list[Any]], object]) -> Breaks:
+def _first_list(change: Callable[[list[Any]], object]) -> Change:
     """Return a fault in the list of the first group that needs one."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         lists = call.arguments["attn_groups"]
         for i, group in enumerate(call.arguments["kv_cache_config"].kv_cache_groups):
             if is_of_attention(group.kv_cache_spec):
@@ -130,7 +130,7 @@ def _first_list(change: Callable[[list[Any]], object]) -> Breaks:
     return breaks
 
 
-def _too_few_lists(call: Call, _: Draw) -> Call | None:
+def _too_few_lists(call: Call) -> Call | None:
     groups = call.arguments["kv_cache_config"].kv_cache_groups
     needs = [is_of_attention(group.kv_cache_spec) for group in groups]
     last = max((i for i, is_needed in enumerate(needs) if is_needed), default=-1)
@@ -139,17 +139,17 @@ def _too_few_lists(call: Call, _: Draw) -> Call | None:
     return call.replacing(attn_groups=call.arguments["attn_groups"][:last])
 
 
-PREPARE_FAULTS = [
-    Fault("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
-    Fault(
+PREPARE_INVALID_INPUTS = [
+    InvalidInput("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
+    InvalidInput(
         "KV cache groups are a tuple",
         TypeError,
         "kv_cache_groups",
         groups_are_a_tuple,
     ),
-    Fault("fewer lists than groups need", ValueError, "attn_groups", _too_few_lists),
+    InvalidInput("fewer lists than groups need", ValueError, "attn_groups", _too_few_lists),
     *(
-        Fault(
+        InvalidInput(
             f"the list of a group is {what}",
             TypeError,
             "attn_groups",
@@ -159,7 +159,7 @@ PREPARE_FAULTS = [
         for what, bad in (("None", None), ("one group", _listing([1])))
     ),
     *(
-        Fault(
+        InvalidInput(
             f"a foreign Mamba group's block size is {size!r}",
             error,
             "block_size",
@@ -167,31 +167,31 @@ PREPARE_FAULTS = [
         )
         for error, size in ((ValueError, 0), (TypeError, 16.0))
     ),
-    Fault(
+    InvalidInput(
         "a backend of a group supports nothing",
         ValueError,
         WORD,
         _first_list(lambda groups: [*groups, _listing([])]),
     ),
-    Fault(
+    InvalidInput(
         "a backend of a group lists a float",
         ValueError,
         WORD,
         _first_list(lambda groups: [_listing([1.0]), *groups]),
     ),
-    Fault(
+    InvalidInput(
         "a group of no kind",
         NotImplementedError,
         "KVCacheSpec",
         _with_spec(reference.KVCacheSpec(16)),
     ),
-    Fault(
+    InvalidInput(
         "a uniform group whose first is of no kind",
         NotImplementedError,
         "KVCacheSpec",
         _with_spec(reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})),
     ),
-    Fault(
+    InvalidInput(
         "there is no configuration",
         AttributeError,
         "kv_cache_groups",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.contracts import Call, Change, InvalidInput, replaced
 from conformance.strategies.attention_layers import (
     ATTENTION,
     GroupPlan,
@@ -26,33 +26,35 @@ BAD = "layers.77.attn"
 """A layer with something wrong, put beside those of a valid call."""
 
 
-def config_faults() -> list[Fault]:
+def config_faults() -> list[InvalidInput]:
     """Return the faults of a configuration that lacks the layers."""
     return [
-        Fault(
+        InvalidInput(
             "vllm_config is None",
             AttributeError,
             "compilation_config",
             replaced("vllm_config", None),
         ),
-        Fault(
+        InvalidInput(
             "compilation_config is None",
             AttributeError,
             "static_forward_context",
-            lambda call, _: call.replacing(
+            lambda call: call.replacing(
                 vllm_config=replacing_parts(call.arguments["vllm_config"], compilation_config=None)
             ),
         ),
     ]
 
 
-def names_faults() -> list[Fault]:
+def names_faults() -> list[InvalidInput]:
     """Return the faults of an argument `layer_names`."""
     return [
-        Fault("names are a tuple", TypeError, "layer_names", replaced("layer_names", ())),
-        Fault("names are a str", TypeError, "layer_names", replaced("layer_names", "layers.0")),
-        Fault("a name is an int", TypeError, "layer_names", replaced("layer_names", [0])),
-        Fault(
+        InvalidInput("names are a tuple", TypeError, "layer_names", replaced("layer_names", ())),
+        InvalidInput(
+            "names are a str", TypeError, "layer_names", replaced("layer_names", "layers.0")
+        ),
+        InvalidInput("a name is an int", TypeError, "layer_names", replaced("layer_names", [0])),
+        InvalidInput(
             "a name is unknown",
             KeyError,
             "layer_names",
@@ -62,17 +64,19 @@ def names_faults() -> list[Fault]:
     ]
 
 
-GET_LAYERS_FAULTS = [
+GET_LAYERS_INVALID_INPUTS = [
     *config_faults(),
     *names_faults(),
-    Fault("the type is a name", TypeError, "layer_type", replaced("layer_type", "Attention")),
-    Fault("the type is None", TypeError, "layer_type", replaced("layer_type", None)),
+    InvalidInput(
+        "the type is a name", TypeError, "layer_type", replaced("layer_type", "Attention")
+    ),
+    InvalidInput("the type is None", TypeError, "layer_type", replaced("layer_type", None)),
 ]
 
 
-def _with_layer(**changes: Any) -> Breaks:
+def _with_layer(**changes: Any) -> Change:
     """Return a fault that adds an attention layer with these attributes in place of good ones."""
-    return lambda call, _: _adding_layer(call, **changes)
+    return lambda call: _adding_layer(call, **changes)
 
 
 def _adding_layer(call: Call, **changes: Any) -> Call:
@@ -84,10 +88,10 @@ def _adding_layer(call: Call, **changes: Any) -> Call:
     return call.replacing(vllm_config=config)
 
 
-def _with_block_size(block_size: object) -> Breaks:
+def _with_block_size(block_size: object) -> Change:
     cache = reference.CacheConfig(block_size=block_size)  # type: ignore[arg-type]  # a fault
 
-    def breaks(call: Call, _: Draw) -> Call:
+    def breaks(call: Call) -> Call:
         # A configuration without layers makes no spec.
         config = _adding_layer(call).arguments["vllm_config"]
         return call.replacing(vllm_config=replacing_parts(config, cache_config=cache))
@@ -95,20 +99,22 @@ def _with_block_size(block_size: object) -> Breaks:
     return breaks
 
 
-GET_KV_CACHE_SPEC_FAULTS = [
+GET_KV_CACHE_SPEC_INVALID_INPUTS = [
     *config_faults()[1:],
-    Fault(
+    InvalidInput(
         "vllm_config is None",
         AttributeError,
         "cache_config|compilation_config",
         replaced("vllm_config", None),
     ),
     *(
-        Fault(f"a layer is of type {kind!r}", ValueError, BAD, _with_layer(attn_type=kind))
+        InvalidInput(f"a layer is of type {kind!r}", ValueError, BAD, _with_layer(attn_type=kind))
         for kind in ("encoder", "encoder_only", "encoder_decoder", "Decoder", None)
     ),
     *(
-        Fault(f"the dtype is {what}", TypeError, "kv_cache_dtype", replaced("kv_cache_dtype", bad))
+        InvalidInput(
+            f"the dtype is {what}", TypeError, "kv_cache_dtype", replaced("kv_cache_dtype", bad)
+        )
         for what, bad in (
             ("a name", "float16"),
             ("Python's", float),
@@ -118,21 +124,21 @@ GET_KV_CACHE_SPEC_FAULTS = [
         )
     ),
     *(
-        Fault(f"{name} is {bad!r}", error, name, _with_layer(**{name: bad}), also=BAD)
+        InvalidInput(f"{name} is {bad!r}", error, name, _with_layer(**{name: bad}), also=BAD)
         for name in ("num_kv_heads", "head_size", "sliding_window")
         for error, bad in ((ValueError, 0), (TypeError, True), (TypeError, 4.0))
     ),
     *(
-        Fault(f"a layer has no {name}", AttributeError, name, _with_layer(**{name: ...}))
+        InvalidInput(f"a layer has no {name}", AttributeError, name, _with_layer(**{name: ...}))
         for name in ("num_kv_heads", "head_size", "sliding_window")
     ),
-    Fault("the block size is 0", ValueError, "block_size", _with_block_size(0)),
-    Fault("the block size is a float", TypeError, "block_size", _with_block_size(16.0)),
-    Fault(
+    InvalidInput("the block size is 0", ValueError, "block_size", _with_block_size(0)),
+    InvalidInput("the block size is a float", TypeError, "block_size", _with_block_size(16.0)),
+    InvalidInput(
         "cache_config is None",
         AttributeError,
         "block_size",
-        lambda call, _: call.replacing(
+        lambda call: call.replacing(
             vllm_config=replacing_parts(call.arguments["vllm_config"], cache_config=None)
         ),
     ),
@@ -143,10 +149,10 @@ Broken = Callable[[GroupPlan], "tuple[list[str], Any, Mapping[str, Any]] | None"
 """Makes a group bad: its names, its spec, and layers that are added or replaced."""
 
 
-def _group(change: Broken) -> Breaks:
+def _group(change: Broken) -> Change:
     """Return a fault of the last group, which is checked before the first group's builder."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         plans = call.facts
         broken = change(plans[-1]) if plans else None
         if broken is None:
@@ -192,9 +198,9 @@ def _foreign_specs(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
     return list(plan.names), uniform, {}
 
 
-def _where_groups(breaks: Breaks) -> Breaks:
+def _where_groups(breaks: Change) -> Change:
     """Return a fault of calls with groups alone: without, the layers need not be read."""
-    return lambda call, draw: breaks(call, draw) if call.facts else None
+    return lambda call: breaks(call) if call.facts else None
 
 
 class _Nameless(BackendClass):
@@ -211,50 +217,56 @@ def _nameless(_: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
     return [BAD], full_spec(), {BAD: Own(ATTENTION, BAD, backend=backend)}
 
 
-INIT_ATTN_BACKEND_FAULTS = [
-    *(dataclasses.replace(fault, breaks=_where_groups(fault.breaks)) for fault in config_faults()),
-    Fault("a group is empty", ValueError, "layer_names", _group(lambda p: ([], p.spec, {}))),
-    Fault(
+INIT_ATTN_BACKEND_INVALID_INPUTS = [
+    *(dataclasses.replace(fault, change=_where_groups(fault.change)) for fault in config_faults()),
+    InvalidInput("a group is empty", ValueError, "layer_names", _group(lambda p: ([], p.spec, {}))),
+    InvalidInput(
         "a group's names are a tuple",
         TypeError,
         "layer_names",
         _group(lambda p: (p.names, p.spec, {})),  # type: ignore[arg-type,return-value]  # a fault
     ),
-    Fault(
+    InvalidInput(
         "a group's name is an int",
         TypeError,
         "layer_names",
         _group(lambda p: ([*p.names, 3], p.spec, {})),  # type: ignore[list-item]  # a fault
     ),
-    Fault(
+    InvalidInput(
         "a layer is unknown",
         KeyError,
         "kv_cache_groups",
         _group(lambda p: ([*p.names, NOWHERE], p.spec, {})),
         also=NOWHERE,
     ),
-    Fault("backends are unlike", ValueError, "kv_cache_groups", _group(_unlike(is_alike=False))),
-    Fault("backends are equal, but not one", ValueError, BAD, _group(_unlike(is_alike=True))),
-    Fault("a group's own specs are unlike", ValueError, BAD, _group(_unlike_specs)),
-    Fault("no layer has a spec of its own", KeyError, "kv_cache_spec", _group(_foreign_specs)),
-    Fault(
+    InvalidInput(
+        "backends are unlike", ValueError, "kv_cache_groups", _group(_unlike(is_alike=False))
+    ),
+    InvalidInput(
+        "backends are equal, but not one", ValueError, BAD, _group(_unlike(is_alike=True))
+    ),
+    InvalidInput("a group's own specs are unlike", ValueError, BAD, _group(_unlike_specs)),
+    InvalidInput(
+        "no layer has a spec of its own", KeyError, "kv_cache_spec", _group(_foreign_specs)
+    ),
+    InvalidInput(
         "a layer has no backend",
         AttributeError,
         "get_attn_backend",
         _group(lambda _: ([BAD], full_spec(), {BAD: Own(ATTENTION, BAD)})),
     ),
-    Fault("a backend has no name", AttributeError, "get_name", _group(_nameless)),
-    Fault(
+    InvalidInput("a backend has no name", AttributeError, "get_name", _group(_nameless)),
+    InvalidInput(
         "groups are a tuple",
         TypeError,
         "kv_cache_groups",
-        lambda call, _: call.replacing(
+        lambda call: call.replacing(
             kv_cache_config=dataclasses.replace(
                 call.arguments["kv_cache_config"], kv_cache_groups=()
             )
         ),
     ),
-    Fault(
+    InvalidInput(
         "kv_cache_config is None",
         AttributeError,
         "kv_cache_groups",

@@ -9,38 +9,40 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import changed
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import changed
 from conformance.strategies.arrays import Array
 
 
-def _of_masked(faults: Iterable[Fault]) -> list[Fault]:
+def _of_masked(faults: Iterable[InvalidInput]) -> list[InvalidInput]:
     """Return faults of calls with a mask: without one nothing is looked at."""
 
-    def of_masked(fault: Fault) -> Fault:
-        def breaks(call: Call, draw: Draw) -> Call | None:
-            return None if call.facts is None else fault.breaks(call, draw)
+    def of_masked(fault: InvalidInput) -> InvalidInput:
+        def breaks(call: Call) -> Call | None:
+            return None if call.facts is None else fault.change(call)
 
-        return dataclasses.replace(fault, breaks=breaks)
+        return dataclasses.replace(fault, change=breaks)
 
     return [of_masked(fault) for fault in faults]
 
 
 MASK = "is_embed"
 
-MASK_FAULTS = [
-    Fault("the mask is a list", TypeError, MASK, changed(MASK, np.ndarray.tolist)),
-    Fault("the mask is uint8", TypeError, MASK, changed(MASK, lambda a: a.astype(np.uint8))),
-    Fault("the mask is of floats", TypeError, MASK, changed(MASK, lambda a: a.astype(float))),
-    Fault("the mask has two axes", TypeError, MASK, changed(MASK, lambda a: a[None].copy())),
-    Fault("the mask has no axes", TypeError, MASK, replaced(MASK, np.array(True))),
-    Fault("the mask is a bool", TypeError, MASK, replaced(MASK, True)),
+MASK_INVALID_INPUTS = [
+    InvalidInput("the mask is a list", TypeError, MASK, changed(MASK, np.ndarray.tolist)),
+    InvalidInput("the mask is uint8", TypeError, MASK, changed(MASK, lambda a: a.astype(np.uint8))),
+    InvalidInput(
+        "the mask is of floats", TypeError, MASK, changed(MASK, lambda a: a.astype(float))
+    ),
+    InvalidInput("the mask has two axes", TypeError, MASK, changed(MASK, lambda a: a[None].copy())),
+    InvalidInput("the mask has no axes", TypeError, MASK, replaced(MASK, np.array(True))),
+    InvalidInput("the mask is a bool", TypeError, MASK, replaced(MASK, True)),
 ]
 
 
-def _rows_faults(argument: str) -> list[Fault]:
+def _rows_faults(argument: str) -> list[InvalidInput]:
     return [
-        Fault(f"{argument} are {what}", error, argument, breaks)
+        InvalidInput(f"{argument} are {what}", error, argument, breaks)
         for what, error, breaks in (
             ("a list", TypeError, changed(argument, np.ndarray.tolist)),
             ("None", TypeError, replaced(argument, None)),
@@ -50,11 +52,11 @@ def _rows_faults(argument: str) -> list[Fault]:
     ]
 
 
-def _out_faults(argument: str, num_rows: Callable[[Array], int]) -> list[Fault]:
+def _out_faults(argument: str, num_rows: Callable[[Array], int]) -> list[InvalidInput]:
     """Return the faults of `out`, of a function that writes so many rows for a mask."""
 
-    def out(change: Callable[[Array], Any]) -> Breaks:
-        def breaks(call: Call, _: Draw) -> Call | None:
+    def out(change: Callable[[Array], Any]) -> Change:
+        def breaks(call: Call) -> Call | None:
             rows = call.arguments[argument]
             shape = (num_rows(call.arguments[MASK]), rows.shape[1])
             bad = change(np.zeros(shape, rows.dtype))
@@ -65,14 +67,14 @@ def _out_faults(argument: str, num_rows: Callable[[Array], int]) -> list[Fault]:
     def in_pieces(rows: Array) -> Array | None:
         return np.repeat(rows, 2, axis=1)[:, ::2] if rows.size > 1 else None
 
-    def is_input(call: Call, _: Draw) -> Call | None:
+    def is_input(call: Call) -> Call | None:
         rows = call.arguments[argument].copy()
         is_all = len(rows) == num_rows(call.arguments[MASK]) and rows.size
         return call.replacing(**{argument: rows, "out": rows}) if is_all else None
 
     return [
         *(
-            Fault(f"out {what}", error, "out", out(change))
+            InvalidInput(f"out {what}", error, "out", out(change))
             for what, error, change in (
                 ("is a list", TypeError, np.ndarray.tolist),
                 ("has another dtype", TypeError, lambda a: np.zeros(a.shape, np.uint16)),
@@ -81,14 +83,14 @@ def _out_faults(argument: str, num_rows: Callable[[Array], int]) -> list[Fault]:
                 ("lies in pieces", ValueError, in_pieces),
             )
         ),
-        Fault("out is an input", ValueError, "out", is_input, is_value=True),
+        InvalidInput("out is an input", ValueError, "out", is_input, is_value=True),
     ]
 
 
-def _out_rows(step: int) -> Breaks:
+def _out_rows(step: int) -> Change:
     """Return a fault of the number of rows of `out`: those for a mask, and so many more."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         mask = call.arguments[MASK]
         rows = call.arguments.get("embeds")
         num_rows = len(mask) if rows is not None else int(mask.sum())
@@ -107,14 +109,14 @@ NO_EMBEDDINGS: tuple[Any, ...] = (
 """Dtypes without a NaN of those bits."""
 
 
-def _of_dtype(dtype: Any) -> Breaks:
+def _of_dtype(dtype: Any) -> Change:
     return changed("embeds", lambda a: np.zeros(a.shape, dtype))
 
 
-def _num_rows(change: Callable[[int, int], int | None]) -> Breaks:
+def _num_rows(change: Callable[[int, int], int | None]) -> Change:
     """Return a fault in the number of embeddings, of that and of the mask's length."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         embeds = call.arguments["embeds"]
         bad = change(len(embeds), len(call.arguments[MASK]))
         if bad is None:
@@ -124,25 +126,25 @@ def _num_rows(change: Callable[[int, int], int | None]) -> Breaks:
     return breaks
 
 
-SCATTER_FAULTS = _of_masked(
+SCATTER_INVALID_INPUTS = _of_masked(
     [
-        *MASK_FAULTS,
+        *MASK_INVALID_INPUTS,
         *_rows_faults("embeds"),
         *_out_faults("embeds", len),
-        Fault("out has a row too few", ValueError, "out", _out_rows(-1)),
-        Fault("out has a row too many", ValueError, "out", _out_rows(1)),
+        InvalidInput("out has a row too few", ValueError, "out", _out_rows(-1)),
+        InvalidInput("out has a row too many", ValueError, "out", _out_rows(1)),
         *(
-            Fault(f"embeds are {np.dtype(bad).name}", TypeError, "embeds", _of_dtype(bad))
+            InvalidInput(f"embeds are {np.dtype(bad).name}", TypeError, "embeds", _of_dtype(bad))
             for bad in NO_EMBEDDINGS
         ),
-        Fault(
+        InvalidInput(
             "there are more embeddings than placeholders",
             ValueError,
             "embeds",
             _num_rows(lambda _, length: length + 1),
         ),
         *(
-            Fault(what, ValueError, MASK, _num_rows(change), is_value=True)
+            InvalidInput(what, ValueError, MASK, _num_rows(change), is_value=True)
             for what, change in (
                 ("an embedding is missing", lambda n, _: n - 1 if n else None),
                 ("one embedding for all", lambda n, _: 1 if n > 1 else None),
@@ -153,8 +155,8 @@ SCATTER_FAULTS = _of_masked(
 )
 
 
-def _length(change: Callable[[int], int]) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _length(change: Callable[[int], int]) -> Change:
+    def breaks(call: Call) -> Call | None:
         mask = call.arguments[MASK]
         bad = change(len(mask))
         return None if bad < 0 else call.replacing(is_embed=np.resize(mask, bad).astype(np.bool_))
@@ -162,10 +164,10 @@ def _length(change: Callable[[int], int]) -> Breaks:
     return breaks
 
 
-def _hinted(change: Callable[[int, int], object]) -> Breaks:
+def _hinted(change: Callable[[int, int], object]) -> Change:
     """Return a fault of the hint, of it and of the mask's length."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         if "num_embeds" not in call.hints:
             return None
         bad = change(call.hints["num_embeds"], len(call.arguments[MASK]))
@@ -174,17 +176,19 @@ def _hinted(change: Callable[[int, int], object]) -> Breaks:
     return breaks
 
 
-GATHER_FAULTS = _of_masked(
+GATHER_INVALID_INPUTS = _of_masked(
     [
-        *MASK_FAULTS,
+        *MASK_INVALID_INPUTS,
         *_rows_faults("placeholders"),
         *_out_faults("placeholders", lambda mask: int(mask.sum())),
-        Fault("out has a row too few", ValueError, "out", _out_rows(-1), is_value=True),
-        Fault("out has a row too many", ValueError, "out", _out_rows(1), is_value=True),
-        Fault("the mask is too short", ValueError, MASK, _length(lambda n: n - 1)),
-        Fault("the mask is too long", ValueError, MASK, _length(lambda n: n + 1)),
+        InvalidInput("out has a row too few", ValueError, "out", _out_rows(-1), is_value=True),
+        InvalidInput("out has a row too many", ValueError, "out", _out_rows(1), is_value=True),
+        InvalidInput("the mask is too short", ValueError, MASK, _length(lambda n: n - 1)),
+        InvalidInput("the mask is too long", ValueError, MASK, _length(lambda n: n + 1)),
         *(
-            Fault(f"hint: {what}", error, "num_embeds", _hinted(change), is_value, is_hint=True)
+            InvalidInput(
+                f"hint: {what}", error, "num_embeds", _hinted(change), is_value, is_hint=True
+            )
             for what, error, change, is_value in (
                 ("a bool", TypeError, lambda *_: True, False),
                 ("a float", TypeError, lambda n, _: float(n), False),
@@ -201,10 +205,10 @@ GATHER_FAULTS = _of_masked(
 ITEMS = "mm_embeddings"
 
 
-def _item(bad: Any) -> Breaks:
+def _item(bad: Any) -> Change:
     """Return a fault of one item of a list or tuple."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         items = call.arguments[ITEMS]
         if isinstance(items, np.ndarray) or not items:
             return None
@@ -213,8 +217,8 @@ def _item(bad: Any) -> Breaks:
     return breaks
 
 
-def _number(step: int) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _number(step: int) -> Change:
+    def breaks(call: Call) -> Call | None:
         number = call.arguments["expected_num_items"] + step
         return None if number < 0 else call.replacing(expected_num_items=number)
 
@@ -226,15 +230,15 @@ NUMBER = "expected_num_items"
 CAUSE = "embedding method"
 """What the message must tell as the likely cause."""
 
-SANITY_FAULTS = [
+SANITY_INVALID_INPUTS = [
     *(
-        Fault(f"the embeddings are {what}", TypeError, ITEMS, replaced(ITEMS, bad))
+        InvalidInput(f"the embeddings are {what}", TypeError, ITEMS, replaced(ITEMS, bad))
         for what, bad in (("None", None), ("a dict", {}), ("a set", set()), ("an int", 3))
     ),
-    Fault("the last item is None", TypeError, ITEMS, _item(None)),
-    Fault("the last item is a list", TypeError, ITEMS, _item([[0.0]])),
+    InvalidInput("the last item is None", TypeError, ITEMS, _item(None)),
+    InvalidInput("the last item is a list", TypeError, ITEMS, _item([[0.0]])),
     *(
-        Fault(f"{what}, which names {name}", ValueError, name, breaks)
+        InvalidInput(f"{what}, which names {name}", ValueError, name, breaks)
         for name in (ITEMS, CAUSE)
         for what, breaks in (
             ("the last item is a vector", _item(np.zeros(3))),
@@ -247,7 +251,7 @@ SANITY_FAULTS = [
         )
     ),
     *(
-        Fault(f"the number is {bad!r}", error, NUMBER, replaced(NUMBER, bad))
+        InvalidInput(f"the number is {bad!r}", error, NUMBER, replaced(NUMBER, bad))
         for error, bad in ((ValueError, -1), (TypeError, True), (TypeError, 1.0), (TypeError, None))
     ),
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault
-from conformance.faults.kv_cache_spec import SPEC, abstract_faults, bad_ints, guest
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_faults, bad_ints, guest
 from conformance.strategies.kv_cache_spec import BOUNDED, EXAMPLES, FULL, READS
 
 CONFIG = reference.VllmConfig(
@@ -25,11 +25,11 @@ def kind_of(call: Call) -> str:
     return type(first).__name__
 
 
-def _config(path: str, value: object, *kinds: str) -> Breaks:
+def _config(path: str, value: object, *kinds: str) -> Change:
     """Return a fault in what some kinds read of a configuration."""
     part, _, name = path.partition(".")
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         if kind_of(call) not in kinds:
             kind = guest(call, kinds, (path, value))
             if kind is None:
@@ -45,16 +45,16 @@ def _config(path: str, value: object, *kinds: str) -> Breaks:
     return breaks
 
 
-def _mode_all(breaks: Breaks) -> Breaks:
+def _mode_all(breaks: Change) -> Change:
     """Return a fault of Mamba layers that cache the states of all blocks."""
 
-    def both(call: Call, draw: Draw) -> Call | None:
-        changed_call = _config("cache_config.mamba_cache_mode", "all", "MambaSpec")(call, draw)
+    def both(call: Call) -> Call | None:
+        changed_call = _config("cache_config.mamba_cache_mode", "all", "MambaSpec")(call)
         model = reference.ModelConfig(max_model_len=1)
         if changed_call is None:
             return None
         config = dataclasses.replace(changed_call.arguments["vllm_config"], model_config=model)
-        return breaks(changed_call.replacing(vllm_config=config), draw)
+        return breaks(changed_call.replacing(vllm_config=config))
 
     return both
 
@@ -69,20 +69,20 @@ READERS = {
 """The kinds that read a number of a configuration."""
 
 
-def _reads_anything(call: Call, _: Draw) -> Call | None:
+def _reads_anything(call: Call) -> Call | None:
     return call.replacing(vllm_config=None) if READS[kind_of(call)] else None
 
 
-def _number_faults(path: str) -> list[Fault]:
+def _number_faults(path: str) -> list[InvalidInput]:
     name = path.rsplit(".", 1)[1]
     least = 0 if "encoder" in name else 1
     return [
-        Fault(f"{name} is {what}", error, name, _config(path, value, *READERS[path]))
+        InvalidInput(f"{name} is {what}", error, name, _config(path, value, *READERS[path]))
         for what, error, value in bad_ints(least)
     ]
 
 
-MAX_MEMORY_FAULTS = [
+MAX_MEMORY_INVALID_INPUTS = [
     *abstract_faults(
         "max_memory_usage_bytes",
         reference.KVCacheSpec(16),
@@ -91,7 +91,7 @@ MAX_MEMORY_FAULTS = [
     ),
     *(fault for path in READERS for fault in _number_faults(path)),
     *(
-        Fault(
+        InvalidInput(
             f"max_model_len is {what} in mode all",
             error,
             "max_model_len",
@@ -99,14 +99,14 @@ MAX_MEMORY_FAULTS = [
         )
         for what, error, value in bad_ints()
     ),
-    Fault(
+    InvalidInput(
         "decode context parallelism with a window",
         ValueError,
         "decode_context_parallel_size",
         _config("parallel_config.decode_context_parallel_size", 2, "SlidingWindowSpec"),
     ),
     *(
-        Fault(
+        InvalidInput(
             f"mamba_cache_mode is {mode!r}",
             ValueError,
             "mamba_cache_mode",
@@ -114,9 +114,9 @@ MAX_MEMORY_FAULTS = [
         )
         for mode in ("", "ALL", None, True, ["all"])
     ),
-    Fault("there is no configuration", AttributeError, "attribute", _reads_anything),
+    InvalidInput("there is no configuration", AttributeError, "attribute", _reads_anything),
     *(
-        Fault(
+        InvalidInput(
             f"{part} is None",
             AttributeError,
             "attribute",
@@ -128,7 +128,7 @@ MAX_MEMORY_FAULTS = [
         )
         for part in ("model_config", "parallel_config", "scheduler_config")
     ),
-    Fault(
+    InvalidInput(
         "cache_config is None",
         AttributeError,
         "mamba_cache_mode",

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault
-from conformance.faults.arrays import array_faults, element, int_faults
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.arrays import array_faults, element, int_faults
 from conformance.strategies.arrays import Array
 
 
-def _out(change: Callable[[Array], Any]) -> Breaks:
+def _out(change: Callable[[Array], Any]) -> Change:
     """Return a fault of `out`: what is made of one that is as it should be."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         size, is_of_all = call.arguments.get("dcp_size", 1), call.arguments.get("dcp_rank") is None
         shape = (len(call.arguments["seq_lens"]), *((size,) if is_of_all else ()))
         bad = change(np.zeros(shape, np.int32))
@@ -28,7 +28,7 @@ def _in_pieces(out: Array) -> Array | None:
     return np.repeat(out, 2, axis=-1)[..., ::2] if out.size > 1 else None
 
 
-def _out_is_lengths(call: Call, _: Draw) -> Call | None:
+def _out_is_lengths(call: Call) -> Call | None:
     lens = call.arguments["seq_lens"].copy()
     if not len(lens):
         return None
@@ -36,26 +36,24 @@ def _out_is_lengths(call: Call, _: Draw) -> Call | None:
     return call.replacing(seq_lens=lens, out=lens, **one_rank)
 
 
-DCP_FAULTS = [
+DCP_INVALID_INPUTS = [
     *array_faults("seq_lens", np.int64),
     *int_faults("dcp_size"),
     *int_faults("dcp_rank", least=0),
     *int_faults("cp_kv_cache_interleave_size"),
-    Fault(
+    InvalidInput(
         "the rank is outside the world",
         ValueError,
         "dcp_rank",
-        lambda call, _: call.replacing(dcp_rank=call.arguments.get("dcp_size", 1)),
+        lambda call: call.replacing(dcp_rank=call.arguments.get("dcp_size", 1)),
     ),
-    Fault(
+    InvalidInput(
         "a round of the ranks has 2**31 positions",
         ValueError,
         "dcp_size",
-        lambda call, _: call.replacing(
-            dcp_size=2**16, dcp_rank=0, cp_kv_cache_interleave_size=2**15
-        ),
+        lambda call: call.replacing(dcp_size=2**16, dcp_rank=0, cp_kv_cache_interleave_size=2**15),
     ),
-    Fault(
+    InvalidInput(
         "a sequence length is negative",
         ValueError,
         "seq_lens",
@@ -63,7 +61,7 @@ DCP_FAULTS = [
         is_value=True,
     ),
     *(
-        Fault(f"out {what}", error, "out", _out(change))
+        InvalidInput(f"out {what}", error, "out", _out(change))
         for what, error, change in (
             ("is a list", TypeError, np.ndarray.tolist),
             ("has another dtype", TypeError, lambda out: out.astype(np.int64)),
@@ -72,5 +70,5 @@ DCP_FAULTS = [
             ("lies in pieces", ValueError, _in_pieces),
         )
     ),
-    Fault("out is the input", ValueError, "out", _out_is_lengths, is_value=True),
+    InvalidInput("out is the input", ValueError, "out", _out_is_lengths, is_value=True),
 ]

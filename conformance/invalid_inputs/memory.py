@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.kv_cache_spec import Bad, bad_ints
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.kv_cache_spec import Bad, bad_ints
 from conformance.strategies.memory import MAX_INT64
 
 
-def _changed(argument: str, field: str, value: object) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call:
+def _changed(argument: str, field: str, value: object) -> Change:
+    def breaks(call: Call) -> Call:
         return call.replacing(
             **{argument: dataclasses.replace(call.arguments[argument], **{field: value})}
         )
@@ -19,7 +19,7 @@ def _changed(argument: str, field: str, value: object) -> Breaks:
     return breaks
 
 
-def _byte_too_few(call: Call, _: Draw) -> Call | None:
+def _byte_too_few(call: Call) -> Call | None:
     snapshot = call.arguments["init_snapshot"]
     share = float(call.arguments["cache_config"].gpu_memory_utilization)
     wanted = math.ceil(snapshot.total_memory * share)
@@ -28,10 +28,10 @@ def _byte_too_few(call: Call, _: Draw) -> Call | None:
     return call.replacing(init_snapshot=dataclasses.replace(snapshot, free_memory=wanted - 1))
 
 
-def _too_few_and_named(name: str) -> Fault:
+def _too_few_and_named(name: str) -> InvalidInput:
     """Return the fault of too little memory, whose message must say a number too."""
 
-    def breaks(call: Call, _: Draw) -> Call:
+    def breaks(call: Call) -> Call:
         snapshot = dataclasses.replace(
             call.arguments["init_snapshot"],
             free_memory=5 * 2**28,
@@ -41,7 +41,7 @@ def _too_few_and_named(name: str) -> Fault:
         config = dataclasses.replace(call.arguments["cache_config"], gpu_memory_utilization=0.875)
         return call.replacing(init_snapshot=snapshot, cache_config=config)
 
-    return Fault(f"too little is free, told with {name}", ValueError, name, breaks)
+    return InvalidInput(f"too little is free, told with {name}", ValueError, name, breaks)
 
 
 TOO_MANY: Bad = ("2**63", ValueError, MAX_INT64 + 1)
@@ -62,23 +62,27 @@ BAD_SHARES: tuple[tuple[type[Exception], object], ...] = (
     (TypeError, 0.5 + 0j),
 )
 
-REQUEST_FAULTS = [
+REQUEST_INVALID_INPUTS = [
     *(
-        Fault(f"{field} is {what}", error, field, _changed("init_snapshot", field, value))
+        InvalidInput(f"{field} is {what}", error, field, _changed("init_snapshot", field, value))
         for field in ("free_memory", "total_memory")
         for what, error, value in (*bad_ints(0), TOO_MANY)
     ),
     *(
-        Fault(f"the utilization is {share!r}", kind, SHARE, _changed("cache_config", SHARE, share))
+        InvalidInput(
+            f"the utilization is {share!r}", kind, SHARE, _changed("cache_config", SHARE, share)
+        )
         for kind, share in BAD_SHARES
     ),
-    Fault("a byte too little is free", ValueError, "free_memory", _byte_too_few),
+    InvalidInput("a byte too little is free", ValueError, "free_memory", _byte_too_few),
     *map(
         _too_few_and_named,
         ("cuda:7", r"1\.25", r"2\.50", r"2\.19", r"0\.875", "lower gpu_memory_utilization"),
     ),
-    Fault("there is no snapshot", AttributeError, "free_memory", replaced("init_snapshot", None)),
-    Fault(
+    InvalidInput(
+        "there is no snapshot", AttributeError, "free_memory", replaced("init_snapshot", None)
+    ),
+    InvalidInput(
         "there is no configuration",
         AttributeError,
         "gpu_memory_utilization",

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from conformance.contracts import Fault, replaced
+from conformance.contracts import InvalidInput, replaced
 from conformance.strategies.attention_layers import own_config
 
 
-def _classes(argument: str) -> list[Fault]:
+def _classes(argument: str) -> list[InvalidInput]:
     return [
-        Fault(f"{argument} is {what}", TypeError, argument, replaced(argument, bad))
+        InvalidInput(f"{argument} is {what}", TypeError, argument, replaced(argument, bad))
         for what, bad in (("None", None), ("a name", "Plain"), ("an object", own_config()))
     ]
 
 
 PREFIXES = [
-    Fault(f"the prefix is {bad!r}", TypeError, "name_prefix", replaced("name_prefix", bad))
+    InvalidInput(f"the prefix is {bad!r}", TypeError, "name_prefix", replaced("name_prefix", bad))
     for bad in (None, 3, b"Fast")
 ]
 
-SUBCLASS_BACKEND_FAULTS = [*PREFIXES, *_classes("attention_backend_cls"), *_classes("builder_cls")]
+SUBCLASS_BACKEND_INVALID_INPUTS = [
+    *PREFIXES,
+    *_classes("attention_backend_cls"),
+    *_classes("builder_cls"),
+]
 
 GOOD = ("first", int, 0)
 
-SUBCLASS_METADATA_FAULTS = [
+SUBCLASS_METADATA_INVALID_INPUTS = [
     *PREFIXES,
     *_classes("metadata_cls"),
     *(
-        Fault(what, error, argument, replaced("fields", bad))
+        InvalidInput(what, error, argument, replaced("fields", bad))
         for what, error, argument, bad in (
             ("no fields", TypeError, "fields", None),
             ("fields in a dict", TypeError, "fields", {"first": int}),

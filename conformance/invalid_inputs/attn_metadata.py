@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import changed
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import changed
 from conformance.strategies.attn_metadata import BOUNDS, Buffer
 from conformance.strategies.engines import Own, OwnClass
 
 
-def _one_more(argument: str) -> Breaks:
+def _one_more(argument: str) -> Change:
     """Return a fault that gives the last entry twice, for a group that there is not."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         given = call.arguments[argument]
         if not isinstance(given, list) or not given:
             return None
@@ -26,20 +26,20 @@ def _one_more(argument: str) -> Breaks:
     return breaks
 
 
-def _one_fewer(argument: str) -> Breaks:
+def _one_fewer(argument: str) -> Change:
     """Return a fault that leaves out the last group's."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         given = call.arguments[argument]
         return call.replacing(**{argument: given[:-1]}) if len(given) else None
 
     return breaks
 
 
-def _last(argument: str, change: Callable[[Any, Call], Any]) -> Breaks:
+def _last(argument: str, change: Callable[[Any, Call], Any]) -> Change:
     """Return a fault of the last group's entry; None where there is nothing to break."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         given = call.arguments[argument]
         if isinstance(given, np.ndarray) or not given:
             return None
@@ -49,10 +49,10 @@ def _last(argument: str, change: Callable[[Any, Call], Any]) -> Breaks:
     return breaks
 
 
-def _halves(argument: str, half: str, change: Callable[[Any, Call], Any]) -> Breaks:
+def _halves(argument: str, half: str, change: Callable[[Any, Call], Any]) -> Change:
     """Return a fault of one half of a buffer, or of "both"."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         buffer: Buffer = call.arguments[argument]
         names = ("cpu", "gpu") if half == "both" else (half,)
         bad = {name: change(getattr(buffer, name), call) for name in names}
@@ -64,7 +64,7 @@ def _halves(argument: str, half: str, change: Callable[[Any, Call], Any]) -> Bre
     return breaks
 
 
-def _buffer_faults(argument: str, more: int) -> list[Fault]:
+def _buffer_faults(argument: str, more: int) -> list[InvalidInput]:
     """Return the faults of a buffer that needs `num_reqs + more` entries."""
 
     def cut(array: Any, call: Call) -> Any:
@@ -82,10 +82,12 @@ def _buffer_faults(argument: str, more: int) -> list[Fault]:
     lacking = Own(OwnClass("Buffer"), "buffer", {"cpu": np.zeros(99, np.int32)})
     return [
         *(
-            Fault(f"{argument}.{half} {what}", error, argument, _halves(argument, half, change))
+            InvalidInput(
+                f"{argument}.{half} {what}", error, argument, _halves(argument, half, change)
+            )
             for half, what, error, change in ways
         ),
-        Fault(
+        InvalidInput(
             f"{argument} has no half on the device",
             AttributeError,
             "gpu",
@@ -94,9 +96,9 @@ def _buffer_faults(argument: str, more: int) -> list[Fault]:
     ]
 
 
-def _int_faults(argument: str) -> list[Fault]:
+def _int_faults(argument: str) -> list[InvalidInput]:
     return [
-        Fault(f"{argument} is {bad!r}", error, argument, replaced(argument, bad))
+        InvalidInput(f"{argument} is {bad!r}", error, argument, replaced(argument, bad))
         for error, bad in ((ValueError, -1), (TypeError, True), (TypeError, 1.0))
     ]
 
@@ -130,8 +132,8 @@ def _unlike_half(array: Any, call: Call) -> Any:
     return _with(array, 0, int(array[0]) + 1) if is_there else None
 
 
-def _computed(value: Callable[[Call, int], int]) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _computed(value: Callable[[Call, int], int]) -> Change:
+    def breaks(call: Call) -> Call | None:
         i = _busy(call)
         if i is None:
             return None
@@ -141,20 +143,20 @@ def _computed(value: Callable[[Call, int], int]) -> Breaks:
     return breaks
 
 
-def _below_maximum(name: str) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _below_maximum(name: str) -> Change:
+    def breaks(call: Call) -> Call | None:
         maximum = call.facts.maximum(name)
         return call.replacing(**{name: maximum - 1}) if maximum and call.facts.batches else None
 
     return breaks
 
 
-def _fewer_tokens(call: Call, _: Draw) -> Call | None:
+def _fewer_tokens(call: Call) -> Call | None:
     tokens = call.facts.batch.num_tokens
     return call.replacing(num_tokens=tokens - 1) if tokens and call.facts.batches else None
 
 
-def _computed_too_few(call: Call, _: Draw) -> Call | None:
+def _computed_too_few(call: Call) -> Call | None:
     num_reqs = call.facts.batch.num_reqs
     array = call.arguments["num_computed_tokens_cpu"]
     return call.replacing(num_computed_tokens_cpu=array[: num_reqs - 1]) if num_reqs else None
@@ -170,7 +172,7 @@ def _slots_too_few(slots: Any, call: Call) -> Any:
     return slots[: tokens - 1] if tokens else None
 
 
-def _slots_of_one_array(call: Call, _: Draw) -> Call | None:
+def _slots_of_one_array(call: Call) -> Call | None:
     slots = call.arguments["slot_mappings"]
     tokens = call.facts.batch.num_actual_tokens
     if not isinstance(slots, np.ndarray) or not tokens or not len(slots):
@@ -178,115 +180,126 @@ def _slots_of_one_array(call: Call, _: Draw) -> Call | None:
     return call.replacing(slot_mappings=slots[:, : tokens - 1])
 
 
-def _config_fault(change: Callable[[Any], Any]) -> Breaks:
+def _config_fault(change: Callable[[Any], Any]) -> Change:
     return changed("kv_cache_config", lambda c: dataclasses.replace(c, kv_cache_groups=change(c)))
 
 
 COUNTS = [
-    Fault(f"one entry too {what} in {name}", ValueError, name, breaks(name))
+    InvalidInput(f"one entry too {what} in {name}", ValueError, name, breaks(name))
     for name in ("attn_metadata_builders", "block_tables", "slot_mappings")
     for what, breaks in (("many", _one_more), ("few", _one_fewer))
 ]
 
-BUILD_ATTN_METADATA_FAULTS = [
+BUILD_ATTN_METADATA_INVALID_INPUTS = [
     *COUNTS,
     *_int_faults("num_reqs"),
     *_int_faults("num_tokens"),
     *_int_faults("max_query_len"),
     *_int_faults("max_seq_len"),
-    *(Fault(f"{name} is above int32", ValueError, name, replaced(name, 2**31)) for name in BOUNDS),
+    *(
+        InvalidInput(f"{name} is above int32", ValueError, name, replaced(name, 2**31))
+        for name in BOUNDS
+    ),
     *_buffer_faults("query_start_loc", 1),
     *_buffer_faults("seq_lens", 0),
-    Fault("computed counts are too few", ValueError, "num_computed_tokens_cpu", _computed_too_few),
-    Fault(
+    InvalidInput(
+        "computed counts are too few", ValueError, "num_computed_tokens_cpu", _computed_too_few
+    ),
+    InvalidInput(
         "computed counts are a column",
         ValueError,
         "num_computed_tokens_cpu",
         changed("num_computed_tokens_cpu", lambda array: array[:, None].copy()),
     ),
-    Fault(
+    InvalidInput(
         "computed counts have no axis",
         ValueError,
         "num_computed_tokens_cpu",
         replaced("num_computed_tokens_cpu", np.array(3, np.int32)),
     ),
-    Fault(
+    InvalidInput(
         "computed counts are int64",
         TypeError,
         "num_computed_tokens_cpu",
         changed("num_computed_tokens_cpu", lambda a: a.astype(np.int64)),
     ),
-    Fault("rows are too few", ValueError, "block_tables", _last("block_tables", _rows_too_few)),
-    Fault(
+    InvalidInput(
+        "rows are too few", ValueError, "block_tables", _last("block_tables", _rows_too_few)
+    ),
+    InvalidInput(
         "a table is int64",
         TypeError,
         "block_tables",
         _last("block_tables", lambda t, _: t.astype(np.int64)),
     ),
-    Fault(
+    InvalidInput(
         "a table has one axis",
         ValueError,
         "block_tables",
         _last("block_tables", lambda t, _: t[:, 0].copy() if t.shape[1] else None),
     ),
-    Fault("tables are no list", TypeError, "block_tables", replaced("block_tables", {})),
-    Fault("slots are too few", ValueError, "slot_mappings", _last("slot_mappings", _slots_too_few)),
-    Fault("slots of one array are too few", ValueError, "slot_mappings", _slots_of_one_array),
-    Fault(
+    InvalidInput("tables are no list", TypeError, "block_tables", replaced("block_tables", {})),
+    InvalidInput(
+        "slots are too few", ValueError, "slot_mappings", _last("slot_mappings", _slots_too_few)
+    ),
+    InvalidInput(
+        "slots of one array are too few", ValueError, "slot_mappings", _slots_of_one_array
+    ),
+    InvalidInput(
         "slots are int32",
         TypeError,
         "slot_mappings",
         _last("slot_mappings", lambda s, _: s.astype(np.int32)),
     ),
-    Fault(
+    InvalidInput(
         "one array of slots has one axis",
         ValueError,
         "slot_mappings",
         replaced("slot_mappings", np.zeros(999, np.int64)),
     ),
-    Fault(
+    InvalidInput(
         "one array of slots is int32",
         TypeError,
         "slot_mappings",
         replaced("slot_mappings", np.zeros((3, 9999), np.int32)),
     ),
-    Fault("slots are no list", TypeError, "slot_mappings", replaced("slot_mappings", {})),
-    Fault(
+    InvalidInput("slots are no list", TypeError, "slot_mappings", replaced("slot_mappings", {})),
+    InvalidInput(
         "builders are a tuple",
         TypeError,
         "attn_metadata_builders",
         changed("attn_metadata_builders", tuple),
     ),
-    Fault(
+    InvalidInput(
         "groups are a tuple",
         TypeError,
         "kv_cache_groups",
         _config_fault(lambda c: tuple(c.kv_cache_groups)),
     ),
-    Fault(
+    InvalidInput(
         "a group more than there are builders",
         ValueError,
         "attn_metadata_builders",
-        lambda call, draw: (
-            _config_fault(lambda c: [*c.kv_cache_groups, c.kv_cache_groups[-1]])(call, draw)
+        lambda call: (
+            _config_fault(lambda c: [*c.kv_cache_groups, c.kv_cache_groups[-1]])(call)
             if call.facts.batches
             else None
         ),
     ),
-    Fault(
+    InvalidInput(
         "kv_cache_config is None",
         AttributeError,
         "kv_cache_groups",
         replaced("kv_cache_config", None),
     ),
-    Fault(
+    InvalidInput(
         "a builder cannot build",
         AttributeError,
         "build",
         _last("attn_metadata_builders", lambda *_: Own(OwnClass("Builder"), "none")),
     ),
     *(
-        Fault(what, ValueError, argument, breaks, is_value=True)
+        InvalidInput(what, ValueError, argument, breaks, is_value=True)
         for what, argument, breaks in (
             (
                 "the first start is not 0",

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import array_faults, changed, query_start_loc_faults
-from conformance.faults.metadata import metadata_faults
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import array_faults, changed, query_start_loc_faults
+from conformance.invalid_inputs.metadata import metadata_faults
 from conformance.strategies.batches import Batch
 
 
-def _split_points(make: Callable[[int], object]) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _split_points(make: Callable[[int], object]) -> Change:
+    def breaks(call: Call) -> Call | None:
         points = make(int(call.arguments["num_scheduled_tokens"].sum()))
         return None if points is None else call.replacing(split_points=points)
 
@@ -28,88 +28,98 @@ def _negative_count(array: Any) -> Any:
     return bad
 
 
-CREATE_FAULTS = [
+CREATE_INVALID_INPUTS = [
     *array_faults("num_scheduled_tokens", np.int16),
-    Fault(
+    InvalidInput(
         "there are no tokens",
         ValueError,
         "num_scheduled_tokens",
         changed("num_scheduled_tokens", np.zeros_like),
     ),
-    Fault(
+    InvalidInput(
         "there are no requests",
         ValueError,
         "num_scheduled_tokens",
         replaced("num_scheduled_tokens", np.zeros(0, np.int32)),
     ),
-    Fault(
+    InvalidInput(
         "a count is negative",
         ValueError,
         "num_scheduled_tokens",
         changed("num_scheduled_tokens", _negative_count),
         is_value=True,
     ),
-    Fault("a split point is 0", ValueError, "split_points", replaced("split_points", 0)),
-    Fault(
+    InvalidInput("a split point is 0", ValueError, "split_points", replaced("split_points", 0)),
+    InvalidInput(
         "a split point of a list is 0", ValueError, "split_points", replaced("split_points", [0])
     ),
-    Fault("the split point is the end", ValueError, "split_points", _split_points(lambda n: n)),
-    Fault("a split point is the end", ValueError, "split_points", _split_points(lambda n: [n])),
-    Fault(
+    InvalidInput(
+        "the split point is the end", ValueError, "split_points", _split_points(lambda n: n)
+    ),
+    InvalidInput(
+        "a split point is the end", ValueError, "split_points", _split_points(lambda n: [n])
+    ),
+    InvalidInput(
         "split points are equal",
         ValueError,
         "split_points",
         _split_points(lambda n: [1, 1] if n > 1 else None),
     ),
-    Fault(
+    InvalidInput(
         "split points decrease",
         ValueError,
         "split_points",
         _split_points(lambda n: [2, 1] if n > 2 else None),
     ),
-    Fault("a split point is a float", TypeError, "split_points", replaced("split_points", [0.5])),
-    Fault("a split point is a bool", TypeError, "split_points", replaced("split_points", True)),
-    Fault("split points are a tuple", TypeError, "split_points", replaced("split_points", (1,))),
+    InvalidInput(
+        "a split point is a float", TypeError, "split_points", replaced("split_points", [0.5])
+    ),
+    InvalidInput(
+        "a split point is a bool", TypeError, "split_points", replaced("split_points", True)
+    ),
+    InvalidInput(
+        "split points are a tuple", TypeError, "split_points", replaced("split_points", (1,))
+    ),
 ]
 
 
-def _request_slice(make: Callable[[int], slice]) -> Breaks:
-    return lambda call, _: call.replacing(request_slice=make(call.facts.num_reqs))
+def _request_slice(make: Callable[[int], slice]) -> Change:
+    return lambda call: call.replacing(request_slice=make(call.facts.num_reqs))
 
 
-SLICE_STARTS_FAULTS = [
+SLICE_STARTS_INVALID_INPUTS = [
     *query_start_loc_faults(),
-    Fault(
+    InvalidInput(
         "the slice ends outside",
         ValueError,
         "request_slice",
         _request_slice(lambda n: slice(0, n + 1)),
     ),
-    Fault(
+    InvalidInput(
         "the slice is negative",
         ValueError,
         "request_slice",
         replaced("request_slice", slice(-1, 0)),
     ),
-    Fault(
+    InvalidInput(
         "the slice runs backwards",
         ValueError,
         "request_slice",
         replaced("request_slice", slice(1, 0)),
     ),
-    Fault(
+    InvalidInput(
         "the slice has a step",
         ValueError,
         "request_slice",
         replaced("request_slice", slice(0, 0, 2)),
     ),
-    Fault(
+    InvalidInput(
         "the slice has no start",
         TypeError,
         "request_slice",
         replaced("request_slice", slice(None, 0)),
     ),
-    Fault("the slice is an int", TypeError, "request_slice", replaced("request_slice", 0)),
+    InvalidInput("the slice is an int", TypeError, "request_slice", replaced("request_slice", 0)),
 ]
 
 
@@ -161,16 +171,16 @@ BAD_CUTS: dict[str, Cut] = {
 }
 
 
-def _one_slice(argument: str, cut: Cut) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _one_slice(argument: str, cut: Cut) -> Change:
+    def breaks(call: Call) -> Call | None:
         bad = cut(call.arguments[argument], call.facts)
         return None if bad is None else call.replacing(**{argument: bad})
 
     return breaks
 
 
-def _last_slice(argument: str, cut: Cut) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _last_slice(argument: str, cut: Cut) -> Change:
+    def breaks(call: Call) -> Call | None:
         given = call.arguments[argument]
         bad = cut(given[-1], call.facts) if given else None
         return None if bad is None else call.replacing(**{argument: [*given[:-1], bad]})
@@ -178,18 +188,23 @@ def _last_slice(argument: str, cut: Cut) -> Breaks:
     return breaks
 
 
-def _slice_faults(argument: str, breaks: Callable[[str, Cut], Breaks]) -> list[Fault]:
+def _slice_faults(argument: str, breaks: Callable[[str, Cut], Change]) -> list[InvalidInput]:
     """Return the faults of one micro-batch's slices."""
     return [
-        Fault(f"the micro-batch {name}", ValueError, argument, breaks(argument, cut))
+        InvalidInput(f"the micro-batch {name}", ValueError, argument, breaks(argument, cut))
         for name, cut in BAD_CUTS.items()
     ]
 
 
-MAKE_FAULTS = [*metadata_faults("attn_metadata"), *_slice_faults("ubatch_slice", _one_slice)]
+MAKE_INVALID_INPUTS = [
+    *metadata_faults("attn_metadata"),
+    *_slice_faults("ubatch_slice", _one_slice),
+]
 
-SPLIT_FAULTS = [
+SPLIT_INVALID_INPUTS = [
     *metadata_faults(),
     *_slice_faults("ubatch_slices", _last_slice),
-    Fault("the slices are no list", TypeError, "ubatch_slices", replaced("ubatch_slices", 3)),
+    InvalidInput(
+        "the slices are no list", TypeError, "ubatch_slices", replaced("ubatch_slices", 3)
+    ),
 ]

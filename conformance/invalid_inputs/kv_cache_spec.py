@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import changed
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import changed
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM
 
 SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
@@ -58,11 +58,11 @@ def guest(call: Call, kinds: Sequence[str], fault: object) -> str | None:
     return None if chance % 8 else kinds[chance // 8 % len(kinds)]
 
 
-def field_faults(field: str, bad: Sequence[Bad], *, of: Sequence[str] = ()) -> list[Fault]:
+def field_faults(field: str, bad: Sequence[Bad], *, of: Sequence[str] = ()) -> list[InvalidInput]:
     """Return the faults of one argument, of a call that makes one of some kinds (none: of any)."""
 
-    def breaks(value: object) -> Breaks:
-        def broken(call: Call, _: Draw) -> Call | None:
+    def breaks(value: object) -> Change:
+        def broken(call: Call) -> Call | None:
             if of and call.function not in of:
                 kind = guest(call, of, (field, value))
                 call = Call(str(kind), vars(EXAMPLES[kind])) if kind else call
@@ -70,17 +70,20 @@ def field_faults(field: str, bad: Sequence[Bad], *, of: Sequence[str] = ()) -> l
 
         return broken
 
-    return [Fault(f"{field} is {what}", error, field, breaks(value)) for what, error, value in bad]
+    return [
+        InvalidInput(f"{field} is {what}", error, field, breaks(value))
+        for what, error, value in bad
+    ]
 
 
-ATTENTION_FAULTS = [
+ATTENTION_INVALID_INPUTS = [
     *field_faults("block_size", bad_ints()),
     *field_faults("num_kv_heads", bad_ints(), of=(*ATTENTION,)),
     *field_faults("head_size", bad_ints(), of=(*ATTENTION,)),
     *field_faults("dtype", BAD_DTYPES, of=(*ATTENTION,)),
     *field_faults("sliding_window", bad_ints(may_be_none=True), of=(*FULL, "SlidingWindowSpec")),
     *(
-        Fault(f"{field} is None where there must be one", TypeError, field, fault.breaks)
+        InvalidInput(f"{field} is None where there must be one", TypeError, field, fault.change)
         for field, kind in (
             ("sliding_window", "SlidingWindowSpec"),
             ("attention_chunk_size", "ChunkedLocalAttentionSpec"),
@@ -96,60 +99,62 @@ ATTENTION_FAULTS = [
 ]
 
 
-def _first(argument: str, *values: object) -> Breaks:
+def _first(argument: str, *values: object) -> Change:
     """Return a fault that puts values in the place of the first entry of a sequence."""
     return changed(argument, lambda entries: (*values, *entries[1:]))
 
 
-def _too_small_page(call: Call, _: Draw) -> Call | None:
+def _too_small_page(call: Call) -> Call | None:
     spec = reference.MambaSpec(**{**call.arguments, "page_size_padded": None})
     least = spec.page_size_bytes
     return call.replacing(page_size_padded=least - 1) if least > 1 else None
 
 
-MAMBA_FAULTS = [
+MAMBA_INVALID_INPUTS = [
     *field_faults("block_size", bad_ints()),
     *field_faults("page_size_padded", bad_ints(may_be_none=True)),
-    Fault("page_size_padded is a byte too small", ValueError, "page_size_padded", _too_small_page),
+    InvalidInput(
+        "page_size_padded is a byte too small", ValueError, "page_size_padded", _too_small_page
+    ),
     *field_faults("num_speculative_blocks", bad_ints(0)),
     *field_faults("mamba_type", (*NO_STR, ("None", TypeError, None))),
     *field_faults("shapes", (("an int", TypeError, 4), ("None", TypeError, None))),
-    Fault("a shape is an int", TypeError, "shapes", _first("shapes", 4)),
-    Fault("a shape is an array", TypeError, "shapes", _first("shapes", np.array([2, 3]))),
-    Fault("a length is 0", ValueError, "shapes", _first("shapes", (2, 0))),
-    Fault("a length is negative", ValueError, "shapes", _first("shapes", (-1, -1))),
-    Fault("a length is a bool", TypeError, "shapes", _first("shapes", (True,))),
-    Fault("a length is a float", TypeError, "shapes", _first("shapes", (2.0,))),
-    Fault("a shape too many", ValueError, "shapes", _first("shapes", (1,), (1,))),
-    Fault("a dtype too many", ValueError, "dtypes", _first("dtypes", np.int8, np.int8)),
-    Fault(
+    InvalidInput("a shape is an int", TypeError, "shapes", _first("shapes", 4)),
+    InvalidInput("a shape is an array", TypeError, "shapes", _first("shapes", np.array([2, 3]))),
+    InvalidInput("a length is 0", ValueError, "shapes", _first("shapes", (2, 0))),
+    InvalidInput("a length is negative", ValueError, "shapes", _first("shapes", (-1, -1))),
+    InvalidInput("a length is a bool", TypeError, "shapes", _first("shapes", (True,))),
+    InvalidInput("a length is a float", TypeError, "shapes", _first("shapes", (2.0,))),
+    InvalidInput("a shape too many", ValueError, "shapes", _first("shapes", (1,), (1,))),
+    InvalidInput("a dtype too many", ValueError, "dtypes", _first("dtypes", np.int8, np.int8)),
+    InvalidInput(
         "no states",
         ValueError,
         "shapes",
-        lambda call, _: call.replacing(shapes=(), dtypes=(), page_size_padded=1),
+        lambda call: call.replacing(shapes=(), dtypes=(), page_size_padded=1),
     ),
     *field_faults("dtypes", (("a dtype", TypeError, np.dtype(np.int8)), ("None", TypeError, None))),
     *(
-        Fault(f"a dtype is {what}", e, "dtypes", _first("dtypes", bad))
+        InvalidInput(f"a dtype is {what}", e, "dtypes", _first("dtypes", bad))
         for what, e, bad in BAD_DTYPES
     ),
 ]
 
 
-def specs_dict_faults(argument: str) -> list[Fault]:
+def specs_dict_faults(argument: str) -> list[InvalidInput]:
     """Return the faults of an argument that is a dict of specs by layer name."""
 
-    def with_entry(name: object, spec: object) -> Breaks:
+    def with_entry(name: object, spec: object) -> Change:
         return changed(argument, lambda specs: {**specs, name: spec})
 
     return [
-        Fault(f"{argument} is a list", TypeError, argument, changed(argument, list)),
-        Fault(f"{argument} is None", TypeError, argument, replaced(argument, None)),
-        Fault(f"{argument} is empty", ValueError, argument, replaced(argument, {})),
-        Fault("a name is an int", TypeError, argument, with_entry(7, SPEC)),
-        Fault("a spec is None", TypeError, argument, with_entry("layers.7.attn", None)),
-        Fault("a spec is a dict", TypeError, argument, with_entry("layers.7.attn", {})),
-        Fault(
+        InvalidInput(f"{argument} is a list", TypeError, argument, changed(argument, list)),
+        InvalidInput(f"{argument} is None", TypeError, argument, replaced(argument, None)),
+        InvalidInput(f"{argument} is empty", ValueError, argument, replaced(argument, {})),
+        InvalidInput("a name is an int", TypeError, argument, with_entry(7, SPEC)),
+        InvalidInput("a spec is None", TypeError, argument, with_entry("layers.7.attn", None)),
+        InvalidInput("a spec is a dict", TypeError, argument, with_entry("layers.7.attn", {})),
+        InvalidInput(
             "a spec is a class",
             TypeError,
             argument,
@@ -158,30 +163,30 @@ def specs_dict_faults(argument: str) -> list[Fault]:
     ]
 
 
-def _unlike_block_size(call: Call, _: Draw) -> Call:
+def _unlike_block_size(call: Call) -> Call:
     name, spec = list(call.arguments["kv_cache_specs"].items())[-1]
     other = spec.copy_with_new_block_size(spec.block_size + 1)
     return call.replacing(kv_cache_specs={"layers.7.attn": other, name: spec})
 
 
-UNIFORM_FAULTS = [
+UNIFORM_INVALID_INPUTS = [
     *field_faults("block_size", bad_ints()),
     *specs_dict_faults("kv_cache_specs"),
-    Fault("a spec of another block size", ValueError, "kv_cache_specs", _unlike_block_size),
+    InvalidInput("a spec of another block size", ValueError, "kv_cache_specs", _unlike_block_size),
 ]
 
-COPY_FAULTS = field_faults("block_size", bad_ints())
+COPY_INVALID_INPUTS = field_faults("block_size", bad_ints())
 
 
-def abstract_faults(method: str, *specs: Any, **arguments: Any) -> list[Fault]:
+def abstract_faults(method: str, *specs: Any, **arguments: Any) -> list[InvalidInput]:
     """Return the faults of asking specs for what their kinds do not say."""
 
-    def breaks(spec: Any) -> Breaks:
+    def breaks(spec: Any) -> Change:
         name = f"{type(spec).__name__}.{method}"
-        return lambda _, __: Call(name, {"self": spec, **arguments})
+        return lambda _: Call(name, {"self": spec, **arguments})
 
     return [
-        Fault(
+        InvalidInput(
             f"{type(spec).__name__} does not say it",
             NotImplementedError,
             type(spec).__name__,
@@ -191,13 +196,13 @@ def abstract_faults(method: str, *specs: Any, **arguments: Any) -> list[Fault]:
     ]
 
 
-PAGE_SIZE_FAULTS = [
+PAGE_SIZE_INVALID_INPUTS = [
     *abstract_faults("page_size_bytes", reference.KVCacheSpec(16)),
-    Fault(
+    InvalidInput(
         "an inner spec does not say it",
         NotImplementedError,
         "KVCacheSpec",
-        lambda _, __: Call(
+        lambda _: Call(
             f"{UNIFORM}.page_size_bytes",
             {"self": reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})},
         ),

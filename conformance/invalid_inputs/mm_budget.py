@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.contracts import Call, Change, InvalidInput, replaced
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import Registry, without
@@ -21,10 +21,10 @@ def bad_ints(least: int) -> tuple[tuple[type[Exception], object], ...]:
     return ((ValueError, least - 1), *((TypeError, bad) for bad in NO_INTS))
 
 
-def _fields(argument: str, change: Callable[[Any], dict[str, Any]]) -> Breaks:
+def _fields(argument: str, change: Callable[[Any], dict[str, Any]]) -> Change:
     """Return a fault of fields of a configuration that are read."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         config = call.arguments[argument]
         if config is None or isinstance(config, Own):
             return None
@@ -33,14 +33,14 @@ def _fields(argument: str, change: Callable[[Any], dict[str, Any]]) -> Breaks:
     return breaks
 
 
-def _field(argument: str, name: str, value: object) -> Breaks:
+def _field(argument: str, name: str, value: object) -> Change:
     return _fields(argument, lambda _: {name: value})
 
 
-def _lacking(argument: str, name: str, **needed: object) -> Breaks:
+def _lacking(argument: str, name: str, **needed: object) -> Change:
     """Return a fault of a configuration without an attribute, which others make it read."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         config = call.arguments[argument]
         if config is None or isinstance(config, Own):
             return None
@@ -63,31 +63,31 @@ BAD_COUNTS: tuple[tuple[str, type[Exception], Any], ...] = (
 """What are no counts by modality."""
 
 
-def _step(value: object) -> Breaks:
+def _step(value: object) -> Change:
     """Return a fault of the tokens of a step, in which items must stay, so that it is read."""
     fields = {"disable_chunked_mm_input": True, "max_num_batched_tokens": value}
     return _fields(SCHEDULER, lambda _: fields)
 
 
-def _with_large_item(call: Call, draw: Draw) -> Call | None:
+def _with_large_item(call: Call) -> Call | None:
     """Return the call with an item a token larger than a step, in which it must stay."""
     tokens = {**call.arguments[TOKENS], "image": 2}
     bad = call.replacing(max_tokens_by_modality=tokens)
-    return _step(max(tokens.values()) - 1)(bad, draw)
+    return _step(max(tokens.values()) - 1)(bad)
 
 
-COMPUTE_FAULTS = [
+COMPUTE_INVALID_INPUTS = [
     *(
-        Fault(f"the items are {what}", error, TOKENS, replaced(TOKENS, bad))
+        InvalidInput(f"the items are {what}", error, TOKENS, replaced(TOKENS, bad))
         for what, error, bad in BAD_COUNTS
     ),
     *(
-        Fault(f"{name} is {bad!r}", error, name, _field(SCHEDULER, name, bad))
+        InvalidInput(f"{name} is {bad!r}", error, name, _field(SCHEDULER, name, bad))
         for name in ("max_num_encoder_input_tokens", "encoder_cache_size")
         for error, bad in bad_ints(0)
     ),
     *(
-        Fault(
+        InvalidInput(
             f"the flag is {bad!r}",
             TypeError,
             "disable_chunked_mm_input",
@@ -96,7 +96,7 @@ COMPUTE_FAULTS = [
         for bad in (1, None, "no")
     ),
     *(
-        Fault(
+        InvalidInput(
             f"the step is {bad!r}",
             error,
             "max_num_batched_tokens",
@@ -105,42 +105,44 @@ COMPUTE_FAULTS = [
         for error, bad in bad_ints(1)
     ),
     *(
-        Fault(f"no {name}", AttributeError, name, _lacking(SCHEDULER, name))
+        InvalidInput(f"no {name}", AttributeError, name, _lacking(SCHEDULER, name))
         for name in (
             *("max_num_encoder_input_tokens", "encoder_cache_size", "disable_chunked_mm_input"),
         )
     ),
-    Fault(
+    InvalidInput(
         "no max_num_batched_tokens where it matters",
         AttributeError,
         "max_num_batched_tokens",
         _lacking(SCHEDULER, "max_num_batched_tokens", disable_chunked_mm_input=True),
     ),
     *(
-        Fault(f"an item larger than a step, which names {name}", ValueError, name, _with_large_item)
+        InvalidInput(
+            f"an item larger than a step, which names {name}", ValueError, name, _with_large_item
+        )
         for name in ("max_num_batched_tokens", "disable_chunked_mm_input")
     ),
 ]
 
 
-def _registry(**changes: Any) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call:
+def _registry(**changes: Any) -> Change:
+    def breaks(call: Call) -> Call:
         registry = dataclasses.replace(call.arguments["mm_registry"], **changes)
         return call.replacing(mm_registry=registry)
 
     return breaks
 
 
-def _without_limit(call: Call, _: Draw) -> Call | None:
+def _without_limit(call: Call) -> Call | None:
     registry = call.arguments["mm_registry"]
     if not registry.tokens:
         return None
     return call.replacing(mm_registry=Registry({}, registry.tokens, registry.cache))
 
 
-BUDGET_FAULTS = [
+BUDGET_INVALID_INPUTS = [
     *(
-        Fault(f"{name} is {bad!r}", error, name, _field(argument, name, bad))
+        InvalidInput(f"{name} is {bad!r}", error, name, _field(argument, name, bad))
         for argument, name in (
             ("model_config", "max_model_len"),
             (SCHEDULER, "max_num_seqs"),
@@ -149,7 +151,7 @@ BUDGET_FAULTS = [
         for error, bad in bad_ints(1)
     ),
     *(
-        Fault(
+        InvalidInput(
             f"chunked prefill is {bad!r}",
             TypeError,
             "enable_chunked_prefill",
@@ -158,40 +160,42 @@ BUDGET_FAULTS = [
         for bad in (1, None)
     ),
     *(
-        Fault(f"no {name}", AttributeError, name, _lacking(SCHEDULER, name))
+        InvalidInput(f"no {name}", AttributeError, name, _lacking(SCHEDULER, name))
         for name in ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill")
     ),
-    Fault("no model", AttributeError, "max_model_len", replaced("model_config", None)),
-    Fault("no scheduler", AttributeError, "max_num_seqs", replaced(SCHEDULER, None)),
-    Fault(
+    InvalidInput("no model", AttributeError, "max_model_len", replaced("model_config", None)),
+    InvalidInput("no scheduler", AttributeError, "max_num_seqs", replaced(SCHEDULER, None)),
+    InvalidInput(
         "no registry",
         AttributeError,
         "get_mm_limits_per_prompt",
         replaced("mm_registry", own_config()),
     ),
     *(
-        Fault(f"the limits are {what}", error, "mm_limits", _registry(limits=bad, tokens={}))
+        InvalidInput(f"the limits are {what}", error, "mm_limits", _registry(limits=bad, tokens={}))
         for what, error, bad in BAD_COUNTS
     ),
     *(
-        Fault(f"the items are {what}", error, TOKENS, _registry(tokens=bad, limits={"image": 1}))
+        InvalidInput(
+            f"the items are {what}", error, TOKENS, _registry(tokens=bad, limits={"image": 1})
+        )
         for what, error, bad in BAD_COUNTS
     ),
-    Fault("a modality without a limit", KeyError, "modality", _without_limit),
+    InvalidInput("a modality without a limit", KeyError, "modality", _without_limit),
 ]
 
-MAX_ITEMS_FAULTS = [
-    Fault("an unknown modality", KeyError, "modality", replaced("modality", "smell")),
-    Fault("a modality that is None", TypeError, "modality", replaced("modality", None)),
-    Fault("a modality that is an int", TypeError, "modality", replaced("modality", 3)),
-    Fault(
+MAX_ITEMS_INVALID_INPUTS = [
+    InvalidInput("an unknown modality", KeyError, "modality", replaced("modality", "smell")),
+    InvalidInput("a modality that is None", TypeError, "modality", replaced("modality", None)),
+    InvalidInput("a modality that is an int", TypeError, "modality", replaced("modality", 3)),
+    InvalidInput(
         "an unknown modality of items of no tokens",
         KeyError,
         "modality",
-        lambda call, _: call.replacing(modality="smell", max_tokens_per_item=0),
+        lambda call: call.replacing(modality="smell", max_tokens_per_item=0),
     ),
     *(
-        Fault(
+        InvalidInput(
             f"the size is {bad!r}",
             error,
             "max_tokens_per_item",
@@ -202,7 +206,7 @@ MAX_ITEMS_FAULTS = [
 ]
 
 
-def _without_modalities(call: Call, _: Draw) -> Call:
+def _without_modalities(call: Call) -> Call:
     made = call.arguments["self"]
     registry = Registry({"image": 1}, {}, made.arguments["mm_registry"].cache)
     return call.replacing(
@@ -210,4 +214,4 @@ def _without_modalities(call: Call, _: Draw) -> Call:
     )
 
 
-MODALITY_FAULTS = [Fault("no modalities", ValueError, TOKENS, _without_modalities)]
+MODALITY_INVALID_INPUTS = [InvalidInput("no modalities", ValueError, TOKENS, _without_modalities)]

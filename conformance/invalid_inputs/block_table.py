@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Arguments, Fault, replaced
-from conformance.faults.arrays import int_faults
+from conformance.contracts import Arguments, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import int_faults
 from conformance.strategies.block_table import Operation, OperationMaker, TableModel
 
 
@@ -353,14 +353,16 @@ BAD_OPERATIONS = (
 )
 """Makers of operations that must be refused."""
 
-CONSTRUCTOR_FAULTS = [
-    Fault("block_sizes is a tuple", TypeError, "block_sizes", replaced("block_sizes", (2,))),
-    Fault("a block size is 0", ValueError, "block_sizes", replaced("block_sizes", [2, 0])),
-    Fault("a block size is a float", TypeError, "block_sizes", replaced("block_sizes", [2.0])),
+CONSTRUCTOR_INVALID_INPUTS = [
+    InvalidInput("block_sizes is a tuple", TypeError, "block_sizes", replaced("block_sizes", (2,))),
+    InvalidInput("a block size is 0", ValueError, "block_sizes", replaced("block_sizes", [2, 0])),
+    InvalidInput(
+        "a block size is a float", TypeError, "block_sizes", replaced("block_sizes", [2.0])
+    ),
     *int_faults("max_num_reqs"),
     *int_faults("max_num_batched_tokens"),
     *int_faults("max_model_len"),
-    Fault("pin_memory is an int", TypeError, "pin_memory", replaced("pin_memory", 1)),
+    InvalidInput("pin_memory is an int", TypeError, "pin_memory", replaced("pin_memory", 1)),
 ]
 """Bad ways to make the tables."""
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.contracts import Call, Change, InvalidInput, replaced
 
 
-def changed(argument: str, change: Callable[[Any], Any]) -> Breaks:
+def changed(argument: str, change: Callable[[Any], Any]) -> Change:
     """Return a fault that puts a changed copy of an argument in its place.
 
     >>> changed("x", lambda x: x + 1)(Call("f", {"x": 1}), None)
     f(x=2)
     """
-    return lambda call, _: call.replacing(**{argument: change(call.arguments[argument])})
+    return lambda call: call.replacing(**{argument: change(call.arguments[argument])})
 
 
-def int_faults(argument: str, *, least: int = 1) -> list[Fault]:
+def int_faults(argument: str, *, least: int = 1) -> list[InvalidInput]:
     """Return the faults of an int argument that must be at least `least`, and fit an int32."""
     bad: tuple[tuple[str, type[Exception], object], ...] = (
         (f"{least - 1}", ValueError, least - 1),
@@ -30,22 +30,24 @@ def int_faults(argument: str, *, least: int = 1) -> list[Fault]:
         ("a float", TypeError, float(least)),
     )
     return [
-        Fault(f"{argument} is {what}", error, argument, replaced(argument, value))
+        InvalidInput(f"{argument} is {what}", error, argument, replaced(argument, value))
         for what, error, value in bad
     ]
 
 
-def array_faults(argument: str, dtype: type[np.generic]) -> list[Fault]:
+def array_faults(argument: str, dtype: type[np.generic]) -> list[InvalidInput]:
     """Return the faults of an array argument: no array, another dtype, another number of axes."""
     return [
-        Fault(f"{argument} is a list", TypeError, argument, changed(argument, np.ndarray.tolist)),
-        Fault(
+        InvalidInput(
+            f"{argument} is a list", TypeError, argument, changed(argument, np.ndarray.tolist)
+        ),
+        InvalidInput(
             f"{argument} has another dtype",
             TypeError,
             argument,
             changed(argument, lambda a: a.astype(dtype)),
         ),
-        Fault(
+        InvalidInput(
             f"{argument} has one axis too many",
             ValueError,
             argument,
@@ -54,7 +56,7 @@ def array_faults(argument: str, dtype: type[np.generic]) -> list[Fault]:
     ]
 
 
-def element(argument: str, value: Callable[[Any, int], int | None]) -> Breaks:
+def element(argument: str, value: Callable[[Any, int], int | None]) -> Change:
     """Return a fault that changes one element of a vector argument.
 
     Args:
@@ -63,7 +65,7 @@ def element(argument: str, value: Callable[[Any, int], int | None]) -> Breaks:
             The first index with a new element is changed.
     """
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         array = call.arguments[argument]
         for i in range(len(array)):
             new = value(array, i)
@@ -76,7 +78,7 @@ def element(argument: str, value: Callable[[Any, int], int | None]) -> Breaks:
     return breaks
 
 
-def query_start_loc_faults(argument: str = "query_start_loc") -> list[Fault]:
+def query_start_loc_faults(argument: str = "query_start_loc") -> list[InvalidInput]:
     """Return the faults of query starts: not from 0, decreasing, none at all."""
 
     def decreasing(starts: Any, i: int) -> int | None:
@@ -84,15 +86,17 @@ def query_start_loc_faults(argument: str = "query_start_loc") -> list[Fault]:
 
     return [
         *array_faults(argument, np.int64),
-        Fault("starts are empty", ValueError, argument, replaced(argument, np.zeros(0, np.int32))),
-        Fault(
+        InvalidInput(
+            "starts are empty", ValueError, argument, replaced(argument, np.zeros(0, np.int32))
+        ),
+        InvalidInput(
             "starts do not start at 0",
             ValueError,
             argument,
             element(argument, lambda _, i: 1 if i == 0 else None),
             is_value=True,
         ),
-        Fault(
+        InvalidInput(
             "starts decrease", ValueError, argument, element(argument, decreasing), is_value=True
         ),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
+from conformance.contracts import Call, Change, InvalidInput, replaced
 from conformance.strategies.attention_layers import own_config
 
 NO_INTS: Sequence[tuple[str, object]] = (
@@ -20,17 +20,17 @@ NO_INTS: Sequence[tuple[str, object]] = (
 )
 
 
-def _no_ints(argument: str) -> list[Fault]:
+def _no_ints(argument: str) -> list[InvalidInput]:
     return [
-        Fault(f"{argument} is {what}", TypeError, argument, replaced(argument, bad))
+        InvalidInput(f"{argument} is {what}", TypeError, argument, replaced(argument, bad))
         for what, bad in NO_INTS
     ]
 
 
-def _configured(*, num_drafts: object = 2, num_ranks: object = 1, **parts: Any) -> Breaks:
+def _configured(*, num_drafts: object = 2, num_ranks: object = 1, **parts: Any) -> Change:
     """Return a fault of the builder's configuration, which is read for a threshold with drafts."""
 
-    def breaks(call: Call, _: Draw) -> Call:
+    def breaks(call: Call) -> Call:
         drafts = reference.SpeculativeConfig(num_speculative_tokens=num_drafts)  # type: ignore[arg-type]  # a fault
         parallel = reference.ParallelConfig(decode_context_parallel_size=num_ranks)  # type: ignore[arg-type]  # likewise
         given = {"speculative_config": drafts, "parallel_config": parallel, **parts}
@@ -46,10 +46,10 @@ def _configured(*, num_drafts: object = 2, num_ranks: object = 1, **parts: Any) 
     return breaks
 
 
-THRESHOLD_FAULTS = [
+THRESHOLD_INVALID_INPUTS = [
     *_no_ints("reorder_batch_threshold"),
     *(
-        Fault(
+        InvalidInput(
             f"the threshold is {bad}",
             ValueError,
             "reorder_batch_threshold",
@@ -58,16 +58,18 @@ THRESHOLD_FAULTS = [
         for bad in (0, -1)
     ),
     *(
-        Fault(f"{name} is {bad!r}", TypeError, name, replaced(name, bad))
+        InvalidInput(f"{name} is {bad!r}", TypeError, name, replaced(name, bad))
         for name in ("supports_spec_as_decode", "supports_dcp_with_varlen")
         for bad in (1, None)
     ),
     *(
-        Fault(f"drafts are {bad!r}", error, "num_speculative_tokens", _configured(num_drafts=bad))
+        InvalidInput(
+            f"drafts are {bad!r}", error, "num_speculative_tokens", _configured(num_drafts=bad)
+        )
         for error, bad in ((ValueError, -1), (TypeError, 2.0), (TypeError, True))
     ),
     *(
-        Fault(
+        InvalidInput(
             f"ranks are {bad!r}",
             error,
             "decode_context_parallel_size",
@@ -75,13 +77,13 @@ THRESHOLD_FAULTS = [
         )
         for error, bad in ((ValueError, 0), (TypeError, 2.0), (TypeError, True), (TypeError, None))
     ),
-    Fault(
+    InvalidInput(
         "parallel_config is None",
         AttributeError,
         "decode_context_parallel_size",
         _configured(parallel_config=None),
     ),
-    Fault(
+    InvalidInput(
         "there is no speculative_config",
         AttributeError,
         "speculative_config",
@@ -89,10 +91,10 @@ THRESHOLD_FAULTS = [
     ),
 ]
 
-CREATE_GROUP_FAULTS = [
+CREATE_GROUP_INVALID_INPUTS = [
     *_no_ints("num_metadata_builders"),
     *(
-        Fault(
+        InvalidInput(
             f"{bad} builders",
             ValueError,
             "num_metadata_builders",
@@ -100,18 +102,18 @@ CREATE_GROUP_FAULTS = [
         )
         for bad in (0, -1)
     ),
-    Fault("no backend", AttributeError, "get_builder_cls", replaced("backend", None)),
+    InvalidInput("no backend", AttributeError, "get_builder_cls", replaced("backend", None)),
 ]
 
-GET_METADATA_BUILDER_FAULTS = [
+GET_METADATA_BUILDER_INVALID_INPUTS = [
     *_no_ints("ubatch_id"),
-    Fault("no micro-batch", TypeError, "ubatch_id", replaced("ubatch_id", None)),
-    Fault("a negative micro-batch", IndexError, "ubatch_id", replaced("ubatch_id", -1)),
-    Fault("a number past int64", IndexError, "ubatch_id", replaced("ubatch_id", 2**64)),
-    Fault(
+    InvalidInput("no micro-batch", TypeError, "ubatch_id", replaced("ubatch_id", None)),
+    InvalidInput("a negative micro-batch", IndexError, "ubatch_id", replaced("ubatch_id", -1)),
+    InvalidInput("a number past int64", IndexError, "ubatch_id", replaced("ubatch_id", 2**64)),
+    InvalidInput(
         "one micro-batch too many",
         IndexError,
         "ubatch_id",
-        lambda call, _: call.replacing(ubatch_id=len(call.arguments["self"].metadata_builders)),
+        lambda call: call.replacing(ubatch_id=len(call.arguments["self"].metadata_builders)),
     ),
 ]

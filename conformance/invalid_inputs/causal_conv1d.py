@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Breaks, Call, Draw, Fault
-from conformance.faults.arrays import query_start_loc_faults
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.arrays import query_start_loc_faults
 
 HINT = "query_start_loc_p_cpu"
 
 
-def _hinted(change: Callable[[Any], Any]) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _hinted(change: Callable[[Any], Any]) -> Change:
+    def breaks(call: Call) -> Call | None:
         return call.hinting(**{HINT: change(call.hints[HINT])}) if HINT in call.hints else None
 
     return breaks
@@ -26,7 +26,7 @@ def _other(starts: Any) -> Any:
     return bad
 
 
-def _none_for_many(call: Call, _: Draw) -> Call | None:
+def _none_for_many(call: Call) -> Call | None:
     """Return the call with no tokens on the CPU, and more programs than there is room for then.
 
     The first sequence takes half of the room: what is left for the second depends on that.
@@ -37,8 +37,8 @@ def _none_for_many(call: Call, _: Draw) -> Call | None:
     return call.replacing(query_start_loc_p=many).hinting(query_start_loc_p_cpu=none)
 
 
-CONV1D_FAULTS = [
-    Fault(
+CONV1D_INVALID_INPUTS = [
+    InvalidInput(
         "hint: no tokens for more programs than there is room for",
         ValueError,
         HINT,
@@ -48,7 +48,7 @@ CONV1D_FAULTS = [
     ),
     *query_start_loc_faults("query_start_loc_p"),
     *(
-        Fault(f"hint: {name}", error, HINT, _hinted(change), is_value, is_hint=True)
+        InvalidInput(f"hint: {name}", error, HINT, _hinted(change), is_value, is_hint=True)
         for name, error, change, is_value in (
             ("a list", TypeError, np.ndarray.tolist, False),
             ("int64", TypeError, lambda a: a.astype(np.int64), False),

@@ -11,9 +11,9 @@ import numpy as np
 
 import reference
 from conformance.blueprints import Blueprint
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import changed
-from conformance.faults.kv_cache_spec import SPEC, guest, specs_dict_faults
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import changed
+from conformance.invalid_inputs.kv_cache_spec import SPEC, guest, specs_dict_faults
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def _of_kind(call: Call, kinds: Sequence[str], fault: int) -> Call | None:
     return Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]}) if kind else None
 
 
-def _with_other(change: Callable[[Any], Any], *kinds: str) -> Breaks:
+def _with_other(change: Callable[[Any], Any], *kinds: str) -> Change:
     """Return a fault that merges the specs of some kinds with one more."""
     number = next(NUMBERS)
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         one = _of_kind(call, kinds, number)
         if one is None:
             return None
@@ -52,11 +52,11 @@ def _limits(window: int | None, chunk: int | None) -> Callable[[Any], Any]:
     return lambda spec: dataclasses.replace(spec, sliding_window=window, attention_chunk_size=chunk)
 
 
-def _only(*changes: Callable[[Any], Any]) -> Breaks:
+def _only(*changes: Callable[[Any], Any]) -> Change:
     """Return a fault that merges copies of one full-attention spec."""
     number = next(NUMBERS)
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         one = _of_kind(call, FULL, number)
         if one is None:
             return None
@@ -98,15 +98,17 @@ class EngineSpec(Blueprint):
         return cls(**vars(carried))
 
 
-MERGE_FAULTS = [
-    Fault("specs are a tuple", TypeError, "specs", changed("specs", tuple)),
-    Fault("specs are None", TypeError, "specs", replaced("specs", None)),
-    Fault("there are no specs", ValueError, "specs", replaced("specs", [])),
-    Fault("an entry is None", TypeError, "specs", changed("specs", lambda specs: [*specs, None])),
-    Fault(
+MERGE_INVALID_INPUTS = [
+    InvalidInput("specs are a tuple", TypeError, "specs", changed("specs", tuple)),
+    InvalidInput("specs are None", TypeError, "specs", replaced("specs", None)),
+    InvalidInput("there are no specs", ValueError, "specs", replaced("specs", [])),
+    InvalidInput(
+        "an entry is None", TypeError, "specs", changed("specs", lambda specs: [*specs, None])
+    ),
+    InvalidInput(
         "the first is a class", TypeError, "specs", changed("specs", lambda specs: [type(specs[0])])
     ),
-    Fault(
+    InvalidInput(
         "another block size",
         ValueError,
         "(specs|block_size)",
@@ -114,7 +116,7 @@ MERGE_FAULTS = [
         also=str(UNLIKE),
     ),
     *(
-        Fault(
+        InvalidInput(
             f"another {field}",
             ValueError,
             f"(specs|{field})",
@@ -123,33 +125,35 @@ MERGE_FAULTS = [
         )
         for field in ("num_kv_heads", "head_size")
     ),
-    Fault("another dtype", ValueError, "(specs|dtype)", _with_other(_another_dtype, *ATTENTION)),
-    Fault(
+    InvalidInput(
+        "another dtype", ValueError, "(specs|dtype)", _with_other(_another_dtype, *ATTENTION)
+    ),
+    InvalidInput(
         "two windows",
         ValueError,
         "sliding_window",
         _only(_limits(4, None), _limits(None, None), _limits(5, None)),
     ),
-    Fault(
+    InvalidInput(
         "two chunk sizes",
         ValueError,
         "attention_chunk_size",
         _only(_limits(None, 4), _limits(None, None), _limits(None, 5)),
     ),
-    Fault(
+    InvalidInput(
         "a window and a chunk size",
         ValueError,
         "sliding_window",
         _only(_limits(None, 4), _limits(4, None)),
     ),
-    Fault("one with both", ValueError, "sliding_window", _only(_limits(4, 4))),
-    Fault(
+    InvalidInput("one with both", ValueError, "sliding_window", _only(_limits(4, 4))),
+    InvalidInput(
         "MLA among Full",
         ValueError,
         "specs",
         _with_other(_as_kind("MLAAttentionSpec"), "FullAttentionSpec"),
     ),
-    Fault(
+    InvalidInput(
         "an engine's own kind of MLA among Full",
         ValueError,
         "specs",
@@ -157,19 +161,19 @@ MERGE_FAULTS = [
             lambda spec: EngineSpec(_as_kind("MLAAttentionSpec")(spec)), "FullAttentionSpec"
         ),
     ),
-    Fault(
+    InvalidInput(
         "Full among MLA",
         ValueError,
         "specs",
         _with_other(_as_kind("FullAttentionSpec"), "MLAAttentionSpec"),
     ),
-    Fault(
+    InvalidInput(
         "a window's spec among Full",
         ValueError,
         "specs",
         _with_other(_as_kind("SlidingWindowSpec", sliding_window=4), "FullAttentionSpec"),
     ),
-    Fault(
+    InvalidInput(
         "another cache_dtype_str",
         ValueError,
         "(specs|cache_dtype_str)",
@@ -178,14 +182,14 @@ MERGE_FAULTS = [
             "MLAAttentionSpec",
         ),
     ),
-    Fault(
+    InvalidInput(
         "one with another window",
         ValueError,
         "(specs|sliding_window)",
         _with_other(_other("sliding_window"), "SlidingWindowSpec"),
         also=str(UNLIKE),
     ),
-    Fault(
+    InvalidInput(
         "one of another kind and the same fields",
         ValueError,
         "specs",
@@ -194,20 +198,20 @@ MERGE_FAULTS = [
 ]
 
 
-def _first_is(spec: Any) -> Breaks:
+def _first_is(spec: Any) -> Change:
     """Return a fault: the first spec is of a kind that is never uniform."""
 
-    def breaks(call: Call, _: Draw) -> Call:
+    def breaks(call: Call) -> Call:
         block_size = next(iter(call.arguments["specs"].values())).block_size
         return call.replacing(specs={"layers.7.attn": spec.copy_with_new_block_size(block_size)})
 
     return breaks
 
 
-UNIFORM_TYPE_FAULTS = [
+UNIFORM_TYPE_INVALID_INPUTS = [
     *specs_dict_faults("specs"),
     *(
-        Fault(
+        InvalidInput(
             f"the first is a {type(spec).__name__}",
             NotImplementedError,
             type(spec).__name__,

@@ -7,21 +7,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import int_faults
-from conformance.faults.metadata import metadata_faults
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import int_faults
+from conformance.invalid_inputs.metadata import metadata_faults
 
-SPLIT_FAULTS = [*int_faults("decode_threshold"), *metadata_faults()]
+SPLIT_INVALID_INPUTS = [*int_faults("decode_threshold"), *metadata_faults()]
 
-UNIFORM_FAULTS = [
-    Fault("require_uniform is an int", TypeError, "require_uniform", replaced("require_uniform", 1))
+UNIFORM_INVALID_INPUTS = [
+    InvalidInput(
+        "require_uniform is an int", TypeError, "require_uniform", replaced("require_uniform", 1)
+    )
 ]
 
 
-def _scheduled(count: object) -> Breaks:
+def _scheduled(count: object) -> Change:
     """Return a fault that gives the last request another number of scheduled tokens."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         names = call.arguments["input_batch"].req_ids
         if not names:
             return None
@@ -38,18 +40,18 @@ def _scheduled(count: object) -> Breaks:
     return breaks
 
 
-def _computed(change: Callable[[Any, int], Any]) -> Breaks:
+def _computed(change: Callable[[Any, int], Any]) -> Change:
     return _of_batch("num_computed_tokens_cpu", change)
 
 
-def _prompts(change: Callable[[Any, int], Any]) -> Breaks:
+def _prompts(change: Callable[[Any, int], Any]) -> Change:
     return _of_batch("num_prompt_tokens", change, regions=4)
 
 
-def _of_batch(attribute: str, change: Callable[[Any, int], Any], **arguments: Any) -> Breaks:
+def _of_batch(attribute: str, change: Callable[[Any, int], Any], **arguments: Any) -> Change:
     """Return a fault that changes an attribute of the batch, which has so many requests."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         batch = copy.deepcopy(call.arguments["input_batch"])
         if not batch.req_ids:
             return None
@@ -72,17 +74,19 @@ def _floats(array: Any, _: int) -> Any:
     return array * 1.0
 
 
-REORDER_FAULTS = [
-    Fault(
+REORDER_INVALID_INPUTS = [
+    InvalidInput(
         "prompt tokens are negative",
         ValueError,
         "num_prompt_tokens",
         _prompts(_negative),
         is_value=True,
     ),
-    Fault("fewer prompts than requests", ValueError, "num_prompt_tokens", _prompts(_too_short)),
-    Fault("prompt tokens are floats", TypeError, "num_prompt_tokens", _prompts(_floats)),
-    Fault(
+    InvalidInput(
+        "fewer prompts than requests", ValueError, "num_prompt_tokens", _prompts(_too_short)
+    ),
+    InvalidInput("prompt tokens are floats", TypeError, "num_prompt_tokens", _prompts(_floats)),
+    InvalidInput(
         "the requests are a tuple",
         TypeError,
         "req_ids",
@@ -90,28 +94,36 @@ REORDER_FAULTS = [
     ),
     *int_faults("decode_threshold"),
     *(
-        Fault(f"regions is {number}", ValueError, "regions", replaced("regions", number))
+        InvalidInput(f"regions is {number}", ValueError, "regions", replaced("regions", number))
         for number in (2, 5)
     ),
-    Fault("regions is a float", TypeError, "regions", replaced("regions", 3.0)),
-    Fault("a request was not scheduled", KeyError, "num_scheduled_tokens", _scheduled(None)),
-    Fault("a scheduled count is negative", ValueError, "num_scheduled_tokens", _scheduled(-1)),
-    Fault("a scheduled count is 2**63", ValueError, "num_scheduled_tokens", _scheduled(2**63)),
-    Fault("a scheduled count is a float", TypeError, "num_scheduled_tokens", _scheduled(1.5)),
-    Fault("a scheduled count is a bool", TypeError, "num_scheduled_tokens", _scheduled(True)),
-    Fault(
+    InvalidInput("regions is a float", TypeError, "regions", replaced("regions", 3.0)),
+    InvalidInput("a request was not scheduled", KeyError, "num_scheduled_tokens", _scheduled(None)),
+    InvalidInput(
+        "a scheduled count is negative", ValueError, "num_scheduled_tokens", _scheduled(-1)
+    ),
+    InvalidInput(
+        "a scheduled count is 2**63", ValueError, "num_scheduled_tokens", _scheduled(2**63)
+    ),
+    InvalidInput(
+        "a scheduled count is a float", TypeError, "num_scheduled_tokens", _scheduled(1.5)
+    ),
+    InvalidInput(
+        "a scheduled count is a bool", TypeError, "num_scheduled_tokens", _scheduled(True)
+    ),
+    InvalidInput(
         "fewer computed counts than requests",
         ValueError,
         "num_computed_tokens_cpu",
         _computed(_too_short),
     ),
-    Fault(
+    InvalidInput(
         "computed tokens are floats",
         TypeError,
         "num_computed_tokens_cpu",
         _computed(_floats),
     ),
-    Fault(
+    InvalidInput(
         "computed tokens are negative",
         ValueError,
         "num_computed_tokens_cpu",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Breaks, Call, Draw, Fault, replaced
-from conformance.faults.arrays import changed
+from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.invalid_inputs.arrays import changed
 from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, raw_bytes
@@ -41,10 +41,10 @@ def choose(call: Call, chosen: Chosen) -> Layer | None:
     return found[-1] if found else None
 
 
-def with_raw(change: Callable[[Array, Layer], object], chosen: Chosen = anyone) -> Breaks:
+def with_raw(change: Callable[[Array, Layer], object], chosen: Chosen = anyone) -> Change:
     """Return a fault of the raw tensor of one layer, and of those that share it."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         layer = choose(call, chosen)
         if layer is None:
             return None
@@ -83,7 +83,7 @@ def _longer_by(number: Callable[[Layer], int]) -> Callable[[Array, Layer], Array
     return change
 
 
-def _without_tensor(call: Call, _: Draw) -> Call | None:
+def _without_tensor(call: Call) -> Call | None:
     layer = choose(call, anyone)
     if layer is None:
         return None
@@ -92,8 +92,8 @@ def _without_tensor(call: Call, _: Draw) -> Call | None:
     return call.replacing(kv_cache_raw_tensors=tensors)
 
 
-def _kernel_sizes(change: Callable[[list[int]], object]) -> Breaks:
-    def breaks(call: Call, _: Draw) -> Call | None:
+def _kernel_sizes(change: Callable[[list[int]], object]) -> Change:
+    def breaks(call: Call) -> Call | None:
         sizes = call.arguments.get("kernel_block_sizes")
         bad = change(sizes) if sizes else None
         return None if bad is None else call.replacing(kernel_block_sizes=bad)
@@ -101,10 +101,10 @@ def _kernel_sizes(change: Callable[[list[int]], object]) -> Breaks:
     return breaks
 
 
-def _no_divisor(value: Callable[[int], int]) -> Breaks:
+def _no_divisor(value: Callable[[int], int]) -> Change:
     """Return a fault in the kernel block size of a group that has an attention layer."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         layer = choose(call, is_attention)
         sizes = call.arguments.get("kernel_block_sizes")
         if layer is None or not sizes:
@@ -122,7 +122,7 @@ def with_groups(call: Call, groups: list[Any]) -> Call:
     return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
 
 
-def groups_are_a_tuple(call: Call, _: Draw) -> Call:
+def groups_are_a_tuple(call: Call) -> Call:
     """Return a call with a tuple of groups."""
     config = call.arguments["kv_cache_config"]
     groups = tuple(config.kv_cache_groups)
@@ -134,7 +134,7 @@ def cached_groups(call: Call) -> list[Any]:
     return [*call.arguments["kv_cache_config"].kv_cache_groups]
 
 
-def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Breaks:
+def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Change:
     """Return a fault that gives the group of one layer, of one spec for all, another spec."""
 
     def is_of_plain_group(cache: Cache, layer: Layer) -> bool:
@@ -143,7 +143,7 @@ def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Breaks:
             for group in cache.config.kv_cache_groups
         )
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         layer = choose(call, is_of_plain_group)
         if layer is None:
             return None
@@ -201,12 +201,12 @@ def _odd_offset(spec: Any) -> Any:
     )
 
 
-def _of_one_layer(spec: Any) -> Breaks:
+def _of_one_layer(spec: Any) -> Change:
     """Return a cache of one layer of states, of two blocks."""
     group = reference.KVCacheGroupSpec(["layers.0.mixer"], spec)
     config = reference.KVCacheConfig(2, [], [group])
 
-    def breaks(call: Call, _: Draw) -> Call:
+    def breaks(call: Call) -> Call:
         return call.replacing(
             kv_cache_config=config,
             kv_cache_raw_tensors={"layers.0.mixer": raw_bytes(2 * spec.page_size_bytes, 0)},
@@ -230,10 +230,10 @@ def _foreign_states(page_size_bytes: int, *dtypes: object) -> Any:
     )
 
 
-def named_twice(change: Callable[[list[Any]], list[Any]]) -> Breaks:
+def named_twice(change: Callable[[list[Any]], list[Any]]) -> Change:
     """Return a fault in the groups of a configuration, of which there must be some."""
 
-    def breaks(call: Call, _: Draw) -> Call | None:
+    def breaks(call: Call) -> Call | None:
         layers = {layer.name for layer in call.facts.layers}
         groups = sorted(
             cached_groups(call), key=lambda group: not layers.intersection(group.layer_names)
@@ -255,7 +255,7 @@ def in_two_groups(groups: list[Any]) -> list[Any]:
     return [*groups, copy]
 
 
-def _uniform_without(call: Call, _: Draw) -> Call | None:
+def _uniform_without(call: Call) -> Call | None:
     """Break a uniform group: a layer that has no spec, and no tensor that another has."""
     for layer in call.facts.layers:
         if layer.has_own_spec:
@@ -295,73 +295,101 @@ RAW = "(kv_cache_raw_tensors|raw tensor)"
 SIZES = "kernel_block_sizes"
 PAGE = "(page_size_bytes|pages|attn_backends)"
 
-RESHAPE_FAULTS = [
-    Fault("tensors are a list", TypeError, RAW, changed("kv_cache_raw_tensors", list)),
-    Fault("backends are a list", TypeError, "attn_backends", changed("attn_backends", list)),
-    Fault("backends are None", TypeError, "attn_backends", replaced("attn_backends", None)),
-    Fault("a layer has no tensor", KeyError, f"{RAW}|kv_cache_specs", _without_tensor),
-    Fault("a tensor is a list", TypeError, RAW, with_raw(lambda raw, _: raw.tolist())),
-    Fault("a tensor is uint8", TypeError, RAW, with_raw(lambda raw, _: raw.astype(np.uint8))),
-    Fault("a tensor has two axes", ValueError, RAW, with_raw(lambda raw, _: raw[None].copy())),
-    Fault("a tensor is not contiguous", ValueError, RAW, with_raw(_spread)),
-    Fault("a tensor is not aligned", ValueError, RAW, with_raw(_misaligned, is_attention)),
-    Fault("a tensor of states is not aligned", ValueError, RAW, with_raw(_misaligned, _is_mamba)),
-    Fault("a byte too many", ValueError, RAW, with_raw(_longer_by(lambda _: 1))),
-    Fault("a byte too few", ValueError, RAW, with_raw(_longer_by(lambda _: -1), has_blocks)),
-    Fault(
+RESHAPE_INVALID_INPUTS = [
+    InvalidInput("tensors are a list", TypeError, RAW, changed("kv_cache_raw_tensors", list)),
+    InvalidInput("backends are a list", TypeError, "attn_backends", changed("attn_backends", list)),
+    InvalidInput("backends are None", TypeError, "attn_backends", replaced("attn_backends", None)),
+    InvalidInput("a layer has no tensor", KeyError, f"{RAW}|kv_cache_specs", _without_tensor),
+    InvalidInput("a tensor is a list", TypeError, RAW, with_raw(lambda raw, _: raw.tolist())),
+    InvalidInput(
+        "a tensor is uint8", TypeError, RAW, with_raw(lambda raw, _: raw.astype(np.uint8))
+    ),
+    InvalidInput(
+        "a tensor has two axes", ValueError, RAW, with_raw(lambda raw, _: raw[None].copy())
+    ),
+    InvalidInput("a tensor is not contiguous", ValueError, RAW, with_raw(_spread)),
+    InvalidInput("a tensor is not aligned", ValueError, RAW, with_raw(_misaligned, is_attention)),
+    InvalidInput(
+        "a tensor of states is not aligned", ValueError, RAW, with_raw(_misaligned, _is_mamba)
+    ),
+    InvalidInput("a byte too many", ValueError, RAW, with_raw(_longer_by(lambda _: 1))),
+    InvalidInput("a byte too few", ValueError, RAW, with_raw(_longer_by(lambda _: -1), has_blocks)),
+    InvalidInput(
         "half a page too many",
         ValueError,
         RAW,
         with_raw(_longer_by(lambda layer: int(layer.spec.page_size_bytes) // 2)),
     ),
-    Fault(
+    InvalidInput(
         "unlike pages over one tensor",
         ValueError,
         PAGE,
         _another_spec(_half_a_page, _shares_with_another_group),
     ),
-    Fault(
+    InvalidInput(
         "unlike pages of states over one tensor",
         ValueError,
         PAGE,
         _another_spec(_two_pages, _shares_with_attention),
     ),
-    Fault("kernel sizes are a tuple", TypeError, SIZES, _kernel_sizes(tuple)),
-    Fault("a kernel size too few", ValueError, SIZES, _kernel_sizes(lambda sizes: sizes[:-1])),
-    Fault("a kernel size too many", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes, 1])),
-    Fault("a kernel size is 0", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes[:-1], 0])),
-    Fault("a kernel size is a bool", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], True])),
-    Fault("a kernel size is a float", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], 1.0])),
-    Fault("a kernel size is too large", ValueError, SIZES, _no_divisor(lambda size: 2 * size)),
-    Fault("a kernel size does not divide", ValueError, SIZES, _no_divisor(lambda size: size + 1)),
-    Fault("a spec of no kind", NotImplementedError, "_OddSpec", _another_spec(_odd_spec, anyone)),
-    Fault(
+    InvalidInput("kernel sizes are a tuple", TypeError, SIZES, _kernel_sizes(tuple)),
+    InvalidInput(
+        "a kernel size too few", ValueError, SIZES, _kernel_sizes(lambda sizes: sizes[:-1])
+    ),
+    InvalidInput(
+        "a kernel size too many", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes, 1])
+    ),
+    InvalidInput(
+        "a kernel size is 0", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes[:-1], 0])
+    ),
+    InvalidInput(
+        "a kernel size is a bool", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], True])
+    ),
+    InvalidInput(
+        "a kernel size is a float", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], 1.0])
+    ),
+    InvalidInput(
+        "a kernel size is too large", ValueError, SIZES, _no_divisor(lambda size: 2 * size)
+    ),
+    InvalidInput(
+        "a kernel size does not divide", ValueError, SIZES, _no_divisor(lambda size: size + 1)
+    ),
+    InvalidInput(
+        "a spec of no kind", NotImplementedError, "_OddSpec", _another_spec(_odd_spec, anyone)
+    ),
+    InvalidInput(
         "a spec of the base", NotImplementedError, "KVCacheSpec", _another_spec(_base_spec, anyone)
     ),
-    Fault(
+    InvalidInput(
         "a state begins at an odd byte",
         ValueError,
         "(dtypes|state|states)",
         _another_spec(_odd_offset, _is_mamba),
     ),
-    Fault(
+    InvalidInput(
         "a page ends inside an element",
         ValueError,
         "(dtypes|state|states)",
         _of_one_layer(reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)),
     ),
-    Fault(
+    InvalidInput(
         "a foreign spec's dtype is a text",
         TypeError,
         "(dtypes|state)",
         _of_one_layer(_foreign_states(8, "float32")),
     ),
-    Fault("pages of no bytes", ValueError, "page_size_bytes", _of_one_layer(_foreign_states(0))),
-    Fault("groups are a tuple", TypeError, "kv_cache_groups", groups_are_a_tuple),
-    Fault("a layer twice in a group", ValueError, "kv_cache_groups", named_twice(in_one_group)),
-    Fault("a layer in two groups", ValueError, "kv_cache_groups", named_twice(in_two_groups)),
-    Fault("a layer without a spec", KeyError, "kv_cache_specs", _uniform_without),
-    Fault(
+    InvalidInput(
+        "pages of no bytes", ValueError, "page_size_bytes", _of_one_layer(_foreign_states(0))
+    ),
+    InvalidInput("groups are a tuple", TypeError, "kv_cache_groups", groups_are_a_tuple),
+    InvalidInput(
+        "a layer twice in a group", ValueError, "kv_cache_groups", named_twice(in_one_group)
+    ),
+    InvalidInput(
+        "a layer in two groups", ValueError, "kv_cache_groups", named_twice(in_two_groups)
+    ),
+    InvalidInput("a layer without a spec", KeyError, "kv_cache_specs", _uniform_without),
+    InvalidInput(
         "there is no configuration",
         AttributeError,
         "kv_cache_groups",
