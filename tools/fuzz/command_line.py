@@ -129,7 +129,7 @@ def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None =
 def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
     uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
-    start = Start("spawn") if uses_gpu else Start()
+    start = Start()
     if options.ray is None:
         return LocalPool(options.workers or num_cores(), limits, start)
     from tools.fuzz.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`

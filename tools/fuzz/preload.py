@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+from unittest import mock
 
 import torch
 from hypothesis.control import BuildContext
@@ -16,11 +18,6 @@ from tools.fuzz import growth, minimize, profile, replay, slices  # noqa: F401  
 from tools.fuzz.properties import all_checks
 from tools.probe.calling import warm_checked_mode
 
-torch.set_num_threads(1)  # a fork copies one thread alone
-all_checks()  # imports the harness
-fast.warmup()  # a case that compiles a loop takes so long that it seems to hang
-warm_checked_mode()
-
 
 def _draw() -> None:
     """Draw once: Hypothesis then collects the constants of all modules, which takes seconds."""
@@ -29,7 +26,15 @@ def _draw() -> None:
         data.draw(batches(MINIMAL))
 
 
-_draw()
+# A process that has used CUDA cannot be forked, and asking its runtime for GPUs uses it.
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+torch.set_num_threads(1)  # a fork copies one thread alone
+with mock.patch.dict(os.environ, _NO_GPU):
+    all_checks()  # imports the harness
+    fast.warmup()  # a case that compiles a loop takes so long that it seems to hang
+    warm_checked_mode()
+    _draw()
 
 
 def prepare() -> None:

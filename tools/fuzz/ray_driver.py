@@ -271,9 +271,6 @@ class _Slot(threading.Thread):
         import ray  # noqa: PLC0415
 
         config = self._driver.config
-        start = (
-            dataclasses.replace(config.start, method="spawn") if self.needs_gpu else config.start
-        )
         options = {
             "num_cpus": 0 if self.needs_gpu else 1,
             "num_gpus": 1 if self.needs_gpu else 0,
@@ -282,7 +279,7 @@ class _Slot(threading.Thread):
         self._actor = (
             ray.remote(RayWorker)
             .options(**options)
-            .remote(self._number, config.limits, start, config.places)
+            .remote(self._number, config.limits, config.start, config.places)
         )
         description = self._actor.describe.remote()
         while not self.is_lost and not self._driver.is_closed:

@@ -75,20 +75,16 @@ class Start:
     """How a child process is started.
 
     Attributes:
-        method: Of `multiprocessing`: `forkserver` starts a child in 50 ms, but a process that has
-            used a GPU cannot be forked, so `spawn` is needed there.
         preload: Modules that the fork server imports once; their functions `prepare()`, where they
             have one, are called in each child.
     """
 
-    method: str = "forkserver"
     preload: tuple[str, ...] = ("tools.fuzz.preload",)
 
     def context(self) -> Any:
         """Return the context of `multiprocessing`."""
-        context = multiprocessing.get_context(self.method)
-        if self.method == "forkserver":
-            context.set_forkserver_preload(list(self.preload))
+        context = multiprocessing.get_context("forkserver")  # a child starts in 50 ms
+        context.set_forkserver_preload(list(self.preload))
         return context
 
 

@@ -32,7 +32,6 @@ from tools.fuzz.worker import (
     STARTING,
     Limits,
     LocalWorker,
-    Start,
     _SharedInput,
 )
 
@@ -201,15 +200,6 @@ def test_a_closed_worker_runs_nothing(worker: LocalWorker) -> None:
     assert isinstance(lost, Lost)
     assert "stopped" == lost.reason
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_worker_without_a_fork_server() -> None:
-    """A process that is started anew does the same; it is needed where a GPU is used."""
-    worker = LocalWorker("spawned", ROOMY, Start("spawn"))
-    try:
-        assert 4 == result_of(worker, CountingJob(4, messages=0))
-    finally:
-        worker.close()
 
 
 def wait_for(pool: LocalPool, number: int) -> Sequence[Event]:
