@@ -1,4 +1,4 @@
-"""The project's command lines: run them from the repository's root with `python -m tools.NAME`.
+"""The project's command lines: run them in the root of a checkout with `python -m tools.NAME`.
 
-`conformance/command_line.py` says how each of them ends when it is interrupted or cannot print.
+`conformance/command_line.py` defines how each of them ends when it is interrupted or cannot print.
 """

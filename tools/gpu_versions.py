@@ -1,8 +1,9 @@
-"""Print what a GPU machine has, and warm `fast` up there with warnings as errors.
+"""Print the versions of a GPU machine, and run `fast.warmup()` with warnings as errors.
 
     python -m tools.gpu_versions
 
-The first section of `tools/gpu_check.sh`. Exit status: 0; 1 if there is no GPU, or it fails.
+This is the first section of `tools/gpu_check.sh`. Exit status: 0; 1 if there is no GPU, or if
+`fast.warmup()` fails.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m tools.kernels [--arch sm_90 ...] [--json]
 
-Each kernel is compiled to PTX by numba-cuda and linked to machine code by nvJitLink. The table says
-what it takes of a GPU. Exit status: 0; 1 if a kernel spills registers or does not compile; 2 if
-what compiles them is not installed.
+numba-cuda compiles each kernel to PTX, and nvJitLink links it to machine code. The table shows the
+resources that a kernel needs on a GPU. Exit status: 0; 1 if a kernel spills registers or does not
+compile; 2 if a package that compiles them is not installed.
 """
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The parser of every command line here."""
+"""The argument parser of every command line here, and the types of common options."""
 
 from __future__ import annotations
 

@@ -2,22 +2,24 @@
 
     python -m tools.plan --model NAME --memory-gib X --tensor-parallel N
 
-The memory is what each device has for its KV cache: what is left of it after weights, activations
-and graphs. The numbers come of `fast`'s functions and the model zoo. The exit status is 0, or 2
-when the call was wrong or nothing fits.
+The memory is what each device has for its KV cache: what is left after weights, activations and
+CUDA graphs. The numbers are computed by `fast`'s functions for a model of the zoo. The exit status
+is 0, or 2 if the command line is wrong or nothing fits.
 
-With `--json` the same is printed as one object: `model`, `published_as`, `tensor_parallel_size`,
-`formats` (of the caches, by name), `max_model_len`, `max_num_batched_tokens`;
-`memory_bytes` and `used_bytes` on each device; `block_bytes` (of one block over all tensors),
-`num_blocks` (the null block, number 0, is one of them); `blocks_per_request` (of one as long as
-`max_model_len`), `requests` (how many of these fit at once, a fraction too), `tokens` (in so many
-of them; where not even one fits, in one that does), `longest_request_tokens` (of one request alone,
-up to `max_model_len`);
-`backends` (a list of `name`, `kernel_block_sizes`, `multiples_of`); and `groups`, for each KV cache
-group `kind`, `num_layers` (with a cache of their own, or none), `num_sharing_layers`, `block_size`
-(tokens), `kernel_block_size` (None where no backend has one), `page_size_bytes` (of a block of one
-layer; where layers are unlike, of all of them), `blocks_per_request` and `share` (of a request's
-blocks, 0 to 1).
+`--json` prints one object:
+
+- `model`, `published_as`, `tensor_parallel_size`, `formats` (of the caches, by name),
+  `max_model_len`, `max_num_batched_tokens`;
+- `memory_bytes` and `used_bytes` on each device;
+- `block_bytes`: of one block over all tensors; `num_blocks`: the null block, number 0, included;
+- `blocks_per_request`: of a request of `max_model_len` tokens; `requests`: how many of these fit at
+  once, as a fraction; `tokens`: in that many requests, or in the one that fits if not even one of
+  them does; `longest_request_tokens`: of a single request, up to `max_model_len`;
+- `backends`: a list of `name`, `kernel_block_sizes`, `multiples_of`;
+- `groups`, for each KV cache group `kind`, `num_layers` (with a cache of their own, or with none),
+  `num_sharing_layers`, `block_size` (tokens), `kernel_block_size` (None if no backend has one),
+  `page_size_bytes` (a block of one layer; of all layers if they differ), `blocks_per_request` and
+  `share` (of the blocks of a request, 0 to 1).
 """
 
 from __future__ import annotations
@@ -189,25 +191,25 @@ def _make_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         default=8192,
-        help="tokens of a step, which windows and chunks keep besides; default: %(default)s",
+        help="tokens of a step, kept in addition to windows and chunks; default: %(default)s",
     )
     add(
         "--dtype",
         metavar="D",
-        help=f"of keys, values and latents: one of {', '.join(DTYPES)}; default: the model's",
+        help=f"dtype of keys, values and latents: one of {', '.join(DTYPES)}; default: the model's",
     )
     add(
         "--block-size",
         type=positive,
         metavar="B",
-        help="tokens in a block; default: what the backends want",
+        help="tokens in a block; default: what the backends need",
     )
     add(
         "--backend",
         type=_names,
         metavar="NAME[,NAME]",
         default=(),
-        help="backends that are to work on the same blocks; default: the zoo's for the model; "
+        help="backends that share blocks; default: those of the zoo for the model; "
         f"there are {', '.join(BACKENDS)}",
     )
     add("--json", action="store_true", help="print JSON")

@@ -2,9 +2,9 @@
 
     python -m tools.replay --trace FILE.csv --model NAME
 
-reads a trace (columns TIMESTAMP, ContextTokens, GeneratedTokens), lets a continuous-batching
-scheduler make the steps of an engine of it, and runs each in `reference` and in `fast`. The exit
-status is 0 when all results agree, 1 at the first that does not, 2 when the call was wrong.
+reads a trace (columns TIMESTAMP, ContextTokens, GeneratedTokens). A continuous-batching scheduler
+turns it into the steps of an engine, and each step runs in `reference` and in `fast`. The exit
+status is 0 if all results are equal, 1 at the first difference, 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE.csv",
         default=DEFAULT_TRACE,
-        help="default: the project's",
+        help="default: our own",
     )
     add(
         "--model",
@@ -105,7 +105,9 @@ def _make_parser() -> argparse.ArgumentParser:
         default="llama-3.1-8b",
         help=f"one of {', '.join(MODELS)}; default: %(default)s",
     )
-    add("--requests", type=positive, metavar="N", help="the trace's first N; default: all")
+    add(
+        "--requests", type=positive, metavar="N", help="only the first N of the trace; default: all"
+    )
     add("--steps", type=positive, metavar="N", default=300, help="default: %(default)s")
     add(
         "--token-budget",
@@ -125,14 +127,14 @@ def _make_parser() -> argparse.ArgumentParser:
         "--num-blocks",
         type=positive,
         metavar="N",
-        help="blocks in the pool; default: so few that it runs dry now and then",
+        help="blocks in the pool; default: so few that it is empty at times",
     )
     add(
         "--micro-batches",
         type=positive,
         metavar="N",
         default=defaults.micro_batches,
-        help="parts that each batch is cut into, 1: none; default: %(default)s",
+        help="micro-batches of each batch; default: %(default)s",
     )
     add(
         "--num-speculative-tokens",
@@ -142,7 +144,13 @@ def _make_parser() -> argparse.ArgumentParser:
         help="draft tokens of each decode; default: %(default)s",
     )
     add("--checked", action="store_true", help="run fast in checked mode")
-    add("--seed", type=natural, metavar="N", default=0, help="of the accepted draft tokens")
+    add(
+        "--seed",
+        type=natural,
+        metavar="N",
+        default=0,
+        help="decides which draft tokens are accepted; default: %(default)s",
+    )
     return parser
 
 

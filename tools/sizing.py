@@ -1,4 +1,4 @@
-"""What a deployment of a model of the zoo comes to: its blocks, and the requests that fit."""
+"""The size of a deployment of a zoo model: its blocks, and the requests that fit."""
 
 from __future__ import annotations
 

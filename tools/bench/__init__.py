@@ -1,1 +1,1 @@
-"""What the hot functions cost, against `reference` and a peer: `python -m tools.bench`."""
+"""Time the hot functions of `fast`, `reference` and a baseline: `python -m tools.bench`."""

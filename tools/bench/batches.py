@@ -1,4 +1,4 @@
-"""The batches that are measured: four kinds of any size, and what a trace brings."""
+"""The batches that are timed: four kinds of any size, and batches of a trace."""
 
 from __future__ import annotations
 

@@ -124,30 +124,33 @@ def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.bench",
-        description="Time every hot function of fast against reference and a peer.",
+        description="Time every hot function of fast against reference and a baseline.",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer sizes and blocks: under a minute")
-    add("--functions", metavar="a,b", help="only these")
+    add("--quick", action="store_true", help="fewer sizes and repetitions: about a minute")
+    add("--functions", metavar="a,b", help="only these functions")
     add(
         "--peer",
         metavar="MODULE",
         default="tools.peers",
-        help="what fast is held against, a module or a file; default: %(default)s",
+        help="the baseline, a module or a file; default: %(default)s",
     )
+    add("--adapter", metavar="MODULE", help="the baseline's adapter, as in the conformance run")
+    add("--trace", type=Path, metavar="FILE.csv", help="trace of requests; default: our own")
     add(
-        "--adapter", metavar="MODULE", help="what translates its objects, as in the conformance run"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where fast runs; default: %(default)s",
     )
-    add("--trace", type=Path, metavar="FILE.csv", help="of requests; default: the project's")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="of fast; default: %(default)s")
-    add("--all", action="store_true", help="show each function on each batch")
-    add("--json", type=Path, metavar="FILE", help="write all that was measured")
-    add("--png", type=Path, metavar="FILE", help="draw how time grows with the requests")
+    add("--all", action="store_true", help="print every function on every batch")
+    add("--json", type=Path, metavar="FILE", help="write all measurements")
+    add("--png", type=Path, metavar="FILE", help="plot time over the number of requests")
     add(
         "--check",
         type=Path,
         metavar="FILE",
-        help="fail where a ratio to the peer has grown by half",
+        help="fail if a ratio to the baseline is 1.5 times that of this earlier run",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""What calls cost on a GPU: the host, the device, and their share of a copy's bandwidth."""
+"""The cost of calls on a GPU: time of the host and the device, and the share of copy bandwidth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How time grows with the number of requests, as a picture."""
+"""Plot how time grows with the number of requests."""
 
 from __future__ import annotations
 

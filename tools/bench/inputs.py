@@ -1,4 +1,4 @@
-"""What the hot functions take of a batch: metadata, tables, lists, rows, and a runner's batch."""
+"""Arguments of the hot functions for a batch: metadata, tables, lists, rows, an input batch."""
 
 from __future__ import annotations
 

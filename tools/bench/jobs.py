@@ -1,4 +1,4 @@
-"""The hot functions, each with the call that is timed for a batch."""
+"""The hot functions, each with the call that is timed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a launch costs the host, past numba's dispatcher and by it.
+"""What a kernel launch costs the host, with and without numba's dispatcher.
 
     python -m tools.bench.launches
 
 The kernel takes four tensors and an int, and does nothing. On a machine without a GPU the driver
-does nothing either (`tools.bench.no_driver`), so what a real one takes of a launch is left out.
+does nothing either (`tools.bench.no_driver`), so the time excludes what a real driver takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job on a batch: first every side's answer is compared with `reference`'s, then it is timed."""
+"""Measure a job on a batch: compare every result with `reference`'s, then time the calls."""
 
 from __future__ import annotations
 

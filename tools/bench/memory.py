@@ -1,4 +1,4 @@
-"""What a call allocates besides its result: by tracemalloc and torch's own events."""
+"""Measure what a call allocates besides its result, with tracemalloc and torch's own events."""
 
 from __future__ import annotations
 

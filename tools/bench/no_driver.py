@@ -1,7 +1,7 @@
-"""A CUDA driver that does nothing, for machines without one: what the host does of a launch.
+"""A CUDA driver that does nothing, to time the host's share of a launch without a GPU.
 
-It is a few lines of C, compiled when it is asked for, and is this process's driver from then on.
-Tensors on the CPU stand for those of a GPU.
+It is a few lines of C, compiled on first use, and replaces the driver in this process. CPU tensors
+take the place of CUDA tensors.
 """
 
 from __future__ import annotations

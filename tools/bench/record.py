@@ -1,4 +1,4 @@
-"""What a run measured, as JSON, and the comparison of two runs."""
+"""The measurements of a run as JSON, and the comparison of two runs."""
 
 from __future__ import annotations
 

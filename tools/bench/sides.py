@@ -1,4 +1,4 @@
-"""Whose functions are timed: `fast`, `reference`, a peer; each called with objects of its own."""
+"""The implementations that are timed: `fast`, `reference`, a baseline; each has its own objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starting costs: importing `fast`, and each hot function's first call after `warmup()`.
+"""Measure startup: importing `fast`, and each hot function's first call after `warmup()`.
 
 Both are measured in processes of their own: `python -m tools.bench.startup` is one of them.
 """

@@ -1,4 +1,4 @@
-"""A whole step of a runner: what every hot function costs together."""
+"""A whole step of a runner: what all hot functions cost together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run must show: the bounds on ratios, growth, a step, memory and starting."""
+"""The performance targets: bounds on ratios, growth, a step, memory and startup."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Timing in turn: short blocks of each call, while the machine runs at full speed.
+"""Time calls in turn, in short blocks, while the machine runs at full speed.
 
-A machine with other tenants slows down by a factor of 2 for a while, at random. A fixed loop is
-timed around each block; a block beside a slow loop is thrown away. torch's benchmark utilities do
-the rest.
+A machine with other tenants becomes slower by a factor of 2 for a while, at random. A fixed loop is
+timed around each block, and a block next to a slow loop is discarded. torch's benchmark utilities
+do the rest.
 """
 
 from __future__ import annotations

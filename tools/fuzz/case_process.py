@@ -1,4 +1,4 @@
-"""Tries a stored case with the implementation of one commit: it may crash or hang its process."""
+"""Try a stored case with the implementation of one commit, in a process that may crash or hang."""
 
 from __future__ import annotations
 

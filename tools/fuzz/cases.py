@@ -1,7 +1,8 @@
 """One case: an input that is drawn, checked, and can be drawn again.
 
-An input is a seed and a prefix of choices, Hypothesis' record of what was drawn. The same two give
-the same input; once it is drawn, all of its choices are known, and are enough without the seed.
+An input is a seed and a prefix of choices, Hypothesis' record of what was drawn. The same seed and
+prefix give the same input. Once it is drawn, all of its choices are known, and the seed is no
+longer needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which property gets the next slice of time.
+"""Choose the property that gets the next slice of time.
 
 Each property first gets a short slice. Afterwards three slices in ten go to the property that had
-the least time, so that none is starved; the others go to those that still cover something new, by
-how much they did so lately in a second.
+the least time, so that none is starved. The others go to properties that still cover something
+new, in proportion to how much they covered recently per second.
 """
 
 from __future__ import annotations

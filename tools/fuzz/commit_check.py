@@ -1,8 +1,8 @@
-"""Tries a stored case with the implementation of one commit, in a process of its own.
+"""Try a stored case with the implementation of one commit, in a process of its own.
 
-The implementation comes from a worktree; the harness and `reference` are those of today. The
-process writes lines of JSON to a pipe: `{"status": "started"}` when all is imported, and then what
-came of the case. A process that ends without the second line died of the case.
+The implementation comes from a worktree; the harness and `reference` are those of the checkout. The
+process writes lines of JSON to a pipe: `{"status": "started"}` after its imports, and then the
+result of the case. If the process ends without the second line, the case killed it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Kinds of coverage: what a case did that can be new.
 
 An event is a tuple whose first element is its kind. `situation` and `pair` events come from the
-harness' own coverage goals; `size` events from the batch of a case, in bands of powers of two;
-`branch` events from the code of the implementation and of `reference`, which stands for compiled
-loops: these cannot be observed. A further kind is another `Source`.
+harness' own coverage goals, and `size` events from the batch of a case, in bands of powers of two.
+`branch` events come from the code of the implementation, and from that of `reference` in place of
+compiled loops, which cannot be observed. A new kind is another `Source`.
 """
 
 from __future__ import annotations

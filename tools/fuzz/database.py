@@ -1,8 +1,8 @@
-"""The example database of a night: inputs worth varying, and failing ones, by property.
+"""The example database of a night, by property: inputs worth varying, and failing ones.
 
 It consists of Hypothesis' own databases: a folder and, if several machines share it, a Redis
-server. What is saved goes to both, so the folder has it while the server is away. The coordinator
-alone uses it, from one thread.
+server. Everything is saved to both, so the folder has it while the server is away. Only the
+coordinator uses it, from one thread.
 """
 
 from __future__ import annotations

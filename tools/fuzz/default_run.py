@@ -1,8 +1,7 @@
-"""What the default conformance run meets, for comparison: `python -m tools.fuzz.default_run`.
+"""Count what the default conformance run covers: `python -m tools.fuzz.default_run`.
 
 It runs the checks of `pytest conformance` in one process, with the default profile, and counts
-cases, situations, pairs of situations and branches as `python -m tools.fuzz` does. The figures in
-README that compare the two are from here.
+cases, situations, pairs of situations and branches in the same way as `python -m tools.fuzz`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if nothing fails; what fails raises.
     """
-    parser = Parser(prog="python -m tools.fuzz.default_run", description=main.__doc__)
+    parser = Parser(
+        prog="python -m tools.fuzz.default_run",
+        description="Run the checks of the default conformance run, and print what they covered.",
+    )
     parser.add_argument("--functions", metavar="A,B", help="default: all")
     parser.add_argument("--target", metavar="A,B", help="default: those that run here")
     options = parser.parse_args(arguments)

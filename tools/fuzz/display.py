@@ -1,4 +1,4 @@
-"""What a night shows while it runs: a live display, or lines where there is no terminal."""
+"""What a night shows while it runs: a live display, or lines if there is no terminal."""
 
 from __future__ import annotations
 

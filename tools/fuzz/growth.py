@@ -1,4 +1,4 @@
-"""Does the memory of a process grow with the number of cases of a property?"""
+"""Detect that the memory of a process grows with the number of cases of a property."""
 
 from __future__ import annotations
 

@@ -121,11 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     parser = Parser(
-        prog="python -m tools.fuzz.issue_tracker", description="File what a night found."
+        prog="python -m tools.fuzz.issue_tracker",
+        description="Open and close issues for the findings of a night.",
     )
     parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="report.json")
     parser.add_argument("--run-url", default="", metavar="URL", help="where the reports are")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that change it")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the commands, and change nothing"
+    )
     options = parser.parse_args(arguments)
     try:
         findings = merged([read_findings(path) for path in options.reports])

@@ -1,4 +1,4 @@
-"""What is sent to a worker, and what comes back."""
+"""The jobs that are sent to a worker, and the events that come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on this machine, each followed by a thread."""
+"""Workers on this machine, each watched by a thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes failing inputs small, by Hypothesis' shrinker.
+"""Minimize failing inputs with Hypothesis' shrinker.
 
 An input that raises is tried in the worker itself. One that crashes or hangs is tried in a forked
-child each time: the input is drawn in the worker, and checked in the child.
+child each time: the worker draws the input, and the child checks it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A night: run jobs until the time is over, and take what comes of them.
+"""A night: run jobs until the time is over, and collect their results.
 
-`schedule` says which job is next.
+`schedule` chooses the next job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a night does."""
+"""The options of a night."""
 
 from __future__ import annotations
 

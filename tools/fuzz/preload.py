@@ -1,4 +1,4 @@
-"""What each worker needs: imported once in the fork server, from which workers are forked."""
+"""The imports of every worker, done once in the fork server from which workers are forked."""
 
 from __future__ import annotations
 

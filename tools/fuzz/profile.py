@@ -1,7 +1,7 @@
-"""How Hypothesis runs in the fuzzer's processes, whatever profile a machine or `CI` chose.
+"""Hypothesis' settings in the fuzzer's processes, whatever the machine's profile or `CI` is.
 
-With `CI` set, Hypothesis' own profile draws the same examples each time and keeps no database: a
-night that runs so would explore nothing.
+With `CI` set, Hypothesis' own profile draws the same examples each time and has no database, so
+that a night would explore nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a night checks: each check of the conformance harness, on each target."""
+"""The properties of a night: each check of the conformance harness, on each target."""
 
 from __future__ import annotations
 

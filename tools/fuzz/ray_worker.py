@@ -1,6 +1,6 @@
-"""A worker on a node of a Ray cluster: an actor, with the child process that runs jobs.
+"""A worker on a node of a Ray cluster: an actor with a child process that runs the jobs.
 
-The actor itself runs no job and imports nothing of the harness: what crashes ends the child alone.
+The actor itself runs no job and imports nothing of the harness, so a crash ends only the child.
 """
 
 from __future__ import annotations

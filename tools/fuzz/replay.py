@@ -1,4 +1,4 @@
-"""Tries a finding of an earlier night again."""
+"""Try a finding of an earlier night again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job of a night is next: a finding to try again, a failure to minimize, or a slice."""
+"""Choose the next job of a night: try a finding again, minimize a failure, or run a slice."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Code and values that travel to another machine, where the same files have other paths.
+"""Code and values that are sent to another machine, where the same files have other paths.
 
 A run on a cluster copies the packages of this checkout, and the files that options name, into one
-folder, which Ray unpacks on each node. Jobs and results contain paths: of the implementation under
-test, of scripts. So `dump` writes a path of this machine as a place in that folder, and `load`
-turns the place into the path of the machine that it runs on.
+folder, which Ray unpacks on each node. Jobs and results contain paths of the implementation under
+test and of scripts. `dump` writes a path of this machine as a place in that folder, and `load`
+turns the place into a path of the machine that it runs on.
 """
 
 from __future__ import annotations

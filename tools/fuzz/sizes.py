@@ -1,7 +1,7 @@
 """The sizes of drawn inputs: log-uniform over the whole range of an engine.
 
-A case draws one of `PRESETS`, which were themselves drawn once, with a fixed seed: a stored choice
-then means the same preset on every machine. The first is the smallest one, to which failing inputs
+A case draws one of `PRESETS`. These were drawn once, with a fixed seed, so that a stored choice
+means the same preset on every machine. The first is the smallest one, towards which failing inputs
 shrink.
 """
 

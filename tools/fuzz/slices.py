@@ -1,4 +1,4 @@
-"""A slice: some seconds of one property's cases, in a worker."""
+"""A slice: cases of one property for some seconds, in a worker."""
 
 from __future__ import annotations
 

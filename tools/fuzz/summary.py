@@ -1,4 +1,4 @@
-"""Turns a night into the record that the reports are made of."""
+"""Turn a night into the record from which the reports are made."""
 
 from __future__ import annotations
 

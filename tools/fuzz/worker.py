@@ -1,8 +1,8 @@
-"""A worker: one child process that runs jobs, watched from here.
+"""A worker: one child process that runs jobs, watched by this process.
 
-The input that runs next lies in a file that both processes map, so that it is known when the child
-dies. A child that does not note a new input for `hang_seconds` is killed, as is one that takes more
-than `memory_bytes`.
+The next input is in a file that both processes map, so that it is known if the child dies. A child
+that does not note a new input for `hang_seconds` is killed, as is one that uses more than
+`memory_bytes`.
 """
 
 from __future__ import annotations

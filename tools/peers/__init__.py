@@ -1,9 +1,9 @@
-"""The hot functions in the field's usual way: vectorised NumPy, and torch where that is usual.
+"""Baselines: the hot functions in vectorised NumPy, and in torch where that is usual.
 
-What `fast` is timed against. Each is what an engineer who knows the job writes for the host, with
-the tricks that cost nothing (views, early returns, preallocated buffers), and without `fast`'s
-checks: bad input is the caller's affair here. `python -m tools.bench` compares their answers with
-`reference`'s before it times them. What holds a batch or a micro-batch is `fast`'s own class.
+`fast` is timed against them. Each is what an engineer who knows the job writes for the host, with
+tricks that cost nothing (views, early returns, preallocated buffers) and without `fast`'s
+checks: they expect valid input. `python -m tools.bench` compares their results with `reference`'s
+before it times them. The classes of batches and micro-batches are `fast`'s own.
 """
 
 from fast import CommonAttentionMetadata, UBatchSlice

@@ -1,4 +1,4 @@
-"""Splitting a batch by kind of request, and reordering it."""
+"""Split a batch by kind of request, and reorder it."""
 
 from __future__ import annotations
 

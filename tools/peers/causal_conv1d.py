@@ -1,4 +1,4 @@
-"""Which program of a causal convolution computes which tokens."""
+"""Assign the tokens of a causal convolution to programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a sequence is spread over context-parallel ranks."""
+"""Count the tokens of a sequence on each context-parallel rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV-sharing fast prefill: a batch cut to the tokens whose logits are wanted."""
+"""KV-sharing fast prefill: a batch reduced to the tokens whose logits are needed."""
 
 from __future__ import annotations
 

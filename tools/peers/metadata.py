@@ -1,4 +1,4 @@
-"""A batch's metadata, and the builders' round."""
+"""The metadata of a batch, built for every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of multimodal items, and the placeholders that stand for them."""
+"""Embeddings of multimodal items, scattered to and gathered from their placeholders."""
 
 from __future__ import annotations
 

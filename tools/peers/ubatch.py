@@ -1,4 +1,4 @@
-"""Micro-batches: a batch cut by tokens."""
+"""Micro-batches: a batch split by tokens."""
 
 from __future__ import annotations
 

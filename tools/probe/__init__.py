@@ -8,19 +8,21 @@ values in arrays, their shapes, dtypes and layouts, numbers, lists, objects with
 kinds of tensors. The cases run in worker processes, which may crash or hang. Each violation is
 printed with the number of its case, which `--replay` runs again.
 
-What is promised, and how a violation shows:
+The promises, and how a violation is detected:
 
-- Memory outside the arguments is neither read nor written: each array lies between pages without
-  access, so SIGSEGV.
+- Memory outside the arguments is neither read nor written: each array lies between inaccessible
+  pages, so an access raises SIGSEGV.
 - Arguments that a function does not write do not change: they lie on read-only pages, or are
   compared with a copy.
-- No result shows uninitialised memory: a second call, with other bytes in fresh memory, differs.
+- No result contains uninitialised memory: a second call, with other bytes in fresh memory, returns
+  the same.
 - Time and memory are bounded: 2 s of processor time, 1 GiB of address space, 256 MiB of growth,
   unless an argument states a size of 2**24 or more.
-- A bad call gets an exception of spec 00 that names an argument, and changes nothing.
-- In checked mode `fast` refuses what `reference` refuses, and returns what it returns.
-- Other kinds of tensors, and torch's transforms and modes, are refused or answered rightly.
-- After an interrupt the next call is right; block tables are as before or as after the call.
+- An invalid call raises an exception of an allowed class that names an argument, and changes
+  nothing.
+- In checked mode `fast` rejects what `reference` rejects, and returns what it returns.
+- Other kinds of tensors, and torch's transforms and modes, are rejected or handled correctly.
+- After an interrupt the next call is correct; block tables are as before or as after the call.
 - Threads, forked processes, copies and pickles get the same results.
 
 Not covered: the device path, and sequences of calls other than those of `BlockTables`.

@@ -1,4 +1,4 @@
-"""Cases of bad calls: they are refused as by `reference`, or do no harm."""
+"""Cases of invalid calls: they raise what `reference` raises, or do no harm."""
 
 from __future__ import annotations
 

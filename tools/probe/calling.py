@@ -1,4 +1,4 @@
-"""Makes one call of one twin, and records what it did."""
+"""Make one call of one twin, and record its effects."""
 
 from __future__ import annotations
 

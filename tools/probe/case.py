@@ -1,4 +1,4 @@
-"""One case: a valid call of a function, the random changes to it, and what is found."""
+"""One case: a valid call of a function, the random changes to it, and the violations found."""
 
 from __future__ import annotations
 

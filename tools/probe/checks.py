@@ -1,4 +1,4 @@
-"""Checks what a call did against what `fast` promises."""
+"""Check the effects of a call against what `fast` promises."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         default=10_000,
-        help="for each; default: %(default)s",
+        help="cases of each function; default: %(default)s",
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
     parser.add_argument(
@@ -152,7 +152,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=float,
         metavar="N",
         default=HANG_SECONDS,
-        help="a case that takes longer hangs; default: %(default)s",
+        help="a case that takes longer counts as hung; default: %(default)s",
     )
     parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The first difference between what both twins did."""
+"""The first difference between the effects of both twins."""
 
 from __future__ import annotations
 

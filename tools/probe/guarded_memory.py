@@ -1,8 +1,8 @@
-"""Memory between two pages that nobody may touch.
+"""Memory between two inaccessible pages.
 
 An array that is placed here ends at the page behind it, or begins at the page before it: a read or
-write one element too far ends the process with SIGSEGV. Pages can be made read-only, and when a
-case is over all of them become inaccessible, so that a stale address is noticed too.
+write one element outside raises SIGSEGV. Pages can be made read-only. When a case is over, all of
+them become inaccessible, so that the use of a stale address is noticed too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A carrier that places every array of a call in guarded memory."""
+"""Convert a call, with every array placed in guarded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The valid calls from which cases are made, drawn for fifty cases at a time."""
+"""The valid calls that cases start from, drawn for fifty cases at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the cases of a function by their numbers."""
+"""Run the cases of a function by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of `BlockTables`: valid operations on one object, with others between them."""
+"""Cases of `BlockTables`: valid operations on one object, with changed ones between them."""
 
 from __future__ import annotations
 

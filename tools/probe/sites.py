@@ -1,4 +1,4 @@
-"""The places in the arguments of a call at which something else can stand."""
+"""The places in the arguments of a call where something can be replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is probed, by name."""
+"""The functions and classes that are probed, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is probed: `fast`, or a module whose names stand in front of its, on guarded memory."""
+"""The implementation that is probed: `fast`, or a module whose names replace those of `fast`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of tensors that look like others, and hold their values elsewhere or nowhere."""
+"""Kinds of tensors that look like others but store their values elsewhere, or not at all."""
 
 from __future__ import annotations
 

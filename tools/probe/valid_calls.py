@@ -1,4 +1,4 @@
-"""Cases of valid calls: however a caller makes them, the result is `reference`'s."""
+"""Cases of valid calls: whatever way a call is made, the result is `reference`'s."""
 
 from __future__ import annotations
 

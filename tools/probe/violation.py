@@ -1,4 +1,4 @@
-"""What a case can find."""
+"""The violations that a case can find."""
 
 from __future__ import annotations
 

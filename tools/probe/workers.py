@@ -1,4 +1,4 @@
-"""Runs cases in processes, and reports which case crashed, hung or ran out of memory."""
+"""Run cases in processes, and report which case crashed, hung or ran out of memory."""
 
 from __future__ import annotations
 

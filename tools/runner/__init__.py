@@ -1,20 +1,21 @@
-"""A small production runner: real model classes, served with a paged KV cache by `fast` alone.
+"""A small model runner: real model classes, served with a paged KV cache by `fast` alone.
 
     python -m tools.runner
 
-serves requests with four architectures of `transformers` (random weights, made on the spot) and
-compares every token with what the model's own `generate` gives for the request alone. The exit
-status is 0 when all are equal, 1 at the first that is not, 2 when the call was wrong.
+serves requests with four architectures of `transformers` (random weights, created at startup) and
+compares every token with what the model's own `generate` returns for the request alone. The exit
+status is 0 if all are equal, 1 at the first difference, 2 for a wrong command line.
 
-It is written to be read. What happens in a step, from top to bottom:
+It is written to be read. A step goes through these modules:
 
 1. `scheduler`: which requests run, with how many tokens and in which blocks.
-2. `worker`: executes the step, by way of
-   `rows`: who has which row of the block tables, and the blocks in it;
-   `batch`: the requests in the batch's order, padded; `buffers`: the same on the device;
-   `parts`: the batch or its micro-batches, and what `backends` and their builders tell the layers;
-   `forward`: the model's forward pass, in which each layer writes and reads its cache: `attention`.
-3. `engine`: compares the next tokens, and gives them back to the scheduler.
+2. `worker`: executes the step, using
+   `rows`: which request has which row of the block tables, and the blocks in it;
+   `batch`: the requests in the order of the batch, padded; `buffers`: the same on the device;
+   `parts`: the batch or its micro-batches, and the metadata that `backends` build for the layers;
+   `forward`: the forward pass of the model, in which each layer writes and reads its cache, with
+   `attention`.
+3. `engine`: compares the next tokens, and returns them to the scheduler.
 
-What is made once: `requests` to serve, `models`, their `layers`, and their `caches`.
+Made once, before the first step: `requests` to serve, `models`, their `layers` and `caches`.
 """

@@ -1,4 +1,4 @@
-"""Paged attention in torch: what it reads of a batch, and a layer's attention through its cache."""
+"""Paged attention in torch: which fields of a batch it reads, and a layer's attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention backends, and the builders that tell their layers of a batch."""
+"""Attention backends, and the builders that make metadata for their layers."""
 
 from __future__ import annotations
 

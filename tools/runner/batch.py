@@ -1,4 +1,4 @@
-"""A step's batch: its requests in the order in which attention wants them, padded."""
+"""The batch of a step: its requests in the order that attention needs, padded."""
 
 from __future__ import annotations
 

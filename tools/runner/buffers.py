@@ -1,6 +1,6 @@
-"""The worker's persistent buffers: what a batch is written into, on the host and the device.
+"""The worker's persistent buffers, which a batch is written into: on the host and the device.
 
-They keep their addresses from step to step, as a captured CUDA graph wants it.
+They keep their addresses from step to step, as a captured CUDA graph requires.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model's KV caches: KV cache groups that share one pool of blocks, their backends and builders.
 
-A block has the same bytes in every group, and the k-th layers of all groups lie in one tensor: a
-block of the pool is that of whichever group took it.
+A block has the same number of bytes in every group, and the k-th layers of all groups share one
+tensor: a block of the pool belongs to the group that took it.
 """
 
 from __future__ import annotations

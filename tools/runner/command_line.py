@@ -155,7 +155,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=_models,
         metavar="NAME[,NAME]",
         default=MODEL_NAMES,
-        help=f"of {', '.join(MODEL_NAMES)}; default: all",
+        help=f"models, of {', '.join(MODEL_NAMES)}; default: all",
     )
     add("--requests", type=_positive, metavar="N", default=32, help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
@@ -163,7 +163,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--micro-batches",
         type=_positive,
         metavar="N",
-        help="cut each batch of at least N tokens into N, 1: none; default: first 1, then 2",
+        help="split each batch of at least N tokens into N; default: first 1, then 2",
     )
     add(
         "--seed",
@@ -176,7 +176,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--wrong-slot",
         type=_not_negative,
         metavar="STEP",
-        help="put one token's slot one further in this step, to see it found",
+        help="shift one token's slot by one in this step, to see that it is found",
     )
     return parser
 

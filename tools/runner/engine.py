@@ -1,4 +1,4 @@
-"""The engine: steps through scheduler and worker, and compares each token as it comes."""
+"""The engine: runs steps with scheduler and worker, and compares each new token."""
 
 from __future__ import annotations
 

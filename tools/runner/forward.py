@@ -1,7 +1,7 @@
 """A model's forward pass over a batch: how attention is plugged into `transformers`.
 
-The model is given all tokens of a batch in one row. `transformers` calls `paged_attention` in each
-attention layer, with the keywords of the model's call: the `ForwardContext` comes that way.
+The model gets all tokens of a batch in one row. `transformers` calls `paged_attention` in each
+attention layer with the keywords of the model's call, which is how the `ForwardContext` gets there.
 """
 
 from __future__ import annotations

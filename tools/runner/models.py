@@ -1,4 +1,4 @@
-"""The models: real architectures of `transformers`, tiny, with random weights made on the spot."""
+"""The models: real architectures of `transformers`, tiny, with random weights."""
 
 from __future__ import annotations
 

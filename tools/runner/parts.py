@@ -1,4 +1,4 @@
-"""What the forward passes of a step compute: the batch or its micro-batches, and their metadata."""
+"""The forward passes of a step: the whole batch or its micro-batches, and their metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the block tables: who has which, and the blocks in them."""
+"""The rows of the block tables: which request has which row, and the blocks in it."""
 
 from __future__ import annotations
 

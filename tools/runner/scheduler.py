@@ -1,9 +1,9 @@
 """The scheduler: which requests run in a step, with how many tokens and in which blocks.
 
-Requests are served first come, first served. A prompt is prefilled in chunks, as large as what the
-step's token budget leaves. Blocks come from one pool for all KV cache groups; when it is dry, the
-request that came last is preempted: it loses its blocks, and is computed from its first token again
-later, generated tokens included. In a step that preempts, no request is admitted.
+Requests are served first come, first served. A prompt is prefilled in chunks, each as large as the
+rest of the step's token budget. Blocks come from one pool for all KV cache groups. When it is
+empty, the request that came last is preempted: it loses its blocks, and is computed again later
+from its first token, generated tokens included. A step that preempts admits no request.
 """
 
 from __future__ import annotations

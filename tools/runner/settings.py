@@ -1,4 +1,4 @@
-"""How an engine serves: the sizes of steps and blocks. Small ones, so that every edge is near."""
+"""The sizes of an engine's steps and blocks: small, so that every edge is near."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker: executes a step, with `fast` for all that stands between scheduler and model."""
+"""The worker: executes a step, with `fast` for everything between scheduler and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One wrong slot, put in on purpose: the least that can go wrong, to see that it is found."""
+"""Shift one slot by one on purpose, to see that the comparison of tokens finds it."""
 
 from __future__ import annotations
 

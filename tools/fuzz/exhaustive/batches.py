@@ -1,4 +1,4 @@
-"""The batches of scopes: all requests of at most so many new and computed tokens."""
+"""The batches of scopes: requests with bounded numbers of new and computed tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scopes of batches that are cut: micro-batches, and metadata without padding."""
+"""Scopes of batches that are split or shortened: micro-batches, and metadata without padding."""
 
 from __future__ import annotations
 

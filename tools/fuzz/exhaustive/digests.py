@@ -1,4 +1,4 @@
-"""Digests of the code that decides what a case compares."""
+"""Digests of the code that a comparison depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds equal outcomes equal in a few microseconds; `first_difference` says how others differ."""
+"""Compare results in a few microseconds; `first_difference` describes a difference."""
 
 from __future__ import annotations
 

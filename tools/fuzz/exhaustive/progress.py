@@ -1,6 +1,6 @@
-"""What of the scopes is done, kept in a file so that a stopped run goes on where it was.
+"""What is done of the scopes, stored in a file so that a stopped run can resume.
 
-The file says of which bounds and of which code it is; with others, what it has done says nothing.
+The file names its bounds and its code. If either differs, what it lists as done does not count.
 """
 
 from __future__ import annotations

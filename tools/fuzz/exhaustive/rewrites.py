@@ -1,6 +1,6 @@
-"""Scopes of batches that are rewritten: into chunks, to wanted tokens, into programs and drafts.
+"""Scopes of rewritten batches: chunks, fast prefill, convolution programs, draft tokens.
 
-Context parallelism too, which rewrites the lengths of sequences.
+Context parallelism is here too: it rewrites the lengths of sequences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An exhaustive run: all that is left, on the workers of a pool."""
+"""An exhaustive run: everything that is not done yet, on the workers of a pool."""
 
 from __future__ import annotations
 

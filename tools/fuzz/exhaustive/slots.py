@@ -1,4 +1,4 @@
-"""Scopes of slots: where the tokens of a batch are written, and kernel blocks."""
+"""Scopes of slots: where the tokens of a batch are written; kernel blocks."""
 
 from __future__ import annotations
 

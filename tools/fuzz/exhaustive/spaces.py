@@ -1,6 +1,6 @@
-"""Finite lists that are not built: of a known length, with any item computed from its index.
+"""Finite lists that are never built: with a known length, and each item computed from its index.
 
-Items are in a fixed order, the smallest first where items have a size.
+Items have a fixed order, by size if they have one.
 """
 
 from __future__ import annotations

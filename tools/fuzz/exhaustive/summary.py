@@ -1,4 +1,4 @@
-"""What an exhaustive run has shown, scope by scope, for a terminal and for a report."""
+"""What an exhaustive run has shown, by scope, for a terminal and for a report."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Scopes of block tables: all short sequences of operations, up to renaming of blocks.
 
-Each operation brings new blocks, which are numbered by the operation's place in the sequence, but
-for one block that operations may share. Every sequence ends with two operations that make visible
-what the tables hold: slots at all positions of the gathered tables, and a gather of all rows.
+Each operation brings new blocks, numbered by its place in the sequence, except for one block that
+operations may share. Every sequence ends with two operations that show the contents of the tables:
+slots at all positions of the gathered tables, and a gather of all rows.
 """
 
 from __future__ import annotations

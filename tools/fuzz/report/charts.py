@@ -1,7 +1,7 @@
-"""Line charts as SVG, to stand in a page whose style sheet has their colours.
+"""Line charts as SVG, for a page whose style sheet defines their colours.
 
-A chart is drawn for a column of about 360 pixels, so that its text can be read on a phone; a page
-puts several side by side. The heading and the legend stand beside it, in HTML.
+A chart is drawn for a column of about 360 pixels, so that its text can be read on a phone. A page
+puts several side by side. The heading and the legend are next to it, in HTML.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The memory of earlier nights: a folder with one small JSON file for each.
+"""The history of nights: a folder with one small JSON file for each.
 
-A night writes its own file under a name that no other night has, whole or not at all, so nights
-that run at the same time, or share the folder from several machines, do not disturb each other.
-Nights are compared with nights of the same targets, implementations and selected functions.
+A night writes its own file, atomically, under a name that no other night has. So nights that run at
+the same time, or share the folder between machines, do not disturb each other. A night is compared
+with nights of the same targets, implementations and selected functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A night as one HTML file that needs nothing else: no network, and no scripts to be read."""
+"""A night as one HTML file, which needs no network and no scripts."""
 
 from __future__ import annotations
 

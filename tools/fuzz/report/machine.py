@@ -1,4 +1,4 @@
-"""What a night ran on, and from which commit."""
+"""The machine and the commit of a night."""
 
 from __future__ import annotations
 

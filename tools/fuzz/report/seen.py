@@ -1,4 +1,4 @@
-"""The events that a night met, in few bytes: so the next night knows which of its own are new."""
+"""A compact set of the events that a night reached, so that the next one knows which are new."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a night, computed from what each property met."""
+"""The tables of a night, computed from the events of each property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of a report: a night as it went on, and nights compared."""
+"""The charts of a report: the course of a night, and nights compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reports say in words, alike in Markdown and HTML."""
+"""The text of the reports, the same in Markdown and HTML."""
 
 from __future__ import annotations
 
