@@ -1,15 +1,15 @@
-"""Does an implementation of the batch plumbing mean what `reference` means?
+"""Differential and property tests: does an implementation do what `reference` defines?
 
-`pytest conformance -n auto` answers it for `fast`. What the run is made of:
+`pytest conformance -n auto` tests `fast`. The parts of a run:
 
-- `contracts`: what is stated about a function, from which `checks` makes tests; `judging`:
-  one call of them;
-- `laws`: what is true of every function of a batch that says it obeys them; `meanings`: how each
-  such function speaks of a batch;
-- `strategies`: the valid input, and `invalid_inputs`: the same input with one precondition broken;
-- `targets`: what is under test, and on what device; `conversion` carries values there;
-- `comparison`: the exact comparator; `report`: what a person reads when it finds a difference;
-- `situations`: the hard cases that a run must have met;
-- `simulator`: numba CUDA kernels, run without a GPU; `traffic`: batches cut from real requests;
+- `contracts`: what is stated about a function, from which `checks` makes tests; `judging` compares
+  the results of one call;
+- `laws`: statements that hold for every function whose contract names them; `meanings`: how the
+  arguments and results of such a function are interpreted as a batch;
+- `strategies`: valid inputs; `invalid_inputs`: the same inputs with one precondition broken;
+- `targets`: what is under test, and on which device; `conversion` converts values for it;
+- `comparison`: the exact comparison; `report`: the message of a difference;
+- `situations`: coverage goals, hard cases that a run must reach;
+- `simulator`: runs numba CUDA kernels without a GPU; `traffic`: batches cut from real requests;
 - `test_x.py`: the contracts, laws and worked examples of module `x` of the two twins.
 """

@@ -1,7 +1,7 @@
-"""The batch plumbing of a paged-KV-cache inference engine, as a product: fast, on CPU or GPU.
+"""The batch plumbing of a paged-KV-cache inference engine, optimised for the CPU and the GPU.
 
-The names and their meaning are those of the `reference` package. Arguments and results are torch
-tensors, on the CPU or on a CUDA device. `checks` and `warmup` are this package's own.
+The functions are defined by the `reference` package. Arguments and results are torch tensors, on
+the CPU or on a CUDA device. `checks` and `warmup` exist only here.
 """
 
 from fast.backend import (

@@ -1,9 +1,10 @@
-"""The batch plumbing of a paged-KV-cache inference engine, as its meaning.
+"""The batch plumbing of a paged-KV-cache inference engine, as a readable reference.
 
 Plain Python over NumPy arrays, written to be read: each docstring is the definition of its
-function, and `fast`, the product, must do the same. Module `x` here is module `x` there.
+function, and `fast`, the optimised implementation, must do the same. Module `x` here is module `x`
+there.
 
-Words: a *request* is one sequence being generated; a *step* is one forward pass over a batch of
+Terms: a *request* is one sequence being generated; a *step* is one forward pass over a batch of
 requests, in which request `i` brings `q_i` new tokens (its query) after its computed ones, `s_i` in
 all (its sequence length). A *position* is a token's index in its request's sequence. A *block* is
 `block_size` consecutive positions of a request, stored together; a *slot* is a token's place in the

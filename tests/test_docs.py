@@ -90,6 +90,18 @@ def test_each_page_can_be_reached() -> None:
     assert {page for page in PAGES if page.parent.name != "results"} <= reached
 
 
+@pytest.mark.parametrize("package", ["conformance", "fast", "reference", "tests"])
+def test_maps_name_what_is_there(package: str) -> None:
+    """The first column of a package's map has folders and modules of it; `x` is any module."""
+    page = (ROOT / package / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("## Map")[2], re.MULTILINE)
+    assert rows
+    for name in re.findall(r"`([\w./]+)`", " ".join(rows)):
+        if not re.fullmatch(r"(test_)?x\.py", name):
+            path = ROOT / package / name
+            assert path.exists() or path.with_suffix(".py").exists(), name
+
+
 def test_readme_is_read_in_five_minutes() -> None:
     """It has at most 200 lines."""
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 200
