@@ -163,7 +163,7 @@ def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> No
         env=os.environ
         | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
             "PYTEST_ADDOPTS": f"--failures={tmp_path}",
         },
         capture_output=True,
