@@ -162,11 +162,10 @@ def _misplaced(draw: Draw, preset: Preset) -> Call:
     """Draw a call one of whose tokens stands at a position that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
     batch, positions = call.facts, call.arguments["positions"].copy()
-    just_past = _just_past(call)
+    places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
+    misplaced = st.sampled_from(places)
     for token in range(batch.num_tokens):
-        beyond = draw(
-            st.sampled_from((None, just_past, -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63)))
-        )
+        beyond = draw(misplaced)
         if beyond is not None:
             positions[token] = beyond
     table = call.arguments["block_table"].copy()

@@ -26,6 +26,23 @@ ROLES = ("decode", "short extend", "extend", "prefill", "idle")
 FILLERS = (0, -1, 7, 2**31 - 1)
 """What stands where nothing may be read: past the end of a table's row, at padding's positions."""
 
+# What each batch draws from. Hypothesis validates every new strategy, which takes longer than to
+# draw from it.
+_KINDS = st.sampled_from((*KINDS, "none"))
+_ROLES = st.sampled_from(ROLES)
+_NUM_PADDING_ALONE = st.sampled_from((0, 2))
+_PADDING_COMPUTED_TOKENS = [
+    st.lists(st.sampled_from((0, 0, 1, 5)), min_size=n, max_size=n) for n in range(3)
+]
+_FILLERS = st.sampled_from(FILLERS)
+_STRIDES = st.sampled_from((1, 2))
+_RAISES = st.sampled_from((0, 3))
+_IS_CAUSAL = st.sampled_from((True, True, False))
+_DRIFTS = st.sampled_from((0, 0, 2))
+_EXTRA_SLOTS = st.sampled_from((0, 0, 3))
+_HAS_NUMPY_INTS = st.sampled_from((False, False, True))
+_ORDERS = st.sampled_from(("ascending", "descending", "shuffled"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -233,16 +250,14 @@ def batches(
         step = draw(traffic_batches())
         query_lens, computed = list(step.query_lens), list(step.num_computed_tokens)
     else:
-        kind = draw(st.sampled_from((*KINDS, "none"))) if kind is None else kind
+        kind = draw(_KINDS) if kind is None else kind
         query_lens, computed = draw(_requests(preset, layout, kind))
         if draw(st.integers(0, 5)) == 5 if is_first_idle is None else is_first_idle:
             query_lens[:1] = [0] * len(query_lens[:1])
-    num_padding = draw(st.integers(0, 2) if query_lens else st.sampled_from((0, 2)))
+    num_padding = draw(st.integers(0, 2) if query_lens else _NUM_PADDING_ALONE)
     query_lens += [0] * num_padding
     # A padded request has no tokens; its sequence length is nothing, or what an old step left.
-    computed += draw(
-        st.lists(st.sampled_from((0, 0, 1, 5)), min_size=num_padding, max_size=num_padding)
-    )
+    computed += draw(_PADDING_COMPUTED_TOKENS[num_padding])
     is_bare = not any(query_lens) and draw(st.booleans())
     if is_bare:  # padding alone, and a table of no columns
         computed = [0] * len(computed)
@@ -257,13 +272,13 @@ def batches(
         num_padding_tokens=draw(st.integers(0, 3)),
         extra_columns=0 if is_bare else draw(st.integers(0, 2)),
         extra_rows=draw(st.integers(0, 1)),
-        filler=draw(st.sampled_from(FILLERS)),
-        stride=draw(st.sampled_from((1, 2))),
-        raised=draw(st.sampled_from((0, 3))),
-        causal=draw(st.sampled_from((True, True, False))),
-        drift=draw(st.sampled_from((0, 0, 2))),
-        extra_slots=draw(st.sampled_from((0, 0, 3))),
-        has_numpy_ints=draw(st.sampled_from((False, False, True))),
+        filler=draw(_FILLERS),
+        stride=draw(_STRIDES),
+        raised=draw(_RAISES),
+        causal=draw(_IS_CAUSAL),
+        drift=draw(_DRIFTS),
+        extra_slots=draw(_EXTRA_SLOTS),
+        has_numpy_ints=draw(_HAS_NUMPY_INTS),
     )
 
 
@@ -278,7 +293,7 @@ def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[li
     computed: list[int] = []
     left = preset.max_num_tokens
     for _ in range(num_reqs):
-        role = draw(st.sampled_from(ROLES)) if kind == "mixed" else kind
+        role = draw(_ROLES) if kind == "mixed" else kind
         wanted = {"decode": 1, "speculative decode": uniform, "idle": 0}.get(role)
         if role == "speculative decode" and draw(st.integers(0, 5)) == 5:
             wanted = draw(st.integers(0, 4))
@@ -308,7 +323,7 @@ def _rows(
     n = layout.blocks_per_kv_block
     counts = [layout.num_blocks(s) for s in seq_lens]
     total = sum(counts)
-    order = draw(st.sampled_from(("ascending", "descending", "shuffled")))
+    order = draw(_ORDERS)
     is_high = draw(st.booleans())
     ids = list(range(1, total + 1))
     if order == "descending":

@@ -179,15 +179,15 @@ def block_tables_sessions(
 
 def _operation(model: TableModel, draw: Draw) -> Operation:
     """Draw an operation, sometimes after a caller has written into earlier results."""
-    make = draw(st.sampled_from(OPERATIONS))
-    overwrites = _overwrites(model, draw, make) if draw(st.sampled_from((0, 1, 0, 0))) else ()
+    make = draw(_OPERATIONS)
+    overwrites = _overwrites(model, draw, make) if draw(_HAS_OVERWRITES) else ()
     operation: Operation = make(model, draw)
     return dataclasses.replace(operation, overwrites=overwrites)
 
 
 def _overwrites(model: TableModel, draw: Draw, make: object) -> tuple[Overwrite, ...]:
     """Draw what a caller writes into the gathered tables or the slots."""
-    way = draw(st.sampled_from(tuple(WAYS)))
+    way = draw(_WAYS)
     num_groups, gathers = len(model.block_sizes), make in {_gather, _dummy_tables}
     if num_groups and (gathers or (make is not _slots and draw(st.booleans()))):
         # What is not gathered again is read by the next slots, which take no negative block ids.
@@ -332,3 +332,9 @@ OPERATIONS = (
     _dummy_tables,
     _dummy_slots,
 )
+
+# What each operation draws from. Hypothesis validates every new strategy, which takes longer than
+# to draw from it.
+_OPERATIONS = st.sampled_from(OPERATIONS)
+_HAS_OVERWRITES = st.sampled_from((0, 1, 0, 0))
+_WAYS = st.sampled_from(tuple(WAYS))
