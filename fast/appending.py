@@ -1,4 +1,4 @@
-"""What may be appended to block tables, and how it travels to them."""
+"""Check what is appended to block tables, and pack it into a plan."""
 
 from itertools import chain
 from operator import countOf
@@ -20,13 +20,7 @@ NOTHING: Final = np.empty(0, dtype=np.int64)
 def check_listed(
     req_indices: list[int], overwrite: list[bool], max_num_reqs: int
 ) -> tuple[Int64, Bools]:
-    """Return the listed request slots, and whether each row is overwritten, as arrays.
-
-    Raises:
-        TypeError: an argument is no list, or has entries of another type.
-        IndexError: a request slot that is not there.
-        ValueError: a slot listed twice, or lists of unlike lengths.
-    """
+    """Return the listed request slots, and whether each row is overwritten, as arrays; or raise."""
     check_list("req_indices", req_indices)
     check_list("overwrite", overwrite, len(req_indices))
     rows = check_ints("req_indices", req_indices, 0, max_num_reqs - 1, IndexError)
@@ -48,13 +42,7 @@ def check_new_blocks(
     num_groups: int,
     num_listed: int,
 ) -> tuple[Int64, list[Int64]]:
-    """Return the ends int64[num_groups, num_listed + 1], and each group's new ids.
-
-    Raises:
-        TypeError: an argument is no list of lists of ints.
-        ValueError: lengths that disagree, ends that do not rise from 0 to the number of ids, a
-            block id out of range.
-    """
+    """Return int64[num_groups, num_listed + 1] ends and each group's new IDs, or raise."""
     check_list("cu_num_new_blocks", cu_num_new_blocks, num_groups)
     check_list("new_block_ids", new_block_ids, num_groups)
     ends = np.empty((num_groups, num_listed + 1), dtype=np.int64)
@@ -83,15 +71,10 @@ def check_new_blocks(
 
 
 def check_lengths(lengths: Int64, rows: Int64, widths: Int64) -> None:
-    """Refuse rows that would outgrow their group's width.
+    """Raise ValueError if a row would be longer than its group's width.
 
-    Args:
-        lengths: int64[num_groups, num_listed], in blocks.
-        rows: int64[num_listed], request slots.
-        widths: int64[num_groups], in blocks.
-
-    Raises:
-        ValueError: one would.
+    `lengths` is int64[num_groups, num_listed] and `widths` int64[num_groups], both in blocks;
+    `rows` is int64[num_listed].
     """
     too_long = lengths > widths[:, None]
     if too_long.any():
@@ -109,14 +92,15 @@ def pack_lists(
     overwrite: list[bool],
     num_groups: int,
 ) -> Int64 | None:
-    """Pack lists of Python's ints and bools into a plan; their values are not looked at.
+    """Pack lists of Python ints and bools into a plan, without checking their values.
 
-    A plan is one array, so that one copy takes it to a device: the rows; for each group where its
-    ids end, for each row (from the start of the first); the ids; whether each row is overwritten.
+    A plan is one int64 array, so that a single copy uploads it: the rows; for each group, where
+    each row's IDs end (counted from the first ID of the plan); the IDs; whether each row is
+    overwritten.
 
     Returns:
-        The plan, int64; `NOTHING` where no row is listed; None where a type or a length is another,
-        or an int is NumPy's: then the checks of this module say what is wrong, or that all is well.
+        The plan; `NOTHING` if no row is listed; None if a type or length is wrong or an int is
+        NumPy's: then the checks of this module raise or accept.
     """
     if not (
         type(req_indices) is list
@@ -144,7 +128,7 @@ def _are_empty(
     overwrite: list[bool],
     num_groups: int,
 ) -> bool:
-    """Say whether lists without a row are as they should be, as in most steps that decode."""
+    """Return whether lists without rows are consistent; most decode steps append nothing."""
     return (
         not overwrite
         and len(cu_num_new_blocks) == num_groups
@@ -163,7 +147,7 @@ def _join(
     overwrite: list[bool],
     num_groups: int,
 ) -> list[int] | None:
-    """Return rows, ends and ids in one list; None where what is given are no lists so long."""
+    """Return rows, ends and IDs in one list; None if a list is missing or of wrong length."""
     # No entry takes a step of Python's, here and below.
     num_listed = len(req_indices)
     lengths = (len(overwrite), len(cu_num_new_blocks), len(new_block_ids))
@@ -181,5 +165,5 @@ def _join(
 
 
 def pack_plan(rows: Int64, replaced: Bools, ends: Int64, ids: list[Int64]) -> Int64:
-    """Pack what was checked into a plan, as `pack_lists` describes it."""
+    """Pack checked arrays into a plan, as described at `pack_lists`."""
     return np.concatenate([rows, ends.reshape(-1), *ids, replaced.astype(np.int64)])

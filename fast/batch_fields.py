@@ -1,7 +1,8 @@
-"""The fields of a batch's metadata that a function reads: checks that cost O(1), always made.
+"""Read the fields of a batch's metadata, with the checks that cost O(1) and are always made.
 
-What is usually right is checked in one expression, which saves 1 to 2 us a field; only if that
-fails, the checks that say what is wrong are made.
+Each function checks the usual case in one expression, which saves 1 to 2 us a field, and calls the
+checks with the messages only if that fails. All raise TypeError for a wrong type or dtype,
+ValueError for a wrong length or dimension, and AttributeError for a missing field.
 """
 
 from typing import Any
@@ -15,13 +16,7 @@ MAX_COUNT = 2**63 - 1
 
 
 def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's own metadata serves too)
-    """Return `num_reqs` and `num_actual_tokens` as ints.
-
-    Raises:
-        TypeError: one is no int.
-        ValueError: one is negative.
-        AttributeError: one is missing.
-    """
+    """Return `num_reqs` and `num_actual_tokens` as ints of at least 0."""
     num_reqs, num_tokens = metadata.num_reqs, metadata.num_actual_tokens
     if type(num_reqs) is int and type(num_tokens) is int and num_reqs >= 0 and num_tokens >= 0:
         return num_reqs, num_tokens
@@ -29,12 +24,7 @@ def read_counts(metadata: Any) -> tuple[int, int]:  # noqa: ANN401  (an engine's
 
 
 def read_count(name: str, value: Any) -> int:  # noqa: ANN401  (not checked yet)
-    """Return a count as an int.
-
-    Raises:
-        TypeError: it is no int.
-        ValueError: it is negative.
-    """
+    """Return a count as an int of at least 0."""
     if type(value) is int and 0 <= value <= MAX_COUNT:
         return value
     return check_int(name, value, 0, MAX_COUNT)
@@ -44,13 +34,7 @@ def read_requests(
     metadata: Any,  # noqa: ANN401  (likewise)
     num_reqs: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `seq_lens`, `seq_lens_cpu` and `num_computed_tokens_cpu`, to be passed on.
-
-    Raises:
-        TypeError: one is no int32 tensor.
-        ValueError: one has another number of dimensions or of entries.
-        AttributeError: one is missing.
-    """
+    """Return `seq_lens`, `seq_lens_cpu` and `num_computed_tokens_cpu`, each int32[num_reqs]."""
     seq_lens, seq_lens_cpu = metadata.seq_lens, metadata.seq_lens_cpu
     computed = metadata.num_computed_tokens_cpu
     if not (
@@ -65,13 +49,7 @@ def read_requests(
 
 
 def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:  # noqa: ANN401  (likewise)
-    """Return the block table.
-
-    Raises:
-        TypeError: it is no int32 tensor.
-        ValueError: it has another number of dimensions, or fewer rows than requests.
-        AttributeError: it is missing.
-    """
+    """Return the block table, int32[at least num_reqs, max_blocks_per_req]."""
     table: torch.Tensor = metadata.block_table_tensor
     if not (type(table) is torch.Tensor and table.dtype is INT32 and table.ndim == 2):
         check_tensor("block_table_tensor", table, INT32, 2)
@@ -83,13 +61,7 @@ def read_block_table(metadata: Any, num_reqs: int) -> torch.Tensor:  # noqa: ANN
 
 
 def read_slot_mapping(metadata: Any, num_tokens: int) -> torch.Tensor:  # noqa: ANN401  (likewise)
-    """Return the slots.
-
-    Raises:
-        TypeError: they are no int64 tensor.
-        ValueError: they have another number of dimensions, or are fewer than the tokens.
-        AttributeError: they are missing.
-    """
+    """Return the slots, int64[at least num_tokens]."""
     slots: torch.Tensor = metadata.slot_mapping
     if not (type(slots) is torch.Tensor and slots.dtype is torch.int64 and slots.ndim == 1):
         check_tensor("slot_mapping", slots, torch.int64, 1)
@@ -102,13 +74,7 @@ def read_slot_mapping(metadata: Any, num_tokens: int) -> torch.Tensor:  # noqa: 
 
 
 def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:  # noqa: ANN401  (likewise)
-    """Return an int32 vector with an entry for each request, on whatever device.
-
-    Raises:
-        TypeError: it is no int32 tensor.
-        ValueError: it has another number of dimensions or of entries.
-        AttributeError: it is missing.
-    """
+    """Return an int32 vector with `length` entries, on any device."""
     vector: torch.Tensor = getattr(metadata, name)
     if (
         type(vector) is torch.Tensor
@@ -124,11 +90,6 @@ def read_vector(metadata: Any, name: str, length: int) -> torch.Tensor:  # noqa:
 
 
 def read_causal(metadata: Any) -> bool:  # noqa: ANN401  (likewise)
-    """Return whether the batch is causal.
-
-    Raises:
-        TypeError: it is no bool.
-        AttributeError: it is missing.
-    """
+    """Return whether the batch is causal, a bool."""
     check_bool("causal", metadata.causal)
     return bool(metadata.causal)

@@ -1,4 +1,4 @@
-"""Splitting a batch by kind of request, and the order that this needs."""
+"""Split a batch by kind of request, and bring it into the order that this needs."""
 
 from collections.abc import Hashable
 from contextlib import suppress
@@ -33,34 +33,13 @@ def split_decodes_and_prefills(
     decode_threshold: int = 1,
     require_uniform: bool = False,
 ) -> tuple[int, int, int, int]:
-    """Count the decodes at the front of a batch, and what is behind them.
+    """Count the decodes and prefills of a batch that is already in order.
 
-    The decodes end at the first request of more than `decode_threshold` tokens; when they must be
-    uniform, also at the first that has neither 0 tokens nor as many as the first that has any.
+    An engine's own metadata is accepted. Outside checked mode only `num_reqs`, `num_actual_tokens`,
+    `query_start_loc_cpu` and, if there is one, `max_query_len` are read: if `max_query_len` is at
+    most the threshold, no value of a tensor is.
 
-    Args:
-        common_attn_metadata: the batch, decodes first; `query_start_loc_cpu` is read.
-        decode_threshold: the most tokens of a decode.
-        require_uniform: whether all decodes must have as many tokens.
-
-    Returns:
-        num_decodes, num_prefills, num_decode_tokens, num_prefill_tokens. Without a prefill all
-        `num_actual_tokens` are the decodes'.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: `decode_threshold` below 1; in checked mode a metadata that contradicts itself.
-        AttributeError: a metadata without what is read.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> starts = torch.tensor([0, 1, 2, 3, 10], dtype=torch.int32)
-        >>> batch = SimpleNamespace(query_start_loc_cpu=starts, num_reqs=4, num_actual_tokens=10)
-        >>> split_decodes_and_prefills(batch)
-        (3, 1, 3, 7)
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.split_decodes_and_prefills`.
     """
     threshold = decode_threshold
     if type(threshold) is not int or not 0 < threshold <= MAX_SIZE:  # 0.1 us, as for all checks
@@ -87,38 +66,13 @@ def split_decodes_prefills_and_extends(
     common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
     decode_threshold: int = 1,
 ) -> tuple[int, int, int, int, int, int]:
-    """Count the decodes, extends and prefills of a batch in that order.
+    """Count the decodes, extends and prefills of a batch that is already in that order.
 
-    Decodes end at the first request of more than `decode_threshold` tokens; prefills begin at the
-    first such request without computed tokens.
+    An engine's own metadata is accepted. Outside checked mode only `num_reqs`, `num_actual_tokens`,
+    `query_start_loc_cpu`, `num_computed_tokens_cpu` and, if there is one, `max_query_len` are read:
+    if `max_query_len` is at most the threshold, no value of a tensor is.
 
-    Args:
-        common_attn_metadata: the batch; `query_start_loc_cpu` and `num_computed_tokens_cpu` are
-            read.
-        decode_threshold: the most tokens of a decode.
-
-    Returns:
-        num_decodes, num_extends, num_prefills, num_decode_tokens, num_extend_tokens,
-        num_prefill_tokens. Padding goes with the last kind that has requests, or the decodes.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: `decode_threshold` below 1; in checked mode a metadata that contradicts itself.
-        AttributeError: a metadata without what is read.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> batch = SimpleNamespace(
-        ...     query_start_loc_cpu=torch.tensor([0, 1, 5, 12], dtype=torch.int32),
-        ...     num_computed_tokens_cpu=torch.tensor([8, 3, 0], dtype=torch.int32),
-        ...     num_reqs=3,
-        ...     num_actual_tokens=12,
-        ... )
-        >>> split_decodes_prefills_and_extends(batch)
-        (1, 1, 1, 1, 4, 7)
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.split_decodes_prefills_and_extends`.
     """
     threshold = decode_threshold
     if type(threshold) is not int or not 0 < threshold <= MAX_SIZE:
@@ -163,45 +117,11 @@ def reorder_batch_to_split_decodes_and_prefills(
     *,
     regions: int = 3,
 ) -> bool:
-    """Reorder a batch so that decodes come first, with as few changes as can be.
+    """Swap the requests of a batch into the order of their regions, with as few moves as possible.
 
-    Requests that stand where their region belongs stay; the others, sorted by region and then by
-    position, fill the free positions from the front.
+    Only checked mode rejects negative numbers of computed tokens and of prompt tokens.
 
-    Args:
-        input_batch: has `req_ids` (a list), `num_computed_tokens_cpu` and, for four regions,
-            `num_prompt_tokens` (NumPy int32 or int64[at least num_reqs], by position), and
-            `swap_states(i, j)`, which swaps all of two positions' state.
-        scheduler_output: its `num_scheduled_tokens` maps a request id to its new tokens.
-        decode_threshold: the most tokens of a decode.
-        regions: 3: decode (`tokens <= threshold`), extend (more, `computed > 0`), prefill (more,
-            `computed == 0`). 4: decode (`computed >= prompt`), short extend (`computed < prompt`),
-            both with `computed > 0` and `tokens <= threshold`; long extend (more tokens), prefill.
-
-    Returns:
-        Whether anything moved.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: `decode_threshold` below 1, other `regions`, arrays that are too short, a
-            negative number of tokens (of computed ones in checked mode).
-        KeyError: a request that is not scheduled. Nothing has moved then, nor on other errors.
-
-    Example:
-        >>> import numpy as np
-        >>> from types import SimpleNamespace
-        >>> ids, computed = ["a", "b", "c", "d"], np.array([0, 7, 3, 4])
-        >>> def swap_states(i, j):
-        ...     ids[i], ids[j] = ids[j], ids[i]
-        ...     computed[[i, j]] = computed[[j, i]]
-        >>> batch = SimpleNamespace(
-        ...     req_ids=ids, num_computed_tokens_cpu=computed, swap_states=swap_states
-        ... )
-        >>> output = SimpleNamespace(num_scheduled_tokens={"a": 9, "b": 1, "c": 5, "d": 1})
-        >>> reorder_batch_to_split_decodes_and_prefills(batch, output), ids
-        (True, ['d', 'b', 'c', 'a'])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.reorder_batch_to_split_decodes_and_prefills`.
     """
     threshold = check_int("decode_threshold", decode_threshold)
     regions = check_int("regions", regions, 3, 4)

@@ -1,4 +1,4 @@
-"""The size of the blocks that kernels work on: one that all of them support."""
+"""Select the block size of kernels: one that all backends of a group support."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,9 @@ from fast.kv_cache_spec import KVCacheConfig, find_inner_specs, is_encoder_only
 
 @dataclass(frozen=True)
 class MultipleOf:
-    """Every multiple of a number, in a backend's list of block sizes.
+    """Every multiple of a block size, in a backend's list of supported sizes.
 
-    Attributes:
-        base: the number, at least 1.
-
-    Raises:
-        TypeError: it is not an int.
-        ValueError: it is below 1.
-
-    Example:
-        >>> MultipleOf(16) == MultipleOf(base=16)
-        True
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.MultipleOf`.
     """
 
     base: int
@@ -33,31 +22,9 @@ class MultipleOf:
 
 
 def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any]) -> int:
-    """Return the greatest block size that all backends support and that divides the manager's.
+    """Return the block size that the kernels of all attention groups work with.
 
-    Args:
-        kv_manager_block_size: positions in a block of the block tables.
-        attn_groups: the attention groups; of each `backend.get_supported_kernel_block_sizes()` is
-            read, a list of ints and `MultipleOf`s.
-
-    Returns:
-        The manager's size where every backend supports it or there is none; otherwise the greatest
-        that stands as an int in the list of at least one.
-
-    Raises:
-        TypeError: not an int, not a list.
-        ValueError: no size suits, a number below 1, an entry that is neither an int nor a
-            `MultipleOf`.
-        AttributeError: a group without a backend, or a backend without the method.
-
-    Example:
-        >>> from types import SimpleNamespace as Object
-        >>> def group(sizes):
-        ...     return Object(backend=Object(get_supported_kernel_block_sizes=lambda: sizes))
-        >>> select_common_block_size(256, [group([16, 32, 64]), group([MultipleOf(32)])])
-        64
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.select_common_block_size`.
     """
     manager_size = check_int("kv_manager_block_size", kv_manager_block_size, 1, None)
     check_list("attn_groups", attn_groups)
@@ -80,31 +47,9 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
 def prepare_kernel_block_sizes(
     kv_cache_config: KVCacheConfig, attn_groups: list[list[Any]]
 ) -> list[int]:
-    """Return the block size of each KV cache group's kernels.
+    """Return the block size that the kernels of each KV cache group work with.
 
-    Args:
-        kv_cache_config: its `kv_cache_groups` are read.
-        attn_groups: for each KV cache group its attention groups. Groups of Mamba and encoder-only
-            layers need none.
-
-    Returns:
-        In the groups' order: for attention what `select_common_block_size` selects, for Mamba the
-        spec's own block size; for encoder-only groups nothing, so the list may be shorter.
-
-    Raises:
-        TypeError: not lists.
-        ValueError: fewer lists than the groups need, or as `select_common_block_size` does.
-        NotImplementedError: a group of another kind.
-        AttributeError: an object without what is read.
-
-    Example:
-        >>> from fast.kv_cache_spec import KVCacheGroupSpec, MambaSpec
-        >>> import torch
-        >>> group = KVCacheGroupSpec(["layers.0"], MambaSpec(64, ((8,),), (torch.float32,)))
-        >>> prepare_kernel_block_sizes(KVCacheConfig(2, [], [group]), [])
-        [64]
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.prepare_kernel_block_sizes`.
     """
     check_list("attn_groups", attn_groups)
     check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
@@ -134,12 +79,12 @@ def prepare_kernel_block_sizes(
 
 
 class _SupportedSizes:
-    """The block sizes that a backend supports; `size in supported` asks for one.
+    """The block sizes that a backend supports; `size in supported` checks one.
 
     Attributes:
-        ints: those that it states one by one.
-        bases: those of whose multiples it supports each.
-        entries: all, in the order in which it states them.
+        ints: The sizes listed as ints.
+        bases: The bases of the `MultipleOf`s.
+        entries: The list itself.
     """
 
     def __init__(self, name: str, backend: Any) -> None:  # noqa: ANN401  (an engine's own)

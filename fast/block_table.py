@@ -1,4 +1,4 @@
-"""Block tables, and the slots that follow from them."""
+"""Keep block tables, gather them in batch order, and compute slots from them."""
 
 import torch
 
@@ -35,75 +35,34 @@ __all__ = [
 
 
 class BlockTables(RequestRows):
-    """The persistent block tables of a runner, for all KV cache groups.
+    """Keep the block tables of a runner, for all KV cache groups.
 
-    Rows are request slots, which outlive the batch order. What is handed out are views of
-    persistent buffers, which keep their addresses, so that a CUDA graph can be captured over them.
-    On a GPU no call waits for the device, but in checked mode. The host counts the blocks of rows
-    for itself: a replay that moves, swaps or clears rows is not counted, only the captured call.
+    Methods return views of persistent buffers whose addresses never change, so a CUDA graph can be
+    captured over them. On a GPU no method synchronises, except in checked mode. The host counts the
+    blocks of each row itself: it counts a captured call once, not its replays, so replays must not
+    move, swap or clear rows.
 
-    A caller may write into the views with torch's operations: the next call notices it and writes
-    the whole buffer anew. Not allowed are writes that torch does not notice: through NumPy arrays
-    of the memory, through `tensor.data`, by foreign kernels, or by replays of a graph that captured
-    a write of the caller's. What is written so may stay; checked mode finds it and raises.
+    A caller may write into the views with torch operations: the next call notices and rewrites the
+    whole buffer. Writes that torch does not see are not allowed: through NumPy arrays of the
+    memory, `tensor.data`, foreign kernels, or replays of a graph that captured such a write. They
+    may persist; checked mode finds them and raises ValueError.
 
-    An object can be copied (`copy.deepcopy`, `pickle`, to another process): the copy has buffers of
-    its own. An exception out of a signal handler leaves each call done or not done.
+    An object can be copied (`copy.deepcopy`, `pickle`, to another process); the copy has its own
+    buffers. If a signal handler raises, the interrupted call is either complete or had no effect.
 
-    Args:
-        block_sizes: positions in a block, for each of the G groups; a list, may be empty.
-        max_num_reqs: request slots, and the most requests of a batch.
-        max_num_batched_tokens: the most tokens of a batch.
-        max_model_len: the longest sequence, in tokens: a row of group `g` has
-            `ceil(max_model_len / block_sizes[g])` blocks.
-        device: where the tables are.
-        pin_memory: whether what travels to a GPU is put into pinned memory.
+    `device` is where the tables are. With `pin_memory`, uploads to a GPU go through pinned memory.
 
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: a size below 1 or above 2**31 - 1, sizes whose tables no memory can hold, a
-            device that is not there.
-
-    Example:
-        >>> import torch
-        >>> tables = BlockTables([2], 4, 8, 8, torch.device("cpu"), pin_memory=False)
-        >>> tables.append_block_ids([1, 3], [[0, 2, 3]], [[5, 9, 7]], [True, True])
-        >>> tables.gather_block_tables(torch.tensor([3, 1], dtype=torch.int32))[0].tolist()
-        [[7, 0, 0, 0], [5, 9, 0, 0]]
-        >>> starts = torch.tensor([0, 1, 3], dtype=torch.int32)
-        >>> tables.compute_slot_mappings(starts, torch.tensor([1, 2, 3])).tolist()
-        [[15, 18, 19]]
-
-    Source: the definition is kvtwin's own; the names are vLLM's block tables.
+    Definition: `reference.BlockTables`.
     """
 
     def gather_block_tables(self, idx_mapping: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Gather the rows of a batch's requests, in batch order.
+        """Gather the rows of a step's requests, in batch order, and return them.
 
-        Past a row's blocks, and in the rows past `num_reqs`, the persistent buffers hold nulls.
+        Outside checked mode a request slot that does not exist gives a row of nulls. In checked
+        mode the call raises ValueError if a caller wrote into the views and torch did not see it;
+        the next call is correct.
 
-        Args:
-            idx_mapping: int32[num_reqs], the request slot of each request, or -1 for a padded one,
-                which gets a row of nulls; at most `max_num_reqs`, entries may repeat.
-
-        Returns:
-            For each group int32[num_reqs, max_blocks], a view of its persistent buffer.
-
-        Raises:
-            TypeError: not an int32 tensor.
-            ValueError: not one-dimensional, too long, or on another device; in checked mode,
-                entries that were written without torch noticing: the call after that is right.
-            IndexError: in checked mode, a request slot that is not there (otherwise a row of
-                nulls).
-
-        Example:
-            >>> import torch
-            >>> tables = BlockTables([2], 2, 8, 4, "cpu", pin_memory=False)
-            >>> tables.append_block_ids([1], [[0, 2]], [[7, 9]], [False])
-            >>> tables.gather_block_tables(torch.tensor([1, -1], dtype=torch.int32))[0].tolist()
-            [[7, 9], [0, 0]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.gather_block_tables`.
         """
         check_tensor("idx_mapping", idx_mapping, torch.int32, 1, self._tables.device)
         num_reqs = idx_mapping.shape[0]
@@ -137,31 +96,11 @@ class BlockTables(RequestRows):
     def compute_slot_mappings(
         self, query_start_loc: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the slot of every token in every group, over the gathered tables.
+        """Compute the slot of each token in each group, from the gathered tables.
 
-        Args:
-            query_start_loc: int32[num_reqs + 1], each request's first token, then their number.
-            positions: int64[num_tokens], position of each token in its request's sequence.
+        Values are checked as in `compute_slot_mapping`.
 
-        Returns:
-            int64[G, num_tokens], in slots: a view of the persistent buffer, which is -1 from
-            `num_tokens` on.
-
-        Raises:
-            TypeError: an argument of another type or dtype.
-            ValueError: more requests or tokens than the tables are for, and what
-                `compute_slot_mapping` refuses. The buffer stays as it was.
-
-        Example:
-            >>> import torch
-            >>> tables = BlockTables([2, 4], 1, 8, 8, "cpu", pin_memory=False)
-            >>> tables.append_block_ids([0], [[0, 2], [0, 1]], [[7, 9], [3]], [False])
-            >>> _ = tables.gather_block_tables(torch.tensor([0], dtype=torch.int32))
-            >>> starts = torch.tensor([0, 2], dtype=torch.int32)
-            >>> tables.compute_slot_mappings(starts, torch.tensor([1, 2])).tolist()
-            [[15, 18], [13, 14]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.compute_slot_mappings`.
         """
         if self._host is not None and not uses_kernels(self._tables) and not is_checked():
             self._notice_slot_writes()
@@ -202,24 +141,9 @@ class BlockTables(RequestRows):
         return self._slots[:, :num_tokens]
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
-        """Clear the gathered tables and return their first rows, for a dummy run.
+        """Clear the gathered tables and return the rows of a dummy run.
 
-        Args:
-            num_reqs: rows, 0 to `max_num_reqs`.
-
-        Returns:
-            For each group int32[num_reqs, max_blocks] of nulls, a view of its persistent buffer.
-
-        Raises:
-            TypeError: not an int.
-            ValueError: out of range.
-
-        Example:
-            >>> tables = BlockTables([2], 4, 8, 4, "cpu", pin_memory=False)
-            >>> tables.get_dummy_block_tables(1)[0].tolist()
-            [[0, 0]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.get_dummy_block_tables`.
         """
         num_reqs = check_int("num_reqs", num_reqs, 0, self.max_num_reqs)
         self._gathered.fill_(NULL_BLOCK_ID)
@@ -228,24 +152,9 @@ class BlockTables(RequestRows):
         return tuple(view[:num_reqs] for view in self._gathered_views)
 
     def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
-        """Clear the slots and return the first, for a dummy run.
+        """Clear the slots and return those of a dummy run.
 
-        Args:
-            num_tokens: tokens, 0 to `max_num_batched_tokens`.
-
-        Returns:
-            int64[G, num_tokens] of -1, a view of the persistent buffer.
-
-        Raises:
-            TypeError: not an int.
-            ValueError: out of range.
-
-        Example:
-            >>> tables = BlockTables([2], 4, 8, 4, "cpu", pin_memory=False)
-            >>> tables.get_dummy_slot_mappings(3).tolist()
-            [[-1, -1, -1]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.get_dummy_slot_mappings`.
         """
         num_tokens = check_int("num_tokens", num_tokens, 0, self.max_num_batched_tokens)
         self._slots.fill_(PAD_SLOT_ID)
@@ -253,10 +162,9 @@ class BlockTables(RequestRows):
         return self._slots[:, :num_tokens]
 
     def _notice_table_writes(self) -> None:
-        """Have all tables written anew if a caller has written into them.
+        """Have all tables rewritten if a caller wrote into them.
 
-        Raises:
-            ValueError: in checked mode, torch did not notice a write.
+        In checked mode raise ValueError if torch did not see the write.
         """
         version = self._gathered._version  # noqa: SLF001  (torch names it so)
         found = None
@@ -291,10 +199,9 @@ class BlockTables(RequestRows):
         return None
 
     def _notice_slot_writes(self) -> None:
-        """Have all slots written anew if a caller has written into them.
+        """Have all slots rewritten if a caller wrote into them.
 
-        Raises:
-            ValueError: in checked mode, torch did not notice a write.
+        In checked mode raise ValueError if torch did not see the write.
         """
         if self._host is None:
             return  # the kernel always writes all

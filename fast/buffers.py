@@ -1,4 +1,4 @@
-"""Arrays that live on the host and on a device."""
+"""Keep a buffer on the host and on a device."""
 
 import math
 from typing import Any, Final
@@ -13,32 +13,12 @@ MAX_BYTES: Final = 2**63 - 1
 
 
 class CpuGpuBuffer:
-    """One zeroed array twice: on the CPU and on a device.
+    """Keep one zeroed array twice: on the CPU and on a device.
 
-    Attributes:
-        cpu: the half on the CPU, pinned when asked and where there is a GPU.
-        gpu: the half on `device`; on "cpu" a tensor of its own all the same.
-        np: a NumPy view of `cpu`.
+    `cpu` and `gpu` are two tensors even if `device` is the CPU. `dtype` is a torch dtype.
+    `pin_memory` pins `cpu` where there is a GPU, so that copies do not block.
 
-    Args:
-        size: the shape, at least one dimension.
-        dtype: of both halves, a torch dtype.
-        device: where `gpu` is.
-        pin_memory: whether to pin `cpu`, so that copies don't block.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: no dimension, a negative one, or one past `2**63 - 1`; the dimensions other than
-            0 are more bytes than that.
-
-    Example:
-        >>> import torch
-        >>> buffer = CpuGpuBuffer(4, dtype=torch.int32, device="cpu", pin_memory=False)
-        >>> buffer.np[:2] = [7, 8]
-        >>> buffer.copy_to_gpu(2).tolist()
-        [7, 8]
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.CpuGpuBuffer`.
     """
 
     def __init__(
@@ -64,8 +44,7 @@ class CpuGpuBuffer:
     def np(self) -> npt.NDArray[Any]:
         """A NumPy view of `cpu`.
 
-        Raises:
-            TypeError: NumPy has no such dtype (bfloat16, the float8s).
+        Definition: `reference.CpuGpuBuffer.np`.
         """
         try:
             return self.cpu.numpy()
@@ -74,52 +53,21 @@ class CpuGpuBuffer:
             raise TypeError(f"dtype {name} has no NumPy view; use cpu") from error
 
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
-        """Copy the first entries to the device, without blocking.
+        """Copy the first entries from the CPU to the device, without blocking.
 
-        What is written to them in `cpu` before the copy has ended may travel or not.
+        A value written to `cpu` before the copy has ended may or may not be copied.
 
-        Args:
-            n: entries of the first dimension; None: all.
-
-        Returns:
-            That part of `gpu`.
-
-        Raises:
-            TypeError: not an int.
-            ValueError: out of range.
-
-        Example:
-            >>> import torch
-            >>> buffer = CpuGpuBuffer(2, 2, dtype=torch.int64, device="cpu", pin_memory=False)
-            >>> buffer.copy_to_gpu().shape
-            torch.Size([2, 2])
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.CpuGpuBuffer.copy_to_gpu`.
         """
         n = self._check_count(n)
         return self.gpu[:n].copy_(self.cpu[:n], non_blocking=True)
 
     def copy_to_cpu(self, n: int | None = None) -> torch.Tensor:
-        """Copy the first entries to the CPU, without blocking: synchronise before you read them.
+        """Copy the first entries from the device to the CPU, without blocking.
 
-        Args:
-            n: entries of the first dimension; None: all.
+        Synchronise before you read them.
 
-        Returns:
-            That part of `cpu`.
-
-        Raises:
-            TypeError: not an int.
-            ValueError: out of range.
-
-        Example:
-            >>> import torch
-            >>> buffer = CpuGpuBuffer(2, dtype=torch.int64, device="cpu", pin_memory=False)
-            >>> buffer.gpu += 3
-            >>> buffer.copy_to_cpu(1).tolist()
-            [3]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.CpuGpuBuffer.copy_to_cpu`.
         """
         n = self._check_count(n)
         return self.cpu[:n].copy_(self.gpu[:n], non_blocking=True)

@@ -1,4 +1,4 @@
-"""Which program of a causal convolution computes which tokens."""
+"""Assign the tokens of a ragged batch to the programs of a causal convolution."""
 
 from typing import Any, Final
 
@@ -21,38 +21,19 @@ MAX_BLOCKS: Final = 1024
 def compute_causal_conv1d_metadata(
     query_start_loc_p: torch.Tensor, *, query_start_loc_p_cpu: torch.Tensor | None = None
 ) -> tuple[dict[int, dict[str, Any]], torch.Tensor, torch.Tensor]:
-    """List the programs of a causal convolution: one for each 8 tokens of each sequence.
+    """List the programs of a causal convolution kernel: one for each run of 8 tokens.
 
-    On a GPU this waits for the device, unless the starts are given on the CPU as well.
+    `nums`, `mlist` and `offsetlist` are on the CPU; `batch_ptr` and `token_chunk_offset_ptr` are on
+    the device of the input. On a GPU the call synchronises, unless it is given the starts on the
+    CPU too:
 
-    Args:
-        query_start_loc_p: int32[num_sequences + 1], each sequence's first token, then their number.
-        query_start_loc_p_cpu: int32[num_sequences + 1], the same on the CPU; with it nothing waits.
-            `reference` has no such argument.
+    - `query_start_loc_p_cpu`: int32[num_sequences + 1], the same values on the CPU.
 
-    Returns:
-        `({8: d}, batch_ptr, token_chunk_offset_ptr)`. The two tensors are int32[2 * max(1024,
-        programs)] on the input's device: the sequence of each program and its number within the
-        sequence, -1 behind the last. Both are in `d` too, with `nums`: int32[num_sequences], on
-        the CPU, programs of each sequence; `tot` and `mlist_len`: their sum; `mlist`:
-        int64[programs] and `offsetlist`: int32[programs], on the CPU, what the tensors begin with.
+    Negative and decreasing starts are always rejected, since they determine how much is allocated.
+    Only checked mode rejects a first start other than 0, and CPU values that differ from those on
+    the device.
 
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: starts that are empty, negative or decrease; starts on the CPU that are
-            elsewhere or of another length. In checked mode also starts that don't begin at 0, or
-            that differ from those on the CPU.
-
-    Example:
-        >>> import torch
-        >>> starts = torch.tensor([0, 9, 9, 25], dtype=torch.int32)
-        >>> nums_dict, batch_ptr, token_chunk_offset_ptr = compute_causal_conv1d_metadata(starts)
-        >>> nums_dict[8]["nums"].tolist(), batch_ptr[:5].tolist()
-        ([2, 0, 2], [0, 0, 2, 2, -1])
-        >>> token_chunk_offset_ptr[:5].tolist()
-        [0, 1, 0, 1, -1]
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.compute_causal_conv1d_metadata`.
     """
     starts = _host_starts(query_start_loc_p, query_start_loc_p_cpu)
     on_device = uses_kernels(query_start_loc_p)
@@ -89,7 +70,7 @@ def compute_causal_conv1d_metadata(
 
 
 def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tensor:
-    """Return the starts on the host, one behind another, from their copy if there is one."""
+    """Return the starts on the CPU, from `copy` if it is given."""
     check_tensor("query_start_loc_p", starts, torch.int32, 1)
     if starts.shape[0] == 0:
         raise ValueError("query_start_loc_p is empty, expected num_reqs + 1 entries")
@@ -112,7 +93,7 @@ def _host_starts(starts: torch.Tensor, copy: torch.Tensor | None) -> torch.Tenso
 
 
 def _check_copy(starts: IntArray, copy: IntArray) -> None:
-    """Refuse a copy on the CPU that differs from what it is a copy of."""
+    """Check that the copy on the CPU equals the starts."""
     unlike = np.flatnonzero(starts != copy)
     if len(unlike):
         at = unlike[0]

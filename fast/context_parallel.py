@@ -1,4 +1,4 @@
-"""How a sequence is spread over context-parallel ranks."""
+"""Compute how much of each sequence a context-parallel rank holds."""
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -21,37 +21,13 @@ def get_dcp_local_seq_lens(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Count the tokens of each sequence that a context-parallel rank holds.
+    """Count the positions of each sequence that a context-parallel rank holds, or each rank.
 
-    A rank holds the positions `p` with `(p // interleave) % dcp_size == rank`. On a GPU nothing
-    waits for the device (checked mode does), and the call can be captured into a CUDA graph.
-    `torch.compile` takes it as one operator (`fast.operators`).
+    On a GPU the call does not synchronise, except in checked mode, and can be captured into a CUDA
+    graph. Under `torch.compile` it is one operator (`fast.operators`). Only checked mode rejects
+    negative lengths, and an `out` that shares memory with `seq_lens`.
 
-    Args:
-        seq_lens: int32[num_reqs], tokens of each sequence.
-        dcp_size: context-parallel ranks.
-        dcp_rank: the rank; None: all of them.
-        cp_kv_cache_interleave_size: consecutive positions that a rank holds.
-        out: int32 of the result's shape or with more rows, in one piece; written to its end, 0 in
-            the rows behind `num_reqs`.
-
-    Returns:
-        int32[num_reqs], or without a rank int32[num_reqs, dcp_size], a column for each:
-        `out[:num_reqs]`, or a new tensor.
-
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: a rank out of range, a size or an interleave below 1, an `out` of another shape,
-            elsewhere or in pieces; in checked mode a negative length, or an `out` that shares
-            memory with the input.
-
-    Example:
-        >>> import torch
-        >>> seq_lens = torch.tensor([5, 8], dtype=torch.int32)
-        >>> get_dcp_local_seq_lens(seq_lens, 2, cp_kv_cache_interleave_size=2).tolist()
-        [[3, 2], [4, 4]]
-
-    Source: the definition is kvtwin's own; the name is vLLM's decode context parallelism.
+    Definition: `reference.get_dcp_local_seq_lens`.
     """
     is_on_host = (
         not is_dynamo_compiling()
@@ -97,7 +73,7 @@ def get_dcp_local_seq_lens(
 def _count_on_device(
     seq_lens: torch.Tensor, size: int, rank: int, ranks: int, interleave: int
 ) -> torch.Tensor:
-    """Count with torch: int32[num_reqs, ranks], from the first rank on."""
+    """Count with torch: int32[num_reqs, ranks], from rank `rank` on."""
     first = torch.arange(rank, rank + ranks, dtype=torch.int32, device=seq_lens.device) * interleave
     rounds = seq_lens // (size * interleave) * interleave
     rest = seq_lens % (size * interleave)

@@ -1,4 +1,4 @@
-"""KV-sharing fast prefill: a batch cut to the tokens whose logits are wanted."""
+"""Fast prefill for layers that share a KV cache: only the tokens whose logits are needed."""
 
 import dataclasses
 import types
@@ -28,19 +28,9 @@ KV_SHARING_FAST_PREFILL_METADATA_FIELDS: Final[list[tuple[str, Any, Any]]] = [
 
 @runtime_checkable
 class KVSharingFastPrefillMetadata(Protocol):
-    """What attention layers that share another's cache read of a metadata, whatever its class.
+    """A backend's metadata that has the tokens whose logits are needed.
 
-    Attributes:
-        logits_indices_padded: int32 or int64[any], tokens whose logits are wanted, then padding.
-        num_logits_indices: how many of them count.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> metadata = SimpleNamespace(logits_indices_padded=None, num_logits_indices=0)
-        >>> isinstance(metadata, KVSharingFastPrefillMetadata)
-        True
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.KVSharingFastPrefillMetadata`.
     """
 
     logits_indices_padded: torch.Tensor | None
@@ -50,47 +40,12 @@ class KVSharingFastPrefillMetadata(Protocol):
 def create_fast_prefill_custom_backend(
     prefix: str, underlying_attn_backend: type[Any]
 ) -> type[Any]:
-    """Make a backend whose layers compute the wanted tokens only.
+    """Make a backend that builds its metadata from the tokens whose logits are needed.
 
-    Its builders let those of the underlying backend build from the batch that
-    `make_kv_sharing_fast_prefill_common_attn_metadata` makes (on a GPU they wait for the device),
-    and return what was built in a class of the same kind that says which tokens are wanted.
+    On a GPU `build` synchronises, as `make_kv_sharing_fast_prefill_common_attn_metadata` does
+    without `logits_indices_cpu`.
 
-    Args:
-        prefix: what stands before the names of the classes that are made.
-        underlying_attn_backend: the class of a backend, which is not changed.
-
-    Returns:
-        A subclass; the same one for the same arguments. Its `get_builder_cls` returns a subclass of
-        the underlying builder, and what that builds is an instance of the class of what the
-        underlying builder builds, with all its attributes and those of a
-        `KVSharingFastPrefillMetadata`, which are the whole batch's.
-
-    Raises:
-        TypeError: a prefix that is no text, a backend or a builder that is no class.
-        AttributeError: a backend without `get_builder_cls`.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from fast.backend import AttentionBackend, AttentionMetadataBuilder
-        >>> class Queries(AttentionMetadataBuilder):
-        ...     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        ...         return SimpleNamespace(longest=common_attn_metadata.max_query_len)
-        >>> class Paged(AttentionBackend):
-        ...     @staticmethod
-        ...     def get_builder_cls():
-        ...         return Queries
-        >>> backend = create_fast_prefill_custom_backend("FastPrefill", Paged)
-        >>> backend.__name__, backend.get_builder_cls().__name__
-        ('FastPrefillPaged', 'FastPrefillQueries')
-        >>> batch = SimpleNamespace(
-        ...     max_query_len=1, logits_indices_padded=torch.tensor([0, 1]), num_logits_indices=2
-        ... )
-        >>> built = backend.get_builder_cls()(None, [], None, "cpu").build(0, batch)
-        >>> built.longest, built.num_logits_indices
-        (1, 2)
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.create_fast_prefill_custom_backend`.
     """
     check_type("prefix", prefix, str, "a str")
     check_type("underlying_attn_backend", underlying_attn_backend, type, "a class")
@@ -102,7 +57,7 @@ def create_fast_prefill_custom_backend(
 
 
 def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
-    """Make a builder that builds from the wanted tokens."""
+    """Make a builder class that builds from the tokens whose logits are needed."""
     # By the id of the class of what the underlying builder built, which the value keeps: classes
     # may say that they equal others.
     classes: dict[int, type[Any]] = {}
@@ -113,7 +68,7 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Any:  # noqa: ANN401  (whatever the underlying builder builds)
-        """Build the metadata of the tokens of a batch whose logits are wanted."""
+        """Build the metadata of the tokens whose logits are needed."""
         # Read first: where the batch itself is built from, the underlying builder may change it.
         indices = common_attn_metadata.logits_indices_padded
         num_indices = common_attn_metadata.num_logits_indices
@@ -151,7 +106,7 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
 
 
 def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:
-    """Make a class of metadata that has the logits fields; a dataclass of a dataclass."""
+    """Make a metadata class with the logits fields; a dataclass if `cls` is one."""
     fields = KV_SHARING_FAST_PREFILL_METADATA_FIELDS
     if dataclasses.is_dataclass(cls):
         known = {field.name for field in dataclasses.fields(cls)}
@@ -165,13 +120,10 @@ def _make_metadata_class(prefix: str, cls: type[Any]) -> type[Any]:
 
 
 def _extend(built: Any, cls: type[Any], **fields: Any) -> Any:  # noqa: ANN401  (whatever was built)
-    """Return an object of a subclass that has all that another object has, and some fields more.
+    """Return an instance of a subclass with all attributes of an object, and some fields more.
 
-    No `__init__` and no `__setattr__` of the class is called: it may have no default constructor,
-    or be frozen.
-
-    Raises:
-        TypeError: a class whose objects hold more than attributes, such as a dict.
+    Neither `__init__` nor `__setattr__` is called: the class may have no default constructor, or be
+    frozen. Raises TypeError for objects that hold more than attributes, such as a dict.
     """
     if isinstance(built, tuple):
         extended = tuple.__new__(cls, built)
@@ -189,7 +141,7 @@ def _extend(built: Any, cls: type[Any], **fields: Any) -> Any:  # noqa: ANN401  
 
 
 def _copy_slots(cls: type[Any], source: object, target: object) -> None:
-    """Copy what an object keeps in the slots of one of its classes, where something is in one."""
+    """Copy the filled `__slots__` of one class from one object to another."""
     for slot in vars(cls).values():
         if isinstance(slot, types.MemberDescriptorType):
             try:

@@ -1,4 +1,4 @@
-"""What must hold for a batch's metadata, for checked mode and `validate`."""
+"""Check the invariants of a batch's metadata, for checked mode and `validate`."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -51,30 +51,25 @@ ON_DEVICE: Final = ("query_start_loc", "seq_lens", "block_table_tensor", "slot_m
 
 @dataclass
 class Fields:
-    """The fields that a metadata has; None for those it lacks."""
+    """The fields of a metadata; None for those it lacks."""
 
     tensors: dict[str, torch.Tensor]
     counts: dict[str, int]
     encoder_seq_lens: IntArray | None
 
     def values(self, name: str) -> IntArray | None:
-        """Return the values of a tensor on the host; waits for the device."""
+        """Return the values of a tensor on the host; synchronises."""
         tensor = self.tensors.get(name)
         return None if tensor is None else to_host(name, tensor)
 
     def either(self, name: str) -> IntArray | None:
-        """Return the values of `name_cpu`, or of `name`."""
+        """Return the values of the field `name_cpu`, or of `name` if there is no such field."""
         values = self.values(f"{name}_cpu")
         return self.values(name) if values is None else values
 
 
 def check_fields(metadata: Any) -> Fields:  # noqa: ANN401  (an engine's own metadata serves too)
-    """Return the fields that a metadata has, once their types, dtypes and devices are right.
-
-    Raises:
-        TypeError: a field of another type or dtype.
-        ValueError: another number of dimensions, a negative count, unlike devices.
-    """
+    """Return the fields of a metadata; raise if a type, dtype, dimension or device is wrong."""
     found = {name: getattr(metadata, name) for name in _names() if hasattr(metadata, name)}
     found = {k: v for k, v in found.items() if v is not None or k not in OPTIONAL}
     for name, dtype, ndim in TENSORS:
@@ -102,11 +97,7 @@ def check_fields(metadata: Any) -> Fields:  # noqa: ANN401  (an engine's own met
 
 
 def check_values(fields: Fields, block_size: int | None) -> None:
-    """Refuse fields that contradict each other.
-
-    Raises:
-        ValueError: the first invariant that does not hold.
-    """
+    """Raise ValueError on the first pair of fields that contradict each other."""
     for name in ("query_start_loc", "seq_lens"):
         _check_copies(name, fields.values(name), fields.values(f"{name}_cpu"))
     starts, seq_lens = fields.either("query_start_loc"), fields.either("seq_lens")
@@ -162,11 +153,7 @@ def _check_tokens(num_tokens: int, fields: Fields) -> None:
 
 
 def check_lengths(fields: Fields) -> None:
-    """Refuse fields of unlike numbers of requests, or tokens without slots.
-
-    Raises:
-        ValueError: a field is too long or too short for the others.
-    """
+    """Raise ValueError if fields disagree on the number of requests, or a token has no slot."""
     num_reqs = fields.counts.get("num_reqs")
     starts = fields.tensors.get("query_start_loc_cpu", fields.tensors.get("query_start_loc"))
     if starts is not None:
@@ -199,7 +186,7 @@ def check_lengths(fields: Fields) -> None:
 
 
 def _check_sequences(seq_lens: IntArray, query_lens: IntArray, computed: IntArray | None) -> None:
-    """Refuse sequences that are shorter than what is in them."""
+    """Raise ValueError if a sequence is shorter than its computed and query tokens."""
     active = query_lens > 0
     short = np.flatnonzero(active & (seq_lens < query_lens))
     if len(short):

@@ -1,4 +1,4 @@
-"""A manager's blocks as the kernel's; the name is imported from `fast.block_table`."""
+"""Map a manager's blocks to kernel blocks. `fast.block_table` exports the name."""
 
 from typing import Final
 
@@ -14,28 +14,11 @@ BLOCK_ID_DTYPES: Final = (torch.int8, torch.int16, torch.int32, torch.int64, tor
 
 
 def map_to_kernel_blocks(block_ids: torch.Tensor, blocks_per_kv_block: int) -> torch.Tensor:
-    """Name the kernel's blocks that a manager's blocks are made of.
+    """Replace each of a manager's block IDs by the IDs of its kernel blocks.
 
-    The manager's block `b` is the kernel's blocks `b * n .. b * n + n - 1`, for `n` of them in one.
+    Only checked mode rejects negative IDs, and IDs that the dtype cannot hold.
 
-    Args:
-        block_ids: int[..., k], int8, int16, int32, int64 or uint8, the manager's blocks.
-        blocks_per_kv_block: the kernel's blocks in one of the manager's.
-
-    Returns:
-        int[..., k * blocks_per_kv_block], of the same dtype: the kernel's blocks, in order.
-
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: a tensor without dimensions, a number below 1; in checked mode a negative id,
-            or a result that the dtype cannot hold.
-
-    Example:
-        >>> import torch
-        >>> map_to_kernel_blocks(torch.tensor([0, 3]), 2).tolist()
-        [0, 1, 6, 7]
-
-    Source: the definition is kvtwin's own; the name is vLLM's block table.
+    Definition: `reference.map_to_kernel_blocks`.
     """
     if not isinstance(block_ids, torch.Tensor):
         raise TypeError(not_a_tensor("block_ids", block_ids))

@@ -1,4 +1,4 @@
-"""Chunked local attention as ordinary attention over virtual requests."""
+"""Express chunked local attention as ordinary attention over virtual requests."""
 
 from typing import Any
 
@@ -21,52 +21,15 @@ def make_local_attention_virtual_batches(
     common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
     block_size: int = 0,
 ) -> CommonAttentionMetadata:
-    """Make each chunk that a request's new tokens touch a request of its own.
+    """Make one virtual request of each chunk that a request's query tokens touch.
 
-    A query sees only the keys of its own chunk, up to itself: an ordinary attention kernel does
-    just that over the virtual requests. On a GPU the requests are counted from the host copies,
-    and nothing waits for the device.
+    On a GPU the call does not synchronise, except in checked mode: the virtual requests are counted
+    on the host. An engine's own metadata is accepted. Outside checked mode only `num_reqs`,
+    `num_actual_tokens`, `query_start_loc_cpu`, `seq_lens_cpu`, `block_table_tensor` and
+    `slot_mapping` are read. Starts that decrease or exceed `num_actual_tokens` are always rejected,
+    since they determine how much is allocated.
 
-    Args:
-        attn_chunk_size: positions in a chunk.
-        common_attn_metadata: the batch; `query_start_loc_cpu` and `seq_lens_cpu` are read, and
-            `block_table_tensor`.
-        block_size: positions in a block; it must divide the chunk size.
-
-    Returns:
-        The virtual batch. Tokens and slots are as they were, `causal` is True, the optional fields
-        None. The block table is int32[num_virtual, attn_chunk_size // block_size]; a column past
-        the request's last repeats it.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: a block size that is not positive or does not divide the chunk size; starts that
-            decrease, or have more than `num_actual_tokens`; in checked mode a metadata that
-            contradicts itself.
-        AttributeError: a metadata without what is read.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> starts = torch.tensor([0, 4, 14, 19], dtype=torch.int32)
-        >>> seq_lens = torch.tensor([6, 17, 9], dtype=torch.int32)
-        >>> batch = SimpleNamespace(
-        ...     query_start_loc=starts,
-        ...     query_start_loc_cpu=starts,
-        ...     seq_lens=seq_lens,
-        ...     seq_lens_cpu=seq_lens,
-        ...     num_reqs=3,
-        ...     num_actual_tokens=19,
-        ...     block_table_tensor=torch.arange(27, dtype=torch.int32).view(3, 9),
-        ...     slot_mapping=torch.arange(19),
-        ... )
-        >>> local = make_local_attention_virtual_batches(4, batch, 2)
-        >>> local.query_start_loc.diff().tolist()
-        [2, 2, 1, 4, 4, 1, 4, 1]
-        >>> local.seq_lens.tolist()
-        [4, 2, 4, 4, 4, 1, 4, 1]
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.make_local_attention_virtual_batches`.
     """
     chunk_size = check_int("attn_chunk_size", attn_chunk_size)
     block_size = check_int("block_size", block_size)
@@ -119,7 +82,7 @@ def make_local_attention_virtual_batches(
 def _gather_on_device(
     table: torch.Tensor, rows: torch.Tensor, first: torch.Tensor, columns: int
 ) -> torch.Tensor:
-    """Return `columns` columns of some rows of a table, each from its own first."""
+    """Return `columns` columns of some rows of a table, each from its own first column on."""
     table = plain("block_table_tensor", table)
     gathered = table.new_empty((len(rows), columns))
     launch_blocks(

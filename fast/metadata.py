@@ -1,4 +1,4 @@
-"""What attention kernels are told of a batch."""
+"""Build the metadata of a batch that attention backends share."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -28,49 +28,12 @@ IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 
 @dataclass(eq=False)
 class CommonAttentionMetadata:
-    """A batch, as every attention backend is told of it.
+    """The metadata of one step's batch, as every attention backend needs it.
 
-    The constructor checks nothing; `validate` does. What has a name ending in `_cpu` is on the CPU
-    and holds the values of the field without that ending.
+    Fields whose name ends in `_cpu` are on the CPU and hold the values of the field without the
+    suffix; `encoder_seq_lens` is a NumPy array. All other tensors are on one device.
 
-    Attributes:
-        query_start_loc: int32[num_reqs + 1], each request's first token, then their number.
-        query_start_loc_cpu: int32[num_reqs + 1], the same.
-        seq_lens: int32[num_reqs], computed and new tokens of each request.
-        seq_lens_cpu: int32[num_reqs], the same.
-        num_computed_tokens_cpu: int32[num_reqs], tokens that are in the cache before the step.
-        num_reqs: requests, padded ones too.
-        num_actual_tokens: tokens in the batch; it may count padding.
-        max_query_len: an upper bound of the requests' new tokens.
-        max_seq_len: an upper bound of `seq_lens`.
-        block_table_tensor: int32[at least num_reqs, max_blocks_per_req], physical blocks.
-        slot_mapping: int64[at least num_actual_tokens], where each token goes, in slots.
-        causal: whether a token sees only what is before it.
-        logits_indices_padded: int32 or int64[any], tokens whose logits are wanted, then padding.
-        num_logits_indices: how many of them count.
-        encoder_seq_lens: NumPy int32 or int64[num_reqs], on the host, encoder tokens.
-        dcp_local_seq_lens: int32[num_reqs], tokens that this context-parallel rank holds.
-
-    Example:
-        >>> import torch
-        >>> metadata = CommonAttentionMetadata(
-        ...     query_start_loc=torch.tensor([0, 1, 3], dtype=torch.int32),
-        ...     query_start_loc_cpu=torch.tensor([0, 1, 3], dtype=torch.int32),
-        ...     seq_lens=torch.tensor([4, 2], dtype=torch.int32),
-        ...     seq_lens_cpu=torch.tensor([4, 2], dtype=torch.int32),
-        ...     num_computed_tokens_cpu=torch.tensor([3, 0], dtype=torch.int32),
-        ...     num_reqs=2,
-        ...     num_actual_tokens=3,
-        ...     max_query_len=2,
-        ...     max_seq_len=4,
-        ...     block_table_tensor=torch.tensor([[5, 9], [7, 0]], dtype=torch.int32),
-        ...     slot_mapping=torch.tensor([19, 14, 15]),
-        ... )
-        >>> metadata.validate(block_size=2)
-        >>> metadata.unpadded(1, 1).slot_mapping
-        tensor([19])
-
-    Source: the definition is kvtwin's own; the names are vLLM's common attention metadata.
+    Definition: `reference.CommonAttentionMetadata`.
     """
 
     query_start_loc: torch.Tensor
@@ -91,24 +54,9 @@ class CommonAttentionMetadata:
     dcp_local_seq_lens: torch.Tensor | None = None
 
     def unpadded(self, num_actual_tokens: int, num_actual_reqs: int) -> Self:
-        """Cut the metadata to its first requests and tokens; the fields are views.
+        """Cut the batch to its first tokens and requests.
 
-        Args:
-            num_actual_tokens: tokens that are kept.
-            num_actual_reqs: requests that are kept.
-
-        Returns:
-            The metadata of those; `max_*`, `causal` and the logits fields are as they were.
-
-        Raises:
-            TypeError: not an int, or a field of another type or dtype.
-            ValueError: more than there are, or fewer tokens than the requests have; fields of
-                unlike lengths.
-
-        Example:
-            See the class.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.CommonAttentionMetadata.unpadded`.
         """
         check_lengths(check_fields(self))
         reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
@@ -138,44 +86,19 @@ class CommonAttentionMetadata:
         )
 
     def validate(self, block_size: int | None = None) -> None:
-        """Refuse a batch that contradicts itself; on a GPU this waits for the device.
+        """Raise on the first invariant that does not hold; synchronises on a GPU.
 
-        Args:
-            block_size: positions in a block; with it the block table must hold every sequence.
-
-        Raises:
-            TypeError: a field of another type or dtype.
-            ValueError: the first invariant that does not hold.
-
-        Example:
-            See the class.
-
-        Source: the definition is kvtwin's own.
+        Definition: `reference.CommonAttentionMetadata.validate`.
         """
         validate_metadata(self, block_size)
 
 
 def validate_metadata(metadata: Any, block_size: int | None = None) -> None:  # noqa: ANN401  (an engine's own metadata serves too)
-    """Refuse a batch that contradicts itself; on a GPU this waits for the device.
+    """Raise on the first invariant of a batch that does not hold; synchronises on a GPU.
 
-    A field that the object lacks is not checked.
+    An engine's own metadata is accepted; fields that it lacks are not checked.
 
-    Args:
-        metadata: a `CommonAttentionMetadata`, or an engine's own.
-        block_size: positions in a block; with it the block table must hold every sequence.
-
-    Raises:
-        TypeError: a field of another type or dtype.
-        ValueError: the first invariant that does not hold.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> validate_metadata(SimpleNamespace(seq_lens=torch.tensor([-1], dtype=torch.int32)))
-        Traceback (most recent call last):
-        ValueError: seq_lens[0] is -1, expected at least 0
-
-    Source: the definition is kvtwin's own.
+    Definition: `reference.invariants.validate_metadata`.
     """
     if block_size is not None:
         block_size = check_int("block_size", block_size)
@@ -196,68 +119,14 @@ def build_attn_metadata(
     max_query_len: int | None = None,
     max_seq_len: int | None = None,
 ) -> dict[str, Any]:
-    """Have the builder of each KV cache group build its metadata of a batch.
+    """Build the metadata of every layer for a step.
 
-    The groups' batches share views of the buffers: a captured graph reads what is written there
-    later. Nothing waits for the device, and the values of the buffers are believed, but in checked
-    mode.
+    The call does not synchronise, except in checked mode. The groups' batches share views of the
+    buffers, so a captured graph reads what is written there later. The maxima come from the `cpu`
+    halves; with both `max_query_len` and `max_seq_len` no value of the buffers is read. Only
+    checked mode rejects an invalid batch, and a bound below what it bounds.
 
-    Args:
-        attn_metadata_builders: one builder for each group, each called as
-            `builder.build(common_prefix_len=0, common_attn_metadata=metadata)`.
-        num_reqs: requests of the batch, padded ones too.
-        num_tokens: tokens of the batch, padding too.
-        query_start_loc: a `CpuGpuBuffer` of int32[at least num_reqs + 1], each request's first
-            token, then their number.
-        seq_lens: a `CpuGpuBuffer` of int32[at least num_reqs], computed and new tokens of each.
-        num_computed_tokens_cpu: int32[at least num_reqs], tokens in the cache before the step.
-        block_tables: for each group int32[at least num_reqs, max_blocks_per_req], handed on as
-            they are.
-        slot_mappings: for each group int64[at least num_tokens], in slots, handed on as they are;
-            or int64[groups, at least num_tokens], whose rows they are.
-        kv_cache_config: its `kv_cache_groups` are read, and the `layer_names` of each.
-        max_query_len: at least the longest query, in tokens; None: the longest. If both bounds are
-            given, no value of the buffers is read.
-        max_seq_len: at least the longest sequence, in tokens; None: the longest.
-
-    Returns:
-        What the builder of a layer's group built, for each layer, by name.
-
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: counts that do not agree, a bound outside 0 to 2**31 - 1, tensors on unlike
-            devices; in checked mode a batch that contradicts itself.
-        AttributeError: an object without what is read.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> from fast.buffers import CpuGpuBuffer
-        >>> starts, lens = (
-        ...     CpuGpuBuffer(9, dtype=torch.int32, device="cpu", pin_memory=False) for _ in "ab"
-        ... )
-        >>> starts.np[:3], lens.np[:2] = [0, 1, 3], [4, 2]
-        >>> starts.copy_to_gpu(), lens.copy_to_gpu()  # doctest: +ELLIPSIS
-        (tensor(...), tensor(...))
-        >>> class Longest:
-        ...     def build(self, common_prefix_len, common_attn_metadata):
-        ...         return common_attn_metadata.max_query_len, common_attn_metadata.max_seq_len
-        >>> build_attn_metadata(
-        ...     [Longest()],
-        ...     num_reqs=2,
-        ...     num_tokens=3,
-        ...     query_start_loc=starts,
-        ...     seq_lens=lens,
-        ...     num_computed_tokens_cpu=torch.tensor([3, 0], dtype=torch.int32),
-        ...     block_tables=[torch.tensor([[5, 9], [7, 0]], dtype=torch.int32)],
-        ...     slot_mappings=[torch.tensor([19, 14, 15])],
-        ...     kv_cache_config=SimpleNamespace(
-        ...         kv_cache_groups=[SimpleNamespace(layer_names=["layers.0", "layers.1"])]
-        ...     ),
-        ... )
-        {'layers.0': (2, 4), 'layers.1': (2, 4)}
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.build_attn_metadata`.
     """
     num_reqs = check_int("num_reqs", num_reqs, 0, None)
     num_tokens = check_int("num_tokens", num_tokens, 0, None)
@@ -313,7 +182,7 @@ def build_attn_metadata(
 def _build(
     builders: list[Any], batches: list[CommonAttentionMetadata], groups: list[Any]
 ) -> dict[str, Any]:
-    """Return what each group's builder builds of its batch, for each layer, by name."""
+    """Return what each group's builder builds from its batch, by layer name."""
     built: dict[str, Any] = {}
     for builder, batch, group in zip(builders, batches, groups, strict=True):
         metadata = builder.build(common_prefix_len=0, common_attn_metadata=batch)

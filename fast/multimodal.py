@@ -1,4 +1,4 @@
-"""Embeddings of multimodal items, and the placeholders that stand for them in a prompt."""
+"""Scatter and gather the embeddings of multimodal items at their placeholders in a prompt."""
 
 from typing import Any, Final
 
@@ -48,39 +48,14 @@ NANS: Final = {
 def scatter_mm_placeholders(
     embeds: torch.Tensor, is_embed: torch.Tensor | None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Put the embeddings of an item where its placeholders stand for them.
+    """Scatter the embeddings of a multimodal item to the placeholder tokens that stand for it.
 
-    On a GPU nothing waits for the device (checked mode does), and the call can be captured into a
-    CUDA graph. `torch.compile` takes it as one operator (`fast.operators`).
+    On a GPU the call does not synchronise, except in checked mode, and can be captured into a CUDA
+    graph. Under `torch.compile` it is one operator (`fast.operators`). Only checked mode rejects an
+    `out` that shares memory with an input and, on a GPU, a number of True entries other than
+    `num_embeds`: otherwise surplus embeddings are dropped, and missing ones are NaN.
 
-    Args:
-        embeds: float[num_embeds, embed_dim], of a dtype that has NaN.
-        is_embed: bool[num_placeholders], whether an embedding replaces the placeholder; None: all.
-        out: of the result's shape and dtype, in one piece: it is written, and nothing is allocated
-            for the result.
-
-    Returns:
-        float[num_placeholders, embed_dim], `out` or a new tensor of the same dtype: the embeddings
-        in order where `is_embed` is True, bit for bit, and NaN elsewhere; `embeds` itself,
-        unchecked, where there is neither `is_embed` nor `out`.
-
-    Raises:
-        TypeError: embeddings of another type, or of a dtype without NaN; a mask that is no bool
-            vector; an `out` of another dtype.
-        ValueError: embeddings that are not two-dimensional, or more than placeholders; tensors on
-            unlike devices; an `out` of another shape or in pieces, in checked mode of an input's
-            memory; a number of True entries that is not num_embeds (on a GPU in checked mode:
-            otherwise embeddings are left out, or are NaN).
-
-    Example:
-        >>> import torch
-        >>> embeds = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-        >>> scatter_mm_placeholders(embeds, torch.tensor([True, False, True]))
-        tensor([[1., 2.],
-                [nan, nan],
-                [3., 4.]])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.scatter_mm_placeholders`.
     """
     if is_embed is None and out is None:
         return embeds
@@ -118,41 +93,20 @@ def gather_mm_placeholders(
     num_embeds: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Take the embeddings of an item from where its placeholders stand for them.
+    """Gather the embeddings of a multimodal item from the placeholder tokens that stand for it.
 
-    It undoes `scatter_mm_placeholders`. On a GPU this waits for the device, unless the number of
-    embeddings or `out` is given; then it can be captured into a CUDA graph. `torch.compile` takes
-    it as one operator (`fast.operators`); with neither given the graph is broken there, but with
-    `fullgraph` or `torch._dynamo.config.capture_dynamic_output_shape_ops`.
+    On a GPU the call synchronises to count the True entries, unless it is given their number or
+    `out`; then it can be captured into a CUDA graph:
 
-    Args:
-        placeholders: any dtype[num_placeholders, embed_dim].
-        is_embed: bool[num_placeholders], whether an embedding replaces the placeholder; None: all.
-        num_embeds: how many entries of `is_embed` are True; with it nothing waits. `reference` has
-            no such argument.
-        out: of the result's shape and dtype, in one piece: it is written, and nothing is allocated
-            for the result. It tells the number of embeddings too.
+    - `num_embeds`: the number of True entries of `is_embed`, an int.
 
-    Returns:
-        [num_embeds, embed_dim], `out` or a new tensor of the same dtype: the rows where `is_embed`
-        is True, in order, bit for bit; `placeholders` itself, unchecked, where there is neither
-        `is_embed` nor `out`.
+    Under `torch.compile` the call is one operator (`fast.operators`). Without `num_embeds` and
+    `out` it causes a graph break, unless `fullgraph` or
+    `torch._dynamo.config.capture_dynamic_output_shape_ops` is set. Only checked mode rejects an
+    `out` that shares memory with an input and, on a GPU, a wrong number of embeddings: otherwise
+    surplus rows are dropped, and missing ones are zero.
 
-    Raises:
-        TypeError: an argument of another type, a mask that is no bool vector, an `out` of another
-            dtype.
-        ValueError: placeholders that are not two-dimensional, a mask of another length, tensors on
-            unlike devices; an `out` of another shape or in pieces, in checked mode of an input's
-            memory; a number of embeddings outside 0 to num_placeholders, or that is not that of
-            the True entries (on a GPU in checked mode: otherwise rows are left out, or are zero).
-
-    Example:
-        >>> import torch
-        >>> placeholders = torch.tensor([[1, 2], [0, 0], [3, 4]])
-        >>> gather_mm_placeholders(placeholders, torch.tensor([True, False, True])).tolist()
-        [[1, 2], [3, 4]]
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.gather_mm_placeholders`.
     """
     if is_embed is None and out is None:
         return placeholders
@@ -189,26 +143,9 @@ def gather_mm_placeholders(
 
 
 def sanity_check_mm_encoder_outputs(mm_embeddings: object, expected_num_items: int) -> None:
-    """Refuse what a model's encoder gave if it is not a matrix for each multimodal item.
+    """Check that an encoder returned one matrix for each multimodal item.
 
-    Args:
-        mm_embeddings: a list or a tuple of tensors [num_embeds, embed_dim], one for each item; or
-            one tensor [num_items, num_embeds, embed_dim].
-        expected_num_items: how many items the encoder was given.
-
-    Raises:
-        TypeError: it is neither, or something in it is no tensor.
-        ValueError: another number of items, or one that is not two-dimensional.
-
-    Example:
-        >>> import torch
-        >>> sanity_check_mm_encoder_outputs([torch.zeros(3, 8), torch.zeros(5, 8)], 2)
-        >>> sanity_check_mm_encoder_outputs(torch.zeros(3, 8), 3)
-        Traceback (most recent call last):
-        ValueError: mm_embeddings has shape (3, 8), expected 3 dimensions, 2 for each item; the \
-likely cause is the model's embedding method
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.sanity_check_mm_encoder_outputs`.
     """
     expected_num_items = check_int("expected_num_items", expected_num_items, 0, None)
     cause = "the likely cause is the model's embedding method"
@@ -241,7 +178,7 @@ likely cause is the model's embedding method
 
 
 def _check_rows(name: str, rows: object) -> None:
-    """Refuse what is no matrix."""
+    """Check that a value is a tensor of two dimensions."""
     if not isinstance(rows, torch.Tensor):
         raise TypeError(not_a_tensor(name, rows))
     if rows.layout is not STRIDED or rows.is_nested:
@@ -253,7 +190,7 @@ def _check_rows(name: str, rows: object) -> None:
 
 
 def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
-    """Refuse a mask that is no bool vector, or not on the rows' device."""
+    """Check that a mask is a bool vector on the device of the rows."""
     if not isinstance(is_embed, torch.Tensor):
         raise TypeError(not_a_tensor("is_embed", is_embed))
     if is_embed.layout is not STRIDED or is_embed.is_nested:
@@ -270,7 +207,7 @@ def _check_mask(is_embed: object, rows: torch.Tensor) -> None:
 def _check_out(
     out: object, name: str, rows: torch.Tensor, is_embed: torch.Tensor | None, num_rows: int
 ) -> torch.Tensor:
-    """Return a matrix of so many rows that can be written to."""
+    """Return `out` if `num_rows` rows of the input's dtype and width can be written to it."""
     inputs = {name: rows}
     if is_embed is not None:
         inputs["is_embed"] = is_embed
@@ -288,7 +225,7 @@ def _copy_rows(name: str, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor
 def _put_rows(
     embeds: torch.Tensor, is_embed: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Put rows on the host."""
+    """Scatter rows on the host."""
     num_embeds, embed_dim = embeds.shape
     num_placeholders = is_embed.shape[0]
     mask = as_array("is_embed", is_embed)
@@ -301,7 +238,7 @@ def _put_rows(
 def _take_rows(
     placeholders: torch.Tensor, mask: npt.NDArray[np.bool_], out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Take rows on the host, in a half of the time of torch's own indexing by a mask."""
+    """Gather rows on the host, in half the time of torch's own indexing by a mask."""
     chosen = torch.from_numpy(mask.nonzero()[0])
     placeholders = plain("placeholders", placeholders)
     if placeholders.requires_grad:  # reading that saves 1 us
@@ -315,7 +252,10 @@ def _take_rows(
 def _told_num_embeds(
     num_embeds: int | None, out: object, placeholders: torch.Tensor, is_embed: torch.Tensor
 ) -> tuple[str, int | None]:
-    """Return who tells the number of embeddings, and what it is: None where nobody does."""
+    """Return the number of embeddings that an argument gives, None if none does.
+
+    The text before it names the argument, for messages.
+    """
     most = placeholders.shape[0]
     if num_embeds is not None:
         num_embeds = check_int("num_embeds", num_embeds, 0, most)
@@ -338,7 +278,7 @@ def _told_num_embeds(
 
 
 def _check_num_embeds(said: str, num_embeds: int, mask: npt.NDArray[np.bool_]) -> None:
-    """Refuse a number of embeddings that a mask does not have."""
+    """Check that a mask has `num_embeds` True entries."""
     found = np.count_nonzero(mask)
     if num_embeds != found:
         unit = "" if said == "num_embeds is" else " rows"

@@ -1,4 +1,4 @@
-"""Memory that a caller hands over to be written: `out=`."""
+"""Check `out=`: memory of the caller to which a result is written."""
 
 from collections.abc import Mapping
 
@@ -20,20 +20,10 @@ def check_rows_out(
     *,
     may_be_longer: bool = False,
 ) -> torch.Tensor:
-    """Return a tensor whose rows can be written to.
+    """Return `out` if rows of this dtype and shape can be written to it, or raise.
 
-    Args:
-        out: what a caller hands over.
-        dtype: what it must be of.
-        shape: what it must have; with `may_be_longer` also more rows.
-        inputs: what it must share no memory with, in checked mode.
-        device: where it must be.
-        may_be_longer: whether there may be more rows.
-
-    Raises:
-        TypeError: it is no tensor, or of another dtype.
-        ValueError: it has another shape, is elsewhere or not in one piece, or needs a gradient; in
-            checked mode, it shares memory with an input.
+    With `may_be_longer` it may have more rows. It must be contiguous, on `device`, and not require
+    a gradient; in checked mode it must share no memory with the `inputs`.
     """
     if not isinstance(out, torch.Tensor):
         raise TypeError(not_a_tensor("out", out))
@@ -59,12 +49,7 @@ def check_rows_out(
 
 
 def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Refuse an `out` that shares memory with an input.
-
-    Raises:
-        TypeError: an input is of a kind that has no memory of its own.
-        ValueError: it does.
-    """
+    """Raise ValueError if `out` shares memory with an input."""
     for name, tensor in {"out": out, **inputs}.items():
         check_memory(name, tensor)
     if any(_share_memory(out, tensor) for tensor in inputs.values()):
@@ -72,7 +57,7 @@ def check_own_memory(out: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> N
 
 
 class _Addresses:
-    """A tensor's addresses as NumPy takes them; nothing is read there, so a GPU's serve too."""
+    """A tensor's address range for NumPy's overlap check, which reads no memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()

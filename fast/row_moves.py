@@ -1,4 +1,4 @@
-"""Rows that are put and taken by kernels, whatever their elements are."""
+"""Move rows with kernels, whatever the dtype of their elements."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ MAX_GRID_Y: Final = 65535
 def scatter_on_device(
     embeds: torch.Tensor, is_embed: torch.Tensor, nan: int, placeholders: torch.Tensor
 ) -> None:
-    """Put rows where a mask is True, and elements of these bits elsewhere; nothing waits."""
+    """Put rows where a mask is True and the bits `nan` elsewhere; does not synchronise."""
     if placeholders.numel() == 0:
         return
     source, ranks = as_bytes("embeds", embeds), _rank_embeds(is_embed)
@@ -34,7 +34,7 @@ def scatter_on_device(
 def gather_on_device(
     placeholders: torch.Tensor, is_embed: torch.Tensor, embeds: torch.Tensor
 ) -> None:
-    """Take as many rows as there is room for where a mask is True; nothing waits."""
+    """Take rows where a mask is True, as many as `embeds` can hold; does not synchronise."""
     if embeds.numel() == 0:
         return
     source, ranks = as_bytes("placeholders", placeholders), _rank_embeds(is_embed)
@@ -42,12 +42,12 @@ def gather_on_device(
 
 
 def _repeat(bits: int, size: int) -> int:
-    """Return 8 bytes of an element of `size` bytes, again and again."""
+    """Return an int of 8 bytes in which an element of `size` bytes is repeated."""
     return sum(bits << 8 * at for at in range(0, 8, size))
 
 
 def _rank_embeds(is_embed: torch.Tensor) -> torch.Tensor:
-    """Return int32[num_placeholders + 1], each embedding's number, then how many there are."""
+    """Return int32[num_placeholders + 1]: the rank of each embedding, then how many there are."""
     is_embed = plain("is_embed", is_embed)
     num_placeholders = len(is_embed)
     if num_placeholders > MAX_SIZE:  # ranks are int32
@@ -70,7 +70,7 @@ def _launch_rows(
     target: torch.Tensor,
     *pattern: int,
 ) -> None:
-    """Launch a kernel for rows, in units of as many bytes as all its addresses are multiples of."""
+    """Launch a kernel that moves rows, in the largest units that all addresses allow."""
     num_placeholders, row_bytes = len(ranks) - 1, source.shape[1]
     addresses = source.data_ptr() | source.stride(0) | target.data_ptr() | row_bytes | WIDEST
     size = addresses & -addresses

@@ -1,7 +1,7 @@
-"""The rows of request slots, for all KV cache groups: what `BlockTables` is made of.
+"""Change the rows of request slots, for all KV cache groups: the base of `BlockTables`.
 
-The rows lie as `fast.kernels.block_table` says: all groups in one array, `groups[g]` the offset of
-a group's first row, the width of its rows and its block size.
+`fast.kernels.block_table` describes the memory layout: all groups in one array, and `groups[g]` is
+the offset of a group's first row, the width of its rows and its block size.
 """
 
 import numpy as np
@@ -23,10 +23,10 @@ from fast.table_memory import TableMemory
 
 
 class RequestRows(TableMemory):
-    """The block ids of request slots: rows that outlive the batch order.
+    """The block IDs of request slots.
 
-    On the CPU each method that changes rows does so in one call of a loop, so that an exception out
-    of a signal handler comes before or after it.
+    On the CPU each method that changes rows does so in one call of a loop, so an exception from a
+    signal handler comes before or after it.
     """
 
     def append_block_ids(
@@ -36,32 +36,9 @@ class RequestRows(TableMemory):
         new_block_ids: list[list[int]],
         overwrite: list[bool],
     ) -> None:
-        """Append blocks to the rows of some request slots, or replace these rows.
+        """Append block IDs to the rows of request slots, or replace whole rows.
 
-        In group `g` the `j`-th listed request slot gets the ids `new_block_ids[g]` from
-        `cu_num_new_blocks[g][j]` up to `cu_num_new_blocks[g][j + 1]`.
-
-        Args:
-            req_indices: request slots, R different ones.
-            cu_num_new_blocks: for each group, R + 1 ends, from 0 to the number of its new ids.
-            new_block_ids: for each group, the new block ids, 0 to 2**31 - 1.
-            overwrite: for each listed request slot, whether the ids become its whole row.
-
-        Raises:
-            TypeError: an argument is no list, or has entries of another type.
-            IndexError: a request slot that is not there.
-            ValueError: a slot listed twice, lengths that disagree, ends that do not rise from 0 to
-                the number of ids, a block id out of range, a row that would outgrow its width.
-                Nothing is written.
-
-        Example:
-            >>> from fast import BlockTables
-            >>> tables = BlockTables([2], 4, 8, 8, "cpu", pin_memory=False)
-            >>> tables.append_block_ids([0], [[0, 5]], [[1, 2, 3, 4, 5]], [False])
-            Traceback (most recent call last):
-            ValueError: new_block_ids[0] brings row 0 to 5 blocks, expected at most 4
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.append_block_ids`.
         """
         lists = (req_indices, cu_num_new_blocks, new_block_ids, overwrite)
         plan = pack_lists(*lists, len(self.block_sizes))
@@ -71,7 +48,7 @@ class RequestRows(TableMemory):
             self._carry_out(self._check_appended(*lists), len(req_indices))
 
     def _carry_out(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
-        """Append what a plan says; False if its values are invalid, and nothing is written."""
+        """Execute an append plan; return False, with nothing written, if its values are invalid."""
         if not uses_kernels(self._tables):
             return self._on_host.append(plan, num_listed)
         self._read_counts()
@@ -98,7 +75,7 @@ class RequestRows(TableMemory):
         new_block_ids: list[list[int]],
         overwrite: list[bool],
     ) -> npt.NDArray[np.int64]:
-        """Say what may not be appended; return the plan if all may be."""
+        """Raise what is wrong with the arguments of an append; return the plan if nothing is."""
         rows, replaced = check_listed(req_indices, overwrite, self.max_num_reqs)
         ends, ids = check_new_blocks(
             cu_num_new_blocks, new_block_ids, len(self.block_sizes), len(rows)
@@ -110,26 +87,9 @@ class RequestRows(TableMemory):
         return pack_plan(rows, replaced, ends, ids)
 
     def move_row(self, src: int, dst: int) -> None:
-        """Move the blocks of one request slot to another; the first is empty then.
+        """Move the blocks of a request slot to another slot; the source is empty afterwards.
 
-        Args:
-            src: the request slot that is emptied.
-            dst: the request slot that takes its blocks; the same one: nothing happens.
-
-        Raises:
-            TypeError: not an int.
-            IndexError: a request slot that is not there.
-
-        Example:
-            >>> import torch
-            >>> from fast import BlockTables
-            >>> tables = BlockTables([2], 2, 8, 4, "cpu", pin_memory=False)
-            >>> tables.append_block_ids([0], [[0, 1]], [[7]], [False])
-            >>> tables.move_row(0, 1)
-            >>> tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32))[0].tolist()
-            [[0, 0], [7, 0]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.move_row`.
         """
         src = check_index("src", src, self.max_num_reqs)
         dst = check_index("dst", dst, self.max_num_reqs)
@@ -145,26 +105,9 @@ class RequestRows(TableMemory):
         self._is_counted = True
 
     def swap_rows(self, a: int, b: int) -> None:
-        """Swap the blocks of two request slots.
+        """Swap the blocks of two request slots, in every group.
 
-        Args:
-            a: a request slot.
-            b: another; the same one: nothing happens.
-
-        Raises:
-            TypeError: not an int.
-            IndexError: a request slot that is not there.
-
-        Example:
-            >>> import torch
-            >>> from fast import BlockTables
-            >>> tables = BlockTables([2], 2, 8, 4, "cpu", pin_memory=False)
-            >>> tables.append_block_ids([0, 1], [[0, 1, 3]], [[7, 8, 9]], [False, False])
-            >>> tables.swap_rows(0, 1)
-            >>> tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32))[0].tolist()
-            [[8, 9], [7, 0]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.swap_rows`.
         """
         a = check_index("a", a, self.max_num_reqs)
         b = check_index("b", b, self.max_num_reqs)
@@ -180,25 +123,9 @@ class RequestRows(TableMemory):
         self._is_counted = True
 
     def clear_row(self, r: int) -> None:
-        """Take all blocks from a request slot.
+        """Remove all blocks of a request slot, in every group.
 
-        Args:
-            r: the request slot.
-
-        Raises:
-            TypeError: not an int.
-            IndexError: a request slot that is not there.
-
-        Example:
-            >>> import torch
-            >>> from fast import BlockTables
-            >>> tables = BlockTables([2], 1, 8, 4, "cpu", pin_memory=False)
-            >>> tables.append_block_ids([0], [[0, 1]], [[7]], [False])
-            >>> tables.clear_row(0)
-            >>> tables.gather_block_tables(torch.tensor([0], dtype=torch.int32))[0].tolist()
-            [[0, 0]]
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.BlockTables.clear_row`.
         """
         r = check_index("r", r, self.max_num_reqs)
         if not uses_kernels(self._tables):

@@ -1,4 +1,4 @@
-"""The numbers that stand for no slot and for no block; imported from `fast.block_table`."""
+"""Define the IDs that mean no slot and no block. `fast.block_table` exports them."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Whether activations are scattered over tensor-parallel ranks."""
+"""Decide whether activations are scattered over tensor-parallel ranks."""
 
 from typing import Any
 
@@ -6,38 +6,9 @@ from fast._checks import check_bool, check_int, check_list, check_type, describe
 
 
 def is_residual_scattered_for_sp(vllm_config: Any, num_input_tokens: int) -> bool:  # noqa: ANN401  (an engine's own config serves too)
-    """Say whether the residual stream is scattered over the tensor-parallel ranks.
+    """Return whether the residual stream is scattered over the tensor-parallel ranks.
 
-    It is where sequence parallelism is on, there are several ranks, and the graph is compiled as a
-    whole, or else for this very number of tokens.
-
-    Args:
-        vllm_config: the configuration; `compilation_config` is read and `parallel_config`.
-        num_input_tokens: tokens of the step, padding too.
-
-    Returns:
-        Whether it is scattered.
-
-    Raises:
-        TypeError: a number that is no int, a flag that is no bool.
-        ValueError: a negative number of tokens; one that is no multiple of the ranks, where
-            sequence parallelism is on.
-        AttributeError: a configuration without what is read.
-
-    Example:
-        >>> from fast.config import CompilationConfig, ParallelConfig, PassConfig, VllmConfig
-        >>> config = VllmConfig(
-        ...     parallel_config=ParallelConfig(tensor_parallel_size=4),
-        ...     compilation_config=CompilationConfig(
-        ...         pass_config=PassConfig(enable_sp=True),
-        ...         splitting_ops=["attention"],
-        ...         compile_sizes=[8, 16],
-        ...     ),
-        ... )
-        >>> is_residual_scattered_for_sp(config, 16), is_residual_scattered_for_sp(config, 32)
-        (True, False)
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.is_residual_scattered_for_sp`.
     """
     num_tokens = check_int("num_input_tokens", num_input_tokens, 0, None)
     config = vllm_config.compilation_config

@@ -1,4 +1,4 @@
-"""Where tokens stand in the physical cache; the names are imported from `fast.block_table`."""
+"""Compute the slots of tokens in the physical cache. `fast.block_table` exports the names."""
 
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -26,15 +26,7 @@ from fast.outputs import check_own_memory
 
 
 class Layout(NamedTuple):
-    """How positions are cut into blocks and spread over context-parallel ranks.
-
-    Attributes:
-        block_size: positions in a block.
-        kernel_block_size: positions in a block of the table.
-        world_size: context-parallel ranks.
-        rank: this rank.
-        interleave: consecutive positions that a rank holds.
-    """
+    """How positions map to blocks and ranks: the ints that `compute_slot_mapping` takes."""
 
     block_size: int
     kernel_block_size: int
@@ -56,46 +48,18 @@ def compute_slot_mapping(
     cp_kv_cache_interleave_size: int = 1,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the slot of every token: where its keys and values stand in the physical cache.
+    """Compute the slot to which each token of a batch is written.
 
-    A token at position `p` of request `i` has the slot `block_table[i, p // block_size] *
-    block_size + p % block_size`. Of several context-parallel ranks one holds the token; elsewhere
-    its slot is -1. Tokens from `query_start_loc[-1]` on are padding: -1. On a GPU nothing waits for
-    the device (checked mode does), and the call can be captured into a CUDA graph. `torch.compile`
-    takes it as one operator (`fast.operators`).
+    On a GPU the call does not synchronise, except in checked mode, and can be captured into a CUDA
+    graph. Under `torch.compile` it is one operator (`fast.operators`). All tensors must be on one
+    device.
 
-    Args:
-        block_table: int32[num_rows, max_blocks], physical blocks of each request, at least
-            `num_reqs` rows; with a `kernel_block_size`, the kernel's blocks.
-        query_start_loc: int32[num_reqs + 1], each request's first token, then their number.
-        positions: int64[num_tokens], position of each token in its request's sequence.
-        block_size: positions in a block.
-        kernel_block_size: positions in a block of the table, when the kernel's are smaller.
-        cp_world_size: context-parallel ranks.
-        cp_rank: this rank.
-        cp_kv_cache_interleave_size: consecutive positions that a rank holds.
-        out: int64[at least num_tokens], written to its end, -1 behind the tokens.
+    Outside checked mode a token has the slot -1 where its position is negative, outside the table
+    or in a negative block, and these are not checked: that `query_start_loc` starts at 0 and does
+    not decrease, that `out` shares no memory with an input, and on a GPU that there are enough
+    positions.
 
-    Returns:
-        int64[num_tokens], in slots: `out[:num_tokens]`, or a new tensor.
-
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: a block size that is no multiple of the interleave or of the kernel block size,
-            a rank outside the world, more requests than table rows, tensors on unlike devices, an
-            `out` that is too short; `query_start_loc[-1] > num_tokens` (on a GPU in checked mode).
-            In checked mode also: `query_start_loc` that does not rise from 0, a negative position,
-            a position outside the table or in a negative block (otherwise the slot is -1), an
-            `out` that shares memory with an input.
-
-    Example:
-        >>> import torch
-        >>> table = torch.tensor([[5, 9], [7, 3]], dtype=torch.int32)
-        >>> starts = torch.tensor([0, 3, 4], dtype=torch.int32)
-        >>> compute_slot_mapping(table, starts, torch.tensor([1, 2, 3, 0]), 2).tolist()
-        [11, 18, 19, 14]
-
-    Source: the definition is kvtwin's own; the names are vLLM's block table.
+    Definition: `reference.compute_slot_mapping`.
     """
     sizes = (block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size)
     if not isinstance(block_table, torch.Tensor):
@@ -167,12 +131,7 @@ def compute_slot_mapping(
 def check_batch(
     query_start_loc: torch.Tensor, positions: torch.Tensor, device: torch.device
 ) -> None:
-    """Refuse starts and positions of another kind, or on another device.
-
-    Raises:
-        TypeError: one is no tensor, or of another dtype.
-        ValueError: one has another number of dimensions or no entry, or is elsewhere.
-    """
+    """Check dtypes, dimensions and device of starts and positions; there must be a start."""
     check_tensor("query_start_loc", query_start_loc, torch.int32, 1, device)
     check_tensor("positions", positions, torch.int64, 1, device)
     if query_start_loc.shape[0] == 0:
@@ -180,17 +139,10 @@ def check_batch(
 
 
 def check_slots(table: IntArray, starts: IntArray, positions: IntArray, layout: Layout) -> None:
-    """Refuse a batch in which a token has no slot, for checked mode.
+    """Raise ValueError if a token of this rank has no slot, for checked mode.
 
-    Args:
-        table: int32[num_rows, max_blocks].
-        starts: int32[num_reqs + 1].
-        positions: int64[num_tokens].
-        layout: how positions are cut.
-
-    Raises:
-        ValueError: the starts do not rise from 0 to at most num_tokens; a negative position, or
-            one of this rank outside the table or in a negative block.
+    `table` is int32[num_rows, max_blocks], `starts` int32[num_reqs + 1], `positions`
+    int64[num_tokens].
     """
     check_starts("query_start_loc", starts)
     check_num_tokens(starts, len(positions))
@@ -262,9 +214,9 @@ _known_layout: Final = lru_cache(typed=True)(_check_layout)
 
 
 def _find_layout(*sizes: Any) -> Layout:  # noqa: ANN401  (not judged yet)
-    """Return what `_check_layout` does; sizes that were judged before take half of the time.
+    """Return what `_check_layout` does, in half the time for sizes that were checked before.
 
-    Not for Dynamo, which would look into what keeps them.
+    Not for Dynamo, which would trace into the cache.
     """
     try:
         layout = _known_layout(*sizes)

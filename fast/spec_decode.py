@@ -1,4 +1,4 @@
-"""Queries and outputs of speculative decoding, one row of tokens for each request."""
+"""View queries and outputs of speculative decoding by request, and back."""
 
 import torch
 
@@ -6,26 +6,9 @@ from fast._checks import check_dense, check_int, not_a_tensor
 
 
 def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """View the queries of a uniform batch as a row of tokens for each request.
+    """View the tokens of a uniform batch request by request.
 
-    Args:
-        query: any dtype[tokens, heads, dim], each request's tokens behind those of the one before.
-        batch_size: requests, all of the same number of tokens.
-
-    Returns:
-        The same memory as [batch_size, tokens / batch_size, heads, dim].
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: another number of dimensions, a batch size below 1, past an int32, or one that
-            does not divide the tokens.
-
-    Example:
-        >>> import torch
-        >>> reshape_query_for_spec_decode(torch.zeros(6, 8, 64), 2).shape
-        torch.Size([2, 3, 8, 64])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.reshape_query_for_spec_decode`.
     """
     _check_tensor("query", query)
     if query.dim() != 3:
@@ -40,25 +23,9 @@ def reshape_query_for_spec_decode(query: torch.Tensor, batch_size: int) -> torch
 
 
 def reshape_attn_output_for_spec_decode(attn_output: torch.Tensor) -> torch.Tensor:
-    """View what attention gave for a row of tokens for each request as tokens again.
+    """View the tokens of all requests one after another.
 
-    Args:
-        attn_output: any dtype[batch_size, tokens / batch_size, heads, dim], or [tokens, heads,
-            dim].
-
-    Returns:
-        The same memory as [tokens, heads, dim]; `attn_output` itself where it is that.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: another number of dimensions, or strides that do not allow a view.
-
-    Example:
-        >>> import torch
-        >>> reshape_attn_output_for_spec_decode(torch.zeros(2, 3, 8, 64)).shape
-        torch.Size([6, 8, 64])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.reshape_attn_output_for_spec_decode`.
     """
     _check_tensor("attn_output", attn_output)
     if attn_output.dim() == 3:

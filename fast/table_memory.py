@@ -1,4 +1,4 @@
-"""The memory of `BlockTables`: its buffers, and how an object is copied."""
+"""Allocate the buffers of `BlockTables`, and copy an object with them."""
 
 from typing import Any, Final
 
@@ -34,21 +34,7 @@ MADE_ANEW: Final = (
 
 
 class TableMemory:
-    """The buffers of block tables, for all KV cache groups.
-
-    Args:
-        block_sizes: positions in a block, for each of the G groups; a list, may be empty.
-        max_num_reqs: request slots, and the most requests of a batch.
-        max_num_batched_tokens: the most tokens of a batch.
-        max_model_len: the longest sequence, in tokens.
-        device: where the tables are.
-        pin_memory: whether what travels to a GPU is put into pinned memory.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: a size below 1 or above 2**31 - 1, sizes whose tables no memory can hold, a
-            device that is not there.
-    """
+    """The buffers of block tables, for all KV cache groups; see `BlockTables`."""
 
     @torch.inference_mode(mode=False)  # the tables outlive the mode in which they are made
     def __init__(
@@ -103,13 +89,13 @@ class TableMemory:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what `copy` and `pickle` make a copy of: settings, and the buffers' contents."""
+        """Return the settings and the contents of the buffers, for `copy` and `pickle`."""
         state = {k: v for k, v in vars(self).items() if k not in MADE_ANEW and k not in COPIED}
         contents = {name: to_array(getattr(self, name)) for name in COPIED}
         return {"settings": state, "contents": contents}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Become a copy, with buffers of its own, whose next gather writes everything."""
+        """Restore a copy: it has its own buffers, and its next gather writes everything."""
         settings: dict[str, Any] = state["settings"]
         names = ("max_num_reqs", "max_num_batched_tokens", "max_model_len", "device", "pin_memory")
         TableMemory.__init__(self, settings["block_sizes"], *(settings[name] for name in names))
@@ -145,17 +131,17 @@ class TableMemory:
         return self._host
 
     def _begin_launch(self) -> None:
-        """Prepare a launch that changes rows, and a change of the counts behind it.
+        """Prepare a launch that changes rows, after which the counts are changed.
 
-        An exception out of a signal handler may come between the two. Then `_is_counted` stays
-        False, and the next method reads the counts from the device.
+        A signal handler may raise between the two. Then `_is_counted` stays False, and the next
+        method reads the counts from the device.
         """
         if self._host is not None:  # a simulator runs the kernel
             self._host.forget_rows()
         self._is_counted = False
 
     def _read_counts(self) -> None:
-        """Read each row's blocks from the device if the host has lost count; that synchronises."""
+        """Read all block counts from the device if the host's are stale; synchronises then."""
         if not self._is_counted:
             self._counts.blocks[:] = to_array(self._num_blocks)
             self._is_counted = True
@@ -164,11 +150,11 @@ class TableMemory:
 def make_full(
     shape: tuple[int, ...], value: int, dtype: type[np.integer[Any]], device: torch.device
 ) -> torch.Tensor:
-    """Return a tensor full of one value, on the CPU in huge pages where the system has them.
+    """Return a tensor filled with one value, on the CPU in huge pages where the system has them.
 
-    A step reads a few entries of each row: with pages of 4 KiB, 4096 requests take 1.3 times as
-    long to compute the slots of. NumPy asks for huge pages from 4 MiB on, torch does not. All is
-    written here, so that no step waits for a page.
+    A step reads a few entries of each row: with pages of 4 KiB, computing the slots of 4096
+    requests takes 1.3 times as long. NumPy asks for huge pages from 4 MiB on, torch does not.
+    Everything is written here, so no step has a page fault.
     """
     if device.type != "cpu":
         torch_dtype = torch.int32 if dtype is np.int32 else torch.int64
@@ -179,5 +165,5 @@ def make_full(
 
 
 def to_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a copy of a tensor's values; waits for the device."""
+    """Return a copy of a tensor's values; synchronises."""
     return np.array(tensor.cpu().numpy())

@@ -1,4 +1,4 @@
-"""Micro-batches: a batch cut by tokens."""
+"""Cut a batch into micro-batches by tokens."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,63 +39,39 @@ from fast.runner_inputs import first_of
 
 @dataclass(frozen=True)
 class UBatchSlice:
-    """A micro-batch: some consecutive tokens of a batch, and the requests that they belong to.
+    """The requests and the tokens of a micro-batch.
 
-    Attributes:
-        request_slice: the requests with a token in it.
-        token_slice: its tokens.
-
-    Example:
-        >>> UBatchSlice(slice(0, 2), slice(3, 7)).num_tokens
-        4
-
-    Source: the definition is kvtwin's own; the names are vLLM's micro-batching.
+    Definition: `reference.UBatchSlice`.
     """
 
     request_slice: slice
     token_slice: slice
 
     def is_empty(self) -> bool:
-        """Say whether it has no request or no token.
+        """Return whether it has no requests or no tokens.
 
-        Example:
-            >>> UBatchSlice(slice(1, 1), slice(0, 4)).is_empty()
-            True
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.UBatchSlice.is_empty`.
         """
         requests, tokens = self.request_slice, self.token_slice
         return bool(requests.stop <= requests.start or tokens.stop <= tokens.start)
 
     @property
     def num_tokens(self) -> int:
-        """Its tokens."""
+        """The number of its tokens.
+
+        Definition: `reference.UBatchSlice.num_tokens`.
+        """
         return int(self.token_slice.stop - self.token_slice.start)
 
 
 def create_ubatch_slices(
     num_scheduled_tokens: IntArray, split_points: int | list[int]
 ) -> list[UBatchSlice]:
-    """Cut a batch into micro-batches at some tokens.
+    """Cut a batch into micro-batches at split points.
 
-    Args:
-        num_scheduled_tokens: NumPy int32 or int64[num_reqs], each request's tokens.
-        split_points: where to cut, in tokens: one, or a list that increases.
+    Only checked mode rejects a negative number of tokens.
 
-    Returns:
-        One more micro-batch than split points. A request that is cut is in both.
-
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: no tokens, split points that don't increase strictly inside the batch; in
-            checked mode a negative number of tokens.
-
-    Example:
-        >>> import numpy as np
-        >>> create_ubatch_slices(np.array([4, 10, 5]), 9)[1]
-        UBatchSlice(request_slice=slice(1, 3, None), token_slice=slice(9, 19, None))
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.create_ubatch_slices`.
     """
     check_array("num_scheduled_tokens", num_scheduled_tokens)
     if not is_int(split_points) and not isinstance(split_points, list):
@@ -112,25 +88,11 @@ def create_ubatch_slices(
 
 
 def slice_query_start_locs(query_start_loc: torch.Tensor, request_slice: slice) -> torch.Tensor:
-    """Return the query starts of some consecutive requests, from 0.
+    """Return where the tokens of some requests start, counted from the first of these tokens.
 
-    Args:
-        query_start_loc: int32[num_reqs + 1], each request's first token, then their number.
-        request_slice: the requests.
+    Only checked mode rejects starts that do not begin at 0, or that decrease.
 
-    Returns:
-        int32[requests + 1], a new tensor.
-
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: a slice outside the batch; in checked mode starts that don't rise from 0.
-
-    Example:
-        >>> import torch
-        >>> slice_query_start_locs(torch.tensor([0, 4, 14, 19], dtype=torch.int32), slice(1, 3))
-        tensor([ 0, 10, 15], dtype=torch.int32)
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.slice_query_start_locs`.
     """
     check_tensor("query_start_loc", query_start_loc, torch.int32, 1)
     if len(query_start_loc) == 0:
@@ -147,47 +109,12 @@ def _make_metadata_with_slice(
     ubatch_slice: UBatchSlice,
     attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
 ) -> CommonAttentionMetadata:
-    """Make the metadata of a micro-batch.
+    """Make the metadata of a micro-batch; the batch itself is not changed.
 
-    A request that is cut loses the tokens outside: those behind the micro-batch shorten its
-    sequence, those before it count as computed. The batch is not changed.
+    On a GPU the call does not synchronise, except in checked mode: the vectors are computed on the
+    host and uploaded. An engine's own metadata is accepted; only checked mode validates it.
 
-    Args:
-        ubatch_slice: the micro-batch.
-        attn_metadata: the batch; its host copies are read, and its block table and slots viewed.
-
-    Returns:
-        The micro-batch's metadata; the logits fields and `dcp_local_seq_lens` are None.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: a micro-batch that is empty, outside the batch, does not begin in its first
-            request, or has tokens of requests behind its last; in checked mode a metadata that
-            contradicts itself.
-        AttributeError: a metadata without what is read.
-
-    Example:
-        >>> import torch
-        >>> starts = torch.tensor([0, 4, 14, 19], dtype=torch.int32)
-        >>> seq_lens = torch.tensor([6, 17, 9], dtype=torch.int32)
-        >>> batch = CommonAttentionMetadata(
-        ...     query_start_loc=starts,
-        ...     query_start_loc_cpu=starts,
-        ...     seq_lens=seq_lens,
-        ...     seq_lens_cpu=seq_lens,
-        ...     num_computed_tokens_cpu=torch.tensor([2, 7, 4], dtype=torch.int32),
-        ...     num_reqs=3,
-        ...     num_actual_tokens=19,
-        ...     max_query_len=10,
-        ...     max_seq_len=17,
-        ...     block_table_tensor=torch.zeros(3, 9, dtype=torch.int32),
-        ...     slot_mapping=torch.arange(19),
-        ... )
-        >>> part = _make_metadata_with_slice(UBatchSlice(slice(1, 3), slice(9, 19)), batch)
-        >>> part.query_start_loc.tolist(), part.num_computed_tokens_cpu.tolist()
-        ([0, 5, 10], [12, 4])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference._make_metadata_with_slice`.
     """
     if is_checked():
         validate_metadata(attn_metadata)
@@ -198,24 +125,11 @@ def split_attn_metadata(
     ubatch_slices: list[UBatchSlice],
     common_attn_metadata: Any,  # noqa: ANN401  (an engine's own metadata serves too)
 ) -> list[CommonAttentionMetadata]:
-    """Make the metadata of every micro-batch of a batch.
+    """Make the metadata of each micro-batch.
 
-    Args:
-        ubatch_slices: the micro-batches.
-        common_attn_metadata: the batch.
+    Reads the batch once for all slices, as `_make_metadata_with_slice` does for one.
 
-    Returns:
-        Their metadata, as `_make_metadata_with_slice` makes it.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: what `_make_metadata_with_slice` refuses.
-        AttributeError: a metadata without what is read.
-
-    Example:
-        See `_make_metadata_with_slice`.
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.split_attn_metadata`.
     """
     check_list("ubatch_slices", ubatch_slices)
     if is_checked():
@@ -230,7 +144,7 @@ def split_attn_metadata(
 
 
 class _Batch(NamedTuple):
-    """What micro-batches are cut from, checked once for all of them."""
+    """The fields of a batch that micro-batches are cut from, checked once for all of them."""
 
     metadata: Any
     host: BatchVectors
@@ -321,7 +235,7 @@ def _check_split_points(split_points: int | list[int], total: int) -> list[int]:
 
 
 def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
-    """Return where a slice starts and stops, inside `length` things."""
+    """Return the start and stop of a slice, with 0 <= start <= stop <= length."""
     if type(value) is slice and value.step is None:
         start, stop = value.start, value.stop
         if type(start) is int and type(stop) is int and 0 <= start <= stop <= length:
@@ -335,7 +249,7 @@ def _check_slice(name: str, value: object, length: int) -> tuple[int, int]:
 
 
 def _refuse_tokens(name: str, starts: IntArray, r0: int, r1: int, t0: int, t1: int) -> NoReturn:
-    """Say what is wrong with a micro-batch's tokens, where `cut_requests` found that they are."""
+    """Raise the error for a micro-batch whose tokens do not fit its requests."""
     begin, end, total = starts.item(r0), starts.item(r0 + 1), starts.item(-1)
     in_padding = t0 >= total and begin == end
     if not begin <= t0 < end and not in_padding:

@@ -1,4 +1,4 @@
-"""A batch cut to the tokens whose logits are wanted; imported from `fast.fast_prefill`."""
+"""Cut a batch to the tokens whose logits are needed. `fast.fast_prefill` exports the name."""
 
 import dataclasses
 from typing import Any
@@ -39,56 +39,17 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     *,
     logits_indices_cpu: torch.Tensor | None = None,
 ) -> Any:  # noqa: ANN401  (likewise)
-    """Make the batch of the tokens whose logits are wanted.
+    """Make the metadata of the tokens whose logits are needed, request by request.
 
-    Layers that only read another layer's cache need no other tokens in a prefill. On a GPU this
-    waits for the device, unless the indices are given on the CPU as well.
+    An engine's own metadata is accepted. On a GPU the call synchronises, unless it is given the
+    tokens on the CPU too:
 
-    Args:
-        common_attn_metadata: the batch; the first `num_logits_indices` of its
-            `logits_indices_padded` are the wanted tokens, in increasing order.
-        logits_indices_cpu: int32 or int64[at least num_logits_indices], the same tokens on the
-            CPU; with them nothing waits. `reference` has no such argument.
+    - `logits_indices_cpu`: int32 or int64[at least num_logits_indices], the same tokens on the CPU.
 
-    Returns:
-        The batch itself, if all its queries are of one token or no logits field is set. Otherwise
-        a batch of as many requests with the wanted tokens only: `query_start_loc`,
-        `num_actual_tokens` and `max_query_len` say how many each request has; the sequences, the
-        block table and the slots are as they were; `causal` is True, the optional fields None. It
-        is of the batch's class if that is a `CommonAttentionMetadata`.
+    Only checked mode rejects an invalid metadata, indices that do not increase or that are not
+    tokens of requests, and CPU values that differ from those on the device.
 
-    Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: only one of the logits fields is set; fewer indices than are to count; tensors
-            on unlike devices. In checked mode also a metadata that contradicts itself, indices
-            that don't increase or are no tokens of requests, or that differ on the CPU.
-        AttributeError: a metadata without what is read.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> starts = torch.tensor([0, 15, 20, 28], dtype=torch.int32)
-        >>> seq_lens = torch.tensor([15, 9, 30], dtype=torch.int32)
-        >>> batch = SimpleNamespace(
-        ...     query_start_loc=starts,
-        ...     query_start_loc_cpu=starts,
-        ...     seq_lens=seq_lens,
-        ...     seq_lens_cpu=seq_lens,
-        ...     num_computed_tokens_cpu=torch.tensor([0, 4, 22], dtype=torch.int32),
-        ...     num_reqs=3,
-        ...     num_actual_tokens=28,
-        ...     max_query_len=15,
-        ...     max_seq_len=30,
-        ...     block_table_tensor=torch.zeros(3, 2, dtype=torch.int32),
-        ...     slot_mapping=torch.arange(28),
-        ...     logits_indices_padded=torch.tensor([14, 18, 19, 27, 27, 27]),
-        ...     num_logits_indices=4,
-        ... )
-        >>> wanted = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
-        >>> wanted.query_start_loc.tolist(), wanted.max_query_len
-        ([0, 1, 3, 4], 2)
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.make_kv_sharing_fast_prefill_common_attn_metadata`.
     """
     metadata = common_attn_metadata
     indices, num_indices = metadata.logits_indices_padded, metadata.num_logits_indices
@@ -136,7 +97,10 @@ def _find_starts(
     num_indices: int,
     copy: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return where requests start among the wanted tokens, there and on the CPU, and the most."""
+    """Return the starts of the requests among the needed tokens, on the device and on the CPU.
+
+    Also the maximum number of such tokens in a request.
+    """
     starts_cpu = metadata.query_start_loc_cpu
     counted = None
     if uses_kernels(indices):
@@ -161,7 +125,7 @@ def _find_starts(
 def _count_on_device(
     starts: torch.Tensor, num_reqs: int, indices: torch.Tensor, num_indices: int
 ) -> torch.Tensor:
-    """Return the starts of the requests among the wanted tokens; nothing waits."""
+    """Return the starts of the requests among the needed tokens; does not synchronise."""
     starts, indices = plain("query_start_loc", starts), plain("logits_indices_padded", indices)
     # Of an int64 the kernel reads the lower half, which comes first: tokens are int32.
     halves = indices.element_size() // 4
@@ -187,7 +151,7 @@ def _check_wanted(
     num_indices: int,
     copy: object,
 ) -> None:
-    """Refuse wanted tokens, or a copy of them on the CPU, that do not fit the batch."""
+    """Check that the needed tokens, and their copy on the CPU, fit the batch."""
     indices = _check_indices("logits_indices_padded", indices, num_indices)
     if not indices.is_cpu:
         starts = metadata.query_start_loc
@@ -202,7 +166,7 @@ def _check_wanted(
 
 
 def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor:
-    """Refuse what is no vector of indices, or one with too few."""
+    """Check that a value is a vector of at least `num_indices` indices, and return it."""
     if not isinstance(indices, torch.Tensor):
         raise TypeError(not_a_tensor(name, indices))
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
@@ -221,7 +185,7 @@ def _check_indices(name: str, indices: object, num_indices: int) -> torch.Tensor
 def _check_values(
     indices: torch.Tensor, num_indices: int, num_tokens: int, copy: torch.Tensor | None
 ) -> None:
-    """Refuse wanted tokens that don't increase or are none, or that differ from their copy."""
+    """Check that the needed tokens increase, are tokens, and equal their copy."""
     values = to_host("logits_indices_padded", indices)[:num_indices]
     outside = np.flatnonzero((values < 0) | (values >= num_tokens))
     if len(outside):

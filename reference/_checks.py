@@ -1,8 +1,7 @@
-"""The checks of arguments: one for each kind of input, each naming the argument at fault.
+"""Checks of arguments: one for each kind of input. The message names the argument.
 
-A check raises, or returns the value in the form in which the definitions read it: integers as
-Python ints, vectors that are read as a whole as lists of them. So no arithmetic behind a check
-overflows.
+A check raises, or returns the value in the form that the definitions use: integers as Python ints,
+whole vectors as lists of them. So no arithmetic after a check overflows.
 """
 
 from __future__ import annotations
@@ -73,12 +72,12 @@ def get_dtype_name(value: Any) -> str:  # noqa: ANN401  # a dtype or a scalar ty
 
 
 def show(value: object) -> str:
-    """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
+    """Return the `repr` of a value, with dtypes by their bare names, such as `int32`."""
     return re.sub(r"dtype\('?(\w+)'?\)", r"\1", repr(value))
 
 
 def get_type_name(value: object) -> str:
-    """Return the name of a value's type: `array` for what is one in either twin."""
+    """Return the name of a value's type; `array` for an array, so that both twins agree."""
     return "array" if isinstance(value, np.ndarray) else type(value).__name__
 
 
@@ -107,7 +106,7 @@ def check_size(name: str, value: object) -> int:
 
 
 def check_index(name: str, value: object, length: int) -> int:
-    """Return an index in 0 .. length - 1; outside it is an `IndexError`."""
+    """Return an index in 0 .. length - 1; raise IndexError if it is outside."""
     index = check_int(name, value)
     if not 0 <= index < length:
         raise IndexError(f"{name} is {index}, expected 0 to {length - 1}")
@@ -128,7 +127,7 @@ def check_str(name: str, value: object) -> str:
 
 
 def check_dtype(name: str, value: object) -> np.dtype[Any]:
-    """Return the dtype that a NumPy dtype or scalar type means, one that torch has too."""
+    """Return a NumPy dtype or scalar type as a dtype; it must be one that torch has too."""
     dtype = value
     if isinstance(value, type) and issubclass(value, np.generic) and value.__name__ in DTYPES:
         dtype = np.dtype(value)
@@ -139,15 +138,15 @@ def check_dtype(name: str, value: object) -> np.dtype[Any]:
 
 
 def is_kind(value: object, *names: str) -> bool:
-    """Say whether the class of a value, or a class that it extends, has one of these names.
+    """Return whether the class of a value, or one of its base classes, has one of these names.
 
-    So classes are told apart, that an engine's own of the same name may stand for those here.
+    Classes are compared by name, so that an engine's own class of the same name is accepted.
     """
     return any(cls.__name__ in names for cls in type(value).__mro__)
 
 
 def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
-    """Refuse what is not an instance of `kind`; the message says what was `expected`."""
+    """Check that a value is an instance of `kind`; the message says what was `expected`."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {expected}, got {describe(value)}")
 
@@ -194,16 +193,16 @@ def check_ints(
 
 
 def not_an_array(name: str, value: object) -> str:
-    """Return the message for a value that is no array; it says so of tensors and masked arrays."""
+    """Return the message for a value that is not an array, such as a tensor or a masked array."""
     is_similar = type(value).__name__ in {"Tensor", "MaskedArray"}
     wanted = "a NumPy array" if is_similar else "an array"
     return f"{name} must be {wanted}, got {type(value).__name__}"
 
 
 def check_array(name: str, value: object, dtypes: Dtypes, ndim: int | None) -> Array:
-    """Return an array of one of the dtypes, with so many dimensions (None: at least one).
+    """Return an array of one of the dtypes with `ndim` dimensions (None: at least one).
 
-    One that may lack entries, a masked array, is none.
+    Masked arrays are rejected, since their entries may be missing.
     """
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(not_an_array(name, value))
@@ -218,7 +217,7 @@ def check_array(name: str, value: object, dtypes: Dtypes, ndim: int | None) -> A
 
 
 def check_counts(name: str, value: object, length: int | None = None) -> list[int]:
-    """Return the first `length` (or all) entries of a vector of token counts, none negative."""
+    """Return the first `length` (or all) entries of a vector of token counts, all at least 0."""
     array = check_array(name, value, COUNT_DTYPES, ndim=1)
     if length is not None and len(array) < length:
         raise ValueError(f"{name} has {len(array)} entries, expected at least {length}")
@@ -236,7 +235,7 @@ def check_query_start_loc(name: str, value: object) -> list[int]:
 
 
 def check_starts(name: str, starts: list[int]) -> None:
-    """Refuse starts that are none: they begin at 0 and do not decrease."""
+    """Check that starts begin at 0 and do not decrease."""
     if not starts:
         raise ValueError(f"{name} is empty, expected num_reqs + 1 entries")
     if starts[0] != 0:
@@ -264,7 +263,7 @@ class BlockLayout:
         block_size: Positions in a block of one rank.
         kernel_block_size: Positions in a block as the table lists them; divides `block_size`.
         cp_world_size: Number of context-parallel ranks.
-        cp_rank: The rank whose slots are meant.
+        cp_rank: The rank whose slots are computed.
         interleave: Consecutive positions that stay on one rank; divides `block_size`.
     """
 
@@ -282,7 +281,7 @@ def check_block_layout(
     cp_rank: object,
     cp_kv_cache_interleave_size: object,
 ) -> BlockLayout:
-    """Return the sizes of blocks and of context parallelism, which must fit together."""
+    """Return the sizes of blocks and of context parallelism; they must be consistent."""
     block = check_size("block_size", block_size)
     kernel_block = block
     if kernel_block_size is not None:
@@ -307,7 +306,7 @@ def check_block_layout(
 
 
 def check_tokens(query_start_loc: object, positions: object) -> tuple[list[int], Array]:
-    """Return the starts of a batch and its tokens' positions, of which there must be enough."""
+    """Return the starts of a batch and the positions, which must cover all its tokens."""
     starts = check_query_start_loc("query_start_loc", query_start_loc)
     array = check_array("positions", positions, np.int64, ndim=1)
     if starts[-1] > len(array):
@@ -318,7 +317,7 @@ def check_tokens(query_start_loc: object, positions: object) -> tuple[list[int],
 
 
 def check_out(value: object, length: int, inputs: Iterable[Array]) -> Array:
-    """Return an array to write to: long enough, and no part of it an input or another part."""
+    """Return an array to write to: long enough, overlapping neither an input nor itself."""
     out = check_array("out", value, np.int64, ndim=1)
     if len(out) < length:
         raise ValueError(f"out has {len(out)} entries, expected at least {length}")
@@ -336,7 +335,7 @@ def check_rows_out(
     *,
     may_be_longer: bool = False,
 ) -> Array:
-    """Return an array whose rows can be written to: in one piece, and no part of it an input."""
+    """Return an array whose rows can be written: contiguous, not overlapping an input."""
     if not isinstance(value, np.ndarray):
         raise TypeError(not_an_array("out", value))
     if value.dtype != dtype:
@@ -353,7 +352,7 @@ def check_rows_out(
 
 
 def _check_own_memory(out: Array, inputs: Iterable[Array]) -> None:
-    """Refuse what cannot be written to, or is an input's memory too."""
+    """Check that an array is writable and shares no memory with an input."""
     if not out.flags.writeable:
         raise ValueError("out is read-only, expected memory that can be written")
     for array in inputs:

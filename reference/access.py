@@ -1,7 +1,7 @@
-"""What a batch means: which slots its tokens read and write.
+"""What a batch reads and writes: the slots of the cache that each of its tokens accesses.
 
 Every function of the batch plumbing must preserve this relation, or transform it in a stated way.
-It is said here from the metadata alone, and independently of `compute_slot_mapping`.
+It is computed from the metadata alone, independently of `compute_slot_mapping`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ def kv_reads(
     cp_rank: int = 0,
     cp_kv_cache_interleave_size: int = 1,
 ) -> set[tuple[int, int, int]]:
-    """Return which slot each query token reads for each key position, on a rank.
+    """Return the slot that each query token reads for each key position, on one rank.
 
-    The `j`-th token of request `i` stands at position `s_i - q_i + j`; it reads the keys up to its
-    own position, and all of the sequence where the batch is not causal. The rank holds the key
-    positions `p` with `p // interleave % cp_world_size == cp_rank`, one after another in its
-    blocks: the `n`-th of them (from 0) is in block `n // block_size` of the row, at the offset
-    `n % block_size`.
+    The `j`-th token of request `i` is at position `s_i - q_i + j`. It reads the keys up to its own
+    position, or the whole sequence if the batch is not causal. The rank holds the key positions `p`
+    with `p // interleave % cp_world_size == cp_rank`, one after another in its blocks: the `n`-th
+    of them (from 0) is in block `n // block_size` of the row, at the offset `n % block_size`.
 
     Args:
-        metadata: The batch, valid; `seq_lens` are global, its row lists the rank's own blocks.
+        metadata: The batch, valid. `seq_lens` are global; the block table lists this rank's blocks.
         block_size: Positions in a block of one rank; times `cp_world_size` at most 2**31 - 1.
         kernel_block_size: Positions in a block as the table lists them; divides `block_size`. None:
             `block_size`.
@@ -42,10 +41,10 @@ def kv_reads(
         The set of (token, key position, slot).
 
     Raises:
-        TypeError: An argument or a field of another type or dtype.
-        ValueError: A size below 1 or that does not divide, a rank outside the world, a metadata
-            that is not valid, a sequence with blocks outside its row, a negative block id that is
-            read.
+        TypeError: An argument or a field of the wrong type or dtype.
+        ValueError: A size below 1 or one that does not divide as stated, a rank that does not
+            exist, an invalid metadata, a sequence with blocks outside its row, a negative block id
+            that is read.
 
     Example:
         >>> import numpy as np
@@ -88,7 +87,7 @@ def kv_reads(
 
 
 def _place(n: int, layout: BlockLayout) -> tuple[int, int]:
-    """Return the column and the offset of a row's `n`-th position."""
+    """Return the column and the offset of the `n`-th position of a row."""
     block, offset = n // layout.block_size, n % layout.block_size
     kernel_blocks_per_block = layout.block_size // layout.kernel_block_size
     column = block * kernel_blocks_per_block + offset // layout.kernel_block_size
@@ -98,7 +97,7 @@ def _place(n: int, layout: BlockLayout) -> tuple[int, int]:
 def _check_row(
     metadata: CommonAttentionMetadata, request: int, num_places: int, layout: BlockLayout
 ) -> None:
-    """Check that a request's row has all the blocks that its sequence needs on the rank."""
+    """Check that a request's row has all blocks that its sequence needs on the rank."""
     num_columns = metadata.block_table_tensor.shape[1]
     num_blocks = _place(num_places - 1, layout)[0] + 1 if num_places > 0 else 0
     if num_blocks > num_columns:
@@ -111,7 +110,7 @@ def _check_row(
 def _slot_of_place(
     metadata: CommonAttentionMetadata, request: int, n: int, layout: BlockLayout
 ) -> int:
-    """Return the slot of a row's `n`-th position."""
+    """Return the slot of the `n`-th position of a row."""
     column, offset = _place(n, layout)
     block_id = int(metadata.block_table_tensor[request, column])
     if block_id < 0:
@@ -128,12 +127,12 @@ def kv_writes(metadata: CommonAttentionMetadata) -> set[tuple[int, int]]:
         metadata: The batch, valid.
 
     Returns:
-        The set of (token, slot), for the first `num_actual_tokens` tokens; those whose slot is
-        `PAD_SLOT_ID` are written nowhere.
+        The set of (token, slot), for the first `num_actual_tokens` tokens, without those whose slot
+        is `PAD_SLOT_ID`.
 
     Raises:
-        TypeError: A field of another type or dtype.
-        ValueError: A metadata that is not valid, a slot below `PAD_SLOT_ID`.
+        TypeError: A field of the wrong type or dtype.
+        ValueError: An invalid metadata, a slot below `PAD_SLOT_ID`.
 
     Example:
         >>> import numpy as np

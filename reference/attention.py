@@ -1,7 +1,7 @@
-"""Attention, plainly, in float64: over all keys, over a paged cache, merged from parts.
+"""Attention in float64: over all keys, over a paged cache, merged from parts.
 
-What a batch's metadata is good for. `paged_attention` finds keys and values as a kernel does,
-through the block table alone, and independently of `access` and of `compute_slot_mapping`.
+`paged_attention` finds keys and values as a kernel does, through the block table alone, and
+independently of `access` and `compute_slot_mapping`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ def dense_attention(
     Head `h` of a query uses head `h // (num_heads / num_kv_heads)` of the keys and values. Its
     score of a key is their dot product times `scale`; its output is the mean of the values of the
     keys that it may see, weighted with the exponentials of their scores; its `lse` is the logarithm
-    of the sum of these exponentials. What the mask excludes is not touched: it may be NaN.
+    of the sum of these exponentials. Keys and values that the mask excludes are not read: they may
+    be NaN.
 
     Args:
-        q: [num_tokens, num_heads, head_size], queries, of any float dtype, as all arrays here.
+        q: [num_tokens, num_heads, head_size], queries; like `k` and `v`, of any float dtype.
         k: [num_keys, num_kv_heads, head_size], keys.
         v: [num_keys, num_kv_heads, head_size_v], values.
         mask: bool[num_tokens, num_keys], whether a query may see a key.
-        scale: By what the dot products are multiplied; None: one over the root of `head_size`.
+        scale: The factor of the dot products; None: `1 / sqrt(head_size)`.
 
     Returns:
         The output, float64[num_tokens, num_heads, head_size_v], and the log-sum-exp,
         float64[num_tokens, num_heads]; 0 and -inf for a query that may see no key.
 
     Raises:
-        TypeError: An argument of another type or dtype.
-        ValueError: Shapes that do not fit together, query heads that are no multiple of the keys',
-            a scale that is not finite.
+        TypeError: An argument of the wrong type or dtype.
+        ValueError: Shapes that do not fit together, a number of query heads that is not a multiple
+            of that of the keys, a scale that is not finite.
 
     Example:
         >>> import numpy as np
@@ -112,32 +113,33 @@ def paged_attention(
 ) -> tuple[Float64Array, Float64Array]:
     """Compute the attention of a batch's tokens over the keys and values in a paged cache.
 
-    The `j`-th token of request `i` stands at position `s_i - q_i + j`. It sees the positions up to
-    its own, with a sliding window the last so many of these, its own included; where the batch is
-    not causal, all of the sequence. Of these its rank holds the positions `p` with `p // interleave
-    % cp_world_size == cp_rank`, one after another in the blocks that the request's row lists.
-    Nothing else is read, of the table or the cache; of `slot_mapping` nothing at all.
+    The `j`-th token of request `i` is at position `s_i - q_i + j`. It sees the positions up to its
+    own, or only the last `sliding_window` of these, its own included; if the batch is not causal,
+    it sees the whole sequence. Of these the rank holds the positions `p` with
+    `p // interleave % cp_world_size == cp_rank`, one after another in the blocks that the request's
+    row lists. Nothing else of the table and the cache is read, and nothing of `slot_mapping`.
 
     Args:
         q: [at least num_actual_tokens, num_heads, head_size], the queries, of any float dtype.
         kv_cache: [2, num_blocks, block_size, num_kv_heads, head_size], keys and values, of any
-            float dtype, in the blocks that the table lists: kernel blocks, where it lists these.
+            float dtype, in blocks of the size that the table lists (kernel blocks, if it lists
+            those).
         metadata: The batch, valid; `seq_lens` are global.
-        scale: By what the dot products are multiplied; None: one over the root of `head_size`.
-        sliding_window: How many positions a token sees, of a causal batch; None: all.
+        scale: The factor of the dot products; None: `1 / sqrt(head_size)`.
+        sliding_window: How many positions a token sees; for causal batches only. None: all.
         cp_world_size: Number of context-parallel ranks.
-        cp_rank: The rank whose cache it is.
+        cp_rank: The rank that `kv_cache` belongs to.
         cp_kv_cache_interleave_size: Consecutive positions that stay on one rank.
 
     Returns:
-        The output, float64 of the shape of `q`, and the log-sum-exp, float64[as many, num_heads];
-        0 and -inf for a token that sees no key, and for padding.
+        The output, float64 of the shape of `q`, and the log-sum-exp, float64[as many, num_heads]; 0
+        and -inf for a token that sees no key, and for padding.
 
     Raises:
-        TypeError: An argument, or a field of the metadata, of another type or dtype.
-        ValueError: Shapes that do not fit together, a size below 1, a rank outside the world, a
-            window of a batch that is not causal, a metadata that is not valid, a sequence with
-            blocks outside its row, a block to be read that is not in the cache.
+        TypeError: An argument, or a field of the metadata, of the wrong type or dtype.
+        ValueError: Shapes that do not fit together, a size below 1, a rank that does not exist, a
+            window for a batch that is not causal, an invalid metadata, a sequence with blocks
+            outside its row, a block to be read that is not in the cache.
 
     Example:
         >>> import numpy as np
@@ -202,11 +204,11 @@ def paged_attention(
 
 
 def merge_attention_states(outputs: Array, lses: Array) -> tuple[Float64Array, Float64Array]:
-    """Merge the attention over parts of the keys into that over all of them.
+    """Merge attention over parts of the keys into attention over all of them.
 
-    The output of the whole is the mean of the parts' outputs weighted with the exponentials of
-    their `lse`; its `lse` is the logarithm of the sum of these. A part whose `lse` is -inf saw no
-    key, and its output is not touched; one whose `lse` is NaN makes the whole NaN.
+    The merged output is the mean of the parts' outputs, weighted with the exponentials of their
+    `lse`; the merged `lse` is the logarithm of the sum of these weights. A part whose `lse` is -inf
+    saw no key, and its output is not read. A part whose `lse` is NaN makes the result NaN.
 
     Args:
         outputs: [num_parts, num_tokens, num_heads, head_size], of any float dtype.
@@ -217,7 +219,7 @@ def merge_attention_states(outputs: Array, lses: Array) -> tuple[Float64Array, F
         float64[num_tokens, num_heads]; 0 and -inf where no part saw a key.
 
     Raises:
-        TypeError: An argument of another type or dtype.
+        TypeError: An argument of the wrong type or dtype.
         ValueError: Shapes that do not fit together.
 
     Example:
@@ -247,19 +249,19 @@ def merge_attention_states(outputs: Array, lses: Array) -> tuple[Float64Array, F
 
 
 def write_kv_cache(key: Array, value: Array, kv_cache: Array, slot_mapping: Int64Array) -> None:
-    """Write the keys and values of a step's tokens to their slots of a paged cache, in place.
+    """Write the keys and values of a step's tokens to their slots in a paged cache.
 
     Args:
         key: [num_tokens, num_kv_heads, head_size], of the dtype of the cache.
-        value: The same of the values.
+        value: The values, of the same shape and dtype.
         kv_cache: [2, num_blocks, block_size, num_kv_heads, head_size], keys and values, of any
-            float dtype and strides; is written.
+            float dtype and strides. It is written.
         slot_mapping: int64[num_tokens], in slots; `PAD_SLOT_ID`: the token is written nowhere.
 
     Raises:
-        TypeError: An argument of another type or dtype.
+        TypeError: An argument of the wrong type or dtype.
         ValueError: Shapes that do not fit together, a cache that is read-only or shares memory with
-            what is written, a slot outside the cache, one slot of two tokens. After an error
+            what is written, a slot outside the cache, two tokens with the same slot. After an error
             nothing is written.
 
     Example:

@@ -1,4 +1,4 @@
-"""The checks of what attention is computed from: arrays of floats, masks, scales, caches."""
+"""Checks of the inputs of attention: arrays of floats, masks, scales, caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_
 
 
 def check_floats(name: str, value: object, ndim: int) -> Array:
-    """Return an array of floats with so many dimensions."""
+    """Return an array of floats with `ndim` dimensions."""
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} is a {type(value).__name__}, but must be a NumPy array")
     if value.dtype.name not in FLOATS or not value.dtype.isnative:
@@ -25,7 +25,7 @@ def check_floats(name: str, value: object, ndim: int) -> Array:
 
 
 def check_shape(name: str, array: Array, wanted: tuple[int | None, ...], why: str) -> None:
-    """Check the lengths of an array's dimensions; None may be any."""
+    """Check the lengths of an array's dimensions; None allows any length."""
     for length, wanted_length in zip(array.shape, wanted, strict=True):
         if wanted_length is not None and length != wanted_length:
             shape = ", ".join("*" if n is None else str(n) for n in wanted)
@@ -33,7 +33,7 @@ def check_shape(name: str, array: Array, wanted: tuple[int | None, ...], why: st
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> int:
-    """Return how many query heads use one head of the keys and values."""
+    """Return the number of query heads for each head of the keys and values."""
     if num_kv_heads == 0 or num_heads % num_kv_heads != 0:
         raise ValueError(f"q has {num_heads} heads, but must have a multiple of {num_kv_heads}")
     return num_heads // num_kv_heads
@@ -47,7 +47,7 @@ def check_mask(value: object, num_tokens: int, num_keys: int) -> NDArray[np.bool
 
 
 def check_scale(value: object, head_size: int) -> float:
-    """Return by what scores are multiplied: None means one over the root of the head size."""
+    """Return the factor of the scores: None means `1 / sqrt(head_size)`."""
     if value is None:
         if head_size == 0:
             raise ValueError("q has heads of size 0, but they must have at least 1 without a scale")

@@ -60,9 +60,9 @@ def get_layers_from_vllm_config(
         type, is left out.
 
     Raises:
-        TypeError: A type that is no class, names that are no list of str.
+        TypeError: A type that is not a class, names that are not a list of str.
         KeyError: A name that the context lacks.
-        AttributeError: A configuration without what is read.
+        AttributeError: A configuration that lacks an attribute that is read.
 
     Example:
         >>> from reference.config import CompilationConfig, VllmConfig
@@ -111,9 +111,9 @@ def get_kv_cache_spec(
         `SlidingWindowSpec` or `FullAttentionSpec`.
 
     Raises:
-        TypeError: Another dtype; a size that is no int.
-        ValueError: A layer of another type, a size below 1.
-        AttributeError: A layer, or the configuration, without what is read.
+        TypeError: Another dtype; a size that is not an int.
+        ValueError: A layer of the wrong type, a size below 1.
+        AttributeError: A layer, or the configuration, that lacks an attribute that is read.
 
     Example:
         >>> import numpy as np
@@ -169,8 +169,8 @@ def init_attn_backend(
     (`is`) for its other layers. Its builder is made by position,
     `get_builder_cls()(spec, layer_names, vllm_config, device)`, with the group's own list of names
     and its spec; of a `UniformTypeKVCacheSpecs` with the one spec of those of its layers that have
-    one there, which tells of heads and dtype. A group of encoder-only layers has both as well.
-    All groups are checked before the first builder is made.
+    one there, which tells of heads and dtype. A group of encoder-only layers has both as well. All
+    groups are checked before the first builder is made.
 
     Builders share one workspace whose backend's `get_name()` contains `FLASHINFER` and which have
     both methods: `_get_workspace_buffer()` of the first is called once, also where it stays alone,
@@ -188,12 +188,12 @@ def init_attn_backend(
         builders, one for each group.
 
     Raises:
-        TypeError: Groups or names that are no list, a name that is no str.
+        TypeError: Groups or names that are not a list, a name that is not a str.
         KeyError: A layer that the context lacks; a group none of whose layers has a spec in its
             `UniformTypeKVCacheSpecs`.
         ValueError: A group without layers, whose layers have unlike backends, or whose layers have
             unlike specs in its `UniformTypeKVCacheSpecs`.
-        AttributeError: A layer, a backend or a configuration without what is read.
+        AttributeError: A layer, a backend or a configuration that lacks an attribute that is read.
 
     Example:
         >>> from types import SimpleNamespace

@@ -26,7 +26,7 @@ class AttentionSpec(KVCacheSpec):
         dtype: The dtype of an element; a scalar type is stored as its dtype.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -74,7 +74,7 @@ class FullAttentionSpec(AttentionSpec):
         attention_chunk_size: Positions in a chunk of local attention, at least 1; None: no chunks.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -127,7 +127,7 @@ class FullAttentionSpec(AttentionSpec):
             Their spec, with the one window or chunk size found.
 
         Raises:
-            TypeError: No list, an entry that is no spec.
+            TypeError: An argument that is not a list, an entry that is not a spec.
             ValueError: No specs, specs that cannot be merged.
         """
         for i, spec in enumerate(check_specs_list(specs)):
@@ -182,7 +182,7 @@ class MLAAttentionSpec(FullAttentionSpec):
         cache_dtype_str: The cache's format by name; with "fp8_ds_mla" a position takes 656 bytes.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -224,7 +224,7 @@ class MLAAttentionSpec(FullAttentionSpec):
             Their spec, with the one window or chunk size found.
 
         Raises:
-            TypeError: No list, an entry that is no spec.
+            TypeError: An argument that is not a list, an entry that is not a spec.
             ValueError: No specs, specs that cannot be merged.
         """
         for i, spec in enumerate(check_specs_list(specs)):

@@ -128,7 +128,7 @@ def subclass_attention_backend(
         `builder_cls`. Its `__module__` is that of `attention_backend_cls`.
 
     Raises:
-        TypeError: A prefix that is no str, or what should be a class and is none.
+        TypeError: A prefix that is not a str, or what should be a class and is none.
 
     Example:
         >>> class Plain:
@@ -189,8 +189,8 @@ def subclass_attention_metadata(
         `__module__` is that of `metadata_cls`.
 
     Raises:
-        TypeError: A prefix or a name that is no str, a class that is none; fields, or an entry of
-            them, that are no list or tuple.
+        TypeError: A prefix or a name that is not a str, a class that is none; fields, or an entry
+            of them, that are not a list or tuple.
         ValueError: An entry that has not three parts; a name that is no identifier (a keyword is
             none), or is given twice; a default that can be changed, such as a list.
 

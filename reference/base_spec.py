@@ -41,7 +41,7 @@ class KVCacheSpec:
         block_size: Positions in a block, at least 1.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -75,10 +75,10 @@ class KVCacheSpec:
             vllm_config: An engine's configuration; only what the kind's formula names is read.
 
         Raises:
-            AttributeError: A configuration that is None or lacks what is read.
+            AttributeError: A configuration that is None or lacks an attribute that is read.
             NotImplementedError: A kind of spec that does not say it.
-            TypeError: A number there that is no int.
-            ValueError: A number there that is too small.
+            TypeError: A number in it that is not an int.
+            ValueError: A number in it that is too small.
         """
         raise NotImplementedError(f"{type(self).__name__} has no max_memory_usage_bytes")
 
@@ -97,7 +97,7 @@ class KVCacheSpec:
             A spec equal to the first.
 
         Raises:
-            TypeError: No list, an entry that is no spec.
+            TypeError: An argument that is not a list, an entry that is not a spec.
             ValueError: No specs, specs that cannot be merged.
         """
         entries = check_specs_list(specs)

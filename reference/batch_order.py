@@ -23,12 +23,12 @@ def split_decodes_and_prefills(
     decode_threshold: int = 1,
     require_uniform: bool = False,
 ) -> tuple[int, int, int, int]:
-    """Count the decodes and prefills of a batch that is in order already.
+    """Count the decodes and prefills of a batch that is already in order.
 
     The decodes end at the first request with more than `decode_threshold` query tokens. With
-    `require_uniform` they also end at the first one whose query length is neither that of the first
-    request with any, nor 0: a request of zero tokens is padding, and goes with what is before it.
-    Short requests behind that boundary count as prefills.
+    `require_uniform` they also end at the first request whose query length differs from that of the
+    first non-empty request, unless it is 0: a request of zero tokens is padding and counts with the
+    requests before it. Short requests after that boundary count as prefills.
 
     Args:
         common_attn_metadata: The batch, valid.
@@ -37,11 +37,12 @@ def split_decodes_and_prefills(
 
     Returns:
         num_decodes, num_prefills, num_decode_tokens, num_prefill_tokens. The requests sum to
-        `num_reqs`, the tokens to `num_actual_tokens`.
+        `num_reqs`, the tokens to `num_actual_tokens`: padding tokens count with the prefills, or
+        with the decodes if there is no prefill.
 
     Raises:
-        TypeError: An argument or a field of another type or dtype.
-        ValueError: A threshold below 1, a metadata that is not valid.
+        TypeError: An argument or a field of the wrong type or dtype.
+        ValueError: A threshold below 1, an invalid metadata.
 
     Example:
         >>> import numpy as np
@@ -79,7 +80,7 @@ def split_decodes_and_prefills(
 def split_decodes_prefills_and_extends(
     common_attn_metadata: CommonAttentionMetadata, decode_threshold: int = 1
 ) -> tuple[int, int, int, int, int, int]:
-    """Count the decodes, extends and prefills of a batch that is in that order already.
+    """Count the decodes, extends and prefills of a batch that is already in that order.
 
     The decodes end at the first request with more than `decode_threshold` query tokens; the
     prefills begin at the first such request without computed tokens.
@@ -91,11 +92,11 @@ def split_decodes_prefills_and_extends(
     Returns:
         num_decodes, num_extends, num_prefills, num_decode_tokens, num_extend_tokens,
         num_prefill_tokens. The requests sum to `num_reqs`, the tokens to `num_actual_tokens`:
-        padding goes with the last kind that has requests, with the decodes if none has.
+        padding tokens count with the last kind that has requests, or with the decodes if none has.
 
     Raises:
-        TypeError: An argument or a field of another type or dtype.
-        ValueError: A threshold below 1, a metadata that is not valid.
+        TypeError: An argument or a field of the wrong type or dtype.
+        ValueError: A threshold below 1, an invalid metadata.
 
     Example:
         >>> import numpy as np
@@ -152,7 +153,7 @@ class InputBatch(Protocol):
     num_prompt_tokens: IntArray
 
     def swap_states(self, i: int, j: int) -> None:
-        """Swap all of two positions' state, `req_ids` included."""
+        """Swap all state of two positions, `req_ids` included."""
 
 
 class SchedulerOutput(Protocol):
@@ -172,33 +173,37 @@ def reorder_batch_to_split_decodes_and_prefills(
     *,
     regions: int = 3,
 ) -> bool:
-    """Swap the requests of a batch into the order of their regions, moving as few as possible.
+    """Swap the requests of a batch into the order of their regions, with as few moves as possible.
 
-    Regions with `regions=3`: 0 (decode) for at most `decode_threshold` tokens, 1 (extend) for more
-    with some computed, 2 (prefill) for more with none. With `regions=4`, for engines that keep
-    short extends out of the decodes: of requests with computed tokens, 0 (decode) for at most the
-    threshold with the prompt computed, 1 (short extend) for at most the threshold before that, 2
-    (long extend) for more; 3 (prefill) for requests without.
+    With `regions=3` a request with at most `decode_threshold` scheduled tokens is in region 0
+    (decode); one with more is in region 1 (extend) if it has computed tokens, else in region 2
+    (prefill).
 
-    In the wanted order regions do not decrease. Requests that already stand where their region
-    belongs stay; the others, sorted by region and then by old position, fill the free positions
-    from the front.
+    With `regions=4`, for engines that keep short extends out of the decodes, a request without
+    computed tokens is in region 3 (prefill). Of the others, one with more tokens than the threshold
+    is in region 2 (long extend); one with at most as many is in region 0 (decode) if its prompt is
+    computed, else in region 1 (short extend).
+
+    In the resulting order regions do not decrease. Requests whose position already belongs to their
+    region stay; the others, sorted by region and then by old position, fill the free positions from
+    the front.
 
     Args:
-        input_batch: The batch, changed by its `swap_states` alone.
+        input_batch: The batch; it is changed through its `swap_states` only.
         scheduler_output: The tokens of this step, for each request.
         decode_threshold: The most tokens of a decode, at least 1.
         regions: 3 or 4.
 
     Returns:
-        Whether anything moved. There are at most as many swaps as misplaced requests less the
-        cycles that they form, and none of a position with itself.
+        Whether any request moved. The number of swaps is at most the number of misplaced requests
+        minus the number of cycles that they form; no position is swapped with itself.
 
     Raises:
-        TypeError: An argument or an attribute of another type or dtype.
+        TypeError: An argument or an attribute of the wrong type or dtype.
         KeyError: A request that was not scheduled.
         ValueError: A threshold below 1, another number of regions, a negative number of tokens or
-            one past `2**63 - 1`, arrays shorter than the batch. Nothing has moved.
+            one above `2**63 - 1`, arrays shorter than the batch. After an error no request has
+            moved.
 
     Example:
         >>> import numpy as np
@@ -284,7 +289,7 @@ def _region_of_four(is_short: bool, num_computed: int, num_prompt: int) -> int:
 
 
 def _wanted_order(region_of: list[int]) -> list[int]:
-    """Return, for each position of the wanted order, the old position of its request."""
+    """Return, for each position of the new order, the old position of its request."""
     positions = range(len(region_of))
     region_at = sorted(region_of)
     misplaced = [p for p in positions if region_of[p] != region_at[p]]

@@ -1,4 +1,4 @@
-"""The block sizes that kernels work with: what all backends of a group support."""
+"""The block sizes that kernels work with: one that all backends of a group support."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from reference.kv_cache_spec import KVCacheConfig, get_kind_spec
 
 @dataclass(frozen=True)
 class MultipleOf:
-    """Every multiple of a block size, in a backend's list of those it supports.
+    """Every multiple of a block size, in a backend's list of supported sizes.
 
     Attributes:
         base: The size, at least 1.
 
     Raises:
-        TypeError: A base that is no int.
-        ValueError: A base that is less than 1.
+        TypeError: A base that is not an int.
+        ValueError: A base below 1.
 
     Example:
         >>> MultipleOf(16) == MultipleOf(base=16)
@@ -38,8 +38,8 @@ class MultipleOf:
 def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any]) -> int:
     """Return the block size that the kernels of all attention groups work with.
 
-    A backend supports a size when its list has that int, or a `MultipleOf` whose base divides it;
-    a backend with an empty list supports none.
+    A backend supports a size when its list has that int, or a `MultipleOf` whose base divides it; a
+    backend with an empty list supports none.
 
     Args:
         kv_manager_block_size: Positions in a block of the KV cache manager, at least 1.
@@ -48,15 +48,16 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
 
     Returns:
         The manager's size if every backend supports it (also when there are no groups). Otherwise
-        the greatest size that divides it, that every backend supports, and that stands as an int in
-        a list. (A multiple that divides the manager's size would show that the manager's size is
-        supported, so no other size need be tried.)
+        the greatest size that divides it, that every backend supports, and that is an int in at
+        least one of the lists. (If every backend supported a size through a `MultipleOf` only, it
+        would support the manager's size too, so no other candidates are needed.)
 
     Raises:
-        AttributeError: A group or a backend without what is read.
-        TypeError: A size that is no int, groups that are no list, sizes that are no list or tuple.
-        ValueError: A size less than 1, an entry that is neither an int nor a `MultipleOf`, or no
-            size that all support. All entries are looked at before anything else.
+        AttributeError: A group or a backend that lacks an attribute that is read.
+        TypeError: A size that is not an int, groups that are not a list, sizes that are not a list
+            or tuple.
+        ValueError: A size below 1, an entry that is neither an int nor a `MultipleOf`, or no size
+            that all backends support. All entries are checked first.
 
     Example:
         >>> from types import SimpleNamespace
@@ -86,7 +87,7 @@ def select_common_block_size(kv_manager_block_size: int, attn_groups: list[Any])
 
 
 def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:  # noqa: ANN401  # an engine's own
-    """Return the block sizes that a backend supports, multiples as this module's own."""
+    """Return the block sizes that a backend supports, multiples as this module's `MultipleOf`."""
     name = f"{name}.backend.get_supported_kernel_block_sizes()"
     sizes = check_sequence(name, backend.get_supported_kernel_block_sizes())
     checked: list[int | MultipleOf] = []
@@ -114,24 +115,24 @@ def prepare_kernel_block_sizes(
 ) -> list[int]:
     """Return the block size that the kernels of each KV cache group work with.
 
-    The kind of a `UniformTypeKVCacheSpecs` is that of its first inner spec; its block size is its
-    own.
+    A group with a `UniformTypeKVCacheSpecs` is of the kind of its first inner spec, and has the
+    block size of the outer spec.
 
     Args:
         kv_cache_config: The KV cache; its `kv_cache_groups` are read.
-        attn_groups: `attn_groups[g]` is the list of attention groups of KV cache group `g`,
-            encoder-only groups counted. Mamba and encoder-only groups need no list; lists past the
-            last group that needs one are ignored.
+        attn_groups: `attn_groups[g]` is the list of attention groups of KV cache group `g`; the
+            index counts encoder-only groups too. Mamba and encoder-only groups need no list; lists
+            past the last group that needs one are ignored.
 
     Returns:
-        One size for each KV cache group that is not encoder-only, in their order: of an attention
-        group `select_common_block_size` of its block size, of a Mamba group its block size.
+        One size for each KV cache group that is not encoder-only, in their order: for an attention
+        group `select_common_block_size` of its block size, for a Mamba group its block size.
 
     Raises:
-        AttributeError: An object without what is read.
-        NotImplementedError: A group that is neither of attention nor Mamba.
-        TypeError: Lists that are none, and as `select_common_block_size`.
-        ValueError: Fewer lists than groups that need them, and as `select_common_block_size`.
+        AttributeError: An object that lacks an attribute that is read.
+        NotImplementedError: A group that is neither attention nor Mamba.
+        TypeError: An argument that is not a list; as `select_common_block_size`.
+        ValueError: Fewer lists than groups that need one; as `select_common_block_size`.
 
     Example:
         >>> from types import SimpleNamespace

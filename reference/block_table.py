@@ -1,4 +1,4 @@
-"""Block tables and slots: which blocks each request has, and where its tokens stand in them."""
+"""Block tables and slots: which blocks each request has, and where its tokens are in them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ PADDED_REQUEST = -1
 
 
 class BlockTables:
-    """The persistent block tables of a runner, for each KV cache group.
+    """Keep the block tables of a runner, for all KV cache groups.
 
-    Rows are *request slots*: places that a request keeps from its first step to its last, whatever
-    the order of the batch. A step gathers the rows of its requests, in batch order.
+    Rows are *request slots*: a request keeps its row from its first step to its last, whatever the
+    order of the batch. A step gathers the rows of its requests, in batch order, into a second set
+    of tables, the *gathered tables*, and computes slots from these. Methods return views of two
+    persistent buffers, the gathered tables and the slots. A caller may write into a view: the next
+    call returns what is defined here all the same.
 
     Args:
         block_sizes: Positions in a block of each group; may be empty.
@@ -49,12 +52,12 @@ class BlockTables:
         max_num_batched_tokens: The most tokens of a step.
         max_model_len: The most positions of a request; a row of group `g` holds at most
             `ceil(max_model_len / block_sizes[g])` blocks.
-        device: Ignored: `reference` knows no device.
-        pin_memory: Ignored, but for its type.
+        device: Ignored, since `reference` has no devices.
+        pin_memory: Ignored, except for its type.
 
     Raises:
-        TypeError: An argument of another type.
-        ValueError: A size outside 1 .. 2**31 - 1, sizes whose tables no memory can hold.
+        TypeError: An argument of the wrong type.
+        ValueError: A size outside 1 .. 2**31 - 1, sizes whose tables are too large for any memory.
 
     Example:
         >>> import numpy as np
@@ -67,7 +70,7 @@ class BlockTables:
         ... ).tolist()
         [[14, 11, 18]]
 
-    Source: the definition is kvtwin's own; the names are those of vLLM's block tables.
+    Source: the definition is kvtwin's own; the names are vLLM's.
     """
 
     def __init__(  # the field's signature
@@ -112,7 +115,7 @@ class BlockTables:
         new_block_ids: list[list[int]],
         overwrite: list[bool],
     ) -> None:
-        """Append block ids to the rows of request slots, or put them in place of whole rows.
+        """Append block ids to the rows of request slots, or replace whole rows.
 
         Args:
             req_indices: The request slots, each at most once.
@@ -123,11 +126,11 @@ class BlockTables:
             overwrite: For each request slot, whether the ids become the whole row.
 
         Raises:
-            TypeError: What is not a list, or an entry of another type.
-            IndexError: A request slot that there is not.
+            TypeError: What is not a list, or an entry of the wrong type.
+            IndexError: A request slot that does not exist.
             ValueError: A request slot listed twice, lengths that disagree, starts that do not run
-                from 0 to the number of ids, an id outside 0 .. 2**31 - 1, a row that would outgrow
-                `ceil(max_model_len / block_size)`. Nothing is written.
+                from 0 to the number of ids, an id outside 0 .. 2**31 - 1, a row that would have
+                more than `ceil(max_model_len / block_size)` blocks. Nothing is written.
 
         Example:
             >>> import numpy as np
@@ -166,7 +169,7 @@ class BlockTables:
                 self._rows[group][slot] = row
 
     def _check_request_slots(self, req_indices: object) -> list[int]:
-        """Return the listed request slots: each one exists, and is listed once."""
+        """Return the listed request slots; each must exist and be listed once."""
         slots: list[int] = []
         first_listed: dict[int, int] = {}  # by request slot
         for j, value in enumerate(check_list("req_indices", req_indices)):
@@ -197,15 +200,16 @@ class BlockTables:
         return starts
 
     def move_row(self, src: int, dst: int) -> None:
-        """Give a request slot's blocks to another slot, whose own are dropped; the source is empty.
+        """Move the blocks of a request slot to another slot; the source is empty afterwards.
 
         Args:
-            src: The request slot that has the blocks.
-            dst: The request slot that gets them; when it is `src`, nothing happens.
+            src: The request slot to move from.
+            dst: The request slot to move to, which loses its own blocks. If it is `src`, nothing
+                happens.
 
         Raises:
-            TypeError: A slot that is no int.
-            IndexError: A slot that there is not.
+            TypeError: A request slot that is not an int.
+            IndexError: A request slot that does not exist.
         """
         src = check_index("src", src, self._max_num_reqs)
         dst = check_index("dst", dst, self._max_num_reqs)
@@ -216,15 +220,15 @@ class BlockTables:
             rows[src] = []
 
     def swap_rows(self, a: int, b: int) -> None:
-        """Exchange the blocks of two request slots, in every group.
+        """Swap the blocks of two request slots, in every group.
 
         Args:
             a: A request slot.
-            b: A request slot; when it is `a`, nothing happens.
+            b: A request slot. If it is `a`, nothing happens.
 
         Raises:
-            TypeError: A slot that is no int.
-            IndexError: A slot that there is not.
+            TypeError: A request slot that is not an int.
+            IndexError: A request slot that does not exist.
         """
         a = check_index("a", a, self._max_num_reqs)
         b = check_index("b", b, self._max_num_reqs)
@@ -232,21 +236,21 @@ class BlockTables:
             rows[a], rows[b] = rows[b], rows[a]
 
     def clear_row(self, r: int) -> None:
-        """Empty a request slot, in every group.
+        """Remove all blocks of a request slot, in every group.
 
         Args:
             r: The request slot.
 
         Raises:
-            TypeError: A slot that is no int.
-            IndexError: A slot that there is not.
+            TypeError: A request slot that is not an int.
+            IndexError: A request slot that does not exist.
         """
         r = check_index("r", r, self._max_num_reqs)
         for rows in self._rows:
             rows[r] = []
 
     def gather_block_tables(self, idx_mapping: Int32Array) -> tuple[Int32Array, ...]:
-        """Write the rows of a step's requests, in batch order, and return them.
+        """Gather the rows of a step's requests, in batch order, and return them.
 
         Args:
             idx_mapping: int32[num_reqs], the request slot of each request, -1 for a padded request;
@@ -255,12 +259,12 @@ class BlockTables:
         Returns:
             For each group, a view int32[num_reqs, max_blocks] of the persistent buffer, which is
             `NULL_BLOCK_ID` past each row's blocks, in padded requests' rows, and past `num_reqs`.
-            It shows what rows hold now: a later append, move, swap or clear does not change it, the
-            next gather does.
+            It has the rows as they are now: a later append, move, swap or clear does not change it;
+            the next gather does.
 
         Raises:
-            TypeError: An argument of another type or dtype.
-            ValueError: More requests than `max_num_reqs`, or not one dimension.
+            TypeError: An argument of the wrong type or dtype.
+            ValueError: More requests than `max_num_reqs`, or another number of dimensions.
             IndexError: An entry outside -1 .. `max_num_reqs` - 1.
         """
         slots = check_array("idx_mapping", idx_mapping, np.int32, ndim=1).tolist()
@@ -285,7 +289,7 @@ class BlockTables:
     def compute_slot_mappings(
         self, query_start_loc: Int32Array, positions: Int64Array
     ) -> Int64Array:
-        """Compute each token's slot in each group, over the tables of the last gather.
+        """Compute the slot of each token in each group, from the gathered tables.
 
         Args:
             query_start_loc: int32[num_reqs + 1], as in `compute_slot_mapping`; a request past those
@@ -331,7 +335,7 @@ class BlockTables:
             For each group, a view int32[num_reqs, max_blocks] of nulls.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
             ValueError: A number out of range.
         """
         num_reqs = check_int("num_reqs", num_reqs, 0, self._max_num_reqs)
@@ -349,7 +353,7 @@ class BlockTables:
             A view int64[num_groups, num_tokens] of `PAD_SLOT_ID`.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
             ValueError: A number out of range.
         """
         num_tokens = check_int("num_tokens", num_tokens, 0, self._max_num_batched_tokens)

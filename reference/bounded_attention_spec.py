@@ -21,7 +21,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         attention_chunk_size: Positions in a chunk, at least 1.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -66,7 +66,7 @@ class SlidingWindowSpec(AttentionSpec):
         sliding_window: Positions that a token attends to, at least 1.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -97,9 +97,9 @@ class SlidingWindowSpec(AttentionSpec):
         and one block more, since a window may begin inside a block.
 
         Raises:
-            AttributeError: A configuration that is None or lacks what is read.
-            TypeError: A number there that is no int.
-            ValueError: A number there that is too small, or decode context parallelism.
+            AttributeError: A configuration that is None or lacks an attribute that is read.
+            TypeError: A number in it that is not an int.
+            ValueError: A number in it that is too small, or decode context parallelism.
         """
         dcp = read_config(vllm_config, "parallel_config.decode_context_parallel_size")
         if dcp > 1:
@@ -124,7 +124,7 @@ class CrossAttentionSpec(AttentionSpec):
         dtype: The dtype of an element.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:
@@ -158,7 +158,7 @@ class EncoderOnlyAttentionSpec(AttentionSpec):
         dtype: The dtype of an element.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small.
 
     Example:

@@ -1,4 +1,4 @@
-"""A buffer that is held twice: on the host, where a step is prepared, and on the device."""
+"""A buffer that exists twice: on the host, where a step is prepared, and on the device."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from reference._checks import MAX_INT64, NO_NUMPY_VIEW, Array, check_bool, check
 
 
 class CpuGpuBuffer:
-    """One zeroed array twice, with copies between the two.
+    """Keep one zeroed array twice: on the CPU and on a device.
 
-    What was written to one half and not copied is undefined in the other. In `reference`, which
-    knows no device, the halves are one array.
+    Until an entry is copied, its value in the other half is undefined. `reference` has no devices:
+    both halves are the same array.
 
     Args:
         *size: The shape; at least one dimension.
         dtype: A NumPy dtype or scalar type, `ml_dtypes`' among them.
-        device: Ignored: `reference` knows no device.
-        pin_memory: Ignored, but for its type.
+        device: Ignored, since `reference` has no devices.
+        pin_memory: Ignored, except for its type.
 
     Attributes:
         cpu: The array on the host.
         gpu: The array on the device.
 
     Raises:
-        TypeError: An argument of another type, a dtype that torch does not have.
-        ValueError: No dimensions, a negative one or one past `2**63 - 1`; the dimensions other than
-            0 are more bytes than that, so that strides overflow.
+        TypeError: An argument of the wrong type, a dtype that torch does not have.
+        ValueError: No dimensions; a dimension outside 0 .. `2**63 - 1`; more bytes than that, zero
+            dimensions counted as 1, since strides would overflow.
 
     Example:
         >>> import numpy as np
@@ -65,45 +65,46 @@ class CpuGpuBuffer:
 
     @property
     def np(self) -> Array:
-        """The array on the host as NumPy sees it.
+        """A NumPy view of `cpu`.
 
         Raises:
-            TypeError: bfloat16, float8_e4m3fn and float8_e5m2, which NumPy alone does not have.
+            TypeError: The dtype is bfloat16, float8_e4m3fn or float8_e5m2, which NumPy does not
+                have.
         """
         if self.cpu.dtype.name in NO_NUMPY_VIEW:
             raise TypeError(f"dtype {self.cpu.dtype.name} has no NumPy view; use cpu")
         return self.cpu
 
     def copy_to_gpu(self, n: int | None = None) -> Array:
-        """Copy the first entries from the host to the device, without blocking.
+        """Copy the first entries from the CPU to the device, without blocking.
 
         Args:
-            n: How many entries of the first dimension, in 0 .. its length; None: all.
+            n: How many entries of the first dimension to copy, in 0 .. its length; None: all.
 
         Returns:
-            That part of `gpu`, a view.
+            A view of these entries of `gpu`.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
             ValueError: A number out of range.
         """
         return self.gpu[: self._check_number(n)]
 
     def copy_to_cpu(self, n: int | None = None) -> Array:
-        """Copy the first entries from the device to the host; synchronise before reading them.
+        """Copy the first entries from the device to the CPU; synchronise before reading them.
 
         Args:
-            n: How many entries of the first dimension, in 0 .. its length; None: all.
+            n: How many entries of the first dimension to copy, in 0 .. its length; None: all.
 
         Returns:
-            That part of `cpu`, a view.
+            A view of these entries of `cpu`.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
             ValueError: A number out of range.
         """
         return self.cpu[: self._check_number(n)]
 
     def _check_number(self, n: object) -> int:
-        """Return how many entries are meant."""
+        """Return the number of entries to copy."""
         return len(self.cpu) if n is None else check_int("n", n, 0, len(self.cpu))

@@ -133,11 +133,11 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
                 context parallelism.
 
         Raises:
-            TypeError: A threshold, or a number of the configuration, that is no int; a flag that is
-                no bool.
+            TypeError: A threshold, or a number of the configuration, that is not an int; a flag
+                that is not a bool.
             ValueError: A threshold or a number of ranks below 1, a negative number of tokens.
-            AttributeError: The configuration lacks what is read. The attribute is as it was after
-                any of these.
+            AttributeError: The configuration lacks an attribute that is read. The attribute is as
+                it was after any of these.
         """
         with_drafts = check_bool("supports_spec_as_decode", supports_spec_as_decode)
         with_varlen = check_bool("supports_dcp_with_varlen", supports_dcp_with_varlen)
@@ -269,7 +269,7 @@ class AttentionGroup:
             num_metadata_builders: How many builders to make, at least 1.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
             ValueError: A number below 1.
             AttributeError: A backend without `get_builder_cls`.
         """
@@ -287,7 +287,7 @@ class AttentionGroup:
             ubatch_id: The number of the micro-batch, from 0.
 
         Raises:
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
             IndexError: A number that there is no builder of; a negative one too.
         """
         builders = self.metadata_builders

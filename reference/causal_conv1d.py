@@ -1,4 +1,4 @@
-"""Causal convolutions over a ragged batch: which program of the kernel does which tokens."""
+"""Causal convolutions over a ragged batch: which program of the kernel computes which tokens."""
 
 from __future__ import annotations
 
@@ -19,35 +19,32 @@ MIN_PROGRAMS = 1024
 def compute_causal_conv1d_metadata(
     query_start_loc_p: Int32Array,
 ) -> tuple[dict[int, dict[str, Any]], Int32Array, Int32Array]:
-    """List the programs of a causal convolution's kernel: one for each run of 8 tokens.
+    """List the programs of a causal convolution kernel: one for each run of 8 tokens.
 
-    A sequence of `q_i` tokens takes `ceil(q_i / 8)` programs, the last of which may have fewer than
-    8 tokens; one of no tokens takes none. Programs stand in the order of the sequences, and of the
-    tokens within each: the program with the offset `k` has the sequence's tokens
+    A sequence of `q_i` tokens has `ceil(q_i / 8)` programs. They are listed sequence by sequence,
+    in the order of the tokens: the program with the offset `k` computes the sequence's tokens
     `8 * k .. min(8 * k + 8, q_i) - 1`.
 
     Args:
-        query_start_loc_p: int32[number of sequences + 1], where each (prefill's) tokens start: it
-            begins at 0 and does not decrease.
+        query_start_loc_p: int32[num_sequences + 1], where the tokens of each prefill start; begins
+            at 0 and does not decrease.
 
     Returns:
-        `nums_dict`, `batch_ptr` and `token_chunk_offset_ptr`, all new. The dict has the one key 8,
-        and under it a dict of
+        `nums_dict`, `batch_ptr` and `token_chunk_offset_ptr`, all new. The dict has one key, 8,
+        whose value is a dict of
 
-        - `nums`: int32[number of sequences], the programs of each sequence;
+        - `nums`: int32[num_sequences], the number of programs of each sequence;
         - `tot`: their sum, an int;
         - `mlist`: int64[tot], the sequence of each program;
         - `mlist_len`: its length, an int;
-        - `offsetlist`: int32[tot], each program's number within its sequence;
-        - `batch_ptr` and `token_chunk_offset_ptr`: the two arrays that are also returned, the very
-          same. They are int32[2 * max(1024, mlist_len)] and hold `mlist` and `offsetlist`, and then
-          `PAD_SLOT_ID`.
+        - `offsetlist`: int32[tot], the offset of each program in its sequence;
+        - `batch_ptr` and `token_chunk_offset_ptr`: the same two arrays that are returned. They are
+          int32[2 * max(1024, mlist_len)] and hold `mlist` and `offsetlist`, then `PAD_SLOT_ID`.
 
-        In `fast` the first five are on the host, and the two arrays are where the input is.
 
     Raises:
-        TypeError: No array, or one of another dtype.
-        ValueError: Other than one dimension, no entries, a first one that is not 0, one that is
+        TypeError: An argument that is not an array, or of the wrong dtype.
+        ValueError: Not one dimension, no entries, a first entry that is not 0, an entry that is
             less than the one before it.
 
     Example:

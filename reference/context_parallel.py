@@ -24,8 +24,8 @@ def get_dcp_local_seq_lens(
 ) -> Int32Array:
     """Count the positions of each sequence that a context-parallel rank holds, or each rank.
 
-    A rank holds the positions `p` with `p // interleave % dcp_size == rank`. Its local length of a
-    sequence is how many of the positions `0 .. s_i - 1` those are.
+    A rank holds the positions `p` with `p // interleave % dcp_size == rank`. The local length of a
+    sequence is the number of its positions `0 .. s_i - 1` that the rank holds.
 
     Args:
         seq_lens: int32[num_reqs], in tokens, none negative.
@@ -33,18 +33,19 @@ def get_dcp_local_seq_lens(
         dcp_rank: The rank, or None for all.
         cp_kv_cache_interleave_size: Consecutive positions that stay on one rank; times `dcp_size`
             at most 2**31 - 1.
-        out: int32 of the result's shape or with more rows, written in place of a new array, all of
-            it: 0 in the rows past `num_reqs`. It lies in one piece and shares no memory with
+        out: int32 of the result's shape or with more rows, the array to write to; None: a new one.
+            Rows past `num_reqs` are filled with 0. It must be contiguous and share no memory with
             `seq_lens`.
 
     Returns:
-        A new int32[num_reqs] for a rank; int32[num_reqs, dcp_size] for all, a column for each. With
-        `out`, its first `num_reqs` rows.
+        A new int32[num_reqs] for one rank, or int32[num_reqs, dcp_size] for all ranks. With `out`,
+        its first `num_reqs` rows.
 
     Raises:
-        TypeError: An argument of another type or dtype.
-        ValueError: A size below 1, a rank that there is not, a negative length; an `out` of another
-            shape, in pieces, read-only, or of the input's memory. Nothing is written.
+        TypeError: An argument of the wrong type or dtype.
+        ValueError: A size below 1, a rank that does not exist, a negative length; an `out` that has
+            another shape, is not contiguous, is read-only, or shares memory with the input. Nothing
+            is written.
 
     Example:
         >>> import numpy as np
@@ -86,7 +87,7 @@ def get_dcp_local_seq_lens(
 
 
 def _local_length(length: int, rank: int, size: int, interleave: int) -> int:
-    """Count the rank's positions in the whole rounds of all ranks, and in the one begun."""
+    """Count the rank's positions in the complete rounds of all ranks and in the last one."""
     whole_rounds = length // (size * interleave)
     begun_round = length % (size * interleave)
     in_begun_round = begun_round - rank * interleave

@@ -1,6 +1,6 @@
-"""KV-sharing fast prefill: layers that only read another layer's cache, on the wanted tokens alone.
+"""Fast prefill for layers that share a KV cache: only the tokens whose logits are needed.
 
-In a prefill such layers need only the tokens whose logits are wanted.
+Layers that only read another layer's cache need no other tokens in a prefill.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KV_SHARING_FAST_PREFILL_METADATA_FIELDS: list[tuple[str, Any, Any]] = [
 
 @runtime_checkable
 class KVSharingFastPrefillMetadata(Protocol):
-    """A backend's metadata that knows the tokens whose logits are wanted.
+    """A backend's metadata that has the tokens whose logits are needed.
 
-    `isinstance` asks for the two attributes, whatever they hold.
+    `isinstance` checks that the two attributes exist, whatever their values.
 
     Attributes:
         logits_indices_padded: int32 or int64[at least num_logits_indices], the tokens, then
             padding; None: not known.
-        num_logits_indices: How many of these count.
+        num_logits_indices: How many entries of it are tokens, not padding.
 
     Example:
         >>> from types import SimpleNamespace
@@ -50,35 +50,36 @@ class KVSharingFastPrefillMetadata(Protocol):
 def make_kv_sharing_fast_prefill_common_attn_metadata(
     common_attn_metadata: CommonAttentionMetadata,
 ) -> CommonAttentionMetadata:
-    """Make the metadata of the tokens whose logits are wanted, request by request.
+    """Make the metadata of the tokens whose logits are needed, request by request.
 
-    The first `num_logits_indices` entries of `logits_indices_padded` are the wanted tokens; the
-    rest is padding, and is not read. Request `i` has `n_i` of them, those in
+    The needed tokens are the first `num_logits_indices` entries of `logits_indices_padded`; the
+    rest is padding and is not read. Request `i` has `n_i` of them, those in
     `query_start_loc[i] .. query_start_loc[i + 1] - 1`; it may have none, and there may be none at
-    all. They are taken for the last tokens of their requests: then each reads what it read before.
+    all. They are assumed to be the last tokens of their requests: then each one reads what it read
+    before.
 
-    Where `max_query_len` is 1 (each token's logits are wanted anyway), or neither logits field is
-    set (fast prefill is not armed for this step), the metadata itself comes back, and nothing else
-    of it is looked at.
+    If `max_query_len` is 1 (all logits are needed anyway), or neither logits field is set (this
+    step does not use fast prefill), the metadata itself is returned, and nothing else of it is
+    read.
 
     Args:
-        common_attn_metadata: The batch, valid; it is not changed. It may be not causal.
+        common_attn_metadata: The batch, valid; it is not changed. It need not be causal.
 
     Returns:
-        A new metadata: of the argument's class where that is a `CommonAttentionMetadata` (with the
-        fields that a subclass adds), else a `CommonAttentionMetadata`. Its starts are
+        A new metadata, of the argument's class if that is a `CommonAttentionMetadata` or a subclass
+        (with the fields that the subclass adds), else a `CommonAttentionMetadata`. Its starts are
         `0, n_0, n_0 + n_1, ...`, `num_actual_tokens` is `num_logits_indices`, and `max_query_len`
-        the greatest `n_i`. `num_reqs` and `max_seq_len` are as they were; `seq_lens`,
-        `seq_lens_cpu`, `num_computed_tokens_cpu`, `block_table_tensor` and `slot_mapping`, the
-        whole of each, are the same objects. It is causal. The logits fields, `encoder_seq_lens` and
+        is the greatest `n_i`. `num_reqs` and `max_seq_len` are unchanged; `seq_lens`,
+        `seq_lens_cpu`, `num_computed_tokens_cpu`, `block_table_tensor` and `slot_mapping` are the
+        same objects, not cut. It is causal. The logits fields, `encoder_seq_lens` and
         `dcp_local_seq_lens` are None.
 
     Raises:
-        TypeError: A field of another type or dtype.
-        ValueError: Only one of the logits fields set, which is checked first; a metadata that is
-            not valid; fewer indices than `num_logits_indices`, or indices that are not strictly
-            increasing, or outside `0 .. query_start_loc[-1] - 1`.
-        AttributeError: An engine's own metadata without what is read.
+        TypeError: A field of the wrong type or dtype.
+        ValueError: Only one of the logits fields is set, which is checked first; an invalid
+            metadata; fewer indices than `num_logits_indices`; indices that do not increase
+            strictly, or are outside `0 .. query_start_loc[-1] - 1`.
+        AttributeError: An engine's own metadata that lacks an attribute that is read.
 
     Example:
         >>> import numpy as np
@@ -146,7 +147,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
 def _check_indices(
     logits_indices_padded: Array, num_logits_indices: int, num_tokens: int
 ) -> list[int]:
-    """Return the indices that count; they increase strictly, and are those of tokens."""
+    """Return the indices that are not padding; they must increase strictly and be tokens."""
     if len(logits_indices_padded) < num_logits_indices:
         raise ValueError(
             f"logits_indices_padded has {len(logits_indices_padded)} entries, expected at least "
@@ -169,39 +170,38 @@ def _check_indices(
 def create_fast_prefill_custom_backend(
     prefix: str, underlying_attn_backend: type[Any]
 ) -> type[Any]:
-    """Return a backend that is another one, but builds its metadata of the wanted tokens alone.
+    """Make a backend that builds its metadata from the tokens whose logits are needed.
 
-    Its builders extend the other backend's. Their `build(common_prefix_len, common_attn_metadata,
-    fast_build=False)` lets the other's builder build, by keyword, from
-    `make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata)`; `fast_build` is
-    handed on where it is True, so the other's may lack it. What comes back has all attributes of
-    what that built, and besides (or in place of its own of the same name) `logits_indices_padded`
-    and `num_logits_indices` of `common_attn_metadata` itself, as they are there, also where fast
-    prefill was not armed. So it is a `KVSharingFastPrefillMetadata`. What the other's builder built
-    is not changed and not handed out.
+    The backend extends the underlying one, and its builders extend the underlying builders. Their
+    `build(common_prefix_len, common_attn_metadata, fast_build=False)` calls the underlying `build`,
+    with keywords, on `make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata)`; it
+    passes `fast_build` only if that is True, so the underlying method may lack it. The result has
+    all attributes of what the underlying builder built, and `logits_indices_padded` and
+    `num_logits_indices` of `common_attn_metadata` itself, even if the step does not use fast
+    prefill; these replace attributes of the same name. So it is a `KVSharingFastPrefillMetadata`.
+    The object that the underlying builder built is neither changed nor returned.
 
-    The class of what comes back extends the class of what was built, and is named with the prefix
-    too. It is a dataclass with `KV_SHARING_FAST_PREFILL_METADATA_FIELDS` where that one is a
-    dataclass (as `subclass_attention_metadata` makes it); else it compares and prints as that one.
-    It is made once for each such class. Its instances are made without calling `__init__`: what
-    stands in the other's `__dict__` and in its slots is copied, the same objects, and what it holds
-    where it is a tuple.
+    The class of the result extends the class of what was built, and has the prefix in its name too.
+    If that class is a dataclass, so is the new one, with `KV_SHARING_FAST_PREFILL_METADATA_FIELDS`
+    (as `subclass_attention_metadata` makes it); otherwise it compares and prints like that class.
+    It is made once for each class. Its instances are made without calling `__init__`: the values in
+    `__dict__` and in slots are copied by reference, and the entries if the object is a tuple.
 
-    It is made once: with the same prefix and backend again the same class comes back, while anyone
-    uses it.
+    A backend class is made once: the same prefix and backend give the same class, as long as it is
+    referenced anywhere.
 
     Args:
-        prefix: What stands before the other's names in the names of the classes.
-        underlying_attn_backend: The other backend, a class. Neither it nor its builders' class is
-            changed.
+        prefix: The prefix of the names of the new classes.
+        underlying_attn_backend: The underlying backend, a class. Neither it nor the class of its
+            builders is changed.
 
     Returns:
-        A subclass, whose `get_builder_cls()`, called on it or on an instance, returns a subclass of
-        what the other's returns.
+        A subclass. Its `get_builder_cls()`, called on the class or on an instance, returns a
+        subclass of what the underlying method returns.
 
     Raises:
-        TypeError: A prefix that is no str, a backend or builders that are no class. From `build`: a
-            metadata that cannot be extended, such as None, a dict or an array.
+        TypeError: A prefix that is not a str, a backend or builders that are not classes. From
+            `build`: a metadata that cannot be extended, such as None, a dict or an array.
         AttributeError: A backend without `get_builder_cls`.
 
     Example:
@@ -245,7 +245,7 @@ def create_fast_prefill_custom_backend(
 
 
 def _make_builder_cls(prefix: str, underlying_builder_cls: type[Any]) -> type[Any]:
-    """Make the class of the builders that build of the wanted tokens alone."""
+    """Make the class of the builders that build from the tokens whose logits are needed."""
     metadata_classes: dict[int, type[Any]] = {}  # by the id of the class that each extends
 
     def build(
@@ -254,7 +254,7 @@ def _make_builder_cls(prefix: str, underlying_builder_cls: type[Any]) -> type[An
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> object:
-        """Build the metadata of the tokens whose logits are wanted."""
+        """Build the metadata of the tokens whose logits are needed."""
         names = [name for name, _, _ in KV_SHARING_FAST_PREFILL_METADATA_FIELDS]
         logits_fields = {name: getattr(common_attn_metadata, name) for name in names}
         wanted = make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata)

@@ -1,4 +1,4 @@
-"""What must hold for the metadata of a batch, ours or an engine's own."""
+"""The invariants of a batch's metadata, kvtwin's or an engine's own."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from reference._checks import (
 
 
 def validate_metadata(metadata: object, block_size: int | None = None) -> None:
-    """Raise on the first invariant that does not hold of a metadata, or of an engine's own.
+    """Raise on the first invariant of a metadata that does not hold.
 
-    In this order: types, dtypes and dimensions, counts of at least 0; what ends in `_cpu` equals
-    its twin; `query_start_loc` starts at 0, does not decrease, and ends at `num_actual_tokens` or
-    before; it has `num_reqs + 1` entries, per-request vectors have `num_reqs`, the block table has
-    at least that many rows, `slot_mapping` at least `num_actual_tokens` entries; `s_i >= 0`, and
-    for requests with query tokens `q_i <= s_i` and `0 <= num_computed_tokens_cpu[i] <= s_i - q_i`
-    (less only after fast prefill); `max_query_len` and `max_seq_len` are bounds; with a block size,
-    every
-    block that holds one of the first `s_i` positions is inside its row.
+    The invariants, in this order:
+
+    - Each field has its type, dtype and dimensions; counts are at least 0.
+    - A field whose name ends in `_cpu` equals the field without the suffix.
+    - `query_start_loc` starts at 0, does not decrease, and ends at most at `num_actual_tokens`.
+    - `query_start_loc` has `num_reqs + 1` entries, each vector by request `num_reqs`, the block
+      table at least `num_reqs` rows, and `slot_mapping` at least `num_actual_tokens` entries.
+    - `s_i >= 0`, and for requests with query tokens `q_i <= s_i` and
+      `0 <= num_computed_tokens_cpu[i] <= s_i - q_i` (less only after fast prefill).
+    - `max_query_len` and `max_seq_len` are upper bounds.
+    - With a block size, the row of each request has every block of its first `s_i` positions.
 
     Args:
-        metadata: An object with the fields of `CommonAttentionMetadata`. One that it lacks, or an
-            optional one that is None, is not checked.
+        metadata: A `CommonAttentionMetadata`, or an engine's own object with its fields. A field
+            that it lacks, or an optional one that is None, is not checked.
         block_size: Positions in a block; None leaves the rows of the block table unchecked.
 
     Raises:
-        TypeError: A field, or the block size, of another type or dtype.
+        TypeError: A field, or the block size, of the wrong type or dtype.
         ValueError: An invariant that does not hold.
 
     Example:
@@ -104,14 +107,14 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
 
 
 def check_fields(metadata: object) -> dict[str, Any]:
-    """Return the fields that there are, each of its type: int32 vectors as lists of ints.
+    """Return the fields of a metadata, with checked types; int32 vectors as lists of ints.
 
     Args:
         metadata: An object with the fields of `CommonAttentionMetadata`.
 
     Raises:
-        TypeError: A field of another type or dtype.
-        ValueError: A field of another number of dimensions, or a negative count.
+        TypeError: A field of the wrong type or dtype.
+        ValueError: A field with another number of dimensions, or a negative count.
     """
     fields: dict[str, Any] = {}
     for name, check in _CHECKS.items():
@@ -122,7 +125,7 @@ def check_fields(metadata: object) -> dict[str, Any]:
 
 
 def _check_equal(fields: dict[str, Any]) -> None:
-    """Check that what is held twice is the same twice; keep a copy that is there alone as both."""
+    """Check that a field equals its copy on the host; if only one exists, use it as both."""
     for name in ("query_start_loc", "seq_lens"):
         copy = fields.get(f"{name}_cpu")
         values = fields.setdefault(name, copy)
@@ -138,7 +141,7 @@ def _check_equal(fields: dict[str, Any]) -> None:
 
 
 def _check_start_locs(fields: dict[str, Any]) -> None:
-    """Check that the requests' starts rise from 0 to at most the number of tokens."""
+    """Check that starts begin at 0, do not decrease, and end at most at the number of tokens."""
     starts, num_tokens = fields.get("query_start_loc"), fields.get("num_actual_tokens")
     if starts is None:
         return
@@ -150,7 +153,7 @@ def _check_start_locs(fields: dict[str, Any]) -> None:
 
 
 def check_lengths(fields: dict[str, Any]) -> None:
-    """Check that the fields are of one batch: so many requests, so many tokens.
+    """Check that the lengths of the fields agree with the numbers of requests and tokens.
 
     Args:
         fields: By name, as `check_fields` returns them.
@@ -187,7 +190,7 @@ def check_lengths(fields: dict[str, Any]) -> None:
 
 
 def _check_tokens(fields: dict[str, Any]) -> None:
-    """Check each request's sequence length, query length and computed tokens together."""
+    """Check that sequence length, query length and computed tokens of each request agree."""
     starts, seq_lens = fields.get("query_start_loc"), fields.get("seq_lens", [])
     computed = fields.get("num_computed_tokens_cpu")
     for i, seq_len in enumerate(seq_lens):
@@ -208,7 +211,7 @@ def _check_tokens(fields: dict[str, Any]) -> None:
 
 
 def _check_maxima(fields: dict[str, Any]) -> None:
-    """Check that the greatest lengths are at least each request's."""
+    """Check that `max_query_len` and `max_seq_len` are upper bounds."""
     starts = fields.get("query_start_loc", [])
     query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
     for i, query_len in enumerate(query_lens):

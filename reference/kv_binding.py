@@ -24,7 +24,7 @@ def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int
         The index.
 
     Raises:
-        TypeError: An argument of another type.
+        TypeError: An argument of the wrong type.
         ValueError: Another number of integers; a `num_attn_module` less than 1.
 
     Example:
@@ -70,7 +70,7 @@ def bind_kv_cache(
     Raises:
         AttributeError: A layer that takes no `kv_cache`.
         KeyError: A layer that `forward_context` lacks.
-        TypeError: An argument of another type.
+        TypeError: An argument of the wrong type.
         ValueError: A `runner_kv_caches` that is not empty, a name without a layer index, a
             `num_attn_module` less than 1. After an error nothing is bound.
 

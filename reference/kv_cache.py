@@ -61,8 +61,8 @@ def _allocate_kv_cache(
         array. In the order of the tensors and their `shared_by`.
 
     Raises:
-        AttributeError: A configuration without what is read.
-        TypeError: A size that is no int, layers that are no list of strs.
+        AttributeError: A configuration that lacks an attribute that is read.
+        TypeError: A size that is not an int, layers that are not a list of strs.
         ValueError: A size outside 0 .. 2**63 - 1, a layer named twice by tensors or by groups,
             layers of groups and of tensors that are not the same. Then nothing is allocated.
 
@@ -138,10 +138,10 @@ def _reshape_kv_cache(
         each state, `(num_blocks, *shape)`, which lie one behind the other in each page.
 
     Raises:
-        AttributeError: An object without what is read.
+        AttributeError: An object that lacks an attribute that is read.
         KeyError: A layer without an array, a backend or a spec.
         NotImplementedError: A spec that is neither of attention nor Mamba.
-        TypeError: An argument, a shape or a stride order of another type or dtype.
+        TypeError: An argument, a shape or a stride order of the wrong type or dtype.
         ValueError: An array with other dimensions or not contiguous, bytes that are not whole pages
             or not those of the shape, or that begin at an address that is no multiple of the
             itemsize; a stride order that is no permutation; unlike page sizes over one array; too

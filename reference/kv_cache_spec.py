@@ -46,7 +46,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
             The dict is copied.
 
     Raises:
-        TypeError: A field of another type, a name that is no str, a value that is no spec.
+        TypeError: A field of the wrong type, a name that is not a str, a value that is not a spec.
         ValueError: No specs, a spec of another block size.
 
     Example:
@@ -114,7 +114,8 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
         Raises:
             NotImplementedError: The first spec is of another kind.
-            TypeError: No dict, a name that is no str, a value that is no spec.
+            TypeError: An argument that is not a dict, a name that is not a str, a value that is not
+                a spec.
             ValueError: No specs.
 
         Example:
@@ -149,7 +150,8 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
         Raises:
             NotImplementedError: The first spec is of a kind that is never uniform.
-            TypeError: No dict, a name that is no str, a value that is no spec.
+            TypeError: An argument that is not a dict, a name that is not a str, a value that is not
+                a spec.
             ValueError: No specs.
         """
         if not cls.is_uniform_type(specs):

@@ -26,7 +26,7 @@ def initialize_kv_cache_for_kv_sharing(
 
     Raises:
         KeyError: A target that no group has, that has no cache, or that itself shares.
-        TypeError: An argument of another type.
+        TypeError: An argument of the wrong type.
         ValueError: A layer that is its own target, or that stands in another group than its
             target's. After an error nothing has changed.
 
@@ -71,7 +71,7 @@ def add_kv_sharing_layers_to_kv_cache_groups(
 
     Raises:
         KeyError: A target that no group has, or that itself shares.
-        TypeError: An argument of another type.
+        TypeError: An argument of the wrong type.
         ValueError: A layer that is its own target, or that stands in another group than its
             target's. After an error nothing has changed.
 

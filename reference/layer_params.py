@@ -72,11 +72,13 @@ def get_per_layer_parameters(
         The parameters by layer name, in the order of `layer_names`.
 
     Raises:
-        TypeError: Names that are no list of str, a `cls_` that is no class; a layer whose `impl` is
-            absent or no `cls_`, or whose window is no list or tuple that begins with an int.
+        TypeError: Names that are not a list of str, a `cls_` that is not a class; a layer whose
+            `impl` is absent or no `cls_`, or whose window is not a list or tuple that begins with
+            an int.
         KeyError: A name that the context lacks.
         ValueError: A window without entries, or that begins with less than -1.
-        AttributeError: An `impl` without `scale`, a configuration without what is read.
+        AttributeError: An `impl` without `scale`, a configuration that lacks an attribute that is
+            read.
 
     Example:
         >>> from types import SimpleNamespace
@@ -134,7 +136,7 @@ def infer_global_hyperparameters(
         four parameters, `window_left`, `logits_soft_cap`, `sm_scale` and `has_sinks`.
 
     Raises:
-        TypeError: No dict.
+        TypeError: An argument that is not a dict.
         ValueError: No layers.
         AttributeError: An entry that lacks a parameter.
 

@@ -15,14 +15,15 @@ def make_local_attention_virtual_batches(
     """Make one virtual request of each chunk that a request's query tokens touch.
 
     In chunked local attention a query at position `p` sees the keys of its own chunk,
-    `p // attn_chunk_size`, up to itself. A request's query tokens stand at the last positions of
-    its sequence. Those in chunk `k` become a virtual request, in ascending order of `k`, with the
-    sequence length `min((k + 1) * attn_chunk_size, s_i) - k * attn_chunk_size`; what of that is no
-    query token is computed; its row lists the request's blocks of that chunk, where a column past
-    the table's width repeats the last one (a table of no columns gives `NULL_BLOCK_ID`).
+    `p // attn_chunk_size`, up to itself. An ordinary attention kernel computes the same over
+    virtual requests. The query tokens of a request are at the last positions of its sequence. Those
+    in chunk `k` become one virtual request, in ascending order of `k`. Its sequence length is
+    `min((k + 1) * attn_chunk_size, s_i) - k * attn_chunk_size`; the tokens of it that are not query
+    tokens count as computed. Its row has the request's blocks of that chunk; a column past the
+    table's width repeats the last column (`NULL_BLOCK_ID` if the table has no columns).
 
-    A request of zero query tokens keeps one virtual request of zero query tokens, all computed: its
-    sequence is that of the chunk of its last position, up to there.
+    A request without query tokens becomes one virtual request without query tokens. Its sequence is
+    the part of its last position's chunk up to that position, all of it computed.
 
     Args:
         attn_chunk_size: Positions in a chunk.
@@ -30,14 +31,15 @@ def make_local_attention_virtual_batches(
         block_size: Positions in a block; must be given, and divide `attn_chunk_size`.
 
     Returns:
-        A new metadata of the virtual requests, of which `max_query_len` and `max_seq_len` are the
-        maxima; its block table is int32[number of virtual requests, attn_chunk_size / block_size].
-        Tokens stand as they were: `num_actual_tokens`, and the same `slot_mapping` object. It is
-        causal; all other fields are None.
+        A new metadata of the virtual requests. `max_query_len` and `max_seq_len` are their maxima,
+        and the block table is int32[num_virtual_requests, attn_chunk_size / block_size].
+        `num_actual_tokens` is unchanged, and `slot_mapping` is the same object. It is causal; all
+        optional fields are None.
 
     Raises:
-        TypeError: An argument or a field of another type or dtype.
-        ValueError: A size below 1 or that does not divide, a metadata that is not valid.
+        TypeError: An argument or a field of the wrong type or dtype.
+        ValueError: A size below 1, a `block_size` that does not divide `attn_chunk_size`, an
+            invalid metadata.
 
     Example:
         >>> import numpy as np
@@ -101,7 +103,7 @@ def make_local_attention_virtual_batches(
 
 
 def _chunks_touched(first_query: int, seq_len: int, chunk: int) -> range:
-    """Return the chunks of the query positions `first_query .. seq_len - 1`, never none."""
+    """Return the chunks of the query positions `first_query .. seq_len - 1`, at least one."""
     if seq_len == 0:
         return range(1)
     last_chunk = (seq_len - 1) // chunk
@@ -111,7 +113,7 @@ def _chunks_touched(first_query: int, seq_len: int, chunk: int) -> range:
 
 
 def _row_of_chunk(request_row: list[int], first_column: int, num_columns: int) -> list[int]:
-    """Return some columns of a row; past its end the last one, or nulls if there is none."""
+    """Return columns of a row, the last one repeated past its end; nulls if the row is empty."""
     if not request_row:
         return [NULL_BLOCK_ID] * num_columns
     last_column = len(request_row) - 1

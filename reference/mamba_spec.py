@@ -27,7 +27,7 @@ class MambaSpec(KVCacheSpec):
         num_speculative_blocks: Blocks kept besides for speculative tokens, at least 0.
 
     Raises:
-        TypeError: A field of another type or dtype.
+        TypeError: A field of the wrong type or dtype.
         ValueError: A number that is too small, no states, dtypes that are not as many as shapes.
 
     Example:
@@ -100,7 +100,7 @@ class MambaSpec(KVCacheSpec):
         `2 + num_speculative_blocks`; "all": `ceil(max_model_len / block_size)`.
 
         Raises:
-            AttributeError: A configuration that is None or lacks what is read.
+            AttributeError: A configuration that is None or lacks an attribute that is read.
             TypeError: `max_model_len` is no int.
             ValueError: Another mode, of whatever type; a `max_model_len` that is less than 1.
         """

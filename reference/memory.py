@@ -38,8 +38,8 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: CacheConfig) -> 
     """Return how much memory an engine may use: its share of the total, which must be free.
 
     Args:
-        init_snapshot: The device's memory, `free_memory` and `total_memory` in bytes, both in
-            0 .. 2**63 - 1.
+        init_snapshot: The device's memory, `free_memory` and `total_memory` in bytes, both in 0 ..
+            2**63 - 1.
         cache_config: Its `gpu_memory_utilization` is the share, an int or float in (0, 1].
 
     Returns:
@@ -47,8 +47,8 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: CacheConfig) -> 
         bytes.
 
     Raises:
-        AttributeError: A snapshot or a configuration without what is read.
-        TypeError: A number of another type.
+        AttributeError: A snapshot or a configuration that lacks an attribute that is read.
+        TypeError: A number of the wrong type.
         ValueError: A number out of range, or less memory free than that.
 
     Example:

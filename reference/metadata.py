@@ -1,4 +1,4 @@
-"""The metadata of an attention step: which tokens of which requests, and where their blocks are."""
+"""The metadata of a step's batch that attention backends share."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ __all__ = ["CommonAttentionMetadata", "build_attn_metadata", "validate_metadata"
 
 @dataclasses.dataclass(eq=False)
 class CommonAttentionMetadata:
-    """What every attention backend needs to know of one step's batch.
+    """The metadata of one step's batch, as every attention backend needs it.
 
     A request's query length `q_i` is `query_start_loc[i + 1] - query_start_loc[i]`, its sequence
     length `s_i` is `seq_lens[i]`. The constructor checks nothing; `validate` does.
 
     Attributes:
         query_start_loc: int32[num_reqs + 1], where each request's tokens start, and the end.
-        query_start_loc_cpu: The same values; `fast` has them on the host.
-        seq_lens: int32[num_reqs], tokens of each request, computed ones and those of this step.
-        seq_lens_cpu: The same values; `fast` has them on the host.
-        num_computed_tokens_cpu: int32[num_reqs], tokens of each request that are in the cache.
-        num_reqs: Number of requests, padded ones included.
-        num_actual_tokens: Number of tokens in the batch; it may count padding.
+        query_start_loc_cpu: The same values on the host.
+        seq_lens: int32[num_reqs], tokens of each request: computed tokens and those of this step.
+        seq_lens_cpu: The same values on the host.
+        num_computed_tokens_cpu: int32[num_reqs], tokens of each request that are in the cache
+            before the step.
+        num_reqs: Number of requests, padding included.
+        num_actual_tokens: Number of tokens in the batch; may include padding.
         max_query_len: An upper bound of the query lengths, in tokens.
         max_seq_len: An upper bound of the sequence lengths, in tokens.
         block_table_tensor: int32[at least num_reqs, max_blocks_per_req], block ids.
         slot_mapping: int64[at least num_actual_tokens], the slot that each token is written to.
-        causal: Whether a token sees no later ones.
+        causal: Whether a token does not see later tokens.
         logits_indices_padded: int32 or int64[at least num_logits_indices], the tokens whose logits
-            are wanted, then padding.
-        num_logits_indices: How many of these count.
+            are needed, then padding.
+        num_logits_indices: How many entries of it are tokens, not padding.
         encoder_seq_lens: int32 or int64[num_reqs], encoder tokens of each request, on the host.
-        dcp_local_seq_lens: int32[num_reqs], how many of a sequence's tokens this
-            context-parallel rank holds.
+        dcp_local_seq_lens: int32[num_reqs], tokens of each sequence that this context-parallel rank
+            holds.
 
     Example:
         >>> import numpy as np
@@ -77,7 +78,7 @@ class CommonAttentionMetadata:
         >>> metadata.unpadded(2, 1).slot_mapping.tolist()
         [31, 16]
 
-    Source: the definition is kvtwin's own; the names are those of vLLM's v1 attention backends.
+    Source: the definition is kvtwin's own; the names are vLLM's.
     """
 
     query_start_loc: Int32Array
@@ -105,14 +106,14 @@ class CommonAttentionMetadata:
             num_actual_reqs: How many requests to keep.
 
         Returns:
-            A metadata of the same class. Every per-request field is cut to that many requests
-            (`query_start_loc` to one more), `slot_mapping` to that many tokens; these are views.
-            `max_*`, `causal` and the logits fields are as they were.
+            A metadata of the same class. Every per-request field is cut to `num_actual_reqs`
+            entries (`query_start_loc` to one more), `slot_mapping` to `num_actual_tokens`; these
+            are views. `max_*`, `causal` and the logits fields are unchanged.
 
         Raises:
-            TypeError: A number that is no int, or a field of another type or dtype.
-            ValueError: A negative number, more than there are, or fewer tokens than the requests
-                kept have; fields of unlike lengths.
+            TypeError: A number that is not an int, or a field of the wrong type or dtype.
+            ValueError: A number that is negative or more than there are; fewer tokens than the kept
+                requests have; fields whose lengths contradict each other.
         """
         check_lengths(check_fields(self))
         num_reqs = check_int("num_actual_reqs", num_actual_reqs, 0, self.num_reqs)
@@ -145,8 +146,9 @@ class CommonAttentionMetadata:
             block_size: Positions in a block; None leaves the rows of the block table unchecked.
 
         Raises:
-            TypeError: A field, or the block size, of another type or dtype.
-            ValueError: An invariant that does not hold; `validate_metadata` lists them.
+            TypeError: A field, or the block size, of the wrong type or dtype.
+            ValueError: An invariant that does not hold; `reference.invariants.validate_metadata`
+                lists them.
         """
         validate_metadata(self, block_size)
 
@@ -166,42 +168,45 @@ def build_attn_metadata(
 ) -> dict[str, Any]:
     """Build the metadata of every layer for a step.
 
-    Each KV cache group has one new `CommonAttentionMetadata`, with `causal` True, of which its
-    builder makes the metadata of its layers:
-    `build(common_prefix_len=0, common_attn_metadata=metadata)`. All are checked before the first
-    builder builds. The vectors by request are views, since a captured graph reads the buffers;
-    block tables and slots are handed on as they are, not cut.
+    Each KV cache group gets a new, causal `CommonAttentionMetadata`, from which its builder builds
+    the metadata of its layers: `build(common_prefix_len=0, common_attn_metadata=metadata)`. All
+    groups are checked before the first builder is called. The vectors by request are views of the
+    buffers, since a captured graph reads these; block tables and slots are passed on as they are,
+    not cut.
 
     Args:
         attn_metadata_builders: The builders, one for each group.
-        num_reqs: Number of requests, padded ones included.
-        num_tokens: Number of tokens in the batch; it may count padding.
+        num_reqs: Number of requests, padding included.
+        num_tokens: Number of tokens in the batch; may include padding.
         query_start_loc: A buffer of int32[at least num_reqs + 1], where each request's tokens
             start, and the end.
-        seq_lens: A buffer of int32[at least num_reqs], tokens of each request, computed ones and
+        seq_lens: A buffer of int32[at least num_reqs], tokens of each request: computed tokens and
             those of this step.
-        num_computed_tokens_cpu: int32[at least num_reqs], tokens of each request in the cache.
+        num_computed_tokens_cpu: int32[at least num_reqs], tokens of each request that are in the
+            cache before the step.
         block_tables: For each group int32[at least num_reqs, max_blocks_per_req], block ids; a list
-            or tuple of them.
-        slot_mappings: For each group int64[at least num_tokens], in slots; a list or tuple of them,
-            or one int64[num_groups, at least num_tokens] whose rows they are, as views.
-        kv_cache_config: Its list `kv_cache_groups` is read, and the `layer_names` of each.
+            or tuple of arrays.
+        slot_mappings: For each group int64[at least num_tokens], in slots; a list or tuple of
+            arrays, or one int64[num_groups, at least num_tokens], whose rows are passed on as
+            views.
+        kv_cache_config: Its list `kv_cache_groups` is read, and the `layer_names` of each group.
         max_query_len: The `max_query_len` of the metadata, an upper bound of the requests' query
             lengths, in tokens; None: their maximum.
         max_seq_len: The `max_seq_len` of the metadata, an upper bound of the sequence lengths, in
             tokens; None: their maximum.
 
     Returns:
-        What was built, by layer name, in the order of the groups and their layers: one object for
-        all layers of a group. A layer that several groups name has that of the last.
+        The built metadata by layer name, in the order of the groups and their layers: the same
+        object for all layers of a group. A layer in several groups has that of the last one.
 
     Raises:
-        TypeError: An argument of another type or dtype.
-        ValueError: A negative number; a bound above 2**31 - 1, or below what it bounds; not as many
-            builders, tables or slots as groups; fewer starts, lengths, computed tokens or rows than
-            the requests need, in either half of a buffer, or fewer slots than tokens; a batch that
-            `validate` refuses.
-        AttributeError: A buffer, a builder, the config or a group without what is read of it.
+        TypeError: An argument of the wrong type or dtype.
+        ValueError: A negative number; a bound above 2**31 - 1, or below what it bounds; a number of
+            builders, tables or slot mappings other than that of the groups; fewer starts, lengths,
+            computed tokens or rows than `num_reqs` needs, in either half of a buffer; fewer slots
+            than tokens; a batch that `validate` rejects.
+        AttributeError: A buffer, a builder, the config or a group that lacks an attribute that is
+            read.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""How many multimodal items a step may have, by what the encoder computes and its cache holds."""
+"""How many multimodal items a step may have, given the encoder's compute budget and cache."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ def compute_mm_encoder_budget(
     scheduler_config: Any,  # noqa: ANN401  # an engine's own serves too
     max_tokens_by_modality: dict[str, int],
 ) -> tuple[int, int]:
-    """Return how many tokens the encoder may compute in a step, and its cache hold.
+    """Return how many tokens the encoder may compute in a step, and how many its cache holds.
 
-    Each is what the scheduler's configuration says, but at least the largest item, which must fit.
+    Each is the value in the scheduler's configuration, or the size of the largest item if that is
+    greater.
 
     Args:
         scheduler_config: `max_num_encoder_input_tokens` and `encoder_cache_size`, ints of at least
-            0, and the bool `disable_chunked_mm_input` are read; where that is True,
-            `max_num_batched_tokens` too, an int of at least 1.
-        max_tokens_by_modality: The tokens of the largest item of each modality, at least 0. Where
-            there are none, the configuration is not read.
+            0, and the bool `disable_chunked_mm_input` are read; if that is True, also
+            `max_num_batched_tokens`, an int of at least 1.
+        max_tokens_by_modality: The tokens of the largest item of each modality, at least 0. If it
+            is empty, the configuration is not read.
 
     Returns:
         The compute budget and the cache size, in tokens, Python ints; (0, 0) without modalities.
 
     Raises:
-        TypeError: A number, a flag, a modality or the dict of another type.
-        ValueError: A number out of range; an item that no step has room for, where it must be
-            within one (`disable_chunked_mm_input`).
-        AttributeError: A configuration that lacks what is read.
+        TypeError: A number, a flag, a modality or the dict of the wrong type.
+        ValueError: A number out of range; with `disable_chunked_mm_input`, an item that is larger
+            than a step.
+        AttributeError: A configuration that lacks an attribute that is read.
 
     Example:
         >>> from reference.config import SchedulerConfig
@@ -73,42 +74,43 @@ def compute_mm_encoder_budget(
 
 
 class MultiModalBudget:
-    """How many multimodal items of each kind a prompt and a batch may have.
+    """Compute how many multimodal items of each modality a prompt and a batch may have.
 
-    All is read when it is made: `max_model_len` of the model's configuration; `max_num_seqs`,
-    `max_num_batched_tokens`, `enable_chunked_prefill` and what `compute_mm_encoder_budget` reads of
-    the scheduler's; of the registry what follows, and nothing else:
+    The constructor reads `max_model_len` from the model's configuration; from the scheduler's it
+    reads `max_num_seqs`, `max_num_batched_tokens`, `enable_chunked_prefill` and what
+    `compute_mm_encoder_budget` reads. Of the registry it calls these methods, and no others:
 
-    - `processor_only_cache_from_config(model_config)`, where it has that (neither absent nor None):
-      the processor cache; None without it.
-    - `get_mm_limits_per_prompt(model_config, cache=...)`: `mm_limits`.
-    - `get_max_tokens_per_item_by_modality(model_config, cache=..., profiler_limits=mm_limits)`:
-      `max_tokens_by_modality`. Each of its modalities must have a limit.
+    - `processor_only_cache_from_config(model_config)`, if it is there and not None, returns the
+      processor cache; otherwise the cache is None.
+    - `get_mm_limits_per_prompt(model_config, cache=...)` returns `mm_limits`.
+    - `get_max_tokens_per_item_by_modality(model_config, cache=..., profiler_limits=mm_limits)`
+      returns `max_tokens_by_modality`. Each of its modalities must have a limit.
 
     Args:
-        model_config: `max_model_len` is an int of at least 1. It is handed on to the registry.
+        model_config: `max_model_len` is an int of at least 1. It is passed to the registry.
         scheduler_config: `max_num_seqs` and `max_num_batched_tokens` are ints of at least 1,
             `enable_chunked_prefill` is a bool.
-        mm_registry: What knows the model's modalities; both dicts map them to ints of at least 0.
+        mm_registry: The registry of the model's modalities; both dicts map them to ints of at least
+            0.
 
     Attributes:
         max_model_len: The most tokens of a sequence.
         max_num_reqs: The most requests of a step, `max_num_seqs`.
-        mm_limits: The most items of each modality that a prompt may have; the very dict that the
-            registry gave.
+        mm_limits: The most items of each modality in a prompt; the object that the registry
+            returned.
         max_tokens_by_modality: The tokens of the largest item of each modality; likewise.
         encoder_compute_budget: The most tokens that the encoder may compute in a step.
         encoder_cache_size: The most tokens that the encoder's cache holds.
-        max_items_per_prompt_by_modality: For each modality of `max_tokens_by_modality` the first of
-            `get_max_items` for its largest item.
-        max_items_per_batch_by_modality: The second.
+        max_items_per_prompt_by_modality: For each modality of `max_tokens_by_modality`, the first
+            result of `get_max_items` for its largest item.
+        max_items_per_batch_by_modality: The second result.
 
     Raises:
-        TypeError: A number, a flag, a modality or a dict of another type.
-        ValueError: A number out of range; an item that no step has room for, as
-            `compute_mm_encoder_budget` says.
+        TypeError: A number, a flag, a modality or a dict of the wrong type.
+        ValueError: A number out of range; an item that does not fit into a step, as in
+            `compute_mm_encoder_budget`.
         KeyError: A modality without a limit.
-        AttributeError: A configuration or a registry that lacks what is read.
+        AttributeError: A configuration or a registry that lacks an attribute that is read.
 
     Example:
         >>> from types import SimpleNamespace
@@ -177,13 +179,13 @@ class MultiModalBudget:
             self.max_items_per_batch_by_modality[modality] = per_batch
 
     def get_encoder_budget(self) -> int:
-        """Return how many encoder tokens a step may have: the lesser of budget and cache size."""
+        """Return how many encoder tokens a step may have: the minimum of budget and cache size."""
         return min(self.encoder_compute_budget, self.encoder_cache_size)
 
     def get_modality_with_max_tokens(self) -> str:
         """Return the modality with the largest item; of equals the last by name.
 
-        So all ranks agree, in whatever order their dicts are.
+        So all ranks agree, whatever the order of their dicts.
 
         Raises:
             ValueError: There are no modalities.
@@ -198,21 +200,21 @@ class MultiModalBudget:
     def get_max_items(self, modality: str, max_tokens_per_item: int) -> tuple[int, int]:
         """Return how many items of a size a prompt and a batch may have, at least 1 each.
 
-        A prompt may have as many as its limit says and as fit into `max_model_len`. A batch may
-        have as many as the encoder's budget has room for, and as the decoder can take: those of
-        `max_num_reqs` prompts; where prompts are not spread over steps (`enable_chunked_prefill` is
-        off), of at most `max_num_batched_tokens // max_tokens_per_item` prompts.
+        A prompt may have as many items as its limit allows and as fit into `max_model_len`. A batch
+        may have as many as fit into the encoder's budget, but at most those of `max_num_reqs`
+        prompts or, if prompts are not split over steps (`enable_chunked_prefill` is off) and that
+        is fewer, of `max_num_batched_tokens // max_tokens_per_item` prompts.
 
         Args:
-            modality: The kind of item, one of `mm_limits`. It is checked first.
+            modality: The modality of the items, a key of `mm_limits`. It is checked first.
             max_tokens_per_item: The size of each item, in tokens, at least 0.
 
         Returns:
-            The numbers for a prompt and for a batch; (0, 0) where the size, or the encoder's
-            budget, is 0.
+            The numbers for a prompt and for a batch; (0, 0) if the size, or the encoder's budget,
+            is 0.
 
         Raises:
-            TypeError: A modality that is no str, a size that is no int.
+            TypeError: A modality that is not a str, a size that is not an int.
             KeyError: A modality without a limit.
             ValueError: A negative size.
         """

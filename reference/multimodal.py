@@ -1,4 +1,4 @@
-"""Multimodal inputs: embeddings in a run of placeholders, and how many items a step may have."""
+"""Multimodal inputs: embeddings at their placeholders, and how many items a step may have."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ such a one). Other dtypes hold no embeddings."""
 def scatter_mm_placeholders(
     embeds: Array, is_embed: NDArray[np.bool_] | None, *, out: Array | None = None
 ) -> Array:
-    """Put a multimodal item's embeddings into the run of placeholder tokens that stands for it.
+    """Scatter the embeddings of a multimodal item to the placeholder tokens that stand for it.
 
     Args:
         embeds: [num_embeds, embed_dim], of float16, bfloat16, float32, float64, float8_e4m3fn or
             float8_e5m2, of any strides.
-        is_embed: bool[num_placeholders], the placeholders that an embedding replaces, as many as
-            there are embeddings (a single row is never broadcast); None: all.
-        out: Of the result's shape and dtype, written in place of a new array. It lies in one piece
-            and shares no memory with the inputs.
+        is_embed: bool[num_placeholders], the placeholders that an embedding replaces: exactly
+            `num_embeds` of them (a single row is not broadcast); None: all.
+        out: Of the result's shape and dtype, the array to write to; None: a new one. It must be
+            contiguous and share no memory with the inputs.
 
     Returns:
         A new, contiguous [num_placeholders, embed_dim] of the same dtype, or `out`. Where
-        `is_embed` is True it has the rows of `embeds` in order, bit for bit; elsewhere NaN, of the
-        bits in `NAN_BITS`. With neither mask nor `out`, `embeds` itself, unchecked.
+        `is_embed` is True it has the rows of `embeds` in order, bit for bit; elsewhere NaN, with
+        the bits in `NAN_BITS`. If `is_embed` and `out` are both None, `embeds` itself, unchecked.
 
     Raises:
-        TypeError: A mask that is not a bool vector (no array, another dtype, other than one
-            dimension), embeddings that are no array or cannot hold such a NaN, an `out` of another
-            dtype.
-        ValueError: Embeddings of other than two dimensions, or not as many as are True; an `out`
-            of another shape, in pieces, read-only, or of an input's memory. Nothing is written.
+        TypeError: A mask that is not a bool vector (not an array, another dtype, not one
+            dimension); embeddings that are not an array, or of a dtype without NaN; an `out` of
+            another dtype.
+        ValueError: Embeddings without exactly two dimensions, or more or fewer than True entries;
+            an `out` that has another shape, is not contiguous, is read-only, or shares memory with
+            an input. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -91,27 +92,27 @@ def scatter_mm_placeholders(
 def gather_mm_placeholders(
     placeholders: Array, is_embed: NDArray[np.bool_] | None, *, out: Array | None = None
 ) -> Array:
-    """Take a multimodal item's embeddings out of the run of placeholder tokens that it stands in.
+    """Gather the embeddings of a multimodal item from the placeholder tokens that stand for it.
 
-    It undoes `scatter_mm_placeholders` with the same mask.
+    This is the inverse of `scatter_mm_placeholders` with the same mask.
 
     Args:
         placeholders: [num_placeholders, embed_dim], of any dtype and strides.
         is_embed: bool[num_placeholders], the placeholders that are embeddings; None: all.
-        out: Of the result's shape and dtype, written in place of a new array. It lies in one piece
-            and shares no memory with the inputs.
+        out: Of the result's shape and dtype, the array to write to; None: a new one. It must be
+            contiguous and share no memory with the inputs.
 
     Returns:
         A new, contiguous [number of True entries, embed_dim] of the same dtype, or `out`: the rows
-        where `is_embed` is True, in order, bit for bit. With neither mask nor `out`,
+        where `is_embed` is True, in order, bit for bit. If `is_embed` and `out` are both None,
         `placeholders` itself, unchecked.
 
     Raises:
-        TypeError: A mask that is not a bool vector (no array, another dtype, other than one
-            dimension), placeholders that are no array, an `out` of another dtype.
-        ValueError: Placeholders of other than two dimensions, or not as many as the mask has
-            entries; an `out` of another shape, in pieces, read-only, or of an input's memory.
-            Nothing is written.
+        TypeError: A mask that is not a bool vector (not an array, another dtype, not one
+            dimension), placeholders that are not an array, an `out` of another dtype.
+        ValueError: Placeholders without exactly two dimensions, or more or fewer than entries of
+            the mask; an `out` that has another shape, is not contiguous, is read-only, or shares
+            memory with an input. Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -143,7 +144,7 @@ def gather_mm_placeholders(
 
 
 def _check_num_rows(out: Array, num_placeholders: int, num_embeds: int) -> None:
-    """Refuse an output that has not a row for each embedding."""
+    """Check that an output has one row for each embedding."""
     if out.ndim != 2:
         raise ValueError(f"out must have 2 dimensions, got shape {out.shape}")
     if len(out) > num_placeholders:
@@ -155,7 +156,7 @@ def _check_num_rows(out: Array, num_placeholders: int, num_embeds: int) -> None:
 def _output(
     out: Array | None, shape: tuple[int, int], inputs: dict[str, Array | NDArray[np.bool_] | None]
 ) -> Array:
-    """Return rows to write to, of the dtype of the first input: `out`, or new ones."""
+    """Return the rows to write to, of the dtype of the first input: `out`, or new ones."""
     given = {name: array for name, array in inputs.items() if array is not None}
     dtype = next(iter(given.values())).dtype
     if out is None:
@@ -186,18 +187,18 @@ def _check_matrix(name: str, value: object) -> None:
 def sanity_check_mm_encoder_outputs(
     mm_embeddings: list[Array] | tuple[Array, ...] | Array, expected_num_items: int
 ) -> None:
-    """Check that a model made of multimodal items what the runner takes: a matrix of each.
+    """Check that an encoder returned one matrix for each multimodal item.
 
     Args:
-        mm_embeddings: [tokens, hidden size] for each item, of any dtype, in a list or tuple; or
-            one array [items, tokens, hidden size].
+        mm_embeddings: [tokens, hidden size] for each item, of any dtype, in a list or tuple; or one
+            array [items, tokens, hidden size].
         expected_num_items: How many items there must be.
 
     Raises:
-        TypeError: Embeddings that are no list, tuple or array, an item that is no array, a number
-            that is no int.
-        ValueError: Another number of items, an item of other than two dimensions (one array: of
-            other than three), a negative number.
+        TypeError: Embeddings that are not a list, tuple or array; an item that is not an array; a
+            number that is not an int.
+        ValueError: Another number of items; an item without exactly two dimensions (a single array:
+            three); a negative number.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""What a model runner hands over for a step, checked: buffers, block tables and slots."""
+"""Checks of what a model runner passes for a step: buffers, block tables and slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference._checks import Array, Int32Array, Int64Array, check_array, check_
 
 
 class HostAndDevice(Protocol):
-    """What `build_attn_metadata` needs of a buffer; a `CpuGpuBuffer` has it.
+    """The attributes of a buffer that `build_attn_metadata` reads; a `CpuGpuBuffer` has them.
 
     Attributes:
         cpu: int32[entries], the half on the host.
@@ -29,7 +29,7 @@ def check_vector(name: str, value: object, length: int) -> Int32Array:
 
 
 def check_buffer(name: str, value: HostAndDevice, length: int) -> tuple[Int32Array, Int32Array]:
-    """Return the first entries of a buffer's half on the device and of that on the host, views."""
+    """Return views of the first entries of both halves of a buffer: device, then host."""
     cpu = check_vector(f"{name}.cpu", value.cpu, length)
     return check_vector(f"{name}.gpu", value.gpu, length), cpu
 
@@ -62,7 +62,7 @@ def _list_one_each(name: str, value: object, num_groups: int) -> list[Any]:
 
 
 def check_one_each(name: str, entries: list[Any], num_groups: int) -> None:
-    """Refuse a list that has not one entry for each group."""
+    """Check that a list has one entry for each group."""
     if len(entries) != num_groups:
         raise ValueError(
             f"{name} has {len(entries)} entries, expected {num_groups}, one for each KV cache group"
@@ -70,6 +70,6 @@ def check_one_each(name: str, entries: list[Any], num_groups: int) -> None:
 
 
 def _check_length(name: str, array: Array, length: int) -> None:
-    """Check that an array has at least so many entries, or rows."""
+    """Check that an array has at least `length` entries, or rows."""
     if len(array) < length:
         raise ValueError(f"{name} has {len(array)} entries, expected at least {length}")

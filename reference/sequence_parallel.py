@@ -1,4 +1,4 @@
-"""Sequence parallelism: where the residual stream is scattered over the ranks."""
+"""Sequence parallelism: whether the residual stream is scattered over the ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ def is_residual_scattered_for_sp(
     vllm_config: Any,  # noqa: ANN401  # an engine's own serves too
     num_input_tokens: int,
 ) -> bool:
-    """Say whether the residual stream is scattered over the tensor-parallel ranks.
+    """Return whether the residual stream is scattered over the tensor-parallel ranks.
 
-    These decide, in this order; what comes after the one that decides is not read:
+    The first of these that applies gives the result; what comes after it is not read:
 
     - `compilation_config.pass_config.enable_sp` is False: no.
     - `parallel_config.tensor_parallel_size` is 1: no.
-    - The number of tokens is no multiple of that size: a `ValueError`. The runner pads it.
-    - `compilation_config.splitting_ops` is None or empty: the graph is compiled whole, so yes.
-    - `compilation_config.use_inductor_graph_partition`: it is compiled whole too, yes.
-    - `compilation_config.compile_sizes`: whether the number is one of these; None: no.
+    - The number of tokens is not a multiple of that size: a `ValueError`. The runner pads it.
+    - `compilation_config.splitting_ops` is None or empty: the graph is compiled as a whole, so yes.
+    - `compilation_config.use_inductor_graph_partition` is True: it is compiled as a whole, so yes.
+    - Otherwise: whether the number of tokens is in `compilation_config.compile_sizes`; None: no.
 
     Args:
-        vllm_config: The engine's configuration, of which the above is read: two bools, an int of at
+        vllm_config: The engine's configuration. The attributes above are two bools, an int of at
             least 1, a list or tuple of operators or None, and a list of ints or None.
         num_input_tokens: Number of tokens of the step, padding included, at least 0. It is checked
             first.
@@ -32,10 +32,10 @@ def is_residual_scattered_for_sp(
         Whether it is scattered.
 
     Raises:
-        TypeError: A number, or a part of the configuration, of another type.
-        ValueError: A negative number, one that is no multiple of the ranks' number; a number of
-            ranks below 1.
-        AttributeError: A configuration that lacks what is read.
+        TypeError: A number, or a part of the configuration, of the wrong type.
+        ValueError: A negative number of tokens, or one that is not a multiple of the number of
+            ranks; a number of ranks below 1.
+        AttributeError: A configuration that lacks an attribute that is read.
 
     Example:
         >>> from reference.config import CompilationConfig, ParallelConfig, PassConfig, VllmConfig

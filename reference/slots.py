@@ -1,4 +1,4 @@
-"""Slots: where tokens stand in the physical cache; the names are imported from `block_table`."""
+"""Slots: where tokens are stored in the physical cache. `block_table` exports the names."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ def compute_slot_mapping(
 ) -> Int64Array:
     """Compute the slot to which each token of a batch is written.
 
-    Context-parallel ranks hold the tokens interleaved. A *virtual block* is `block_size *
-    cp_world_size` positions, and `v` is a position's place in its virtual block. The rank
-    `v // interleave % cp_world_size` holds it, in the block `position // virtual block size` of the
-    row, at the offset `v // (cp_world_size * interleave) * interleave + v % interleave`. With one
-    rank, that is block `position // block_size` and offset `position % block_size`. Where the table
-    lists kernel blocks, block `k` of the row is its columns `k * n .. k * n + n - 1`, `n =
-    block_size / kernel_block_size`.
+    With one rank, a token is stored in block `position // block_size` of its request's row, at the
+    offset `position % block_size`. Several context-parallel ranks hold the tokens interleaved: a
+    *virtual block* is `block_size * cp_world_size` positions, and `v` is the position's offset in
+    its virtual block. The rank `v // interleave % cp_world_size` holds the token, in block
+    `position // virtual block size` of the row, at the offset
+    `v // (cp_world_size * interleave) * interleave + v % interleave`. If the table lists kernel
+    blocks, block `k` of the row is its columns `k * n .. k * n + n - 1` with
+    `n = block_size / kernel_block_size`.
 
     Args:
-        block_table: int32[num_rows, max_blocks], the block ids of each request, `num_rows >=
-            num_reqs`.
+        block_table: int32[num_rows, max_blocks], the block ids of each request,
+            `num_rows >= num_reqs`.
         query_start_loc: int32[num_reqs + 1], where each request's tokens start; tokens past the
-            last entry are padding, and their positions are not looked at.
+            last entry are padding, and their positions are not read.
         positions: int64[num_tokens], each token's index in its request's sequence.
         block_size: Positions in a block of one rank; times `cp_world_size` at most 2**31 - 1.
         kernel_block_size: Positions in a block as the table lists them; divides `block_size`. None:
@@ -61,19 +62,20 @@ def compute_slot_mapping(
         cp_rank: The rank whose slots are wanted.
         cp_kv_cache_interleave_size: Consecutive positions that stay on one rank; divides
             `block_size`, also with one rank.
-        out: int64[at least num_tokens], written in place of a new array, all of it: past
-            `num_tokens` with `PAD_SLOT_ID`. It shares no memory with the inputs, nor its entries
-            with one another; otherwise any stride.
+        out: int64[at least num_tokens], the array to write to; None: a new one. Past `num_tokens`
+            it is filled with `PAD_SLOT_ID`. It must share no memory with the inputs, and its
+            entries none with each other; any other stride is allowed.
 
     Returns:
         int64[num_tokens], in slots: `block id * kernel_block_size + offset`; `PAD_SLOT_ID` for
         padding and for tokens that another rank holds. With `out`, its first `num_tokens` entries.
 
     Raises:
-        TypeError: An argument of another type or dtype.
-        ValueError: A size below 1 or that does not divide, a rank outside the world, more requests
-            than rows or more tokens than positions, a negative position, or, on the rank that holds
-            the token, a column outside the table or a negative block id. Nothing is written.
+        TypeError: An argument of the wrong type or dtype.
+        ValueError: A size below 1 or one that does not divide as stated, a rank that does not
+            exist, more requests than rows or more tokens than positions, a negative position, or,
+            on the rank that holds the token, a column outside the table or a negative block id.
+            Nothing is written.
 
     Example:
         >>> import numpy as np
@@ -87,7 +89,7 @@ def compute_slot_mapping(
         ... ).tolist()
         [10, -1, 11, -1]
 
-    Source: the definition is kvtwin's own; the idea and the names are those of vLLM's block tables.
+    Source: the definition is kvtwin's own; the names are vLLM's.
     """
     layout = check_block_layout(
         block_size, kernel_block_size, cp_world_size, cp_rank, cp_kv_cache_interleave_size
@@ -141,7 +143,7 @@ def _slots_of_tokens(
 
 
 def _place_on_rank(position: int, layout: BlockLayout) -> tuple[int, int] | None:
-    """Return the column of a table row and the offset in its block; None on another rank."""
+    """Return a position's column and offset in its block; None if another rank holds it."""
     virtual_block_size = layout.block_size * layout.cp_world_size
     block = position // virtual_block_size
     in_virtual_block = position % virtual_block_size
@@ -155,18 +157,18 @@ def _place_on_rank(position: int, layout: BlockLayout) -> tuple[int, int] | None
 
 
 def map_to_kernel_blocks(block_ids: IntArray, blocks_per_kv_block: int) -> IntArray:
-    """Replace each of a manager's block ids by the ids of the kernel blocks that it is made of.
+    """Replace each of a manager's block ids by the ids of its kernel blocks.
 
     Args:
         block_ids: int8, int16, int32, int64 or uint8[..., k], none negative.
         blocks_per_kv_block: Kernel blocks in a manager's block, `n`.
 
     Returns:
-        A new array [..., k * n] of the same dtype: for each block `b`, in order, `b * n .. b * n +
-        n - 1`.
+        A new array [..., k * n] of the same dtype: for each block `b`, in order,
+        `b * n .. b * n + n - 1`.
 
     Raises:
-        TypeError: An argument of another type or dtype.
+        TypeError: An argument of the wrong type or dtype.
         ValueError: No dimensions, a negative id, an id that the dtype cannot hold, a number of
             kernel blocks outside 1 .. 2**31 - 1.
 

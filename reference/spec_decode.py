@@ -1,4 +1,4 @@
-"""Speculative decoding: tokens of a uniform batch, request by request, and back."""
+"""Speculative decoding: view the tokens of a uniform batch request by request, and back."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from reference._checks import Array, check_size, not_an_array
 
 
 def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
-    """View the tokens of a batch, of which each request has as many, request by request.
+    """View the tokens of a uniform batch request by request.
 
-    Request `i` has the tokens `i * n .. (i + 1) * n - 1`, where `n` is `tokens / batch_size`. Its
-    `j`-th token is `[i, j]` of the result. No tokens are 0 for each request.
+    All requests have the same number of tokens, `n = tokens / batch_size`, which may be 0. Request
+    `i` has the tokens `i * n .. (i + 1) * n - 1`; its `j`-th token is `[i, j]` of the result.
 
     Args:
         query: [tokens, heads, dim], of any dtype and strides.
-        batch_size: Number of requests, 1 .. 2**31 - 1; it divides the tokens.
+        batch_size: Number of requests, 1 .. 2**31 - 1; divides the number of tokens.
 
     Returns:
         [batch_size, tokens / batch_size, heads, dim], a view: nothing is copied.
 
     Raises:
-        TypeError: A query that is no array, a batch size that is no int.
-        ValueError: A query of other than three dimensions, a batch size out of range or that does
-            not divide the tokens.
+        TypeError: A query that is not an array, a batch size that is not an int.
+        ValueError: A query without exactly three dimensions; a batch size that is out of range or
+            does not divide the number of tokens.
 
     Example:
         >>> import numpy as np
@@ -48,20 +48,20 @@ def reshape_query_for_spec_decode(query: Array, batch_size: int) -> Array:
 def reshape_attn_output_for_spec_decode(attn_output: Array) -> Array:
     """View the tokens of all requests one after another.
 
-    It undoes what `reshape_query_for_spec_decode` does to a query.
+    This is the inverse of `reshape_query_for_spec_decode`.
 
     Args:
-        attn_output: [requests, tokens of each, heads, dim], of any dtype, or [tokens, heads, dim].
-            Of the first, requests must follow each other in memory at the stride of their tokens
-            times their number, or there be at most one request, or one token of each, or no
-            elements: otherwise no view has them in one dimension.
+        attn_output: [batch_size, n, heads, dim] or [tokens, heads, dim], of any dtype. With four
+            dimensions its strides must allow a view with the first two merged: the stride of the
+            requests is `n` times that of the tokens, or `batch_size` or `n` is 1, or there are no
+            elements.
 
     Returns:
-        [requests * tokens of each, heads, dim], a view: nothing is copied. Three dimensions: the
-        array itself.
+        [batch_size * n, heads, dim], a view: nothing is copied. With three dimensions, the array
+        itself.
 
     Raises:
-        TypeError: No array.
+        TypeError: An argument that is not an array.
         ValueError: Neither three nor four dimensions; strides that allow no view.
 
     Example:

@@ -1,4 +1,4 @@
-"""Micro-batches: a batch cut into runs of tokens, and the metadata of each."""
+"""Micro-batches: a batch cut into runs of tokens, each with its own metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UBatchSlice:
     """The requests and the tokens of a micro-batch.
 
     Attributes:
-        request_slice: The requests with a token in it, as a slice of ints.
+        request_slice: The requests that have a token in the micro-batch, as a slice of ints.
         token_slice: Its tokens, as a slice of ints.
 
     Example:
@@ -43,7 +43,7 @@ class UBatchSlice:
     token_slice: slice
 
     def is_empty(self) -> bool:
-        """Say whether it has no requests or no tokens."""
+        """Return whether it has no requests or no tokens."""
         requests, tokens = self.request_slice, self.token_slice
         return bool(requests.stop <= requests.start or tokens.stop <= tokens.start)
 
@@ -56,21 +56,21 @@ class UBatchSlice:
 def create_ubatch_slices(
     num_scheduled_tokens: IntArray, split_points: int | list[int]
 ) -> list[UBatchSlice]:
-    """Cut a batch's tokens at split points.
+    """Cut a batch into micro-batches at split points.
 
     Args:
         num_scheduled_tokens: int32 or int64[num_reqs], tokens of each request, on the host.
-        split_points: Where to cut, as token indices: one, or a list that increases; strictly
-            between 0 and the number of tokens. An empty list: one slice.
+        split_points: Where to cut, as token indices strictly between 0 and the number of tokens:
+            one int, or an increasing list. An empty list gives one slice.
 
     Returns:
-        The slices, in order: tokens without gap or overlap, and the requests from the first to the
-        last with a token among them. A request that is cut is in both slices.
+        The slices in order. Their tokens have no gap and no overlap; the requests of each go from
+        the first to the last that has a token in it. A request that is cut is in both slices.
 
     Raises:
-        TypeError: An argument of another type or dtype.
-        ValueError: No tokens, a negative number of them, a split point outside, or not greater than
-            the one before it.
+        TypeError: An argument of the wrong type or dtype.
+        ValueError: No tokens, a negative number of tokens, a split point that is out of range or
+            not greater than the one before it.
 
     Example:
         >>> import numpy as np
@@ -124,9 +124,9 @@ def slice_query_start_locs(query_start_loc: Int32Array, request_slice: slice) ->
         A new int32[stop - start + 1], `query_start_loc[start : stop + 1] - query_start_loc[start]`.
 
     Raises:
-        TypeError: An argument of another type or dtype; a slice whose ends are no ints.
-        ValueError: A slice outside the batch or with a step, or starts that do not begin at 0 or
-            that decrease.
+        TypeError: An argument of the wrong type or dtype; a slice whose ends are not ints.
+        ValueError: A slice that is outside the batch or has a step; starts that do not begin at 0,
+            or that decrease.
 
     Example:
         >>> import numpy as np
@@ -146,27 +146,27 @@ def _make_metadata_with_slice(
 ) -> CommonAttentionMetadata:
     """Make the metadata of a micro-batch; the batch itself is not changed.
 
-    With requests `r0 .. r1 - 1` and tokens `t0 .. t1 - 1`: the starts are
-    `query_start_loc[r0 .. r1]` clipped to `t0 .. t1`, less `t0`, so that a request cut at the front
-    loses its tokens before `t0`, one cut at the back those from `t1` on. Tokens before `t0` count
-    as computed; tokens from `t1` on do not belong to the sequence yet.
+    For requests `r0 .. r1 - 1` and tokens `t0 .. t1 - 1`, the new starts are
+    `query_start_loc[r0 .. r1]`, clipped to `t0 .. t1`, minus `t0`. So a request loses its tokens
+    before `t0`, which count as computed, and its tokens from `t1` on, which shorten its sequence.
 
     Args:
-        ubatch_slice: Its requests and tokens; with CUDA-graph padding tokens may pass the last
-            request's end. A slice that lies wholly in that padding begins with a request of zero
+        ubatch_slice: Its requests and tokens. With the padding of a CUDA graph the tokens may go
+            past the end of the last request; a slice of padding alone begins with a request without
             tokens.
         attn_metadata: The batch, valid.
 
     Returns:
-        A new metadata. `max_query_len` is the greatest new query length, or the batch's own when
-        that is 0 (a dummy run); `max_seq_len` and `causal` are the batch's own. Block table rows,
-        slots and `encoder_seq_lens` are views. The logits fields and `dcp_local_seq_lens` are None:
-        they must be made anew.
+        A new metadata. `max_query_len` is the greatest new query length, or that of the batch if
+        the greatest is 0 (a dummy run); `max_seq_len` and `causal` are those of the batch. Block
+        table rows, slots and `encoder_seq_lens` are views. The logits fields and
+        `dcp_local_seq_lens` are None: the caller must compute them again.
 
     Raises:
-        TypeError: A field of another type or dtype.
-        ValueError: A metadata that is not valid, a slice that is empty or outside the batch, whose
-            first token is not its first request's, or which has tokens of a later request.
+        TypeError: A field of the wrong type or dtype.
+        ValueError: An invalid metadata; a slice that is empty or outside the batch, whose first
+            token does not belong to its first request, or that has tokens of requests after its
+            last one.
 
     Example:
         >>> import numpy as np
@@ -221,7 +221,7 @@ def _make_metadata_with_slice(
 def _check_ubatch_slice(
     name: str, ubatch_slice: UBatchSlice, metadata: CommonAttentionMetadata
 ) -> tuple[int, int, int, int]:
-    """Return first and stop of the requests and of the tokens of a slice that fits the batch."""
+    """Return start and stop of a slice's requests and tokens, which must fit the batch."""
     starts = metadata.query_start_loc.tolist()
     num_reqs, num_tokens = int(metadata.num_reqs), int(metadata.num_actual_tokens)
     r0, r1 = check_slice(f"{name}.request_slice", ubatch_slice.request_slice, num_reqs)
@@ -256,7 +256,7 @@ def split_attn_metadata(
         `_make_metadata_with_slice` of each slice, in order.
 
     Raises:
-        TypeError: Slices that are no list, a field of another type or dtype.
+        TypeError: Slices that are not a list, a field of the wrong type or dtype.
         ValueError: As `_make_metadata_with_slice`.
 
     Example:
