@@ -1,4 +1,4 @@
-"""What is asked of a model's layers: which there are, what each keeps in the cache, who builds."""
+"""Find the attention layers of a model, what each keeps in the cache, and their backends."""
 
 from typing import Any, Final, TypeVar
 
@@ -19,19 +19,9 @@ T = TypeVar("T")
 
 
 class AttentionType:
-    """What attends to what in an attention layer.
+    """What the tokens of a layer attend to: the values of a layer's `attn_type`.
 
-    Attributes:
-        DECODER: the tokens of a decoder to those before them.
-        ENCODER: the tokens of an encoder to one another, in an encoder-decoder model.
-        ENCODER_ONLY: the same in a model that has no decoder.
-        ENCODER_DECODER: the tokens of a decoder to those of the encoder.
-
-    Example:
-        >>> AttentionType.DECODER
-        'decoder'
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.AttentionType`.
     """
 
     DECODER: Final = "decoder"
@@ -45,30 +35,9 @@ def get_layers_from_vllm_config(
     layer_type: type[T],
     layer_names: list[str] | None = None,
 ) -> dict[str, T]:
-    """Return the layers of one type.
+    """Return the layers of a type.
 
-    Args:
-        vllm_config: the engine's configuration; of its `compilation_config` the
-            `static_forward_context` is read, the layers by name.
-        layer_type: the class of which a layer must be an instance.
-        layer_names: the layers to look at, in this order; None: all, in the context's order.
-
-    Returns:
-        The layers by name; a named one of another type is left out.
-
-    Raises:
-        TypeError: an argument of another type.
-        KeyError: a name that the context lacks.
-        AttributeError: a configuration without what is read.
-
-    Example:
-        >>> from fast.config import CompilationConfig, VllmConfig
-        >>> layers = {"0.attn": 5, "0.mlp": "dense", "1.attn": 7}
-        >>> config = VllmConfig(compilation_config=CompilationConfig(static_forward_context=layers))
-        >>> get_layers_from_vllm_config(config, int, ["1.attn", "0.mlp"])
-        {'1.attn': 7}
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.get_layers_from_vllm_config`.
     """
     check_type("layer_type", layer_type, type, "a class")
     context = read_context(vllm_config)
@@ -79,12 +48,7 @@ def get_layers_from_vllm_config(
 
 
 def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, Any]:  # noqa: ANN401  (an engine's own)
-    """Return layers of the forward context, by name.
-
-    Raises:
-        TypeError: the names are no list, or one is no text.
-        KeyError: the context lacks one; the message says which entry of `where` it is.
-    """
+    """Return layers of the forward context by name; `where` names their list in messages."""
     check_list(where, layer_names)
     for i, name in enumerate(layer_names):
         check_type(f"{where}[{i}]", name, str, "a str")
@@ -95,12 +59,7 @@ def get_layers(where: str, context: Any, layer_names: list[str]) -> dict[str, An
 
 
 def read_context(vllm_config: Any) -> Any:  # noqa: ANN401  (an engine's own)
-    """Return the layers by name.
-
-    Raises:
-        TypeError: they are in no mapping.
-        AttributeError: a configuration is missing.
-    """
+    """Return the mapping of layers by name."""
     context = vllm_config.compilation_config.static_forward_context
     if not hasattr(context, "get"):
         raise TypeError(f"static_forward_context must be a mapping, got {get_type_name(context)}")
@@ -111,35 +70,11 @@ def get_kv_cache_spec(
     vllm_config: Any,  # noqa: ANN401  (an engine's own config serves too)
     kv_cache_dtype: torch.dtype,
 ) -> dict[str, KVCacheSpec]:
-    """Return what each attention layer keeps in the KV cache.
+    """Return what each attention layer of a model keeps in the cache.
 
-    Args:
-        vllm_config: the engine's configuration: the layers of its `compilation_config`, the
-            `block_size` of its `cache_config`.
-        kv_cache_dtype: the dtype of keys and values, a torch dtype.
+    `kv_cache_dtype` is a torch dtype.
 
-    Returns:
-        For each attention layer, by name, in the context's order, a `SlidingWindowSpec` where it
-        has a sliding window, else a `FullAttentionSpec`. A layer that shares another's cache is
-        left out, and so is what has no `attn_type`.
-
-    Raises:
-        TypeError: an argument, or a number of a layer, of another type.
-        ValueError: a layer that is not of type `DECODER`, or a number of it below 1.
-        AttributeError: a configuration or a layer without what is read.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from fast.config import CacheConfig, CompilationConfig, VllmConfig
-        >>> layer = SimpleNamespace(
-        ...     attn_type="decoder", num_kv_heads=8, head_size=128, sliding_window=None
-        ... )
-        >>> layers = CompilationConfig(static_forward_context={"0.attn": layer})
-        >>> config = VllmConfig(cache_config=CacheConfig(), compilation_config=layers)
-        >>> get_kv_cache_spec(config, torch.bfloat16)["0.attn"].page_size_bytes
-        65536
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.get_kv_cache_spec`.
     """
     dtype = check_dtype("kv_cache_dtype", kv_cache_dtype)
     block_size = vllm_config.cache_config.block_size
@@ -173,50 +108,9 @@ def init_attn_backend(
     vllm_config: Any,  # noqa: ANN401  (likewise)
     device: Any,  # noqa: ANN401  (whatever the builders take for a device)
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Find the backend of every layer and make a builder for every KV cache group.
+    """Find the backend of each layer, and make a builder for each KV cache group.
 
-    Builders of FlashInfer backends share one workspace: that of the first is given to the others.
-    All groups are checked before a builder is made.
-
-    Args:
-        kv_cache_config: its `kv_cache_groups` are read.
-        vllm_config: the engine's configuration, with the layers.
-        device: where the builders' tensors will be.
-
-    Returns:
-        The backend's class for each layer, by name, and the builders in the order of the groups. A
-        builder is made as `builder_cls(kv_cache_spec, layer_names, vllm_config, device)`; for a
-        group of a `UniformTypeKVCacheSpecs` with the spec that the group's layers have in it.
-
-    Raises:
-        TypeError: groups or names that are no lists.
-        ValueError: a group without layers, or whose layers have unlike backends or unlike specs.
-        KeyError: a layer that the forward context lacks, or no layer's spec in a
-            `UniformTypeKVCacheSpecs`.
-        AttributeError: an object without what is read.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from fast.config import CompilationConfig, VllmConfig
-        >>> class Backend:
-        ...     @staticmethod
-        ...     def get_name():
-        ...         return "FLASH_ATTN"
-        ...
-        ...     @staticmethod
-        ...     def get_builder_cls():
-        ...         return lambda spec, layer_names, config, device: f"builds for {layer_names}"
-        >>> layers = {"0.attn": SimpleNamespace(get_attn_backend=lambda: Backend)}
-        >>> group = SimpleNamespace(layer_names=["0.attn"], kv_cache_spec=None)
-        >>> backends, builders = init_attn_backend(
-        ...     SimpleNamespace(kv_cache_groups=[group]),
-        ...     VllmConfig(compilation_config=CompilationConfig(static_forward_context=layers)),
-        ...     "cpu",
-        ... )
-        >>> backends["0.attn"].get_name(), builders
-        ('FLASH_ATTN', ["builds for ['0.attn']"])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.init_attn_backend`.
     """
     groups = kv_cache_config.kv_cache_groups
     check_list("kv_cache_config.kv_cache_groups", groups)
@@ -240,7 +134,7 @@ def init_attn_backend(
 
 
 def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  # noqa: ANN401  (an engine's own)
-    """Return the backend of a group's layers."""
+    """Return the backend that all layers of a group have."""
     layers = get_layers(where, context, layer_names)
     if not layer_names:
         raise ValueError(f"{where} is empty, expected at least 1 layer")
@@ -255,7 +149,7 @@ def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  #
 
 
 def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's own group)
-    """Return the spec that a group's builder is made with."""
+    """Return the spec that the builder of a group gets."""
     spec = group.kv_cache_spec
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return spec
@@ -277,7 +171,7 @@ def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's o
 
 
 def _share_workspace(builders: list[Any]) -> None:
-    """Give the workspace of the first builder that has both methods to the others."""
+    """Pass the workspace of the first builder that has one to the later ones."""
     sharing = [
         builder
         for builder in builders

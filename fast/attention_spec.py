@@ -1,4 +1,4 @@
-"""What a layer keeps that attends to all positions: keys and values, or the latents of MLA."""
+"""Describe what layers keep that attend to all positions: full attention and MLA."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -17,18 +17,11 @@ BOUND_FIELDS: Final = ("sliding_window", "attention_chunk_size")
 
 @dataclass(frozen=True)
 class AttentionSpec(KVCacheSpec):
-    """What an attention layer keeps: a key and a value for each position; the base of its kinds.
+    """What an attention layer keeps: a key and a value for each position and head.
 
-    Attributes:
-        num_kv_heads: heads of keys and values.
-        head_size: numbers in a head.
-        dtype: theirs, a torch dtype.
+    `dtype` is a torch dtype.
 
-    Example:
-        >>> AttentionSpec(16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16).page_size_bytes
-        32768
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.AttentionSpec`.
     """
 
     num_kv_heads: int
@@ -43,23 +36,18 @@ class AttentionSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """What the keys and values of one block take, in bytes."""
+        """The bytes of one block.
+
+        Definition: `reference.AttentionSpec.page_size_bytes`.
+        """
         return 2 * self.block_size * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
-    """What a layer keeps of all positions.
+    """What a layer keeps whose tokens attend to all tokens before them.
 
-    Attributes:
-        sliding_window: the window of a layer whose cache is kept whole all the same, in tokens.
-        attention_chunk_size: the chunk of such a layer, in tokens.
-
-    Example:
-        >>> FullAttentionSpec(16, 8, 64, torch.bfloat16).sliding_window is None
-        True
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.FullAttentionSpec`.
     """
 
     sliding_window: int | None = None
@@ -72,32 +60,9 @@ class FullAttentionSpec(AttentionSpec):
                 set_int(self, field)
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
-        """Return the pages of the longest sequence, or of one context-parallel rank's part of it.
+        """Return the bytes of the longest sequence, or of one context-parallel rank's part of it.
 
-        Args:
-            vllm_config: `model_config` and `parallel_config` are read.
-
-        Returns:
-            Whole pages, in bytes.
-
-        Raises:
-            AttributeError: `vllm_config` lacks what is read.
-            TypeError: what is read is no int.
-            ValueError: what is read is below 1.
-
-        Example:
-            >>> from types import SimpleNamespace as Config
-            >>> config = Config(
-            ...     model_config=Config(max_model_len=100),
-            ...     parallel_config=Config(
-            ...         decode_context_parallel_size=2, prefill_context_parallel_size=1
-            ...     ),
-            ... )
-            >>> spec = FullAttentionSpec(16, num_kv_heads=8, head_size=64, dtype=torch.float16)
-            >>> spec.max_memory_usage_bytes(config) // spec.page_size_bytes
-            4
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.FullAttentionSpec.max_memory_usage_bytes`.
         """
         ranks = read_size(vllm_config, "parallel_config.decode_context_parallel_size") * read_size(
             vllm_config, "parallel_config.prefill_context_parallel_size"
@@ -107,26 +72,9 @@ class FullAttentionSpec(AttentionSpec):
 
     @classmethod
     def merge(cls, specs: list[Any]) -> Self:
-        """Return one spec for layers of one group, which carries the one window or chunk found.
+        """Return one spec for the layers of one group: full attention, none of them MLA.
 
-        Args:
-            specs: the layers' specs, of full attention and none of MLA.
-
-        Returns:
-            A spec of this class.
-
-        Raises:
-            TypeError: not a list, or of what is no spec.
-            ValueError: none, another kind, unequal heads, block sizes or dtypes, two windows or
-                chunks, or one of each.
-
-        Example:
-            >>> plain = FullAttentionSpec(16, 8, 64, torch.bfloat16)
-            >>> window = FullAttentionSpec(16, 8, 64, torch.bfloat16, sliding_window=128)
-            >>> FullAttentionSpec.merge([plain, window]) == window
-            True
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.FullAttentionSpec.merge`.
         """
         check_specs(specs)
         for i, spec in enumerate(specs):
@@ -142,14 +90,7 @@ class FullAttentionSpec(AttentionSpec):
 class MLAAttentionSpec(FullAttentionSpec):
     """What a layer of multi-head latent attention keeps: one latent for each position.
 
-    Attributes:
-        cache_dtype_str: the cache's own layout; "fp8_ds_mla" takes 656 bytes for a position.
-
-    Example:
-        >>> MLAAttentionSpec(64, 1, 576, torch.bfloat16).page_size_bytes
-        73728
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.MLAAttentionSpec`.
     """
 
     cache_dtype_str: str | None = None
@@ -160,31 +101,19 @@ class MLAAttentionSpec(FullAttentionSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """What the latents of one block take, in bytes."""
+        """The bytes of one block.
+
+        Definition: `reference.MLAAttentionSpec.page_size_bytes`.
+        """
         if self.cache_dtype_str == "fp8_ds_mla":
             return self.block_size * FP8_DS_MLA_TOKEN_BYTES
         return self.block_size * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
     @classmethod
     def merge(cls, specs: list[Any]) -> Self:
-        """Return one spec for layers of one group, which carries the one window or chunk found.
+        """Return one spec for the layers of one group: all MLA.
 
-        Args:
-            specs: the layers' specs, all of MLA.
-
-        Returns:
-            A spec of this class.
-
-        Raises:
-            TypeError: not a list, or of what is no spec.
-            ValueError: none, another kind, unequal layouts, heads, block sizes or dtypes, two
-                windows or chunks, or one of each.
-
-        Example:
-            >>> MLAAttentionSpec.merge([MLAAttentionSpec(64, 1, 576, torch.uint8)]).head_size
-            576
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.MLAAttentionSpec.merge`.
         """
         check_specs(specs)
         for i, spec in enumerate(specs):
@@ -197,11 +126,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
 
 def find_shared_fields(specs: list[Any], fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of fields in which all specs agree.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Return the values of fields; raise ValueError unless all specs agree on them."""
     for field in fields:
         expected = getattr(specs[0], field)
         for i, spec in enumerate(specs):
@@ -214,11 +139,7 @@ def find_shared_fields(specs: list[Any], fields: tuple[str, ...]) -> dict[str, A
 
 
 def find_bound(specs: list[Any]) -> dict[str, Any]:
-    """Return the one window or chunk that is found in specs of full attention.
-
-    Raises:
-        ValueError: there are two.
-    """
+    """Return the one window or chunk size of full-attention specs; two are a ValueError."""
     found = {field: {getattr(spec, field) for spec in specs} - {None} for field in BOUND_FIELDS}
     if sum(map(len, found.values())) > 1:
         raise ValueError(

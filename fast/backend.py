@@ -1,4 +1,4 @@
-"""Attention backends: what one must say, and how one is made of another."""
+"""Define attention backends, and make backends and metadata classes that extend others."""
 
 import keyword
 import types
@@ -38,40 +38,26 @@ __all__ = [
 
 
 class AttentionBackend(ABC):
-    """What a family of attention kernels says of itself; all of it static.
+    """The interface of an attention backend, which is a class of static methods.
 
-    Example:
-        >>> class Paged(AttentionBackend):
-        ...     @staticmethod
-        ...     def get_name():
-        ...         return "PAGED"
-        ...
-        ...     @staticmethod
-        ...     def get_builder_cls():
-        ...         return AttentionMetadataBuilder
-        ...
-        ...     @staticmethod
-        ...     def get_kv_cache_shape(
-        ...         num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"
-        ...     ):
-        ...         return (2, num_blocks, block_size, num_kv_heads, head_size)
-        >>> Paged.get_kv_cache_shape(9, 16, 8, 128)
-        (2, 9, 16, 8, 128)
-        >>> Paged.get_supported_kernel_block_sizes()
-        [MultipleOf(base=1)]
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.AttentionBackend`.
     """
 
     @staticmethod
     @abstractmethod
     def get_name() -> str:
-        """Return the name of the backend."""
+        """Return the backend's name, in capitals.
+
+        Definition: `reference.AttentionBackend.get_name`.
+        """
 
     @staticmethod
     @abstractmethod
     def get_builder_cls() -> type[Any]:
-        """Return the class of its builders."""
+        """Return the class of the builders of its metadata.
+
+        Definition: `reference.AttentionBackend.get_builder_cls`.
+        """
 
     @staticmethod
     @abstractmethod
@@ -84,30 +70,22 @@ class AttentionBackend(ABC):
     ) -> tuple[int, ...]:
         """Return the logical shape of a layer's cache.
 
-        Args:
-            num_blocks: its blocks.
-            block_size: positions in a block.
-            num_kv_heads: heads of keys and values.
-            head_size: elements of a head.
-            cache_dtype_str: how elements are stored; "auto": as the cache's dtype says.
+        Definition: `reference.AttentionBackend.get_kv_cache_shape`.
         """
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
-        """Return the block sizes that its kernels work on: any.
+        """Return the block sizes that its kernels support; by default all.
 
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionBackend.get_supported_kernel_block_sizes`.
         """
         return [MultipleOf(1)]
 
     @staticmethod
     def get_kv_cache_stride_order() -> tuple[int, ...]:
-        """Return in which order memory holds the dimensions of the shape, the outermost first.
+        """Return the dimensions of the cache's shape in the order of memory, outermost first.
 
-        Raises:
-            NotImplementedError: in the order of the shape.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionBackend.get_kv_cache_stride_order`.
         """
         raise NotImplementedError("no order is stated: dimensions lie in memory as in the shape")
 
@@ -115,29 +93,9 @@ class AttentionBackend(ABC):
 def subclass_attention_backend(
     name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
 ) -> type[Any]:
-    """Make a backend that has another builder.
+    """Make a backend that extends another one and has other builders.
 
-    Args:
-        name_prefix: what stands before the name of the class.
-        attention_backend_cls: the class of a backend, which is not changed.
-        builder_cls: the class of the builders.
-
-    Returns:
-        A subclass, whose `get_builder_cls` returns `builder_cls`; the same one for the same
-        arguments.
-
-    Raises:
-        TypeError: a prefix that is no text, or a class that is none.
-
-    Example:
-        >>> class Own(AttentionMetadataBuilder[None]):
-        ...     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        ...         return None
-        >>> backend = subclass_attention_backend("Own", AttentionBackend, Own)
-        >>> backend.__name__, backend.get_builder_cls().__name__
-        ('OwnAttentionBackend', 'Own')
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.subclass_attention_backend`.
     """
     check_name_prefix(name_prefix)
     check_type("attention_backend_cls", attention_backend_cls, type, "a class")
@@ -149,10 +107,10 @@ def subclass_attention_backend(
 def _make_backend(
     name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
 ) -> type[Any]:
-    """Make a backend that has another builder."""
+    """Make a backend that has other builders."""
 
     def get_builder_cls() -> type[Any]:
-        """Return the class of its builders."""
+        """Return the class of the builders."""
         return builder_cls
 
     members = {
@@ -168,32 +126,9 @@ def subclass_attention_metadata(
     metadata_cls: type[Any],
     fields: list[tuple[str, Any, Any]] | tuple[tuple[str, Any, Any], ...],
 ) -> type[Any]:
-    """Make a metadata class that has more fields.
+    """Make a metadata class that extends another one with more fields.
 
-    Args:
-        name_prefix: what stands before the name of the class.
-        metadata_cls: the class that is extended, a dataclass as a rule; it is not changed.
-        fields: each field as `(name, type, default)`; one that `metadata_cls` has gets another
-            default.
-
-    Returns:
-        A dataclass, a subclass; it is frozen, or compared by identity, where `metadata_cls` is.
-        Its `__module__` is that of `metadata_cls`. The same one for the same arguments.
-
-    Raises:
-        TypeError: an argument, or a field's name, of another type.
-        ValueError: a field that is not of three parts, a name that is no identifier or given
-            twice, a default that instances would share, such as a list.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Lengths(AttentionMetadata):
-        ...     longest: int
-        >>> subclass_attention_metadata("Padded", Lengths, [("padding", int, 0)])(8).padding
-        0
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.subclass_attention_metadata`.
     """
     check_name_prefix(name_prefix)
     check_type("metadata_cls", metadata_cls, type, "a class")
@@ -204,12 +139,7 @@ def subclass_attention_metadata(
 
 
 def check_name_prefix(name_prefix: object) -> None:
-    """Refuse what cannot begin the name of a class.
-
-    Raises:
-        TypeError: it is no str.
-        ValueError: it has a null character.
-    """
+    """Check that a value can be the prefix of a class name: a str without null characters."""
     check_type("name_prefix", name_prefix, str, "a str")
     if "\0" in str(name_prefix):
         raise ValueError(f"name_prefix is {name_prefix!r}, expected no null character")
@@ -220,7 +150,7 @@ def _make_metadata(
     metadata_cls: type[Any],
     fields: list[tuple[str, Any, Any]] | tuple[tuple[str, Any, Any], ...],
 ) -> type[Any]:
-    """Make a metadata class that has more fields."""
+    """Make a metadata class with more fields."""
     parameters = getattr(metadata_cls, "__dataclass_params__", None)
     made: type[Any] = make_dataclass(
         name_prefix + metadata_cls.__name__,
@@ -234,7 +164,7 @@ def _make_metadata(
 
 
 def _check_fields(fields: object) -> None:
-    """Refuse what is no list of fields."""
+    """Check that a value is a list of fields, each with a name, a type and a default."""
     check_type("fields", fields, list | tuple, "a list or tuple")
     seen: list[str] = []
     for i, field in enumerate(fields):  # type: ignore[var-annotated,arg-type]  # checked above

@@ -1,4 +1,4 @@
-"""What attention builders are: they turn a batch into what a backend's kernels read."""
+"""Define builders, which turn a batch into the metadata that a backend's kernels read."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,32 +12,16 @@ M = TypeVar("M")
 
 
 class AttentionMetadata:
-    """The base class of what builders return: what a backend's kernels are told of a batch.
+    """The base class of what builders return: a backend's own metadata of a batch.
 
-    Example:
-        >>> class Lengths(AttentionMetadata):
-        ...     longest = 8
-        >>> isinstance(Lengths(), AttentionMetadata)
-        True
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.AttentionMetadata`.
     """
 
 
 class AttentionCGSupport(Enum):
-    """How far a builder supports CUDA graphs; more is greater.
+    """How far a builder supports CUDA graphs of whole steps.
 
-    Attributes:
-        ALWAYS: any batch, prefill and decode mixed.
-        UNIFORM_BATCH: batches in which all query lengths are the same, as in speculative decoding.
-        UNIFORM_SINGLE_TOKEN_DECODE: batches in which all query lengths are 1.
-        NEVER: none.
-
-    Example:
-        >>> AttentionCGSupport.UNIFORM_BATCH.value > AttentionCGSupport.NEVER.value
-        True
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.AttentionCGSupport`.
     """
 
     ALWAYS = 3
@@ -47,31 +31,9 @@ class AttentionCGSupport(Enum):
 
 
 class AttentionMetadataBuilder(ABC, Generic[M]):
-    """What builds a backend's metadata of a batch; a subclass says how in `build`.
+    """Build a backend's own metadata of a batch, for the layers of a group.
 
-    Attributes:
-        kv_cache_spec: what each of the layers keeps in the cache.
-        layer_names: the layers that it builds for.
-        vllm_config: the engine's configuration.
-        device: where the metadata's tensors are.
-        reorder_batch_threshold: the most new tokens of a request that counts as a decode, where
-            decodes must stand first in a batch; None: the order does not matter.
-
-    Args:
-        kv_cache_spec: what each of the layers keeps in the cache.
-        layer_names: the layers that it builds for.
-        vllm_config: the engine's configuration.
-        device: where the metadata's tensors are.
-
-    Example:
-        >>> class Tokens(AttentionMetadataBuilder[int]):
-        ...     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        ...         return common_attn_metadata.num_actual_tokens
-        >>> builder = Tokens(None, ["layers.0.attn"], None, "cpu")
-        >>> builder.get_cudagraph_support(None, None), builder.reorder_batch_threshold
-        (<AttentionCGSupport.NEVER: 0>, None)
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.AttentionMetadataBuilder`.
     """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
@@ -95,16 +57,9 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         vllm_config: Any,  # noqa: ANN401, ARG003  (an engine's own; a subclass may read it)
         kv_cache_spec: Any,  # noqa: ANN401, ARG003  (likewise)
     ) -> AttentionCGSupport:
-        """Return how far the builder supports CUDA graphs: its `_cudagraph_support`.
+        """Return how far builders of this class support CUDA graphs.
 
-        Args:
-            vllm_config: the engine's configuration.
-            kv_cache_spec: what each layer keeps in the cache.
-
-        Example:
-            See the class.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionMetadataBuilder.get_cudagraph_support`.
         """
         return cls._cudagraph_support
 
@@ -114,20 +69,9 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         supports_spec_as_decode: bool = False,
         supports_dcp_with_varlen: bool = False,
     ) -> None:
-        """Set `reorder_batch_threshold` to what the configuration makes of it.
+        """Set `reorder_batch_threshold`, adapted to the engine's configuration.
 
-        Args:
-            reorder_batch_threshold: the most new tokens of a decode; None: sets None, and reads
-                nothing else.
-            supports_spec_as_decode: whether a request that brings draft tokens counts as a decode:
-                then the threshold is at least 1 + the number of draft tokens.
-            supports_dcp_with_varlen: whether decodes may be of more than one token where ranks
-                share a sequence in decode; if not, the threshold is 1 there.
-
-        Raises:
-            TypeError: not an int, or not a bool.
-            ValueError: a threshold or a number of ranks below 1, a negative number of draft tokens.
-            AttributeError: a configuration without what is read.
+        Definition: `reference.AttentionMetadataBuilder._init_reorder_batch_threshold`.
         """
         check_bool("supports_spec_as_decode", supports_spec_as_decode)
         check_bool("supports_dcp_with_varlen", supports_dcp_with_varlen)
@@ -147,7 +91,7 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         self.reorder_batch_threshold = threshold
 
     def _num_draft_tokens(self) -> int:
-        """Return the draft tokens of a request in each step; 0 where no config states them."""
+        """Return the draft tokens of a request in each step; 0 if the configuration has none."""
         drafts = getattr(self.vllm_config.speculative_config, "num_speculative_tokens", None)
         if drafts is None:
             return 0
@@ -160,27 +104,15 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> M:
-        """Build the metadata of a batch.
+        """Build the backend's metadata of a batch.
 
-        Args:
-            common_prefix_len: tokens at the start that all sequences have in common.
-            common_attn_metadata: the batch.
-            fast_build: whether building fast matters more than fast kernels.
-
-        Returns:
-            What the backend's kernels read.
+        Definition: `reference.AttentionMetadataBuilder.build`.
         """
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> M:
-        """Build the metadata of a batch over which a CUDA graph is captured.
+        """Build the metadata for the capture of a CUDA graph.
 
-        Args:
-            common_attn_metadata: the batch.
-
-        Returns:
-            What `build` makes of it, without a common prefix.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionMetadataBuilder.build_for_cudagraph_capture`.
         """
         return self.build(common_prefix_len=0, common_attn_metadata=common_attn_metadata)
 
@@ -189,56 +121,27 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         common_attn_metadata: CommonAttentionMetadata,
         draft_index: int,  # noqa: ARG002  (a subclass may read it)
     ) -> M:
-        """Build the metadata of a batch of draft tokens, fast.
+        """Build the metadata of a step of a draft model.
 
-        Args:
-            common_attn_metadata: the batch.
-            draft_index: which of the draft tokens, from 0.
-
-        Returns:
-            What `build` makes of it, without a common prefix and with `fast_build`.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionMetadataBuilder.build_for_drafting`.
         """
         return self.build(
             common_prefix_len=0, common_attn_metadata=common_attn_metadata, fast_build=True
         )
 
     def use_cascade_attention(self, *args: object, **kwargs: object) -> bool:  # noqa: ARG002  (a subclass may read them)
-        """Say whether a common prefix is attended to apart: no.
+        """Return whether to compute attention to a common prefix separately; by default False.
 
-        Args:
-            args: what a runner knows of the batch.
-            kwargs: likewise.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionMetadataBuilder.use_cascade_attention`.
         """
         return False
 
 
 @dataclass
 class AttentionGroup:
-    """The layers of one KV cache group that share a backend.
+    """The layers of one KV cache group that share a backend, and their builders.
 
-    Attributes:
-        backend: the class of the backend.
-        metadata_builders: one for each micro-batch, so that builders with persistent buffers, over
-            which a CUDA graph is captured, do not disturb each other.
-        layer_names: the layers.
-        kv_cache_spec: what each of them keeps in the cache.
-
-    Example:
-        >>> class Backend:
-        ...     @staticmethod
-        ...     def get_builder_cls():
-        ...         return lambda spec, layer_names, config, device: f"builds for {layer_names}"
-        >>> group = AttentionGroup.create_with_metadata_builders(
-        ...     Backend, ["layers.0.attn"], None, None, "cpu", num_metadata_builders=2
-        ... )
-        >>> group.get_metadata_builder(1)
-        "builds for ['layers.0.attn']"
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.AttentionGroup`.
     """
 
     backend: Any
@@ -257,26 +160,7 @@ class AttentionGroup:
     ) -> "AttentionGroup":
         """Make a group and its builders.
 
-        Args:
-            backend: the class of the backend; it names the builders' class.
-            layer_names: the layers.
-            kv_cache_spec: what each of them keeps in the cache.
-            vllm_config: the engine's configuration.
-            device: where the metadata's tensors are.
-            num_metadata_builders: how many builders to make.
-
-        Returns:
-            The group.
-
-        Raises:
-            TypeError: the number is no int.
-            ValueError: it is below 1.
-            AttributeError: a backend without `get_builder_cls`.
-
-        Example:
-            See the class.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionGroup.create_with_metadata_builders`.
         """
         count = check_int("num_metadata_builders", num_metadata_builders, maximum=None)
         builder_cls = backend.get_builder_cls()
@@ -288,17 +172,7 @@ class AttentionGroup:
     def get_metadata_builder(self, ubatch_id: int = 0) -> Any:  # noqa: ANN401  (an engine's own)
         """Return the builder of a micro-batch.
 
-        Args:
-            ubatch_id: the micro-batch, from 0.
-
-        Raises:
-            TypeError: not an int.
-            IndexError: there is no builder of that number.
-
-        Example:
-            See the class.
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.AttentionGroup.get_metadata_builder`.
         """
         return self.metadata_builders[
             check_index("ubatch_id", ubatch_id, len(self.metadata_builders))

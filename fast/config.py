@@ -1,7 +1,7 @@
-"""The engine's configuration, as far as the functions of this package read it.
+"""Describe the engine's configuration, as far as the functions of this package read it.
 
-Every class is keyword-only. An engine's own objects serve as well where they have the attributes
-that a function reads.
+Every class is keyword-only. An engine's own objects are accepted if they have the attributes that a
+function reads.
 """
 
 from dataclasses import dataclass, field
@@ -10,16 +10,9 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """What is known of the model.
+    """The model.
 
-    Attributes:
-        max_model_len: the longest sequence, in tokens.
-
-    Example:
-        >>> ModelConfig(max_model_len=8192).max_model_len
-        8192
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.ModelConfig`.
     """
 
     max_model_len: int
@@ -27,18 +20,9 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class CacheConfig:
-    """How the KV cache is cut and how much memory it may take.
+    """The KV cache.
 
-    Attributes:
-        block_size: positions in a block.
-        gpu_memory_utilization: the share of the device's memory that the engine may use, 0 to 1.
-        mamba_cache_mode: how Mamba states are cached.
-
-    Example:
-        >>> CacheConfig().block_size
-        16
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.CacheConfig`.
     """
 
     block_size: int = 16
@@ -48,18 +32,9 @@ class CacheConfig:
 
 @dataclass(kw_only=True)
 class ParallelConfig:
-    """How the model is spread over ranks.
+    """How the work is distributed over devices.
 
-    Attributes:
-        tensor_parallel_size: ranks that share each layer.
-        decode_context_parallel_size: ranks that share a sequence in decode.
-        prefill_context_parallel_size: ranks that share a sequence in prefill.
-
-    Example:
-        >>> ParallelConfig(tensor_parallel_size=2).decode_context_parallel_size
-        1
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.ParallelConfig`.
     """
 
     tensor_parallel_size: int = 1
@@ -69,21 +44,9 @@ class ParallelConfig:
 
 @dataclass(kw_only=True)
 class SchedulerConfig:
-    """What one scheduler step may hold.
+    """The limits of a step.
 
-    Attributes:
-        max_num_batched_tokens: the most tokens of a step.
-        max_num_seqs: the most requests of a step.
-        max_num_encoder_input_tokens: the most encoder tokens of a step.
-        encoder_cache_size: encoder outputs kept, in tokens.
-        enable_chunked_prefill: whether a prompt may be cut over steps.
-        disable_chunked_mm_input: whether a multimodal item must stay in one step.
-
-    Example:
-        >>> SchedulerConfig(max_num_batched_tokens=2048, max_num_seqs=256).enable_chunked_prefill
-        True
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.SchedulerConfig`.
     """
 
     max_num_batched_tokens: int
@@ -96,16 +59,9 @@ class SchedulerConfig:
 
 @dataclass(kw_only=True)
 class PassConfig:
-    """Which passes the compiler runs.
+    """The compiler passes.
 
-    Attributes:
-        enable_sp: whether sequence parallelism is on.
-
-    Example:
-        >>> PassConfig().enable_sp
-        False
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.PassConfig`.
     """
 
     enable_sp: bool = False
@@ -115,18 +71,7 @@ class PassConfig:
 class CompilationConfig:
     """How the model is compiled.
 
-    Attributes:
-        static_forward_context: the layers, by name.
-        pass_config: which passes the compiler runs.
-        splitting_ops: operators at which the graph is cut, None when it is not stated.
-        use_inductor_graph_partition: whether the compiler cuts the graph itself.
-        compile_sizes: batch sizes that are compiled for, None when it is not stated.
-
-    Example:
-        >>> CompilationConfig().static_forward_context
-        {}
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.CompilationConfig`.
     """
 
     static_forward_context: dict[str, Any] = field(default_factory=dict)
@@ -138,16 +83,9 @@ class CompilationConfig:
 
 @dataclass(kw_only=True)
 class SpeculativeConfig:
-    """How speculative decoding runs.
+    """Speculative decoding.
 
-    Attributes:
-        num_speculative_tokens: draft tokens of a request in each step, None when it is not stated.
-
-    Example:
-        >>> SpeculativeConfig(num_speculative_tokens=3).num_speculative_tokens
-        3
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.SpeculativeConfig`.
     """
 
     num_speculative_tokens: int | None = None
@@ -155,21 +93,9 @@ class SpeculativeConfig:
 
 @dataclass(kw_only=True)
 class VllmConfig:
-    """All of an engine's configuration.
+    """All configurations of an engine; a function reads those that its definition names.
 
-    Attributes:
-        model_config: what is known of the model.
-        cache_config: how the KV cache is cut.
-        parallel_config: how the model is spread over ranks.
-        scheduler_config: what one step may hold.
-        compilation_config: how the model is compiled.
-        speculative_config: how speculative decoding runs.
-
-    Example:
-        >>> VllmConfig(cache_config=CacheConfig(block_size=32)).cache_config.block_size
-        32
-
-    Source: the definition is kvtwin's own; the names are vLLM's configuration.
+    Definition: `reference.VllmConfig`.
     """
 
     model_config: ModelConfig | None = None

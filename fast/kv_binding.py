@@ -1,4 +1,4 @@
-"""Binding: each layer gets its cache, and the runner a list of them by layer index."""
+"""Bind caches to layers, and list them for the runner in the order of the layers."""
 
 from typing import Any
 
@@ -6,25 +6,9 @@ from fast._checks import check_int, check_list, check_type
 
 
 def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int:
-    """Return the index that stands in a layer's name.
+    """Return the index of a layer from its name.
 
-    Args:
-        layer_name: words between dots; those of ASCII digits only are its integers.
-        num_attn_module: attention modules in a layer; None is 1. Where there are several and the
-            name holds "attn", a second integer counts them.
-
-    Returns:
-        The index.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: `num_attn_module` is below 1, or the name has too many integers or none.
-
-    Example:
-        >>> extract_layer_index("model.layers.20.attn.1", num_attn_module=2)
-        41
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.extract_layer_index`.
     """
     check_type("layer_name", layer_name, str, "a str")
     modules = (
@@ -47,32 +31,9 @@ def bind_kv_cache(
     runner_kv_caches: list[Any],
     num_attn_module: int | None = 1,
 ) -> None:
-    """Give each layer its cache, and fill the runner's list of them. All or nothing.
+    """Bind each layer's cache to the layer, and append all caches to the runner's list in order.
 
-    Args:
-        kv_caches: each layer's cache, by name: a tensor, or a list of a Mamba layer's states.
-        forward_context: each layer, by name; its `kv_cache` becomes a list of its cache alone.
-        runner_kv_caches: an empty list, filled in ascending layer index, and in the order of
-            `kv_caches` where layers have the same.
-        num_attn_module: attention modules in a layer; None is 1.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: `runner_kv_caches` is not empty, or a name has no index.
-        KeyError: `forward_context` lacks a layer.
-        AttributeError: a layer that takes no `kv_cache`.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace as Layer
-        >>> layers = {"layers.0.attn": Layer(), "layers.1.attn": Layer()}
-        >>> caches = {"layers.1.attn": torch.ones(1), "layers.0.attn": torch.zeros(1)}
-        >>> runner_kv_caches = []
-        >>> bind_kv_cache(caches, layers, runner_kv_caches)
-        >>> runner_kv_caches, layers["layers.1.attn"].kv_cache
-        ([tensor([0.]), tensor([1.])], [tensor([1.])])
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.bind_kv_cache`.
     """
     check_type("kv_caches", kv_caches, dict, "a dict")
     names = order_layers(list(kv_caches), forward_context, runner_kv_caches, num_attn_module)
@@ -81,7 +42,7 @@ def bind_kv_cache(
 
 
 def _hand_out(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
-    """Set each layer's `kv_cache`, or that of none where one does not take it."""
+    """Set each layer's `kv_cache`; if one layer raises, restore the others."""
     taken: list[tuple[Any, tuple[Any, ...]]] = []  # each layer, and what it had before, if anything
     try:
         for name, cache in kv_caches.items():
@@ -104,13 +65,7 @@ def order_layers(
     runner_kv_caches: list[Any],
     num_attn_module: int | None,
 ) -> list[str]:
-    """Return layers in ascending index, after all that binding them could meet is checked.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: `runner_kv_caches` is not empty, or a name has no index.
-        KeyError: `forward_context` lacks a layer.
-    """
+    """Return layers by ascending index, after all checks that binding them needs."""
     check_type("forward_context", forward_context, dict, "a dict")
     check_list("runner_kv_caches", runner_kv_caches)
     if runner_kv_caches:

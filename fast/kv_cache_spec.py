@@ -1,4 +1,4 @@
-"""What the layers of a model keep in the KV cache: specs, the tensors and the groups of a model."""
+"""Describe what the layers of a model keep in the KV cache: specs, tensors and groups."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -44,23 +44,9 @@ UNIFORM_KINDS: Final = {
 
 @dataclass(frozen=True)
 class UniformTypeKVCacheSpecs(KVCacheSpec):
-    """What layers of one kind and unlike sizes keep: their pages together are one page.
+    """What the layers of one group keep that have the same kind but different sizes.
 
-    Attributes:
-        kv_cache_specs: each layer's spec, by name; a copy of the dict that was given.
-
-    Raises:
-        TypeError: not a dict of names to specs.
-        ValueError: no specs, or one of another block size.
-
-    Example:
-        >>> import torch
-        >>> small, large = (FullAttentionSpec(16, 8, size, torch.float16) for size in (64, 128))
-        >>> specs = UniformTypeKVCacheSpecs(16, {"layers.0": small, "layers.1": large})
-        >>> specs.page_size_bytes == small.page_size_bytes + large.page_size_bytes
-        True
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.UniformTypeKVCacheSpecs`.
     """
 
     kv_cache_specs: dict[str, KVCacheSpec]
@@ -81,31 +67,16 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """What one block of all layers takes, in bytes."""
+        """The bytes of one block: the sum over its specs.
+
+        Definition: `reference.UniformTypeKVCacheSpecs.page_size_bytes`.
+        """
         return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
-        """Return the pages of the layer that needs most of them, in bytes.
+        """Return the most bytes that one request may need.
 
-        Args:
-            vllm_config: what the layers' specs read of it.
-
-        Returns:
-            Whole pages of all layers, in bytes.
-
-        Raises:
-            AttributeError, NotImplementedError, TypeError, ValueError: as a layer's spec does.
-
-        Example:
-            >>> import torch
-            >>> from types import SimpleNamespace as Config
-            >>> config = Config(cache_config=Config(mamba_cache_mode="none"))
-            >>> spec = MambaSpec(16, ((8,),), (torch.float32,))
-            >>> specs = UniformTypeKVCacheSpecs(16, {"layers.0": spec, "layers.1": spec})
-            >>> specs.max_memory_usage_bytes(config)
-            64
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.UniformTypeKVCacheSpecs.max_memory_usage_bytes`.
         """
         num_pages = max(
             -(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes)
@@ -114,26 +85,9 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         return num_pages * self.page_size_bytes
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
-        """Return the same specs with another block size, each layer's too.
+        """Return the same spec with another block size, which its inner specs have too.
 
-        Args:
-            block_size: positions in a block.
-
-        Returns:
-            A new spec.
-
-        Raises:
-            TypeError: it is not an int.
-            ValueError: it is below 1.
-
-        Example:
-            >>> import torch
-            >>> spec = FullAttentionSpec(16, 8, 64, torch.float16)
-            >>> specs = UniformTypeKVCacheSpecs(16, {"layers.0": spec})
-            >>> specs.copy_with_new_block_size(8).kv_cache_specs["layers.0"].block_size
-            8
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.UniformTypeKVCacheSpecs.copy_with_new_block_size`.
         """
         inner = {
             name: spec.copy_with_new_block_size(block_size)
@@ -143,28 +97,9 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
     @classmethod
     def is_uniform_type(cls, specs: dict[str, Any]) -> bool:
-        """Say whether layers can have one uniform spec: they are of one kind and block size.
+        """Return whether specs are of one kind, so that their layers can share a block table.
 
-        Args:
-            specs: each layer's spec, by name. The first one's kind is asked of all, and where it
-                has one, its window, its chunk or its number of speculative blocks.
-
-        Returns:
-            Whether they can.
-
-        Raises:
-            TypeError: not a dict of names to specs.
-            ValueError: no specs.
-            NotImplementedError: no uniform spec is of the first one's kind.
-
-        Example:
-            >>> import torch
-            >>> full = FullAttentionSpec(16, 8, 64, torch.float16)
-            >>> window = SlidingWindowSpec(16, 8, 64, torch.float16, sliding_window=128)
-            >>> UniformTypeKVCacheSpecs.is_uniform_type({"layers.0": full, "layers.1": window})
-            False
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.UniformTypeKVCacheSpecs.is_uniform_type`.
         """
         _check_named_specs("specs", specs)
         first_name, first = next(iter(specs.items()))
@@ -183,26 +118,9 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
     @classmethod
     def from_specs(cls, specs: dict[str, Any]) -> Self | None:
-        """Return the uniform spec of some layers, where they can have one.
+        """Return the uniform spec of layers, or None if `is_uniform_type` is False.
 
-        Args:
-            specs: each layer's spec, by name.
-
-        Returns:
-            The spec, or None.
-
-        Raises:
-            TypeError: not a dict of names to specs.
-            ValueError: no specs.
-            NotImplementedError: no uniform spec is of the first one's kind.
-
-        Example:
-            >>> import torch
-            >>> spec = FullAttentionSpec(16, 8, 64, torch.float16)
-            >>> UniformTypeKVCacheSpecs.from_specs({"layers.0": spec}).block_size
-            16
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.UniformTypeKVCacheSpecs.from_specs`.
         """
         if not cls.is_uniform_type(specs):
             return None
@@ -213,15 +131,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 class KVCacheTensor:
     """One allocation, and the layers that use it.
 
-    Attributes:
-        size: its bytes.
-        shared_by: the layers' names.
-
-    Example:
-        >>> KVCacheTensor(size=4096, shared_by=["layers.0", "layers.1"]).size
-        4096
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.KVCacheTensor`.
     """
 
     size: int
@@ -232,15 +142,7 @@ class KVCacheTensor:
 class KVCacheGroupSpec:
     """Layers that share one block table.
 
-    Attributes:
-        layer_names: their names.
-        kv_cache_spec: what each of them keeps, or all of them in a uniform spec.
-
-    Example:
-        >>> KVCacheGroupSpec(["layers.0"], KVCacheSpec(16)).kv_cache_spec.block_size
-        16
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.KVCacheGroupSpec`.
     """
 
     layer_names: list[str]
@@ -249,18 +151,9 @@ class KVCacheGroupSpec:
 
 @dataclass
 class KVCacheConfig:
-    """A model's whole KV cache.
+    """The KV cache of a model.
 
-    Attributes:
-        num_blocks: blocks of each layer.
-        kv_cache_tensors: what is allocated.
-        kv_cache_groups: the layers, by block table.
-
-    Example:
-        >>> KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[]).num_blocks
-        8
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.KVCacheConfig`.
     """
 
     num_blocks: int
@@ -269,11 +162,7 @@ class KVCacheConfig:
 
 
 def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
-    """Return the specs of which a group's spec is made: those of a uniform spec, or itself.
-
-    Raises:
-        ValueError: a uniform spec of none.
-    """
+    """Return the inner specs of a uniform spec, at least one; of another spec itself."""
     if not is_kind(spec, "UniformTypeKVCacheSpecs"):
         return [spec]
     if not spec.kv_cache_specs:
@@ -282,12 +171,15 @@ def find_inner_specs(spec: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
 
 
 def is_encoder_only(group: Any) -> bool:  # noqa: ANN401  (an engine's own)
-    """Say whether a group keeps no cache. A uniform spec's kind is that of its first spec."""
+    """Return whether a group keeps no cache.
+
+    A uniform spec is of the kind of its first inner spec.
+    """
     return is_kind(find_inner_specs(group.kv_cache_spec)[0], "EncoderOnlyAttentionSpec")
 
 
 def _check_named_specs(name: str, specs: object) -> None:
-    """Refuse what is not a dict of names to specs, with at least one."""
+    """Check that a value is a dict of names to specs, with at least one."""
     if not isinstance(specs, dict):
         raise TypeError(f"{name} must be a dict, got {describe(specs)}")
     if not specs:
@@ -298,6 +190,6 @@ def _check_named_specs(name: str, specs: object) -> None:
 
 
 def _is_one(values: Iterable[object]) -> bool:
-    """Say whether all values are equal."""
+    """Return whether all values are equal."""
     first, *others = values
     return all(value == first for value in others)

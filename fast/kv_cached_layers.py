@@ -1,4 +1,4 @@
-"""The layers that keep a cache: each one's spec, its raw tensor and its page."""
+"""Find the layers that keep a cache, each with its spec, raw tensor and page size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from fast.kv_cache_spec import KVCacheConfig, is_encoder_only
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """One layer of a group, and what its view is made of.
+    """One layer of a group, and what its view is made from.
 
     Attributes:
-        name: its name.
-        spec: its own spec, or that of the layer whose cache it shares.
-        raw: its raw tensor, int8[num_blocks * page_size_bytes].
-        page_size_bytes: what a block takes, in bytes.
-        kernel_block_size: positions in a block of the kernels; None: the spec's.
+        name: The layer's name.
+        spec: Its own spec, or that of the layer whose cache it shares.
+        raw: Its raw tensor, int8[num_blocks * page_size_bytes].
+        page_size_bytes: The bytes of a block.
+        kernel_block_size: Positions in a block of the kernels; None: the spec's.
     """
 
     name: str
@@ -35,12 +35,7 @@ class CachedLayer:
 
 
 def find_cached_groups(kv_cache_config: Any) -> list[Any]:  # noqa: ANN401  (an engine's own)
-    """Return the groups that keep a cache: all but encoder-only ones.
-
-    Raises:
-        TypeError: the groups, or the names of their layers, are no lists.
-        ValueError: they name a layer twice.
-    """
+    """Return the groups that keep a cache, all but encoder-only ones; no layer may be in two."""
     check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)
     groups = []
     seen = set()
@@ -104,9 +99,9 @@ def _find_layer_specs(
     group: Any,  # noqa: ANN401  (an engine's own)
     raws: dict[str, torch.Tensor],
 ) -> dict[str, Any]:
-    """Return the spec of each layer of a group: of a uniform spec its own, or that of its target.
+    """Return the spec of each layer of a group: in a uniform spec its own, or that of its target.
 
-    The target is the first layer of the group that has a spec, and the same raw tensor.
+    The target is the first layer of the group that has a spec and the same raw tensor.
     """
     if not is_kind(group.kv_cache_spec, "UniformTypeKVCacheSpecs"):
         return dict.fromkeys(raws, group.kv_cache_spec)
@@ -127,7 +122,7 @@ def _find_layer_specs(
 
 
 def _get_raw(name: str, raw_tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the raw tensor of a layer: bytes, contiguous."""
+    """Return the raw tensor of a layer, which must be contiguous int8."""
     if name not in raw_tensors:
         raise KeyError(f"kv_cache_raw_tensors lacks layer {name!r}")
     raw = raw_tensors[name]

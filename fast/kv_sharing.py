@@ -1,4 +1,4 @@
-"""Layers that keep no cache of their own and read another's."""
+"""Share the cache of a target layer with layers that have none of their own."""
 
 from typing import Any
 
@@ -11,28 +11,9 @@ def initialize_kv_cache_for_kv_sharing(
     kv_cache_groups: list[KVCacheGroupSpec],
     kv_caches: dict[str, Any],
 ) -> None:
-    """Give sharing layers their targets' caches, and enter them in their targets' groups.
+    """Give each sharing layer the cache of its target, and add it to its target's group.
 
-    Args:
-        shared_kv_cache_layers: for each sharing layer its target, by name, in the order in which
-            they are entered.
-        kv_cache_groups: `layer_names` of those that have a target grow.
-        kv_caches: each layer's cache; a sharing layer's becomes its target's own object.
-
-    Raises:
-        TypeError: an argument of another type.
-        KeyError: a target without a group or a cache, or one that shares itself.
-        ValueError: a layer that is its own target, or stands in another group than its target.
-            After an error nothing has changed.
-
-    Example:
-        >>> from fast.kv_cache_spec import KVCacheSpec
-        >>> group, caches = KVCacheGroupSpec(["layers.0"], KVCacheSpec(16)), {"layers.0": "a cache"}
-        >>> initialize_kv_cache_for_kv_sharing({"layers.1": "layers.0"}, [group], caches)
-        >>> group.layer_names, caches
-        (['layers.0', 'layers.1'], {'layers.0': 'a cache', 'layers.1': 'a cache'})
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.initialize_kv_cache_for_kv_sharing`.
     """
     check_type("kv_caches", kv_caches, dict, "a dict")
     joined = _find_groups_to_join(shared_kv_cache_layers, kv_cache_groups)
@@ -49,28 +30,9 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     kv_cache_groups: list[KVCacheGroupSpec],
     runner_only_attn_layers: set[str] | None = None,
 ) -> None:
-    """Enter sharing layers in their targets' groups.
+    """Add each sharing layer to its target's group.
 
-    Args:
-        shared_kv_cache_layers: for each sharing layer its target, by name, in the order in which
-            they are entered.
-        kv_cache_groups: `layer_names` of those that have a target grow.
-        runner_only_attn_layers: a set to which the sharing layers are added, where there is one.
-
-    Raises:
-        TypeError: an argument of another type.
-        KeyError: a target without a group, or one that shares itself.
-        ValueError: a layer that is its own target, or stands in another group than its target.
-            After an error nothing has changed.
-
-    Example:
-        >>> from fast.kv_cache_spec import KVCacheSpec
-        >>> group, runner_only = KVCacheGroupSpec(["layers.0"], KVCacheSpec(16)), set()
-        >>> add_kv_sharing_layers_to_kv_cache_groups({"layers.1": "layers.0"}, [group], runner_only)
-        >>> group.layer_names, runner_only
-        (['layers.0', 'layers.1'], {'layers.1'})
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.add_kv_sharing_layers_to_kv_cache_groups`.
     """
     check_type("runner_only_attn_layers", runner_only_attn_layers, set | None, "a set or None")
     _join(_find_groups_to_join(shared_kv_cache_layers, kv_cache_groups))
@@ -81,7 +43,7 @@ def add_kv_sharing_layers_to_kv_cache_groups(
 def _find_groups_to_join(
     shared_kv_cache_layers: dict[str, str], kv_cache_groups: list[KVCacheGroupSpec]
 ) -> dict[str, KVCacheGroupSpec]:
-    """Return its target's group for each sharing layer that does not stand in it already."""
+    """Return the target's group for each sharing layer that is not in it already."""
     check_type("shared_kv_cache_layers", shared_kv_cache_layers, dict, "a dict")
     check_list("kv_cache_groups", kv_cache_groups)
     groups_of: dict[str, list[KVCacheGroupSpec]] = {}
@@ -119,6 +81,6 @@ def _find_groups_to_join(
 
 
 def _join(joined: dict[str, KVCacheGroupSpec]) -> None:
-    """Enter layers in groups."""
+    """Add layers to groups."""
     for layer, group in joined.items():
         group.layer_names.append(layer)

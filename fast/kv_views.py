@@ -1,4 +1,4 @@
-"""The layers' views of the KV cache: the shapes and strides that their backends want."""
+"""View the KV cache of each layer with the shape and strides that its backend expects."""
 
 import math
 from typing import Any
@@ -17,49 +17,9 @@ def _reshape_kv_cache(
     attn_backends: dict[str, Any],
     kernel_block_sizes: list[int] | None = None,
 ) -> dict[str, Any]:
-    """Return each layer's view of its raw tensor.
+    """View the memory of each layer as its backend expects it.
 
-    Args:
-        kv_cache_config: its `kv_cache_groups` are read.
-        kv_cache_raw_tensors: each layer's raw tensor, int8[bytes], contiguous.
-        attn_backends: each attention layer's backend, a class or an instance, which says the
-            logical shape and the order in which its dimensions lie in memory.
-        kernel_block_sizes: for each group that is not encoder-only, positions in a block of its
-            kernels; None: those of its spec.
-
-    Returns:
-        In the order of groups and their layers: for an attention layer a view of the spec's dtype
-        with the logical shape; for a Mamba layer a list of views, one for each state.
-
-    Raises:
-        TypeError: an argument, a tensor, a shape or a stride order of another type.
-        ValueError: bytes that are no whole pages or not those of the shape, layers of unlike pages
-            over one raw tensor, a layer named twice, a misaligned tensor or state, a stride order
-            that is no permutation, kernel blocks that do not divide the spec's, no block dimension.
-        KeyError: a layer without a raw tensor, a backend or a spec.
-        NotImplementedError: a spec of another kind.
-        AttributeError: an object without what is read.
-
-    Example:
-        >>> from fast.kv_cache_spec import FullAttentionSpec, KVCacheGroupSpec
-        >>> class HeadsFirst:
-        ...     @staticmethod
-        ...     def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size):
-        ...         return 2, num_blocks, block_size, num_kv_heads, head_size
-        ...
-        ...     @staticmethod
-        ...     def get_kv_cache_stride_order():
-        ...         return 1, 3, 0, 2, 4
-        >>> group = KVCacheGroupSpec(["layers.0"], FullAttentionSpec(4, 5, 6, torch.float16))
-        >>> view = _reshape_kv_cache(
-        ...     KVCacheConfig(3, [], [group]),
-        ...     {"layers.0": torch.zeros(3 * 480, dtype=torch.int8)},
-        ...     {"layers.0": HeadsFirst},
-        ... )["layers.0"]
-        >>> view.shape, view.stride()
-        (torch.Size([2, 3, 4, 5, 6]), (24, 240, 6, 48, 1))
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference._reshape_kv_cache`.
     """
     check_type("kv_cache_raw_tensors", kv_cache_raw_tensors, dict, "a dict")
     check_type("attn_backends", attn_backends, dict, "a dict")
@@ -83,7 +43,7 @@ def _reshape_kv_cache(
 def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) -> torch.Tensor:  # noqa: ANN401  (an engine's own)
     """Return the view of an attention layer.
 
-    Where pages are blocks, the block dimension lies outermost in memory, whatever the backend says.
+    With `pages_are_blocks` the block dimension is outermost in memory, whatever the backend says.
     """
     spec = layer.spec
     block_size = spec.block_size if layer.kernel_block_size is None else layer.kernel_block_size
@@ -115,7 +75,7 @@ def _view_attention(layer: CachedLayer, backend: Any, pages_are_blocks: bool) ->
 
 
 def _view_states(layer: CachedLayer) -> list[torch.Tensor]:
-    """Return the views of a Mamba layer: in each page its states, one behind the other."""
+    """Return the views of a Mamba layer: its states follow one another in each page."""
     views = []
     offset, page_size = 0, layer.page_size_bytes
     for i, (shape, dtype) in enumerate(zip(layer.spec.shapes, layer.spec.dtypes, strict=True)):
@@ -141,11 +101,7 @@ def _view_states(layer: CachedLayer) -> list[torch.Tensor]:
 def _view_bytes(
     layer: CachedLayer, dtype: torch.dtype, shape: list[int], strides: list[int], offset: int
 ) -> torch.Tensor:
-    """Return a view of a raw tensor from the byte `offset` on; `strides` in numbers of `dtype`.
-
-    Raises:
-        ValueError: the raw tensor does not begin at a whole number of `dtype`.
-    """
+    """Return a view of a raw tensor from the byte `offset` on; `strides` are in items."""
     raw, itemsize = layer.raw, dtype.itemsize
     if not raw.is_meta:  # whose views have no memory either
         check_memory(f"kv_cache_raw_tensors[{layer.name!r}]", raw)
@@ -165,7 +121,7 @@ def _view_bytes(
 
 
 def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: int) -> list[int]:  # noqa: ANN401  (an engine's own)
-    """Return the logical shape that a backend gives a layer's cache of some blocks."""
+    """Return the logical shape that a backend gives for a layer's cache."""
     spec = layer.spec
     cache_dtype_str = getattr(spec, "cache_dtype_str", None)
     keywords = {} if cache_dtype_str is None else {"cache_dtype_str": cache_dtype_str}
@@ -178,7 +134,7 @@ def _ask_shape(layer: CachedLayer, backend: Any, num_blocks: int, block_size: in
 
 
 def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:  # noqa: ANN401  (an engine's own)
-    """Return the order in which a backend's dimensions lie in memory, the outermost first."""
+    """Return the order in which memory holds a backend's dimensions, outermost first."""
     ask = getattr(backend, "get_kv_cache_stride_order", None)
     identity = list(range(ndim))
     if ask is None:
@@ -196,7 +152,7 @@ def _ask_stride_order(layer: CachedLayer, backend: Any, ndim: int) -> list[int]:
 
 
 def _find_block_dimension(layer: CachedLayer, shape: list[int], larger: list[int]) -> int:
-    """Return the dimension that grows with one more block."""
+    """Return the dimension that grows by one more block."""
     grown = [
         d for d, (before, after) in enumerate(zip(shape, larger, strict=False)) if after > before
     ]

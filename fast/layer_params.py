@@ -1,4 +1,4 @@
-"""What attention layers compute with: windows, caps, scales, sinks, and whether all agree."""
+"""Read the parameters of attention layers, and compare them over all layers."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,24 +14,9 @@ NO_WINDOW = -1
 
 @dataclass
 class PerLayerParameters:
-    """What one attention layer computes with.
+    """The parameters of one attention layer.
 
-    Attributes:
-        window_left: tokens before a token that it sees, itself apart; -1: all.
-        logits_soft_cap: the bound that logits are squashed into; None: none.
-        sm_scale: what logits are multiplied by before the softmax.
-        has_sinks: whether each head has a logit for attending to nothing.
-        has_same_window_lefts: whether all layers have one `window_left`; None: not told. It does
-            not take part in comparison.
-        has_same_all_params: whether all layers agree in all of the above; likewise.
-
-    Example:
-        >>> PerLayerParameters(-1, None, 0.125) == PerLayerParameters(
-        ...     -1, None, 0.125, has_same_all_params=True
-        ... )
-        True
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.PerLayerParameters`.
     """
 
     window_left: int
@@ -47,36 +32,9 @@ def get_per_layer_parameters(
     layer_names: list[str],
     cls_: type[Any],
 ) -> dict[str, PerLayerParameters]:
-    """Return what each of some layers computes with.
+    """Return the parameters of layers, from the `impl` of each.
 
-    Args:
-        vllm_config: the engine's configuration; of its `compilation_config` the
-            `static_forward_context` is read, the layers by name.
-        layer_names: the layers.
-        cls_: the class that the `impl` of each must be an instance of. Of the `impl` are read
-            `sliding_window`, whose first entry is the window, `logits_soft_cap`, `scale`, `sinks`;
-            all but `scale` may be absent or None.
-
-    Returns:
-        The parameters by name, in the order of `layer_names`.
-
-    Raises:
-        TypeError: an argument of another type, an `impl` that is absent or of another class, a
-            window that is no tuple or list of ints.
-        ValueError: a window without entries, or one that begins with less than -1.
-        KeyError: a layer that the forward context lacks.
-        AttributeError: a configuration without what is read, an `impl` without `scale`.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from fast.config import CompilationConfig, VllmConfig
-        >>> impl = SimpleNamespace(sliding_window=(4095, 0), scale=0.125)
-        >>> layers = {"0.attn": SimpleNamespace(impl=impl)}
-        >>> config = VllmConfig(compilation_config=CompilationConfig(static_forward_context=layers))
-        >>> get_per_layer_parameters(config, ["0.attn"], SimpleNamespace)["0.attn"].window_left
-        4095
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.get_per_layer_parameters`.
     """
     check_type("cls_", cls_, type, "a class")
     context = read_context(vllm_config)
@@ -87,26 +45,9 @@ def get_per_layer_parameters(
 def infer_global_hyperparameters(
     per_layer_params: dict[str, PerLayerParameters],
 ) -> PerLayerParameters:
-    """Return the parameters of the first layer, and whether all layers agree with it.
+    """Return the parameters of the first layer, and whether all layers have the same.
 
-    Args:
-        per_layer_params: the parameters of each layer, by name; they are not changed.
-
-    Returns:
-        New parameters, `has_same_window_lefts` and `has_same_all_params` being bools.
-
-    Raises:
-        TypeError: not a dict.
-        ValueError: no layers.
-        AttributeError: parameters without what is read.
-
-    Example:
-        >>> windows = {"0.attn": 4095, "1.attn": -1}
-        >>> params = {name: PerLayerParameters(left, 0.0, 0.125) for name, left in windows.items()}
-        >>> infer_global_hyperparameters(params).has_same_window_lefts
-        False
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.infer_global_hyperparameters`.
     """
     check_type("per_layer_params", per_layer_params, dict, "a dict")
     if not per_layer_params:
@@ -125,7 +66,7 @@ def infer_global_hyperparameters(
 
 
 def _are_equal(a: object, b: object) -> bool:
-    """Return whether two parameters are equal; arrays have no single answer."""
+    """Return whether two parameters are equal; arrays are a TypeError."""
     answer = a == b
     if not isinstance(answer, bool | np.bool_):
         raise TypeError(f"per_layer_params has {get_type_name(a)} for a parameter, not a number")
@@ -148,7 +89,7 @@ def _read_parameters(name: str, layer: Any, cls_: type[Any]) -> PerLayerParamete
 
 
 def _first_entry(name: str, window: object) -> int:
-    """Return how many tokens to the left a window reaches."""
+    """Return the first entry of a window: how many tokens to the left it reaches."""
     where = f"impl.sliding_window of layer {name!r}"
     check_type(where, window, tuple | list, "a list or tuple")
     entries = tuple(window)  # type: ignore[var-annotated,arg-type]  # checked above

@@ -1,4 +1,4 @@
-"""Classes that are made once: whoever asks for the same again gets the same."""
+"""Cache classes that are made at run time: the same key gives the same class."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import Field
@@ -13,7 +13,7 @@ A class stands there as its `id`: what was made of it keeps it, so that no other
 
 
 def make_once(key: tuple[Any, ...], make: Callable[[], type[Any]]) -> type[Any]:
-    """Return the class that was made for a key, or make it; for one without a hash, always anew."""
+    """Return the class made for a key, or make it; a key without a hash is not cached."""
     try:
         made = _MADE.get(key)
     except TypeError:
@@ -22,7 +22,7 @@ def make_once(key: tuple[Any, ...], make: Callable[[], type[Any]]) -> type[Any]:
 
 
 def describe(value: Any) -> tuple[Any, ...]:  # noqa: ANN401  (a type or a default)
-    """Return what stands for a value in a key: what is equal may still differ, as 0 and False."""
+    """Return a value's part of a key: equal values that print differently (1, True) differ."""
     if isinstance(value, Field):
         return (value,)  # it equals itself alone, and reads unlike once it is in a class
     return type(value), value, repr(value)

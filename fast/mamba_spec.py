@@ -1,4 +1,4 @@
-"""What a Mamba layer keeps in the KV cache: its states, in pages of the same pool."""
+"""Describe what a state-space layer keeps in the KV cache: its states."""
 
 import math
 from collections.abc import Sequence
@@ -13,28 +13,11 @@ from fast.base_spec import KVCacheSpec, read_size, set_int
 
 @dataclass(frozen=True)
 class MambaSpec(KVCacheSpec):
-    """What a Mamba layer keeps: some states, one behind the other in a page.
+    """What a state-space layer keeps: its states, once in each block.
 
-    Attributes:
-        shapes: each state's shape, a tuple of tuples; () is one number.
-        dtypes: each state's torch dtype, a tuple.
-        page_size_padded: what a page takes instead, in bytes, not less than the states do.
-        mamba_type: the name of the kind of layer.
-        num_speculative_blocks: pages that a request's draft tokens take.
+    `dtypes` are torch dtypes.
 
-    Raises:
-        TypeError: a field of another type.
-        ValueError: no states, as many shapes as dtypes not given, a number out of range, a page
-            too small.
-
-    Example:
-        >>> MambaSpec(16, shapes=((3, 64), (8,)), dtypes=(torch.bfloat16, torch.float32))
-        ... # doctest: +ELLIPSIS
-        MambaSpec(block_size=16, shapes=((3, 64), (8,)), dtypes=(torch.bfloat16, ...
-        >>> MambaSpec(16, [[3, 64], [8]], [torch.bfloat16, torch.float32]).page_size_bytes
-        416
-
-    Source: the definition is kvtwin's own; the names are vLLM's.
+    Definition: `reference.MambaSpec`.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -70,7 +53,7 @@ class MambaSpec(KVCacheSpec):
 
     @property
     def state_size_bytes(self) -> int:
-        """What the states of one block take, in bytes, without padding."""
+        """The bytes of the states of one block, without padding; not in `reference`."""
         return sum(
             math.prod(shape) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -78,33 +61,16 @@ class MambaSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """What one block takes, in bytes: its states, or the padded page."""
+        """The bytes of one block: its states, or the padded page.
+
+        Definition: `reference.MambaSpec.page_size_bytes`.
+        """
         return self.state_size_bytes if self.page_size_padded is None else self.page_size_padded
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:  # noqa: ANN401  (an engine's own)
-        """Return the pages that one request may take, in bytes.
+        """Return the bytes of the blocks that one request may need.
 
-        Args:
-            vllm_config: `cache_config.mamba_cache_mode` is read, and in the mode "all"
-                `model_config`.
-
-        Returns:
-            Whole pages, in bytes.
-
-        Raises:
-            AttributeError: `vllm_config` lacks what is read.
-            TypeError: the longest sequence is no int.
-            ValueError: the longest sequence is below 1, or the mode is none of "none", "align"
-                and "all".
-
-        Example:
-            >>> from types import SimpleNamespace as Config
-            >>> config = Config(cache_config=Config(mamba_cache_mode="align"))
-            >>> spec = MambaSpec(16, ((8,),), (torch.float32,), num_speculative_blocks=3)
-            >>> spec.max_memory_usage_bytes(config) // spec.page_size_bytes
-            5
-
-        Source: the definition is kvtwin's own; the name is vLLM's.
+        Definition: `reference.MambaSpec.max_memory_usage_bytes`.
         """
         mode = vllm_config.cache_config.mamba_cache_mode
         if not isinstance(mode, str) or mode not in {"none", "align", "all"}:
@@ -122,6 +88,6 @@ class MambaSpec(KVCacheSpec):
 
 
 def _check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
-    """Return a state's shape as a tuple of Python ints, all at least 1."""
+    """Return a state's shape as a tuple of Python ints of at least 1."""
     check_type(name, shape, tuple | list, "a tuple or list")
     return tuple(check_int(f"{name}[{i}]", length, 1, None) for i, length in enumerate(shape))

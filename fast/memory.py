@@ -1,4 +1,4 @@
-"""How much of a device's memory the engine asks for."""
+"""Compute how much of a device's memory the engine may use."""
 
 import math
 import os
@@ -21,16 +21,7 @@ MEMINFO: Final = Path("/proc/meminfo")
 class MemorySnapshot:
     """The memory of a device at one moment.
 
-    Attributes:
-        free_memory: what is free, in bytes.
-        total_memory: what there is, in bytes.
-        device: which device, for messages.
-
-    Example:
-        >>> MemorySnapshot(free_memory=70 * 2**30, total_memory=80 * 2**30).device is None
-        True
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.MemorySnapshot`.
     """
 
     free_memory: int
@@ -39,25 +30,22 @@ class MemorySnapshot:
 
     @classmethod
     def measure(cls, device: torch.device | str) -> Self:
-        """Return a device's memory now, as its driver tells; the CPU's, as the system tells.
+        """Measure a device's memory now, as its driver or the operating system reports it.
+
+        `reference` has no such method.
 
         Args:
-            device: a CUDA device or the CPU.
-
-        Returns:
-            A new snapshot.
+            device: A CUDA device or the CPU.
 
         Raises:
-            TypeError: no device.
-            ValueError: a device of another type, or one that is not there.
-            OSError: the operating system does not tell.
+            TypeError: The argument is not a device.
+            ValueError: A device of another type, or one that does not exist.
+            OSError: The operating system does not report it.
 
         Example:
             >>> snapshot = MemorySnapshot.measure("cpu")
             >>> 0 < snapshot.free_memory <= snapshot.total_memory
             True
-
-        Source: kvtwin's own.
         """
         device = check_device("device", device)
         if device.type == "cpu":
@@ -72,27 +60,9 @@ class MemorySnapshot:
 
 
 def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:  # noqa: ANN401  (own)
-    """Return the memory that the engine asks for: a share of all that the device has.
+    """Return how much memory an engine may use: its share of the total, which must be free.
 
-    Args:
-        init_snapshot: the device's memory before anything is loaded, in bytes.
-        cache_config: its `gpu_memory_utilization` is read, more than 0 and at most 1.
-
-    Returns:
-        The share, in bytes, rounded up.
-
-    Raises:
-        TypeError: a number of another type.
-        ValueError: a number out of range, or less memory is free than is asked for.
-        AttributeError: an argument lacks what is read.
-
-    Example:
-        >>> from fast.config import CacheConfig
-        >>> snapshot = MemorySnapshot(free_memory=95, total_memory=99)
-        >>> request_memory(snapshot, CacheConfig(gpu_memory_utilization=0.5))
-        50
-
-    Source: the definition is kvtwin's own; the name is vLLM's.
+    Definition: `reference.request_memory`.
     """
     free = check_int("init_snapshot.free_memory", init_snapshot.free_memory, 0, MAX_BYTES)
     total = check_int("init_snapshot.total_memory", init_snapshot.total_memory, 0, MAX_BYTES)
@@ -113,11 +83,7 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: Any) -> int:  # 
 
 
 def read_meminfo(path: Path) -> tuple[int, int]:
-    """Return the free and the total memory in bytes, as Linux lists them, in KiB.
-
-    Raises:
-        OSError: the list lacks them.
-    """
+    """Return free and total memory in bytes from Linux's list, in KiB; or raise OSError."""
     text = path.read_text(encoding="ascii")
     kib = dict(re.findall(r"^(MemAvailable|MemTotal): *([0-9]+) kB$", text, re.MULTILINE))
     try:
@@ -127,11 +93,7 @@ def read_meminfo(path: Path) -> tuple[int, int]:
 
 
 def read_sysconf() -> tuple[int, int]:
-    """Return the free and the total memory in bytes, as POSIX systems count them, in pages.
-
-    Raises:
-        OSError: this system does not count them.
-    """
+    """Return free and total memory in bytes from POSIX counts of pages; or raise OSError."""
     try:
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page

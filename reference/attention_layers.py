@@ -1,4 +1,4 @@
-"""The attention layers of a model: finding them, what each keeps in the cache, their backends."""
+"""The attention layers of a model: what each keeps in the cache, and their backends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LayerT = TypeVar("LayerT")
 
 
 class AttentionType:
-    """What a layer attends to, as the `attn_type` of a layer says it.
+    """What the tokens of a layer attend to: the values of a layer's `attn_type`.
 
     Attributes:
         DECODER: Earlier tokens of its own sequence, from the cache.
         ENCODER: All tokens of the encoder's sequence, in an encoder-decoder model.
         ENCODER_ONLY: All tokens of its own sequence; nothing is cached.
-        ENCODER_DECODER: What the encoder made, from a decoder: cross attention.
+        ENCODER_DECODER: The encoder's tokens, in a decoder layer: cross attention.
 
     Example:
         >>> AttentionType.ENCODER_ONLY
@@ -52,15 +52,14 @@ def get_layers_from_vllm_config(
 
     Args:
         vllm_config: Its `compilation_config.static_forward_context` is read: the layers by name.
-        layer_type: The class of which they must be instances.
+        layer_type: The class to look for.
         layer_names: Which layers to look at; None: all, in the order of the context.
 
     Returns:
-        The layers by name, in the order of `layer_names`. One that is named, but is of another
-        type, is left out.
+        The layers by name, in the order of `layer_names`, without those of another type.
 
     Raises:
-        TypeError: A type that is not a class, names that are not a list of str.
+        TypeError: A `layer_type` that is not a class, names that are not a list of strs.
         KeyError: A name that the context lacks.
         AttributeError: A configuration that lacks an attribute that is read.
 
@@ -95,25 +94,25 @@ def get_kv_cache_spec(
 ) -> dict[str, KVCacheSpec]:
     """Return what each attention layer of a model keeps in the cache.
 
-    A layer is read in this order. One whose `kv_sharing_target_layer_name` is there and not None
-    shares another's cache: it has no spec of its own, and nothing else of it is read. One without
-    `attn_type` (an MoE layer, a Mamba mixer) is no attention layer. The others must be of type
-    `AttentionType.DECODER`, and keep a window of tokens where `sliding_window` is not None, all of
-    them otherwise.
+    For each layer, in this order: if its `kv_sharing_target_layer_name` exists and is not None, it
+    shares another layer's cache, is left out, and nothing else of it is read. If it has no
+    `attn_type` (an MoE layer, a Mamba mixer), it is not an attention layer and is left out.
+    Otherwise its `attn_type` must be `AttentionType.DECODER`; it keeps a window of tokens if
+    `sliding_window` is not None, else all tokens.
 
     Args:
         vllm_config: `compilation_config.static_forward_context`, the layers by name, and
-            `cache_config.block_size` are read, the latter also where there are no layers.
+            `cache_config.block_size` are read, the latter even if there are no layers.
         kv_cache_dtype: The dtype of the cache; it is checked first.
 
     Returns:
-        For each attention layer that has a cache of its own, in the context's order, by name:
-        `SlidingWindowSpec` or `FullAttentionSpec`.
+        A `SlidingWindowSpec` or `FullAttentionSpec` for each attention layer that has its own
+        cache, by name, in the context's order.
 
     Raises:
-        TypeError: Another dtype; a size that is not an int.
-        ValueError: A layer of the wrong type, a size below 1.
-        AttributeError: A layer, or the configuration, that lacks an attribute that is read.
+        TypeError: A `kv_cache_dtype` that is not a supported dtype; a size that is not an int.
+        ValueError: A layer with another `attn_type`, a size below 1.
+        AttributeError: A layer or a configuration that lacks an attribute that is read.
 
     Example:
         >>> import numpy as np
@@ -165,23 +164,24 @@ def init_attn_backend(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Find the backend of each layer, and make a builder for each KV cache group.
 
-    The backend of a group is what `get_attn_backend()` of its first layer gives, and the same class
-    (`is`) for its other layers. Its builder is made by position,
-    `get_builder_cls()(spec, layer_names, vllm_config, device)`, with the group's own list of names
-    and its spec; of a `UniformTypeKVCacheSpecs` with the one spec of those of its layers that have
-    one there, which tells of heads and dtype. A group of encoder-only layers has both as well. All
-    groups are checked before the first builder is made.
+    The backend of a group is the result of `get_attn_backend()` of its first layer; its other
+    layers must return the same class (`is`). The builder is called with positional arguments,
+    `get_builder_cls()(spec, layer_names, vllm_config, device)`: the group's own list of names and
+    its spec. If that is a `UniformTypeKVCacheSpecs`, the builder gets the inner spec of the group's
+    layers instead, which must be the same for all layers that have one. Groups of encoder-only
+    layers have a backend and a builder too. All groups are checked before the first builder is
+    made.
 
-    Builders share one workspace whose backend's `get_name()` contains `FLASHINFER` and which have
-    both methods: `_get_workspace_buffer()` of the first is called once, also where it stays alone,
-    and its result given to each later one by `set_workspace_buffer(buffer)`.
+    Builders share one workspace if their backend's `get_name()` contains `FLASHINFER` and they have
+    both methods: `_get_workspace_buffer()` of the first is called once, even if it is the only one,
+    and its result is passed to `set_workspace_buffer(buffer)` of each later one.
 
     Args:
         kv_cache_config: Its list `kv_cache_groups` is read, and each group's `layer_names` and
             `kv_cache_spec`.
         vllm_config: `compilation_config.static_forward_context` is read, the layers by name; the
             builders get it.
-        device: What the builders get.
+        device: Passed to the builders.
 
     Returns:
         The backend of each layer by name, in the order of groups and their layers; and the
@@ -189,10 +189,10 @@ def init_attn_backend(
 
     Raises:
         TypeError: Groups or names that are not a list, a name that is not a str.
-        KeyError: A layer that the context lacks; a group none of whose layers has a spec in its
-            `UniformTypeKVCacheSpecs`.
-        ValueError: A group without layers, whose layers have unlike backends, or whose layers have
-            unlike specs in its `UniformTypeKVCacheSpecs`.
+        KeyError: A layer that the context lacks; a group with a `UniformTypeKVCacheSpecs` that has
+            a spec for none of its layers.
+        ValueError: A group that has no layers, or whose layers have different backends, or
+            different inner specs in its `UniformTypeKVCacheSpecs`.
         AttributeError: A layer, a backend or a configuration that lacks an attribute that is read.
 
     Example:
@@ -254,7 +254,7 @@ def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: 
 
 
 def _get_spec_for_builder(name: str, group: Any) -> Any:  # noqa: ANN401  # an engine's own
-    """Return the spec of a group, or that of its layers in a `UniformTypeKVCacheSpecs`."""
+    """Return the spec of a group; of a `UniformTypeKVCacheSpecs` the inner spec of its layers."""
     if not is_kind(group.kv_cache_spec, "UniformTypeKVCacheSpecs"):
         return group.kv_cache_spec
     specs = group.kv_cache_spec.kv_cache_specs
@@ -274,7 +274,7 @@ def _get_spec_for_builder(name: str, group: Any) -> Any:  # noqa: ANN401  # an e
 
 
 def _share_workspace(builders: list[Any], backend_names: list[str]) -> None:
-    """Give the workspace of the first builder of a FLASHINFER backend to the later ones."""
+    """Pass the workspace of the first builder of a FLASHINFER backend to the later ones."""
     sharing = [
         builder
         for builder, backend_name in zip(builders, backend_names, strict=True)

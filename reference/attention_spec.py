@@ -1,4 +1,4 @@
-"""What a layer keeps in the KV cache that keeps all of a request: full attention, MLA."""
+"""What layers keep in the KV cache that attend to all positions: full attention and MLA."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class AttentionSpec(KVCacheSpec):
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to all before them.
+    """What a layer keeps whose tokens attend to all tokens before them.
 
-    A layer with a window or a chunk may stand here too, when its group keeps everything anyway.
+    A layer with a window or a chunk may have this spec too, if its group keeps everything anyway.
 
     Attributes:
         block_size: Positions in a block, at least 1.
@@ -105,8 +105,8 @@ class FullAttentionSpec(AttentionSpec):
     def max_memory_usage_bytes(self, vllm_config: object) -> int:
         """Return the bytes of `ceil(length / block_size)` blocks.
 
-        The length is `ceil(max_model_len / (dcp * pcp))`: decode and prefill context parallelism
-        spread each sequence over so many ranks.
+        The length is `ceil(max_model_len / (dcp * pcp))`, since each sequence is distributed over
+        `dcp` ranks of decode and `pcp` ranks of prefill context parallelism.
         """
         dcp = read_config(vllm_config, "parallel_config.decode_context_parallel_size")
         pcp = read_config(vllm_config, "parallel_config.prefill_context_parallel_size")
@@ -115,16 +115,18 @@ class FullAttentionSpec(AttentionSpec):
 
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:
-        """Return one spec for layers of one group: all full attention, none MLA.
+        """Return one spec for the layers of one group: full attention, none of them MLA.
 
-        They must have one block size, one number of heads, one head size and one dtype; and at most
-        one window and at most one chunk size among those that have one, and not both.
+        They must have the same block size, number of heads, head size and dtype. All specs with a
+        window must have the same one, and all with a chunk size the same one; there must not be
+        both a window and a chunk size.
 
         Args:
             specs: The specs of the layers.
 
         Returns:
-            Their spec, with the one window or chunk size found.
+            A spec of this class with these fields, and with the window or chunk size if there is
+            one.
 
         Raises:
             TypeError: An argument that is not a list, an entry that is not a spec.
@@ -140,7 +142,7 @@ class FullAttentionSpec(AttentionSpec):
 
 
 def _merge_full_attention_fields(specs: list[Any]) -> dict[str, Any]:
-    """Return the fields of one full-attention spec for all."""
+    """Return the fields of the full-attention spec that merges all specs."""
     fields: dict[str, Any] = {}
     for field in ("block_size", "num_kv_heads", "head_size", "dtype"):
         fields[field] = _check_one_value(field, specs)
@@ -177,9 +179,10 @@ class MLAAttentionSpec(FullAttentionSpec):
         num_kv_heads: Latents of a position, at least 1.
         head_size: Elements of a latent, at least 1.
         dtype: The dtype of an element.
-        sliding_window: As of `FullAttentionSpec`.
-        attention_chunk_size: As of `FullAttentionSpec`.
-        cache_dtype_str: The cache's format by name; with "fp8_ds_mla" a position takes 656 bytes.
+        sliding_window: As in `FullAttentionSpec`.
+        attention_chunk_size: As in `FullAttentionSpec`.
+        cache_dtype_str: The name of the cache's format; with "fp8_ds_mla" a position takes 656
+            bytes.
 
     Raises:
         TypeError: A field of the wrong type or dtype.
@@ -213,7 +216,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:
-        """Return one spec for layers of one group: all MLA, with one `cache_dtype_str`.
+        """Return one spec for the layers of one group: all MLA, with the same `cache_dtype_str`.
 
         Otherwise as `FullAttentionSpec.merge`.
 
@@ -221,7 +224,8 @@ class MLAAttentionSpec(FullAttentionSpec):
             specs: The specs of the layers.
 
         Returns:
-            Their spec, with the one window or chunk size found.
+            A spec of this class with these fields, and with the window or chunk size if there is
+            one.
 
         Raises:
             TypeError: An argument that is not a list, an entry that is not a spec.

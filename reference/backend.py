@@ -1,4 +1,4 @@
-"""Attention backends: what an engine asks of one, and backends that extend another."""
+"""Attention backends: their interface, and backends and metadata classes that extend others."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = [
 
 
 class AttentionBackend(ABC):
-    """A way to compute attention: what an engine asks of its class.
+    """The interface of an attention backend, which is a class of static methods.
 
-    All methods are static. The first three are abstract.
+    `get_name`, `get_builder_cls` and `get_kv_cache_shape` are abstract.
 
     Example:
         >>> class Plain(AttentionBackend):
@@ -91,21 +91,21 @@ class AttentionBackend(ABC):
             num_blocks: Number of blocks.
             block_size: Positions in a block.
             num_kv_heads: Heads of keys and values.
-            head_size: Numbers in a head.
-            cache_dtype_str: The format of the cache; "auto": what its dtype says.
+            head_size: Elements of a head.
+            cache_dtype_str: The name of the cache's format; "auto": that of its dtype.
         """
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
-        """Return the block sizes that its kernels work with: all."""
+        """Return the block sizes that its kernels support; by default all."""
         return [MultipleOf(1)]
 
     @staticmethod
     def get_kv_cache_stride_order() -> tuple[int, ...]:
-        """Return the dimensions of the cache's shape as memory has them, the outermost first.
+        """Return the dimensions of the cache's shape in the order of memory, outermost first.
 
         Raises:
-            NotImplementedError: Here; it means the order of the shape itself.
+            NotImplementedError: Always, by default, which means the order of the shape.
         """
         raise NotImplementedError("no order is stated: dimensions lie in memory as in the shape")
 
@@ -113,22 +113,22 @@ class AttentionBackend(ABC):
 def subclass_attention_backend(
     name_prefix: str, attention_backend_cls: type[Any], builder_cls: type[Any]
 ) -> type[Any]:
-    """Return a backend that is another one, but for the builders of its metadata.
+    """Make a backend that extends another one and has other builders.
 
-    It is made once: with the same three arguments again the same class comes back, while anyone
-    uses it.
+    The class is made once: the same three arguments give the same class, as long as it is
+    referenced anywhere.
 
     Args:
-        name_prefix: What stands before the other's name in the name of the class.
+        name_prefix: The prefix of the new class name, before the other's name.
         attention_backend_cls: The other backend, a class. It is not changed.
         builder_cls: The class of the builders.
 
     Returns:
-        A subclass, whose `get_builder_cls()`, called on it or on an instance, returns
+        A subclass. Its `get_builder_cls()`, called on the class or on an instance, returns
         `builder_cls`. Its `__module__` is that of `attention_backend_cls`.
 
     Raises:
-        TypeError: A prefix that is not a str, or what should be a class and is none.
+        TypeError: A prefix that is not a str; a backend or builders that are not a class.
 
     Example:
         >>> class Plain:
@@ -157,7 +157,7 @@ def subclass_attention_backend(
 
 
 def _check_name_prefix(name_prefix: object) -> str:
-    """Return what begins the name of a class."""
+    """Return the prefix of a class name, a str."""
     prefix = check_str("name_prefix", name_prefix)
     if "\0" in prefix:
         raise ValueError(f"name_prefix is {prefix!r}, expected no null character")
@@ -169,30 +169,30 @@ def subclass_attention_metadata(
     metadata_cls: type[Any],
     fields: list[tuple[str, Any, Any]] | tuple[tuple[str, Any, Any], ...],
 ) -> type[Any]:
-    """Return a class of metadata that is another one, with more fields.
+    """Make a metadata class that extends another one with more fields.
 
-    It is made once: with the same prefix, class and fields again the same class comes back, while
-    anyone uses it. Types and defaults are the same where they are equal and print alike (1 and True
-    do not), a `dataclasses.field` where it is the same object; with a default that has no hash,
-    such as a tuple of lists, every class is new.
+    The class is made once: the same prefix, class and fields give the same class, as long as it is
+    referenced anywhere. Types and defaults are the same if they are equal and print the same (1 and
+    True do not); a `dataclasses.field` is the same if it is the same object. With a default that is
+    not hashable, such as a tuple of lists, every call makes a new class.
 
     Args:
-        name_prefix: What stands before the other's name in the name of the class.
+        name_prefix: The prefix of the new class name, before the other's name.
         metadata_cls: The other class. It is not changed.
-        fields: For each new field its name, its type and its default: a list or tuple of such
-            tuples (lists will do). The default may be a `dataclasses.field`. A field that the other
-            class has gets this type and default, and keeps its place.
+        fields: A list or tuple with an entry `(name, type, default)` for each new field, a tuple or
+            list. The default may be a `dataclasses.field`. A field that the other class has already
+            gets this type and default, and keeps its position.
 
     Returns:
-        A dataclass that extends `metadata_cls`. It is frozen if that one is, and compares by value
-        if that one does; where that is no dataclass, it is not frozen and compares by value. Its
-        `__module__` is that of `metadata_cls`.
+        A dataclass that extends `metadata_cls`. It is frozen if that class is, and compares by
+        value if that class does; if that class is not a dataclass, it is not frozen and compares by
+        value. Its `__module__` is that of `metadata_cls`.
 
     Raises:
-        TypeError: A prefix or a name that is not a str, a class that is none; fields, or an entry
-            of them, that are not a list or tuple.
-        ValueError: An entry that has not three parts; a name that is no identifier (a keyword is
-            none), or is given twice; a default that can be changed, such as a list.
+        TypeError: A prefix or a name that is not a str; a `metadata_cls` that is not a class;
+            fields, or an entry of them, that are not a list or tuple.
+        ValueError: An entry without exactly three parts; a name that is not an identifier, is a
+            keyword, or is given twice; a mutable default, such as a list.
 
     Example:
         >>> from dataclasses import dataclass
@@ -228,7 +228,7 @@ def subclass_attention_metadata(
 
 
 def _check_fields(fields: object) -> None:
-    """Check that each of some new fields has a name of its own, a type and a default."""
+    """Check that each new field has a unique name, a type and a default."""
     names: list[str] = []
     for i, entry in enumerate(check_sequence("fields", fields)):
         check_type(f"fields[{i}]", entry, list | tuple, "a tuple (name, type, default)")

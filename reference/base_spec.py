@@ -1,4 +1,4 @@
-"""What one layer keeps in the KV cache: what all kinds of spec have in common."""
+"""What one layer keeps in the KV cache: the base of all kinds of spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_config(vllm_config: object, path: str, minimum: int = 1) -> int:
 
 
 def check_specs_list(specs: object) -> list[Any]:
-    """Return a list of specs, of which there must be one."""
+    """Return a list of specs, with at least one."""
     entries = check_list("specs", specs)
     if not entries:
         raise ValueError("specs is empty, expected at least 1 spec")
@@ -26,16 +26,16 @@ def check_specs_list(specs: object) -> list[Any]:
 
 
 def check_spec(name: str, value: object) -> None:
-    """Refuse what is no spec: what does not extend a class named `KVCacheSpec`."""
+    """Check that a value is a spec: its class extends a class named `KVCacheSpec`."""
     if not is_kind(value, "KVCacheSpec"):
         raise TypeError(f"{name} must be a KVCacheSpec, got {describe(value)}")
 
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """What one layer keeps in the KV cache: the base of all kinds.
+    """What one layer keeps in the KV cache: the base of all kinds of spec.
 
-    Specs are equal when they are of one class and all fields are, and then hash alike.
+    Specs are equal if their classes and all fields are; equal specs have equal hashes.
 
     Attributes:
         block_size: Positions in a block, at least 1.
@@ -60,23 +60,28 @@ class KVCacheSpec:
         self._store("block_size", check_int("block_size", self.block_size, 1))
 
     def _store(self, field: str, value: object) -> None:
-        """Put a checked value in place of a field; only while the spec is being made."""
+        """Replace a field by its checked value; only while the spec is being constructed."""
         object.__setattr__(self, field, value)
 
     @property
     def page_size_bytes(self) -> int:
-        """The bytes of one block; a kind of spec that does not say it: `NotImplementedError`."""
+        """The bytes of one block.
+
+        Raises:
+            NotImplementedError: A kind of spec that does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no page_size_bytes")
 
     def max_memory_usage_bytes(self, vllm_config: object) -> int:
         """Return the most bytes that one request may need.
 
         Args:
-            vllm_config: An engine's configuration; only what the kind's formula names is read.
+            vllm_config: An engine's configuration; only the attributes in the kind's formula are
+                read.
 
         Raises:
             AttributeError: A configuration that is None or lacks an attribute that is read.
-            NotImplementedError: A kind of spec that does not say it.
+            NotImplementedError: A kind of spec that does not define it.
             TypeError: A number in it that is not an int.
             ValueError: A number in it that is too small.
         """
@@ -88,7 +93,7 @@ class KVCacheSpec:
 
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:
-        """Return one spec for layers of one group: all must be equal.
+        """Return one spec for the layers of one group; they must be equal.
 
         Args:
             specs: The specs of the layers.
@@ -98,7 +103,7 @@ class KVCacheSpec:
 
         Raises:
             TypeError: An argument that is not a list, an entry that is not a spec.
-            ValueError: No specs, specs that cannot be merged.
+            ValueError: No specs, specs that are not equal.
         """
         entries = check_specs_list(specs)
         for i, spec in enumerate(entries):
@@ -110,5 +115,5 @@ class KVCacheSpec:
         return first
 
     def _pages_bytes(self, num_positions: int) -> int:
-        """Return the bytes of the blocks that so many positions need."""
+        """Return the bytes of the blocks that `num_positions` need."""
         return -(-num_positions // self.block_size) * self.page_size_bytes

@@ -1,4 +1,4 @@
-"""What an attention layer keeps that needs a bounded part of a request: a window, a chunk, none."""
+"""What layers keep that attend to some positions only: a chunk, a window, an encoder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     def max_memory_usage_bytes(self, vllm_config: object) -> int:
         """Return the bytes of `ceil(length / block_size)` blocks.
 
-        The length is `attention_chunk_size + max_num_batched_tokens`, but at most `max_model_len`.
+        The length is `min(attention_chunk_size + max_num_batched_tokens, max_model_len)`.
         """
         step = read_config(vllm_config, "scheduler_config.max_num_batched_tokens")
         max_model_len = read_config(vllm_config, "model_config.max_model_len")
@@ -56,14 +56,14 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class SlidingWindowSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to the last few before them and themselves.
+    """What a layer keeps whose tokens attend to a window that ends with themselves.
 
     Attributes:
         block_size: Positions in a block, at least 1.
         num_kv_heads: Heads of keys and values, at least 1.
         head_size: Elements of a key or a value of one head, at least 1.
         dtype: The dtype of an element.
-        sliding_window: Positions that a token attends to, at least 1.
+        sliding_window: Positions that a token attends to, its own included, at least 1.
 
     Raises:
         TypeError: A field of the wrong type or dtype.
@@ -93,13 +93,14 @@ class SlidingWindowSpec(AttentionSpec):
     def max_memory_usage_bytes(self, vllm_config: object) -> int:
         """Return the bytes of `ceil(length / block_size) + 1` blocks.
 
-        The length is `sliding_window - 1 + max_num_batched_tokens`, but at most `max_model_len`;
-        and one block more, since a window may begin inside a block.
+        The length is `min(sliding_window - 1 + max_num_batched_tokens, max_model_len)`. One more
+        block is needed since a window may begin inside a block.
 
         Raises:
             AttributeError: A configuration that is None or lacks an attribute that is read.
             TypeError: A number in it that is not an int.
-            ValueError: A number in it that is too small, or decode context parallelism.
+            ValueError: A number in it that is too small; a configuration with decode context
+                parallelism.
         """
         dcp = read_config(vllm_config, "parallel_config.decode_context_parallel_size")
         if dcp > 1:
@@ -115,7 +116,7 @@ class SlidingWindowSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class CrossAttentionSpec(AttentionSpec):
-    """What a layer keeps whose tokens attend to an encoder's output.
+    """What a decoder layer keeps of the encoder's tokens.
 
     Attributes:
         block_size: Positions in a block, at least 1.
@@ -149,7 +150,7 @@ class CrossAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True)
 class EncoderOnlyAttentionSpec(AttentionSpec):
-    """What a layer of an encoder needs: nothing is kept after a step.
+    """What an encoder layer keeps: nothing after a step.
 
     Attributes:
         block_size: Positions in a block, at least 1.

@@ -1,4 +1,4 @@
-"""Builders of attention metadata, alone and in groups: what a backend makes of a step's batch."""
+"""Builders, which turn a step's batch into the metadata that a backend's kernels read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MetadataT = TypeVar("MetadataT")
 
 
 class AttentionMetadata:
-    """The base of what builders make: a backend's own metadata of a batch. It is empty.
+    """The base class of what builders return: a backend's own metadata of a batch. It is empty.
 
     Example:
         >>> class Lengths(AttentionMetadata):
@@ -49,16 +49,16 @@ class AttentionCGSupport(enum.Enum):
 
 
 class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
-    """What makes a backend's own metadata of a batch, for the layers of a group.
+    """Build a backend's own metadata of a batch, for the layers of a group.
 
-    Abstract in `build` alone, and generic in the class of what it builds. It stores what it is
-    made with, and checks nothing of it.
+    Only `build` is abstract. The class is generic in the class of what it builds. The constructor
+    stores its arguments and checks nothing.
 
     Args:
         kv_cache_spec: What each of the layers keeps in the cache.
         layer_names: The layers.
         vllm_config: The engine's configuration.
-        device: Where metadata are built.
+        device: The device on which metadata are built.
 
     Attributes:
         kv_cache_spec: As given.
@@ -66,9 +66,9 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
         vllm_config: As given.
         device: As given.
         reorder_batch_threshold: The most query tokens of a request that counts as a decode when a
-            batch is put in order; None: this builder wants no order. A class attribute until it is
+            batch is reordered; None: this builder needs no order. A class attribute until it is
             set.
-        _cudagraph_support: What `get_cudagraph_support` says; a class attribute.
+        _cudagraph_support: What `get_cudagraph_support` returns; a class attribute.
 
     Example:
         >>> from reference.config import VllmConfig
@@ -106,8 +106,8 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
         """Return how far builders of this class support CUDA graphs: `_cudagraph_support`.
 
         Args:
-            vllm_config: Not read here; a class that overrides this may.
-            kv_cache_spec: Likewise.
+            vllm_config: Not read here; a subclass may.
+            kv_cache_spec: Not read here; a subclass may.
         """
         return cls._cudagraph_support
 
@@ -117,27 +117,29 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
         supports_spec_as_decode: bool = False,
         supports_dcp_with_varlen: bool = False,
     ) -> None:
-        """Set `reorder_batch_threshold` to what the engine's configuration leaves of a wish.
+        """Set `reorder_batch_threshold`, adapted to the engine's configuration.
 
-        None stays None, and the configuration is not read. With `supports_spec_as_decode`, and
-        where `vllm_config.speculative_config` is there and has `num_speculative_tokens` (neither
-        absent nor None), the threshold is raised to `1 + num_speculative_tokens`: a request that
-        verifies its draft still counts as a decode. Then, when
-        `vllm_config.parallel_config.decode_context_parallel_size`, which is read in any case, is
-        greater than 1, it is 1 without `supports_dcp_with_varlen`.
+        None stays None, and the configuration is not read. Otherwise:
+
+        - With `supports_spec_as_decode`, if `vllm_config.speculative_config` and its
+          `num_speculative_tokens` exist and are not None, the threshold is raised to at least
+          `1 + num_speculative_tokens`: a request that verifies its draft still counts as a decode.
+        - Then, without `supports_dcp_with_varlen`, it is 1 if
+          `vllm_config.parallel_config.decode_context_parallel_size` is greater than 1. That
+          attribute is read in any case.
 
         Args:
-            reorder_batch_threshold: The threshold wished for, at least 1; None: no order.
+            reorder_batch_threshold: The requested threshold, at least 1; None: no order.
             supports_spec_as_decode: Whether requests that verify a draft may count as decodes.
             supports_dcp_with_varlen: Whether decodes of more than one token work with decode
                 context parallelism.
 
         Raises:
-            TypeError: A threshold, or a number of the configuration, that is not an int; a flag
+            TypeError: A threshold, or a number in the configuration, that is not an int; a flag
                 that is not a bool.
-            ValueError: A threshold or a number of ranks below 1, a negative number of tokens.
-            AttributeError: The configuration lacks an attribute that is read. The attribute is as
-                it was after any of these.
+            ValueError: A threshold or a number of ranks below 1, a negative number of draft tokens.
+            AttributeError: A configuration that lacks an attribute that is read. After any error
+                `reorder_batch_threshold` is unchanged.
         """
         with_drafts = check_bool("supports_spec_as_decode", supports_spec_as_decode)
         with_varlen = check_bool("supports_dcp_with_varlen", supports_dcp_with_varlen)
@@ -171,15 +173,17 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
         """Build the backend's metadata of a batch.
 
         Args:
-            common_prefix_len: How many first tokens all requests share, in the same blocks.
+            common_prefix_len: The number of first tokens that all requests share, in the same
+                blocks.
             common_attn_metadata: The batch.
-            fast_build: Whether to be quick about it, for a metadata that is used only once or so.
+            fast_build: Whether a fast build matters more than fast kernels, as for a metadata that
+                is used once.
         """
 
     def build_for_cudagraph_capture(
         self, common_attn_metadata: CommonAttentionMetadata
     ) -> MetadataT:
-        """Build the metadata with which a CUDA graph is captured: `build` without common prefix.
+        """Build the metadata for the capture of a CUDA graph: `build` without a common prefix.
 
         Args:
             common_attn_metadata: The batch.
@@ -191,11 +195,12 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
         common_attn_metadata: CommonAttentionMetadata,
         draft_index: int,  # noqa: ARG002  # for those who override it
     ) -> MetadataT:
-        """Build the metadata of a step of a draft model: `build`, fast, without common prefix.
+        """Build the metadata of a step of a draft model: `build`, fast and without a common prefix.
 
         Args:
             common_attn_metadata: The batch.
-            draft_index: Which of the draft's tokens the step makes. Not read here.
+            draft_index: Which of the draft tokens the step makes, from 0. Not read here; a subclass
+                may.
         """
         return self.build(
             common_prefix_len=0, common_attn_metadata=common_attn_metadata, fast_build=True
@@ -206,11 +211,11 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
         *args: object,  # noqa: ARG002  # for those who override it
         **kwargs: object,  # noqa: ARG002  # likewise
     ) -> bool:
-        """Say whether a common prefix is to be attended to apart: no.
+        """Return whether to compute attention to a common prefix separately; by default False.
 
         Args:
-            *args: Not read here; a class that overrides this may.
-            **kwargs: Likewise.
+            *args: Not read here; a subclass may.
+            **kwargs: Not read here; a subclass may.
         """
         return False
 
@@ -222,7 +227,7 @@ class AttentionGroup:
     Attributes:
         backend: The class of the backend.
         metadata_builders: A builder for each micro-batch, so that builders with persistent
-            CUDA-graph buffers do not disturb each other.
+            CUDA-graph buffers do not overwrite each other's.
         layer_names: The layers.
         kv_cache_spec: What each of the layers keeps in the cache.
 
@@ -257,7 +262,7 @@ class AttentionGroup:
     ) -> AttentionGroup:
         """Make a group and its builders.
 
-        Each builder is made by position:
+        Each builder is made with positional arguments:
         `backend.get_builder_cls()(kv_cache_spec, layer_names, vllm_config, device)`.
 
         Args:
@@ -265,7 +270,7 @@ class AttentionGroup:
             layer_names: The layers; the group and its builders keep this same list.
             kv_cache_spec: What each of the layers keeps in the cache.
             vllm_config: The engine's configuration.
-            device: Where metadata are built.
+            device: The device on which metadata are built.
             num_metadata_builders: How many builders to make, at least 1.
 
         Raises:
@@ -288,7 +293,7 @@ class AttentionGroup:
 
         Raises:
             TypeError: A number that is not an int.
-            IndexError: A number that there is no builder of; a negative one too.
+            IndexError: A number without a builder; a negative number.
         """
         builders = self.metadata_builders
         return builders[check_index("ubatch_id", ubatch_id, len(builders))]

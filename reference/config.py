@@ -1,7 +1,7 @@
-"""The configuration of an engine, as far as it is read here.
+"""The configuration of an engine, as far as the functions of this package read it.
 
-Plain data for those who have no engine: wherever a function takes one of these, an engine's own
-object with the attributes that are read will do.
+Every class is keyword-only. An engine's own objects are accepted if they have the attributes that a
+function reads.
 
 Source: the names are vLLM's; the selection is kvtwin's own.
 """
@@ -29,8 +29,8 @@ class CacheConfig:
 
     Attributes:
         block_size: Positions in a block.
-        gpu_memory_utilization: The share of the device's memory that may be used, in 0 .. 1.
-        mamba_cache_mode: How Mamba states are cached between steps; "none": not at all.
+        gpu_memory_utilization: The share of the device's memory that the engine may use, in 0 .. 1.
+        mamba_cache_mode: How Mamba states are cached: "none", "align" or "all".
     """
 
     block_size: int = 16
@@ -40,7 +40,7 @@ class CacheConfig:
 
 @dataclass(kw_only=True)
 class ParallelConfig:
-    """How the work is spread over devices.
+    """How the work is distributed over devices.
 
     Attributes:
         tensor_parallel_size: Number of ranks that share each layer's weights.
@@ -55,15 +55,15 @@ class ParallelConfig:
 
 @dataclass(kw_only=True)
 class SchedulerConfig:
-    """The bounds of a step.
+    """The limits of a step.
 
     Attributes:
         max_num_batched_tokens: The most tokens of a step.
         max_num_seqs: The most requests of a step.
         max_num_encoder_input_tokens: The most encoder tokens of a step.
-        encoder_cache_size: Encoder tokens that the cache of encoder outputs holds.
-        enable_chunked_prefill: Whether a prompt may be spread over several steps.
-        disable_chunked_mm_input: Whether a multimodal item must be within one step.
+        encoder_cache_size: Tokens that the cache of encoder outputs holds.
+        enable_chunked_prefill: Whether a prompt may be split over several steps.
+        disable_chunked_mm_input: Whether a multimodal item must fit into one step.
     """
 
     max_num_batched_tokens: int
@@ -87,14 +87,14 @@ class PassConfig:
 
 @dataclass(kw_only=True)
 class CompilationConfig:
-    """What the compiler knows of the model.
+    """How the model is compiled.
 
     Attributes:
         static_forward_context: The attention layers by name.
         pass_config: The compiler passes.
-        splitting_ops: The operators at which a graph is split; None: the engine's own choice.
-        use_inductor_graph_partition: Whether the compiler itself splits the graph.
-        compile_sizes: Numbers of tokens for which a graph is compiled apart; None: none.
+        splitting_ops: The operators at which a graph is split; None: not stated.
+        use_inductor_graph_partition: Whether the compiler splits the graph itself.
+        compile_sizes: Numbers of tokens for which a separate graph is compiled; None: none.
     """
 
     static_forward_context: dict[str, Any] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class SpeculativeConfig:
     """Speculative decoding.
 
     Attributes:
-        num_speculative_tokens: Tokens proposed in each step for each request; None: undecided.
+        num_speculative_tokens: Draft tokens of each request in each step; None: not stated.
     """
 
     num_speculative_tokens: int | None = None
@@ -117,15 +117,15 @@ class SpeculativeConfig:
 
 @dataclass(kw_only=True)
 class VllmConfig:
-    """All configurations of an engine; a function reads those that it names.
+    """All configurations of an engine; a function reads those that its definition names.
 
     Attributes:
         model_config: The model.
         cache_config: The KV cache.
-        parallel_config: How the work is spread over devices.
-        scheduler_config: The bounds of a step.
-        compilation_config: What the compiler knows of the model.
-        speculative_config: Speculative decoding; None: there is none.
+        parallel_config: How the work is distributed over devices.
+        scheduler_config: The limits of a step.
+        compilation_config: How the model is compiled.
+        speculative_config: Speculative decoding; None: it is off.
 
     Example:
         >>> VllmConfig(cache_config=CacheConfig(block_size=32)).cache_config.block_size

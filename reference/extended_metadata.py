@@ -1,4 +1,4 @@
-"""A metadata with all that another one has, and more: its class, and an instance of it."""
+"""Metadata classes that extend another one with more fields, and instances of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from reference.backend import subclass_attention_metadata
 def extend_metadata_cls(
     prefix: str, metadata_cls: type[Any], fields: list[tuple[str, Any, Any]]
 ) -> type[Any]:
-    """Return a class of metadata that extends another one, with more fields.
+    """Make a metadata class that extends another one with more fields.
 
-    A dataclass's is a dataclass; a field that it has already stays as it is. What is no dataclass
-    keeps its own way to compare and to print: its new fields are attributes.
+    If the class is a dataclass, so is the new one, and a field that it has already is not changed.
+    Otherwise it keeps its comparison and its `repr`, and the new fields are attributes.
     """
     if dataclasses.is_dataclass(metadata_cls):
         known = [field.name for field in dataclasses.fields(metadata_cls)]
@@ -34,11 +34,11 @@ def extend_metadata_cls(
 def extend_metadata(
     metadata: object, extended_cls: type[Any], new_values: dict[str, object]
 ) -> object:
-    """Return an instance of the class with all attributes of a metadata, and some new values.
+    """Return an instance of the class with all attributes of a metadata and some new values.
 
-    It is made without `__init__`: what stands in the metadata's `__dict__` and slots is copied, the
-    same objects, and what a tuple holds. One that holds anything in another way (a dict, a number,
-    an array) is a `TypeError`.
+    `__init__` is not called: the values in `__dict__` and in slots are copied by reference, and the
+    entries of a tuple. A metadata that holds values in another way (a dict, a number, an array) is
+    a `TypeError`.
     """
     made = _make_instance(metadata, extended_cls)
     for cls in type(metadata).__mro__:
@@ -55,7 +55,7 @@ def extend_metadata(
 
 
 def _make_instance(metadata: object, extended_cls: type[Any]) -> object:
-    """Return an instance that has no attributes yet, but holds what a metadata holds."""
+    """Return an instance without attributes, with the entries of the metadata if it is a tuple."""
     if isinstance(metadata, tuple):
         return tuple.__new__(extended_cls, metadata)
     if isinstance(metadata, types.SimpleNamespace):
@@ -64,7 +64,7 @@ def _make_instance(metadata: object, extended_cls: type[Any]) -> object:
 
 
 def _is_filled(slot: types.MemberDescriptorType, metadata: object) -> bool:
-    """Say whether anything was put into a slot."""
+    """Return whether a slot has a value."""
     try:
         slot.__get__(metadata)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Binding: each layer of a model gets its cache, and the runner gets them in layer order."""
+"""Binding: each layer of a model gets its cache, and the runner gets a list of them in order."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from reference._checks import check_dict, check_int, check_list, check_str
 
 
 def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int:
-    """Return the index of a layer, which its name holds.
+    """Return the index of a layer from its name.
 
-    The integers of a name are those of its components between dots that are made of ASCII digits
-    only. With one attention module in each layer, or in a name without "attn", there must be one
-    integer, the index. Otherwise one integer `a` gives `a`; two, `a` and `b`, give
+    The integers of a name are its dot-separated components that consist of ASCII digits. With one
+    attention module in each layer, or in a name without "attn", there must be one integer, the
+    index. Otherwise one integer `a` gives `a`; two integers `a` and `b` give
     `a * num_attn_module + b`.
 
     Args:
-        layer_name: The name, with dots between its components.
+        layer_name: The name, with components separated by dots.
         num_attn_module: Attention modules in a layer, at least 1; None: 1.
 
     Returns:
@@ -25,7 +25,7 @@ def extract_layer_index(layer_name: str, num_attn_module: int | None = 1) -> int
 
     Raises:
         TypeError: An argument of the wrong type.
-        ValueError: Another number of integers; a `num_attn_module` less than 1.
+        ValueError: Another number of integers; a `num_attn_module` below 1.
 
     Example:
         >>> extract_layer_index("model.layers.7.self_attn")
@@ -55,24 +55,25 @@ def bind_kv_cache(
     runner_kv_caches: list[Any],
     num_attn_module: int | None = 1,
 ) -> None:
-    """Give each layer its cache, and the runner all caches in the order of the layers.
+    """Bind each layer's cache to the layer, and append all caches to the runner's list in order.
 
     `forward_context[name].kv_cache` becomes a list of that one cache. Layers of `forward_context`
-    that have no cache are left alone.
+    that have no cache are not changed.
 
     Args:
-        kv_caches: The cache of each layer, by name.
-        forward_context: The layers, by name.
-        runner_kv_caches: Empty; is filled with the caches by ascending layer index, and those of
-            one index (self and cross attention of one decoder layer) in the order of `kv_caches`.
+        kv_caches: The cache of each layer by name: an array, or a list of a Mamba layer's states.
+        forward_context: The layers by name.
+        runner_kv_caches: An empty list, which is filled with the caches by ascending layer index;
+            those with the same index (self and cross attention of a decoder layer) in the order of
+            `kv_caches`.
         num_attn_module: Attention modules in a layer, at least 1; None: 1.
 
     Raises:
-        AttributeError: A layer that takes no `kv_cache`.
+        AttributeError: A layer whose `kv_cache` cannot be set.
         KeyError: A layer that `forward_context` lacks.
         TypeError: An argument of the wrong type.
         ValueError: A `runner_kv_caches` that is not empty, a name without a layer index, a
-            `num_attn_module` less than 1. After an error nothing is bound.
+            `num_attn_module` below 1. After an error nothing is bound.
 
     Example:
         >>> from types import SimpleNamespace
@@ -93,7 +94,7 @@ def bind_kv_cache(
 
 
 def _give_caches(kv_caches: dict[str, Any], forward_context: dict[str, Any]) -> None:
-    """Set `kv_cache` of each layer; if one refuses, the layers before it get back what they had."""
+    """Set each layer's `kv_cache`; if one layer raises, restore the others."""
     absent = object()
     had: list[tuple[Any, Any]] = []
     try:
@@ -117,7 +118,7 @@ def order_layers(
     runner_kv_caches: list[Any],
     num_attn_module: int | None,
 ) -> list[str]:
-    """Return layers by ascending index, after a check of all that binding them needs."""
+    """Return layers by ascending index, after all checks that binding them needs."""
     check_dict("forward_context", forward_context)
     if check_list("runner_kv_caches", runner_kv_caches):
         raise ValueError(f"runner_kv_caches has {len(runner_kv_caches)} entries, expected none")

@@ -1,4 +1,4 @@
-"""The KV cache of a model: memory is allocated, seen by each layer in its way, and bound."""
+"""The KV cache of a model: allocated, viewed by layer, and bound to the layers."""
 
 from __future__ import annotations
 
@@ -48,23 +48,24 @@ def _allocate_kv_cache(
 ) -> dict[str, Array]:
     """Allocate the memory of the KV cache.
 
-    Encoder-only groups (of a uniform group the first inner spec says it) keep no cache: their
-    layers count as none. The number of blocks is not read.
+    Encoder-only groups keep no cache, and their layers are ignored; a uniform group is of the kind
+    of its first inner spec. The number of blocks is not read.
 
     Args:
-        kv_cache_config: The KV cache; `size` of a tensor is in bytes, at least 0, and may be shared
-            by nobody.
-        device: Ignored: `reference` knows no device.
+        kv_cache_config: The KV cache. The `size` of a tensor is in bytes, at least 0; its
+            `shared_by` may be empty.
+        device: Ignored, since `reference` has no devices.
 
     Returns:
-        A zeroed int8[size] for each tensor, by layer: all layers of its `shared_by` map to that one
-        array. In the order of the tensors and their `shared_by`.
+        For each layer a zeroed int8[size], in the order of the tensors and their `shared_by`. All
+        layers that share a tensor have the same array.
 
     Raises:
         AttributeError: A configuration that lacks an attribute that is read.
         TypeError: A size that is not an int, layers that are not a list of strs.
-        ValueError: A size outside 0 .. 2**63 - 1, a layer named twice by tensors or by groups,
-            layers of groups and of tensors that are not the same. Then nothing is allocated.
+        ValueError: A size outside 0 .. 2**63 - 1, a layer that is in two tensors or in two groups,
+            or in a tensor but no group, or in a group but no tensor. After an error nothing is
+            allocated.
 
     Example:
         >>> from reference.kv_cache_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
@@ -109,45 +110,46 @@ def _reshape_kv_cache(
     attn_backends: dict[str, Any],
     kernel_block_sizes: list[int] | None = None,
 ) -> dict[str, Array | list[Array]]:
-    """View the memory of each layer as its backend wants it.
+    """View the memory of each layer as its backend expects it.
 
-    The bytes must be whole pages of the layer's spec, which gives its number of blocks. The backend
-    gives the logical shape, `get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size)`
-    (with `cache_dtype_str` if the spec has one), and the order in which memory holds its
-    dimensions, outermost first: `get_kv_cache_stride_order()`. A backend without that method, in
-    which it is None, or in which it raises `NotImplementedError`, means the identity.
+    The bytes of a layer must be whole pages of its spec, which gives the number of blocks. The
+    backend gives the logical shape,
+    `get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size)` (with `cache_dtype_str` if
+    the spec has one), and the order in which memory holds its dimensions, outermost first,
+    `get_kv_cache_stride_order()`. If that method is missing, is None, or raises
+    `NotImplementedError`, the order is that of the shape.
 
-    With kernel block sizes the backend is asked for blocks of that size, of which several make one
-    of the spec's. In a configuration with a Mamba layer the dimension of the blocks (the one that
-    grows when the backend is asked for one more block) is moved to the front of the order, so that
-    every block fills its own page.
+    With kernel block sizes, the shape is that of blocks of that size, several of which make one
+    block of the spec. In a configuration with a Mamba layer, the dimension of the blocks (the one
+    that grows when the backend is called with one more block) is moved to the front of the order,
+    so that every block fills its own page.
 
     In a `UniformTypeKVCacheSpecs` each layer has its own spec; a layer without one has that of the
-    first layer of its group that has one and the same array. Encoder-only groups have no layers.
+    first layer of its group that has one and the same array. Encoder-only groups are skipped.
 
     Args:
         kv_cache_config: The KV cache; its groups are read.
         kv_cache_raw_tensors: int8[bytes] of each layer, contiguous; others are ignored.
         attn_backends: The backend of each layer, a class or an instance; Mamba layers need none.
-        kernel_block_sizes: The size for each group that is not encoder-only, at least 1; of a Mamba
-            group it is not used. None: the specs' own.
+        kernel_block_sizes: The size for each group that is not encoder-only, at least 1; that of a
+            Mamba group is not used. None: the specs' own.
 
     Returns:
-        For each layer, in the order of groups and their layers, a view of its array: of the spec's
-        dtype and the logical shape, as memory holds it. For a Mamba layer a list with a view of
-        each state, `(num_blocks, *shape)`, which lie one behind the other in each page.
+        For each layer, in the order of groups and their layers, a view of its array with the spec's
+        dtype, the logical shape and the strides of memory. For a Mamba layer, a list with a view of
+        each state, `(num_blocks, *shape)`; the states follow one another in each page.
 
     Raises:
         AttributeError: An object that lacks an attribute that is read.
         KeyError: A layer without an array, a backend or a spec.
-        NotImplementedError: A spec that is neither of attention nor Mamba.
+        NotImplementedError: A spec that is neither attention nor Mamba.
         TypeError: An argument, a shape or a stride order of the wrong type or dtype.
-        ValueError: An array with other dimensions or not contiguous, bytes that are not whole pages
-            or not those of the shape, or that begin at an address that is no multiple of the
-            itemsize; a stride order that is no permutation; unlike page sizes over one array; too
-            few or many kernel block sizes, or one that does not divide the spec's; no one dimension
-            that is the blocks'; a state at an offset, or in a page, that is no multiple of its
-            itemsize; a layer that groups name twice.
+        ValueError: An array with another number of dimensions, not contiguous, or at an address
+            that is not a multiple of the itemsize; bytes that are not whole pages, or not those of
+            the shape; a stride order that is not a permutation; different page sizes over one
+            array; too few or too many kernel block sizes, or one that does not divide the spec's;
+            no unique dimension of the blocks; a state whose offset, or a page whose size, is not a
+            multiple of the state's itemsize; a layer in two groups.
 
     Example:
         >>> import numpy as np
@@ -207,7 +209,7 @@ def _reshape_kv_cache(
 
 
 def _has_mamba(spec: KVCacheSpec) -> bool:
-    """Say whether a group's spec, or an inner one of it, is a Mamba layer's."""
+    """Return whether a group's spec, or one of its inner specs, is Mamba."""
     if is_kind(spec, "UniformTypeKVCacheSpecs"):
         return any(is_kind(inner, "MambaSpec") for inner in get_inner_specs(spec).values())
     return is_kind(spec, "MambaSpec")
@@ -264,24 +266,24 @@ def init_kv_cache(
 ) -> None:
     """Allocate the KV cache of a model, view it and bind it.
 
-    That is `bind_kv_cache` of `_reshape_kv_cache` of `_allocate_kv_cache`.
+    Calls `_allocate_kv_cache`, `_reshape_kv_cache` and `bind_kv_cache`, in this order.
 
     Args:
-        runner_kv_caches: Empty; is filled with the caches in the order of the layers.
-        forward_context: The layers, by name; each gets its cache.
+        runner_kv_caches: An empty list, which is filled with the caches in the order of the layers.
+        forward_context: The layers by name; each gets its cache.
         kv_cache_config: The KV cache.
         attn_backends: The backend of each layer; Mamba layers need none.
-        device: Ignored: `reference` knows no device.
+        device: Ignored, since `reference` has no devices.
         kernel_block_sizes: As `prepare_kernel_block_sizes` returns them; None: the specs' own.
         num_attn_module: Attention modules in a layer, at least 1; None: 1.
 
     Raises:
-        AttributeError: As the three.
-        KeyError: As the three.
-        NotImplementedError: As the three.
-        TypeError: As the three.
-        ValueError: As the three. After an error nothing is bound; what binding needs is checked
-            before anything is allocated.
+        AttributeError: As these three.
+        KeyError: As these three.
+        NotImplementedError: As these three.
+        TypeError: As these three.
+        ValueError: As these three. After an error nothing is bound; the arguments of
+            `bind_kv_cache` are checked before anything is allocated.
 
     Example:
         >>> from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the layers of a model keep in the KV cache, and how their caches share memory."""
+"""Specs, tensors and groups: what the layers of a model keep in the KV cache."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class UniformTypeKVCacheSpecs(KVCacheSpec):
-    """What the layers of one group keep that are of one kind, but of unlike sizes.
+    """What the layers of one group keep that have the same kind but different sizes.
 
-    Its page holds a page of each of its layers.
+    Its page consists of one page of each layer.
 
     Attributes:
         block_size: Positions in a block, at least 1.
-        kv_cache_specs: The layers' own specs by layer name; at least one, all of this block size.
-            The dict is copied.
+        kv_cache_specs: The inner spec of each layer by name; at least one, all with this block
+            size. The dict is copied.
 
     Raises:
         TypeError: A field of the wrong type, a name that is not a str, a value that is not a spec.
-        ValueError: No specs, a spec of another block size.
+        ValueError: No specs, a spec with another block size.
 
     Example:
         >>> import numpy as np
@@ -82,9 +82,9 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
     def max_memory_usage_bytes(self, vllm_config: object) -> int:
-        """Return the bytes of as many blocks as the spec needs that needs the most.
+        """Return the bytes of the blocks that the most demanding inner spec needs.
 
-        The number of blocks of a spec is its own `max_memory_usage_bytes` in its own pages.
+        An inner spec needs its own `max_memory_usage_bytes`, divided by its own page size, blocks.
         """
         num_pages = [
             -(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes)
@@ -102,11 +102,11 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
     @classmethod
     def is_uniform_type(cls, specs: dict[str, KVCacheSpec]) -> bool:
-        """Say whether specs are of one kind, so that one block table serves all their layers.
+        """Return whether specs are of one kind, so that their layers can share a block table.
 
-        They must have one block size (which is looked at first), and all be of the kind of the
-        first: `FullAttentionSpec` (MLA counts as it), `CrossAttentionSpec`, `SlidingWindowSpec`
-        with one window, `ChunkedLocalAttentionSpec` with one chunk size, or `MambaSpec` with one
+        They must all have the same block size, which is checked first, and the kind of the first:
+        `FullAttentionSpec` (including MLA), `CrossAttentionSpec`, `SlidingWindowSpec` with the same
+        window, `ChunkedLocalAttentionSpec` with the same chunk size, or `MambaSpec` with the same
         number of speculative blocks.
 
         Args:
@@ -143,7 +143,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
     @classmethod
     def from_specs(cls, specs: dict[str, KVCacheSpec]) -> Self | None:
-        """Return the uniform spec of layers, or None where `is_uniform_type` says no.
+        """Return the uniform spec of layers, or None if `is_uniform_type` is False.
 
         Args:
             specs: The specs by layer name.
@@ -171,7 +171,7 @@ UNIFORM_KINDS = {
 
 
 def _check_specs_dict(name: str, value: object) -> dict[str, Any]:
-    """Return a dict of layer names to specs, of which there must be one."""
+    """Return a dict of layer names to specs, with at least one."""
     specs = check_dict(name, value)
     if not specs:
         raise ValueError(f"{name} is empty, expected at least 1 spec")
@@ -183,7 +183,7 @@ def _check_specs_dict(name: str, value: object) -> dict[str, Any]:
 
 @dataclass
 class KVCacheTensor:
-    """One allocation, and the layers that use it. Nothing is checked when it is made.
+    """One allocation, and the layers that use it. The constructor checks nothing.
 
     Attributes:
         size: Its bytes.
@@ -202,7 +202,7 @@ class KVCacheTensor:
 
 @dataclass
 class KVCacheGroupSpec:
-    """Layers that share one block table. Nothing is checked when it is made.
+    """Layers that share one block table. The constructor checks nothing.
 
     Attributes:
         layer_names: The names of the layers.
@@ -221,7 +221,7 @@ class KVCacheGroupSpec:
 
 @dataclass
 class KVCacheConfig:
-    """The KV cache of a model. Nothing is checked when it is made.
+    """The KV cache of a model. The constructor checks nothing.
 
     Attributes:
         num_blocks: Blocks in the pool that all groups draw from.
@@ -241,7 +241,7 @@ class KVCacheConfig:
 
 
 def get_kind_spec(spec: KVCacheSpec) -> KVCacheSpec:
-    """Return the spec whose class says a group's kind: of a uniform group the first inner one."""
+    """Return the spec whose class is the kind of a group: the first inner spec if it is uniform."""
     if is_kind(spec, "UniformTypeKVCacheSpecs"):
         inner: KVCacheSpec = next(iter(get_inner_specs(spec).values()))
         return inner
@@ -249,12 +249,12 @@ def get_kind_spec(spec: KVCacheSpec) -> KVCacheSpec:
 
 
 def get_inner_specs(spec: Any) -> dict[str, Any]:  # noqa: ANN401  # a uniform one, told by name
-    """Return the layers' own specs of a uniform group, by layer name."""
+    """Return the inner specs of a uniform group, by layer name."""
     return _check_specs_dict("kv_cache_specs", spec.kv_cache_specs)
 
 
 def get_cached_groups(kv_cache_config: KVCacheConfig) -> list[KVCacheGroupSpec]:
-    """Return the groups that keep a cache, all but the encoder-only ones; no layer is in two."""
+    """Return the groups that keep a cache, all but encoder-only ones; no layer may be in two."""
     groups, seen = [], set()
     for g, group in enumerate(
         check_list("kv_cache_config.kv_cache_groups", kv_cache_config.kv_cache_groups)

@@ -16,10 +16,10 @@ _KV_CACHE_LAYOUT_OVERRIDE: KVCacheLayoutType | None = None
 
 
 def is_valid_kv_cache_layout(value: object) -> bool:
-    """Say whether a value is the name of a layout.
+    """Return whether a value is the name of a layout.
 
     Args:
-        value: Anything; case counts.
+        value: Any object; names are case-sensitive.
 
     Returns:
         Whether it is "NHD" or "HND".
@@ -34,14 +34,14 @@ def is_valid_kv_cache_layout(value: object) -> bool:
 
 
 def get_kv_cache_layout() -> KVCacheLayoutType:
-    """Return the layout that is in force.
+    """Return the current layout.
 
     Returns:
-        What `set_kv_cache_layout` set last; without that the environment variable
-        `VLLM_KV_CACHE_LAYOUT`; without that "NHD". Both are read at each call.
+        The layout that `set_kv_cache_layout` set last; if there is none, that of the environment
+        variable `VLLM_KV_CACHE_LAYOUT`; if that is unset, "NHD". Both are read in each call.
 
     Raises:
-        ValueError: No layout stands there (the empty string is none).
+        ValueError: The value found is not a layout, such as the empty string.
 
     Example:
         >>> set_kv_cache_layout("HND")
@@ -59,13 +59,13 @@ def get_kv_cache_layout() -> KVCacheLayoutType:
 
 
 def set_kv_cache_layout(cache_layout: KVCacheLayoutType | None) -> None:
-    """Set the layout from the next `get_kv_cache_layout` on, whatever the environment says.
+    """Set the layout, which overrides the environment variable.
 
     Args:
-        cache_layout: "NHD" or "HND"; None: the environment says it again.
+        cache_layout: "NHD" or "HND"; None: use the environment variable again.
 
     Raises:
-        ValueError: An unknown layout, of whatever type. What was set before stays.
+        ValueError: An unknown layout, of whatever type. The layout is unchanged.
 
     Example:
         >>> set_kv_cache_layout("NDH")

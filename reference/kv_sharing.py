@@ -1,4 +1,4 @@
-"""Sharing: layers that have no cache of their own, but use that of a target layer."""
+"""Sharing: layers without a cache of their own use that of a target layer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ def initialize_kv_cache_for_kv_sharing(
     kv_cache_groups: list[KVCacheGroupSpec],
     kv_caches: dict[str, Any],
 ) -> None:
-    """Give each sharing layer the cache of its target, and a place in its target's group.
+    """Give each sharing layer the cache of its target, and add it to its target's group.
 
-    For each pair, in order, `kv_caches[layer]` becomes `kv_caches[target]`, the same object
-    (whatever the layer had before), and `layer` is appended to the `layer_names` of the group that
-    has `target`, if it does not stand there.
+    For each pair, in order, `kv_caches[layer]` becomes `kv_caches[target]`, the same object,
+    whatever the layer had before; and `layer` is appended to the `layer_names` of the group that
+    has `target`, unless it is in it already.
 
     Args:
-        shared_kv_cache_layers: The target of each sharing layer, by name.
-        kv_cache_groups: The groups; `layer_names` are changed.
-        kv_caches: The cache of each layer, by name; is changed.
+        shared_kv_cache_layers: The name of the target of each sharing layer, by the layer's name.
+        kv_cache_groups: The groups; their `layer_names` are changed.
+        kv_caches: The cache of each layer by name; it is changed.
 
     Raises:
-        KeyError: A target that no group has, that has no cache, or that itself shares.
+        KeyError: A target that is in no group, has no cache, or itself shares.
         TypeError: An argument of the wrong type.
-        ValueError: A layer that is its own target, or that stands in another group than its
-            target's. After an error nothing has changed.
+        ValueError: A layer that is its own target, or is in another group than its target. After an
+            error nothing has changed.
 
     Example:
         >>> from reference.kv_cache_spec import KVCacheGroupSpec, KVCacheSpec
@@ -58,22 +58,22 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     kv_cache_groups: list[KVCacheGroupSpec],
     runner_only_attn_layers: set[str] | None = None,
 ) -> None:
-    """Give each sharing layer a place in its target's group.
+    """Add each sharing layer to its target's group.
 
     For each pair, in order, `layer` is appended to the `layer_names` of the group that has
-    `target`, if it does not stand there.
+    `target`, unless it is in it already.
 
     Args:
-        shared_kv_cache_layers: The target of each sharing layer, by name.
-        kv_cache_groups: The groups; `layer_names` are changed.
-        runner_only_attn_layers: Layers that the runner alone knows of; each sharing layer is added.
-            None: nobody asks.
+        shared_kv_cache_layers: The name of the target of each sharing layer, by the layer's name.
+        kv_cache_groups: The groups; their `layer_names` are changed.
+        runner_only_attn_layers: The set of layers that only the runner has; each sharing layer is
+            added to it. None: there is no such set.
 
     Raises:
-        KeyError: A target that no group has, or that itself shares.
+        KeyError: A target that is in no group, or itself shares.
         TypeError: An argument of the wrong type.
-        ValueError: A layer that is its own target, or that stands in another group than its
-            target's. After an error nothing has changed.
+        ValueError: A layer that is its own target, or is in another group than its target. After an
+            error nothing has changed.
 
     Example:
         >>> from reference.kv_cache_spec import KVCacheGroupSpec, KVCacheSpec
@@ -99,7 +99,7 @@ def add_kv_sharing_layers_to_kv_cache_groups(
 def _find_target_groups(
     shared_kv_cache_layers: dict[str, str], kv_cache_groups: list[KVCacheGroupSpec]
 ) -> dict[str, KVCacheGroupSpec]:
-    """Return, by sharing layer, the group that has its target; check all pairs."""
+    """Return the group of the target for each sharing layer, after a check of all pairs."""
     pairs = check_dict("shared_kv_cache_layers", shared_kv_cache_layers)
     for g, group in enumerate(check_list("kv_cache_groups", kv_cache_groups)):
         names = check_list(f"kv_cache_groups[{g}].layer_names", group.layer_names)
@@ -129,6 +129,6 @@ def _find_target_groups(
 
 
 def _add_layer(layer_name: str, group: KVCacheGroupSpec) -> None:
-    """Append a layer to a group in which it does not stand."""
+    """Append a layer to a group, unless it is in it already."""
     if layer_name not in group.layer_names:
         group.layer_names.append(layer_name)

@@ -1,4 +1,4 @@
-"""Views: how the raw bytes of a layer's cache are seen, by attention backends and as states."""
+"""Views of the raw bytes of a layer's cache: for attention backends and for Mamba states."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def make_attention_view(
     *,
     blocks_first: bool,
 ) -> Array:
-    """Return the view of a layer's bytes that its backend wants.
+    """Return the view of a layer's bytes that its backend expects.
 
-    The backend gives the *logical* shape, for as many of its kernel's blocks as the bytes hold, and
-    the *physical* order of the dimensions, outermost first. With `blocks_first` the dimension of
-    the blocks is moved to the front of that order.
+    The backend gives the *logical* shape, for as many kernel blocks as the bytes hold, and the
+    *physical* order of the dimensions, outermost first. With `blocks_first` the dimension of the
+    blocks is moved to the front of that order.
     """
     name = f"kv_cache_raw_tensors[{layer_name!r}]"
     num_blocks = count_blocks(name, raw, spec)
@@ -55,7 +55,7 @@ def make_attention_view(
 def make_state_views(layer_name: str, raw: Array, spec: MambaSpec) -> list[Array]:
     """Return a view of each state of a Mamba layer: `(num_blocks, *shape)`.
 
-    The states lie one behind the other inside each page, so blocks are a page apart.
+    The states follow one another in each page, so blocks are a page apart.
     """
     name = f"kv_cache_raw_tensors[{layer_name!r}]"
     num_blocks = count_blocks(name, raw, spec)
@@ -84,12 +84,12 @@ def make_state_views(layer_name: str, raw: Array, spec: MambaSpec) -> list[Array
 
 
 def check_page_size(layer_name: str, spec: KVCacheSpec) -> int:
-    """Return the bytes of a layer's page, of which there is at least one."""
+    """Return the bytes of a layer's page, at least 1."""
     return check_int(f"page_size_bytes of layer {layer_name!r}", spec.page_size_bytes, 1)
 
 
 def count_blocks(name: str, raw: Array, spec: KVCacheSpec) -> int:
-    """Return how many pages of a spec the bytes are, which must be whole."""
+    """Return how many pages of a spec the bytes hold; they must be whole pages."""
     page_size = int(spec.page_size_bytes)
     if raw.nbytes % page_size != 0:
         raise ValueError(
@@ -119,7 +119,7 @@ def _ask_shape(
 
 
 def _ask_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> list[int]:  # noqa: ANN401  # an engine's own
-    """Return the dimensions as memory holds them, outermost first; the identity by default."""
+    """Return the dimensions in the order of memory, outermost first; by default the identity."""
     identity = list(range(num_dimensions))
     get_kv_cache_stride_order = getattr(backend, "get_kv_cache_stride_order", None)
     if get_kv_cache_stride_order is None:
@@ -140,7 +140,7 @@ def _ask_stride_order(layer_name: str, backend: Any, num_dimensions: int) -> lis
 
 
 def _find_block_dimension(layer_name: str, shape: tuple[int, ...], larger: tuple[int, ...]) -> int:
-    """Return the dimension that grows when a backend is asked for one more block."""
+    """Return the dimension that grows by one more block."""
     grown = [d for d in range(min(len(shape), len(larger))) if larger[d] > shape[d]]
     if len(shape) != len(larger) or len(grown) != 1:
         raise ValueError(
@@ -153,9 +153,9 @@ def _find_block_dimension(layer_name: str, shape: tuple[int, ...], larger: tuple
 def _make_strides(
     shape: tuple[int, ...], order: list[int], dtype: np.dtype[Any]
 ) -> tuple[int, ...]:
-    """Return the strides, in bytes, of dimensions that lie in memory in an order, outermost first.
+    """Return the strides in bytes of dimensions that memory holds in `order`, outermost first.
 
-    A length of 0 counts as 1, as everywhere in NumPy and torch.
+    A length of 0 counts as 1, as in NumPy and torch.
     """
     strides = {}
     stride = dtype.itemsize
@@ -166,7 +166,7 @@ def _make_strides(
 
 
 def _check_alignment(name: str, raw: Array, dtype: np.dtype[Any]) -> None:
-    """Refuse bytes that begin at an address where no element of a dtype may stand."""
+    """Check that the address of an array is a multiple of the itemsize of `dtype`."""
     if raw.ctypes.data % dtype.itemsize != 0:
         raise ValueError(
             f"{name} is not aligned for {dtype.name}, expected an address that is a multiple of "

@@ -23,17 +23,17 @@ NO_WINDOW = -1
 
 @dataclass
 class PerLayerParameters:
-    """What a plan of attention kernels must know of a layer.
+    """The parameters of one attention layer, as a plan of attention kernels needs them.
 
     Attributes:
-        window_left: How many tokens before its own one a token sees; -1: all.
-        logits_soft_cap: The bound to which logits are squashed; None: none.
-        sm_scale: What logits are multiplied by.
-        has_sinks: Whether there are attention sinks.
-        has_same_window_lefts: Whether all layers have this `window_left`; None: not known. It takes
-            no part in comparison.
-        has_same_all_params: Whether all layers have these parameters; None: not known. It takes no
-            part in comparison.
+        window_left: How many tokens before itself a token sees; -1: all.
+        logits_soft_cap: The bound of the logits' soft cap; None: no cap.
+        sm_scale: The factor of the logits before the softmax.
+        has_sinks: Whether heads have attention sinks.
+        has_same_window_lefts: Whether all layers have this `window_left`; None: not known. It is
+            ignored when instances are compared.
+        has_same_all_params: Whether all layers have these parameters; None: not known. It is
+            ignored when instances are compared.
 
     Example:
         >>> layer = PerLayerParameters(window_left=-1, logits_soft_cap=None, sm_scale=0.125)
@@ -56,11 +56,11 @@ def get_per_layer_parameters(
     layer_names: list[str],
     cls_: type[Any],
 ) -> dict[str, PerLayerParameters]:
-    """Return the parameters of layers, as their `impl` has them.
+    """Return the parameters of layers, from the `impl` of each.
 
-    `window_left` is the first entry of `impl.sliding_window`, -1 where that is None or absent;
-    `logits_soft_cap` is `impl.logits_soft_cap` as it is (0.0 stays 0.0), None where absent;
-    `sm_scale` is `impl.scale` as it is; `has_sinks` says whether `impl.sinks` is there and not
+    `window_left` is the first entry of `impl.sliding_window`, or -1 if that is None or missing;
+    `logits_soft_cap` is `impl.logits_soft_cap` unchanged (0.0 stays 0.0), or None if missing;
+    `sm_scale` is `impl.scale` unchanged; `has_sinks` is whether `impl.sinks` exists and is not
     None.
 
     Args:
@@ -72,11 +72,11 @@ def get_per_layer_parameters(
         The parameters by layer name, in the order of `layer_names`.
 
     Raises:
-        TypeError: Names that are not a list of str, a `cls_` that is not a class; a layer whose
-            `impl` is absent or no `cls_`, or whose window is not a list or tuple that begins with
-            an int.
+        TypeError: Names that are not a list of strs; a `cls_` that is not a class; a layer whose
+            `impl` is missing or not a `cls_`, or whose window is not a list or tuple that begins
+            with an int.
         KeyError: A name that the context lacks.
-        ValueError: A window without entries, or that begins with less than -1.
+        ValueError: An empty window, or one whose first entry is below -1.
         AttributeError: An `impl` without `scale`, a configuration that lacks an attribute that is
             read.
 
@@ -112,7 +112,7 @@ def get_per_layer_parameters(
 
 
 def _get_window_left(layer_name: str, impl: object) -> int:
-    """Return how many tokens before its own one a token sees, -1 where it sees all."""
+    """Return how many tokens before itself a token sees, -1 if it sees all."""
     name = f"impl.sliding_window of layer {layer_name!r}"
     window = getattr(impl, "sliding_window", None)
     if window is None:
@@ -125,18 +125,19 @@ def _get_window_left(layer_name: str, impl: object) -> int:
 def infer_global_hyperparameters(
     per_layer_params: dict[str, PerLayerParameters],
 ) -> PerLayerParameters:
-    """Return the parameters of the first layer, and whether the others have the same.
+    """Return the parameters of the first layer, and whether all layers have the same.
 
     Args:
         per_layer_params: The parameters by layer name; they are not changed.
 
     Returns:
-        A new `PerLayerParameters`: those of the first layer, with `has_same_window_lefts` saying
-        whether all layers have its `window_left`, and `has_same_all_params` whether all have its
-        four parameters, `window_left`, `logits_soft_cap`, `sm_scale` and `has_sinks`.
+        A new `PerLayerParameters` with those of the first layer. `has_same_window_lefts` is whether
+        all layers have its `window_left`; `has_same_all_params` is whether all layers have its
+        `window_left`, `logits_soft_cap`, `sm_scale` and `has_sinks`.
 
     Raises:
-        TypeError: An argument that is not a dict.
+        TypeError: An argument that is not a dict; parameters whose comparison is not a bool, such
+            as arrays.
         ValueError: No layers.
         AttributeError: An entry that lacks a parameter.
 
@@ -172,7 +173,7 @@ def _have_same(layer: PerLayerParameters, other: PerLayerParameters) -> bool:
 
 
 def _are_equal(a: object, b: object) -> bool:
-    """Return whether two parameters are equal; arrays have no single answer."""
+    """Return whether two parameters are equal; arrays are a TypeError."""
     answer = a == b
     if not isinstance(answer, bool | np.bool_):
         raise TypeError(f"per_layer_params has {get_type_name(a)} for a parameter, not a number")

@@ -1,4 +1,4 @@
-"""Classes that are made once: whoever asks for the same again gets the same."""
+"""A cache of classes that are made at run time: the same key gives the same class."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MADE: WeakValueDictionary[tuple[object, ...], type[Any]] = WeakValueDictionary(
 
 
 def make_once(key: tuple[object, ...], make: Callable[[], type[Any]]) -> type[Any]:
-    """Return the class that was made for this key, while anyone uses it; else make it.
+    """Return the class made for a key, or make it; unreferenced classes are dropped.
 
-    In a key a class stands as its `id`, since classes may say that they equal others. The class
-    made for the key must keep that one alive, so that its `id` is not given to another meanwhile.
-    A key that cannot be one, because a part of it has no hash, is not remembered.
+    A key contains the `id` of a class, not the class, since a metaclass may define equality. The
+    class made for the key must keep that one alive, so that its `id` is not reused. A key that is
+    not hashable is not cached.
     """
     try:
         made = _MADE.get(key)
@@ -28,7 +28,7 @@ def make_once(key: tuple[object, ...], make: Callable[[], type[Any]]) -> type[An
 
 
 def key_of_value(value: object) -> tuple[object, ...]:
-    """Return what stands for a value in a key: equal values that print unlike (1, True) differ."""
+    """Return a value's part of a key: equal values that print differently (1, True) differ."""
     if isinstance(value, dataclasses.Field):
         return (value,)  # it equals itself alone, and prints unlike once a class has it
     return value, repr(value)

@@ -1,4 +1,4 @@
-"""What a state-space layer keeps in the KV cache: states, whatever the length of a request."""
+"""What a state-space layer keeps in the KV cache: states, independent of the sequence length."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from reference.base_spec import KVCacheSpec, read_config
 
 @dataclass(frozen=True)
 class MambaSpec(KVCacheSpec):
-    """What a state-space layer keeps: its states, once in each block, whatever its length.
+    """What a state-space layer keeps: its states, once in each block.
 
     Attributes:
         block_size: Positions in a block, at least 1.
-        shapes: The shape of each state, of lengths that are at least 1; `()` is one element. Tuples
-            or lists; stored as tuples.
+        shapes: The shape of each state, with lengths of at least 1; `()` is one element. Tuples or
+            lists; stored as tuples.
         dtypes: The dtype of each state; a tuple or list of dtypes or scalar types.
-        page_size_padded: The bytes of a page, not less than the states need; None: what they need.
-        mamba_type: The kind of layer, by name.
-        num_speculative_blocks: Blocks kept besides for speculative tokens, at least 0.
+        page_size_padded: The bytes of a page, at least those of the states; None: those of the
+            states.
+        mamba_type: The name of the kind of layer.
+        num_speculative_blocks: Additional blocks of a request for speculative tokens, at least 0.
 
     Raises:
         TypeError: A field of the wrong type or dtype.
-        ValueError: A number that is too small, no states, dtypes that are not as many as shapes.
+        ValueError: A number that is too small, no states, different numbers of shapes and dtypes.
 
     Example:
         >>> import numpy as np
@@ -82,7 +83,7 @@ class MambaSpec(KVCacheSpec):
 
     @property
     def _states_bytes(self) -> int:
-        """The bytes of one of each state."""
+        """The bytes of the states of one block, without padding."""
         return sum(
             math.prod(shape) * np.dtype(dtype).itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -90,19 +91,20 @@ class MambaSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """The bytes of one block: the sum over states, or `page_size_padded`."""
+        """The bytes of one block: `page_size_padded`, or those of the states if it is None."""
         return self._states_bytes if self.page_size_padded is None else self.page_size_padded
 
     def max_memory_usage_bytes(self, vllm_config: object) -> int:
         """Return the bytes of the blocks that one request may need.
 
-        By `cache_config.mamba_cache_mode`, "none": `1 + num_speculative_blocks` blocks; "align":
-        `2 + num_speculative_blocks`; "all": `ceil(max_model_len / block_size)`.
+        The number of blocks depends on `cache_config.mamba_cache_mode`:
+        `1 + num_speculative_blocks` for "none", `2 + num_speculative_blocks` for "align",
+        `ceil(max_model_len / block_size)` for "all".
 
         Raises:
             AttributeError: A configuration that is None or lacks an attribute that is read.
-            TypeError: `max_model_len` is no int.
-            ValueError: Another mode, of whatever type; a `max_model_len` that is less than 1.
+            TypeError: A `max_model_len` that is not an int.
+            ValueError: Another mode, of whatever type; a `max_model_len` below 1.
         """
         mode: object = attrgetter("cache_config.mamba_cache_mode")(vllm_config)
         if not isinstance(mode, str) or mode not in ("none", "align", "all"):

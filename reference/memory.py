@@ -15,11 +15,11 @@ GIB = 2**30
 
 @dataclass
 class MemorySnapshot:
-    """The memory of a device at one moment. Nothing is checked when it is made.
+    """The memory of a device at one moment. The constructor checks nothing.
 
     Attributes:
-        free_memory: Bytes that nobody uses.
-        total_memory: Bytes that there are.
+        free_memory: The free bytes.
+        total_memory: All bytes.
         device: The device, for messages.
 
     Example:
@@ -43,13 +43,12 @@ def request_memory(init_snapshot: MemorySnapshot, cache_config: CacheConfig) -> 
         cache_config: Its `gpu_memory_utilization` is the share, an int or float in (0, 1].
 
     Returns:
-        The ceiling of `total_memory * gpu_memory_utilization`, a product in double precision, in
-        bytes.
+        `ceil(total_memory * gpu_memory_utilization)` in bytes; the product is computed in float64.
 
     Raises:
         AttributeError: A snapshot or a configuration that lacks an attribute that is read.
         TypeError: A number of the wrong type.
-        ValueError: A number out of range, or less memory free than that.
+        ValueError: A number out of range, or less free memory than the result.
 
     Example:
         >>> from reference.config import CacheConfig
