@@ -1,4 +1,4 @@
-"""Which checks judge a mutant, in which order, and what comes of it."""
+"""Choose the checks that run on a mutant, and their order; decide whether it survives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left out by construction, and what a place in a source belongs to."""
+"""The code that is never mutated, and the definition that a line belongs to."""
 
 from __future__ import annotations
 
