@@ -253,7 +253,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add(
         "--thorough",
         action="store_true",
-        help="run the stateful test on survivors too: a minute for each",
+        help="also run checks of many functions: a minute for each survivor",
     )
     add(
         "--survivors-again",
