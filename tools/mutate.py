@@ -1,19 +1,16 @@
-"""Mutation testing of `fast`: does the conformance run notice bugs?
+"""Mutation testing of `fast`: does the conformance run see bugs?
 
     python -m tools.mutate [--modules slots,ubatch] [--workers 2] [--budget-minutes N]
 
-makes mutants of each module, with one change each (`tools/mutation/operators.py` lists the kinds),
-and runs conformance checks on them, in the simulator too: first the checks of the module's own test
-module, then those of all functions whose modules import it. Only checks that execute the changed
-line are run. A mutant that no check notices survives.
-
-Before that, every check is run once to record which lines it executes. `--budget-minutes` limits
-both parts: if not all checks were run once, no mutant is tried. Results are stored, and stay valid
-until the source of the module changes. Mutants that are equivalent to the original are declared in
-`tools/equivalents.toml`.
-
-The exit status is 0; 1 if less than 95% of the undeclared mutants are noticed in all, or less than
-90% in a module, or if a declaration is wrong; 2 for a wrong command line.
+makes mutants of each module, one change in each (`tools/mutation/operators.py` says which), and
+lets the module's conformance checks judge them, in the simulator too: first those of its own test
+module, then those of all functions whose modules import it; of these, those that come by the
+changed line. A mutant that no check sees survives. What is judged is kept, and stays judged while
+the source of the module is unchanged; before that every check is run once, to see which lines it
+comes by. `--budget-minutes` ends either: where not all checks were run once, nothing is judged.
+Mutants that mean what the original means are declared in `tools/equivalents.toml`. The exit status
+is 0; 1 where under 95% of the mutants that are not declared are seen in all, or under 90% in a
+module, or a declaration is wrong; 2 when the call was wrong.
 """
 
 from __future__ import annotations
@@ -197,7 +194,7 @@ def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.mutate",
-        description="Make mutants of fast, and run its conformance checks on them.",
+        description="Make mutants of fast, and let its conformance checks judge them.",
     )
     add = parser.add_argument
     add(
@@ -211,22 +208,22 @@ def _make_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         default=os.cpu_count() or 1,
-        help="mutants tried at a time; default: one for each core, %(default)s",
+        help="judges at a time; default: one for each core, %(default)s",
     )
     add(
         "--budget-minutes",
         type=positive,
         metavar="N",
-        help="start nothing after N minutes",
+        help="begin nothing else after these: first no check that is run once, then no mutant",
     )
-    add("--sample", type=positive, metavar="N", help="try a random sample of N")
-    add("--seed", type=int, metavar="N", default=0, help="seed of the sample; default: %(default)s")
+    add("--sample", type=positive, metavar="N", help="judge so many of those that are left")
+    add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
     add(
         "--db",
         type=Path,
         metavar="FILE",
         default=FOLDER / "session.sqlite",
-        help="where results are stored, with a folder FILE.kept beside it; default:"
+        help="keeps what is judged, with a folder FILE.kept beside it; default:"
         " build/mutants/session.sqlite",
     )
     add(
@@ -234,31 +231,31 @@ def _make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE.toml",
         default=EQUIVALENTS,
-        help="declared survivors; default: tools/equivalents.toml",
+        help="declares what no check can see; default: tools/equivalents.toml",
     )
     add(
         "--timeout-seconds",
         type=positive,
         metavar="N",
         default=10,
-        help="processor time of a check, beside 4 times its usual time; default: %(default)s",
+        help="of processor time, beside 4 times what a check takes; default: %(default)s",
     )
     add(
         "--profile",
         choices=("dev", "default"),
         default="default",
-        help="profile of the checks; default: %(default)s",
+        help="of the checks; default: %(default)s",
     )
-    add("--fresh", action="store_true", help="discard stored results of these modules")
+    add("--fresh", action="store_true", help="forget what was judged before, of these modules")
     add(
         "--thorough",
         action="store_true",
-        help="also run checks of many functions: a minute for each survivor",
+        help="let checks of no one function judge too, a runner's life: a minute for each survivor",
     )
     add(
         "--survivors-again",
         action="store_true",
-        help="try undeclared survivors again",
+        help="judge those once more that survived and are not declared",
     )
-    add("--list-survivors", action="store_true", help="try nothing, print the stored results")
+    add("--list-survivors", action="store_true", help="judge nothing, print what is known")
     return parser

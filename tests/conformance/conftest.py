@@ -1,4 +1,4 @@
-"""Makes `known_bad`, which stands beside the tests, importable: tests are no package."""
+"""Makes modules that stand beside the tests importable: tests are no package."""
 
 from __future__ import annotations
 

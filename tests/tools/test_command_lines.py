@@ -22,10 +22,10 @@ NAMES = (
     "conformance",
     "tools.bench",
     "tools.bench.launches",
+    "tools.bugs",
     "tools.fuzz",
     "tools.fuzz.default_run",
     "tools.kernels",
-    "tools.known_bad",
     "tools.mutate",
     "tools.plan",
     "tools.probe",
@@ -40,10 +40,10 @@ SHORT_RUNS = {
     "conformance": "test_config.py --profile dev --target host -p no:cacheprovider",
     "tools.bench": "--quick --functions get_dcp_local_seq_lens",
     "tools.bench.launches": "",
+    "tools.bugs": "--functions AttentionMetadata --workers 1",
     "tools.fuzz": "--functions UBatchSlice --minutes 0.2 --workers 1 --out {folder}/night",
     "tools.fuzz.default_run": "--functions UBatchSlice --target host",
     "tools.kernels": "--arch sm_90",
-    "tools.known_bad": "--functions AttentionMetadata --workers 1",
     "tools.mutate": "--list-survivors --modules sentinels --db {folder}/session.sqlite",
     "tools.plan": "--model llama-3.1-8b --memory-gib 16",
     "tools.probe": "--functions checks --cases 1",
@@ -63,10 +63,10 @@ HIDDEN = {
     "conformance": ("hypothesis", "'kvtwin[test]'"),
     "tools.bench": ("matplotlib", "-e '.[test,bench]'"),
     "tools.bench.launches": ("hypothesis", "-e '.[test,cuda]'"),
+    "tools.bugs": ("tqdm", "-e '.[test]'"),
     "tools.fuzz": ("hypothesis", "-e '.[test]'"),
     "tools.fuzz.default_run": ("hypothesis", "-e '.[test]'"),
     "tools.kernels": ("rich", "-e '.[test,cuda]'"),
-    "tools.known_bad": ("tqdm", "-e '.[test]'"),
     "tools.mutate": ("parso", "-e '.[test,mutation]'"),
     "tools.plan": ("rich", "-e '.[test]'"),
     "tools.probe": ("hypothesis", "-e '.[test]'"),
@@ -263,7 +263,7 @@ def has_processes(group: int) -> bool:
 
 def test_ctrl_c_ends_workers_too() -> None:
     """A terminal sends it to all processes: there is one line, and no process is left."""
-    arguments = ("-m", "tools.known_bad", "--functions", "compute_slot_mapping", "--workers", "2")
+    arguments = ("-m", "tools.bugs", "--functions", "compute_slot_mapping", "--workers", "2")
     process = subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -278,7 +278,7 @@ def test_ctrl_c_ends_workers_too() -> None:
     os.killpg(process.pid, signal.SIGINT)
     status, _, err = ended(process)
     assert (130, False) == (status, "Traceback" in begun + err), err
-    assert 1 == err.count("python -m tools.known_bad: interrupted\n")
+    assert 1 == err.count("python -m tools.bugs: interrupted\n")
     deadline = time.monotonic() + 60
     while has_processes(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)

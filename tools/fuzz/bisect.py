@@ -1,15 +1,15 @@
-"""Find the commit that introduced a failure, with `git bisect` in a temporary worktree.
+"""Finds the commit that introduced a failure, with `git bisect` in a temporary worktree.
 
-Each commit's implementation is checked by the harness and the `reference` of the checkout: only
-`fast` comes from the worktree. So a stored case means the same for each commit, and a function is
-compared with its present definition. A commit is
+Each commit's implementation is checked by the harness and the `reference` of today: of our own
+repository only `fast` comes from the worktree, so that a stored case means the same for each
+commit, and a function is compared with its present definition. A commit is
 
 - bad, if the case fails as it does at BAD: the same field and exception class, or the process dies
   or hangs;
 - good, if the case passes;
 - skipped, if it cannot be tested (it cannot be imported, it lacks the function) or fails otherwise.
 
-An implementation is imported as it is in the commit. Nothing is compiled first.
+An implementation is imported as it is in the commit: what must be compiled first is not built.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Open an issue for each new failure of a night, and close it when the failure is fixed.
+"""Opens an issue for each new failure of a night, and closes it when the failure is fixed.
 
     python -m tools.fuzz.issue_tracker [--dry-run] night/report.json ...
 
 runs `gh`, GitHub's command line, which needs a token that may write issues (`GH_TOKEN`). Several
-reports belong to the same night on several machines: a failure is fixed if one report says so, and
-open if one does. The text of an issue has a comment with the id of its finding:
+reports are of the same night on several machines: a failure is fixed if some report says so, and
+open if any does. The text of an issue has a comment with the id of its finding:
 
 | finding | no issue yet | open issue | closed issue |
 |---|---|---|---|

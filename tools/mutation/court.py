@@ -1,4 +1,4 @@
-"""Choose the checks that run on a mutant, and their order; decide whether it survives."""
+"""Which checks judge a mutant, in which order, and what comes of it."""
 
 from __future__ import annotations
 

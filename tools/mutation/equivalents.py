@@ -1,4 +1,4 @@
-"""The mutants that no check can notice, declared by hand, each with its reason."""
+"""The mutants that no check can see, declared by hand, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The process that runs checks on one mutant: forked for it, and ended afterwards.
+"""What a judge does: a process of its own, forked for one mutant, which it does not outlive.
 
-It imports the project again, with the mutant in place of its module. Then it runs the checks one by
-one, until one fails. It reports each check before it runs it, and the result at the end.
+The project is imported anew, the mutant in the place of its module; then the checks run, one by
+one, until one fails. The judge says before each check which it is, and at the end what it found.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Numba's cache of compiled loops, while there are mutants.
+"""Where numba keeps the machine code of loops, while there are mutants about.
 
-Numba's own cache identifies a loop by its file, so a mutant would get the machine code of the
-original, and an unchanged loop would keep the old value of a constant that a mutant changes. This
-cache identifies a loop by its contents: its code, and the values that it refers to.
+Numba's own cache knows a loop by its file. There a mutant would meet the original's machine code,
+and a loop that is not mutated that of another value of a constant that it uses. Here a loop is
+known by all that it says: its code, and the values that it refers to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mutants of a module: copies of its source with one change each."""
+"""The mutants of a module: each a copy of its text with one thing changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The imports that every mutant's process needs, done once before the processes are forked.
+"""What every judge needs and no mutant changes, imported once, before the judges are forked.
 
-Importing them takes 2 seconds. They include those modules of the project that import nothing that
-is mutated; a process imports the rest in 0.1 seconds.
+Importing it takes 2 seconds. Then come those modules of the project that import nothing of what is
+mutated: a judge imports the rest in 0.1 seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The modules that are mutated, the checks that run on them, and which modules import which."""
+"""What is mutated, what judges it, and which of its modules use which."""
 
 from __future__ import annotations
 

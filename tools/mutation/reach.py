@@ -1,7 +1,7 @@
-"""Record which lines each check executes: a mutant is tried by the checks that execute its line.
+"""Which checks reach which lines: a mutant is judged by the checks that come by it.
 
-The conformance run draws the same examples every time. A check that does not execute a line of the
-original does the same whatever the line contains.
+The conformance run draws the same examples every time. A check that does not come by a line of the
+original does the same, whatever stands there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The code that is never mutated, and the definition that a line belongs to."""
+"""What is left out by construction, and what a place in a source belongs to."""
 
 from __future__ import annotations
 

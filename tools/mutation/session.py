@@ -1,4 +1,4 @@
-"""The results of all mutants, stored in cosmic-ray's database from run to run."""
+"""What was judged, kept in cosmic-ray's database from run to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary of a run: a line for each module, and the survivors."""
+"""What a run of mutants comes to: a line for each module, and the survivors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes forked from a server that has done the slow imports."""
+"""Processes forked from one server that has imported what takes long to import."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Compare one case on `reference` and on a target, in less than half a millisecond.
+"""Compares one case on `reference` and on a target, in less than half a millisecond.
 
-The harness' own check takes several times as long: it converts the arguments of each call again,
-and compares in whose memory results lie. Here, arguments that consecutive calls share are converted
-once. What is compared: results, arguments that a function writes, those that it must not write, and
-classes of exceptions. Each call is made in checked mode and outside of it, except that a call that
-`reference` rejects is made in checked mode only.
+The harness' own check takes several times as long: it converts the arguments of each call anew and
+compares in whose memory results lie. Here arguments that consecutive calls share are converted
+once. Results, the arguments that a function writes, those that it may not write, and the classes of
+exceptions are compared, in checked mode and outside of it; a call that `reference` refuses is made
+in checked mode only.
 """
 
 from __future__ import annotations

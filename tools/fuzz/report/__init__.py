@@ -1,7 +1,7 @@
-"""The report of a night: `report.html`, `report.md` and `report.json`.
+"""The morning report: `report.html`, `report.md` and `report.json` of a night of fuzzing.
 
-All three have the same content. `schema.json` defines the last. The first is a single file that
-needs neither a network nor scripts. A finished night is reported in three steps:
+All three say the same. `schema.json` defines the last; the first is one file that needs nothing
+else, neither a network nor scripts. A night that is over is reported in three steps:
 
     history = read_history(folder, night)           # with --history, else NO_HISTORY
     night = with_tables(night, tallies, declared={"situations": names}, history=history)

@@ -1,20 +1,20 @@
-"""Estimate what a night has not reached yet, from how often it reached each event.
+"""How much a night has not seen yet, estimated from how often it met what it saw.
 
-Each case reaches some events: situations, pairs of situations, branches. The number of events that
-only one case reached indicates how many are left. A night that reached most events once has just
-begun; one that reached each of them many times has little left.
+Each case meets some events: situations, pairs of situations, branches. Events that only one case
+met say how many are left. A night that met most events once is at its beginning; one that met each
+of them many times has little left to meet.
 
-- The **Good-Turing estimate** is the share of all observations that were of an event reached once.
-  It is the probability that the next observation is of a new event. Divided by cases instead, it is
+- The **Good-Turing estimate** is the share of all observations that were of an event met once. It
+  is the probability that the next observation is of a new event. Divided by cases instead, it is
   the expected number of new events in the next case.
-- **Chao's lower bound** (Chao2, in its bias-corrected form) is the number of events that can be
-  reached and were not. With `once` and `twice` the events reached by one and by two cases, and n
-  cases, it is `(n - 1) / n * once * (once - 1) / (2 * (twice + 1))`.
+- **Chao's lower bound** (Chao2, in its bias-corrected form) is the number of events that can be met
+  and were not. With `once` and `twice` the events met by one and by two cases, and n cases, it is
+  `(n - 1) / n * once * (once - 1) / (2 * (twice + 1))`.
 
 Both hold for more cases drawn *in the same way*, as if each were drawn independently. The night
-prefers properties that still reach new events, so the numbers are orders of magnitude. They do not
-cover events that this way of drawing cannot reach. Nor do they cover bugs: a bug may need a
-combination that no kind of coverage counts.
+prefers properties that still meet new events, so the numbers are guides to an order of magnitude.
+They say nothing of events that this way of drawing cannot reach, and nothing of bugs: a bug may lie
+in a combination that no kind of coverage counts.
 
 I. J. Good, The population frequencies of species and the estimation of population parameters, 1953;
 A. Chao, Estimating the population size for capture-recapture data with unequal catchability, 1987;

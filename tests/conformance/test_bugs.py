@@ -1,0 +1,154 @@
+"""The conformance run catches every bug of the catalogue, by the check that is declared."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from other_designs import ListBlockTables, compute_slot_mapping
+
+import fast
+from conformance.profiles import PROFILES, Profile
+from fast._native.compiler import COMPILED
+from fast.kernels import block_table
+from tools.bugs.catalogue import FOLDER, Bug, read_catalogue
+from tools.bugs.evaluation import all_checks, checks_of, checks_that_catch, first_failure
+
+BUGS = list(read_catalogue())
+
+FEWER = Profile("fewer", 20, 6)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_bugs_are_caught(bug: Bug, record_property: Callable[[str, object], None]) -> None:
+    """The check that is declared fails in the default run, and for no other reason."""
+    with bug.planted():
+        found = first_failure(checks_that_catch(bug), bug.target, PROFILES["default"])
+    assert found is not None, f"not caught: {bug.name}. {bug.why}"
+    record_property("examples", found.drawn)
+    assert found.is_finding, f"{type(found.error).__name__}: {found.error}"
+
+
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [("BlockTables", ListBlockTables), ("compute_slot_mapping", compute_slot_mapping)],
+)
+def test_other_designs_pass(
+    function: str, other: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A correct implementation of another design is not reported."""
+    monkeypatch.setattr(fast, function, other)
+    assert first_failure(checks_of(function, "host"), "host", FEWER) is None
+
+
+def test_every_function_has_bugs() -> None:
+    """Each has some; their names differ, and say why nobody would notice."""
+    functions = {named.check.function for named in all_checks()}
+    assert {bug.function for bug in BUGS} == functions
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+    assert all(bug.why.endswith(".") for bug in BUGS)
+
+
+def test_the_file_names_the_module() -> None:
+    """Each file of the catalogue is named after the module of `fast` that it patches."""
+    files = {path.relative_to(FOLDER).with_suffix(".py") for path in FOLDER.rglob("*.toml")}
+    assert not {file for file in files if not (Path(str(fast.__file__)).parent / file).is_file()}
+
+
+def make_bug(module: str, old: str, new: str, within: str = "") -> Bug:
+    """Return a bug of a module."""
+    return Bug(
+        function="f", what="a toy", why="A toy.", module=module, old=old, new=new, within=within
+    )
+
+
+def local_lengths() -> list[int]:
+    """Return the tokens that each of two ranks holds of a sequence of three."""
+    lengths: list[int] = fast.get_dcp_local_seq_lens(torch.tensor([3], dtype=torch.int32), 2)[
+        0
+    ].tolist()
+    return lengths
+
+
+def test_a_compiled_loop_is_compiled_again() -> None:
+    """A loop runs the bug, in checked mode too, and the original code afterwards."""
+    loops = {loop.py_func.__name__: loop for loop in COMPILED}
+    local_lengths()
+    code = loops["write_local_tokens"].warm_up()
+    bug = make_bug("fast._native.context_parallel", "rounds * interleave + mine", "7 + k")
+    with bug.planted():
+        assert [7, 8] == local_lengths()
+        with fast.checks(True):
+            assert [7, 8] == local_lengths()
+    assert [2, 1] == local_lengths()
+    assert code is loops["write_local_tokens"].warm_up()
+
+
+def test_a_part_of_loops_is_compiled_again() -> None:
+    """A bug in an inlined part is in every loop that calls it."""
+    table, positions = torch.tensor([[5]], dtype=torch.int32), torch.tensor([0])
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    bug = make_bug("fast._native.slots", "return block_id * block_size", "return 7", "slot_of")
+    with bug.planted():
+        assert [7] == fast.compute_slot_mapping(table, starts, positions, 2).tolist()
+    assert [10] == fast.compute_slot_mapping(table, starts, positions, 2).tolist()
+
+
+def test_a_class_takes_the_place_of_the_old_one() -> None:
+    """It does in every module that has imported it, and the old one comes back."""
+    old = fast.CacheConfig
+    bug = make_bug("fast.config", "block_size: int = 16", "block_size: int = 8")
+    with bug.planted():
+        assert 8 == fast.CacheConfig().block_size
+        assert fast.CacheConfig is importlib.import_module("fast.config").CacheConfig
+    assert fast.CacheConfig is old
+
+
+def test_a_kernel_is_declared_again() -> None:
+    """The module has another kernel of the same name, and then its own again."""
+    old = block_table.move_row
+    with make_bug(
+        "fast.kernels.block_table", "while k < count:", "while k <= count:", "move_row"
+    ).planted():
+        assert old is not block_table.move_row
+        assert old.name == block_table.move_row.name
+    assert old is block_table.move_row
+
+
+@pytest.mark.parametrize(
+    ("old", "within", "message"),
+    [
+        ("no such line", "", "'no such line' occurs 0 times in the module, expected once"),
+        ("return", "", r"'return' occurs \d+ times in the module, expected once"),
+        ("return False", "checks_that", "there is no checks_that"),
+        ("return lengths", "RowCounts", "'return lengths' occurs 0 times in RowCounts"),
+    ],
+)
+def test_a_patch_that_does_not_match_once_is_an_error(old: str, within: str, message: str) -> None:
+    """Code that has changed needs another patch: the error names the piece."""
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make_bug("fast._native.block_table", old, "", within).planted()
+
+
+def test_a_patch_that_changes_nothing_is_an_error() -> None:
+    """Another comment is no bug."""
+    piece = "# Unsigned, a negative position is far outside the table."
+    with pytest.raises(ValueError, match="the source says the same"):
+        make_bug("fast._native.slots", piece, "# Another comment.").planted().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('why = "A toy."\nold = "a"', "missing 1 required keyword-only argument: 'new'"),
+        ('why = "A toy."\nold = "a"\nnew = "b"\nwhat_else = 1', "what_else"),
+    ],
+)
+def test_an_entry_has_known_fields(entry: str, message: str, tmp_path: Path) -> None:
+    """A field that is missing or mistyped is an error that names the entry."""
+    (tmp_path / "slots.toml").write_text(f'[f."a toy"]\n{entry}\n')
+    with pytest.raises(ValueError, match=f"slots.toml: f: a toy: .*{message}"):
+        list(read_catalogue(tmp_path))

@@ -1,0 +1,266 @@
+"""`python -m tools.bugs`, on a few bugs and on toys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from conformance.checks import Check
+from conformance.life.machine import LifeMachine
+from conformance.profiles import Kind
+from conformance.situations import LEDGER
+from conformance.targets import Target
+from tools.bugs import command_line, evaluation
+from tools.bugs.catalogue import Bug, read_catalogue
+from tools.bugs.command_line import Outcome
+
+FUNCTION = "get_kv_cache_layout"
+BUGS = list(read_catalogue())
+SOME = [bug for bug in BUGS if bug.function == FUNCTION]
+
+
+def make_bug(old: str, new: str) -> Bug:
+    """Return a bug of the module of layouts."""
+    return Bug(
+        function=FUNCTION, what="a toy", why="A toy.", module="fast.kv_layout", old=old, new=new
+    )
+
+
+HARMLESS = make_bug("return layout", "return layout + ''")
+
+
+def run(*arguments: str, bugs: list[Bug]) -> int:
+    """Run the command line on some bugs."""
+    return command_line.main(arguments, bugs)
+
+
+def test_each_is_reported_with_the_test_that_catches_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table and the file say which test failed, at which example, and all are caught."""
+    path = tmp_path / "found.json"
+    assert run("--functions", FUNCTION, "--json", str(path), bugs=BUGS) == 0
+    found = json.loads(path.read_text())
+    assert found["schema_version"] == 2
+    assert found["caught"] == len(SOME)
+    assert [bug.what for bug in SOME] == [one["bug"] for one in found["bugs"]]
+    for one in found["bugs"]:
+        assert one["verdict"] == "caught"
+        assert one["test"].startswith("test_kv_layout::")
+        assert f"[{one['target']}-" in one["test"]
+        assert 1 <= one["example"] <= one["drawn"]
+        assert one["error"]
+    printed = capsys.readouterr().out
+    for one in found["bugs"]:
+        assert one["bug"][:30] in printed
+    assert f"caught: {len(SOME)} of {len(SOME)}" in printed
+
+
+def test_the_slowest_are_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--slowest 1` prints the one that took the most examples, and the counts of all."""
+    options = command_line._make_parser().parse_args(["--slowest", "1"])
+    outcomes = [Outcome("f", f"bug {n}", "host", "caught", "t", "law", n, n) for n in (2, 9, 4)]
+    assert command_line.report(outcomes, options, is_whole=True) == 0
+    printed = capsys.readouterr().out
+    assert "bug 9" in printed
+    assert "bug 2" not in printed
+    assert "caught: 3 of 3" in printed
+
+
+@pytest.mark.parametrize(
+    ("bug", "line"),
+    [
+        (HARMLESS, f"not caught: {FUNCTION} on host: a toy"),
+        (
+            make_bug("return layout", "return no_such_name"),
+            f"broken patch: {FUNCTION} on host: a toy: test_toy::test_layout[",
+        ),
+        (
+            make_bug("no such line", ""),
+            f"broken patch: {FUNCTION} on host: a toy: 'no such line' occurs 0 times in",
+        ),
+    ],
+    ids=["a harmless one", "a name is missing", "it does not apply"],
+)
+def test_what_is_not_caught_fails(
+    bug: Bug,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The exit status is 1, and one line says what is wrong."""
+
+    def body(target: Target, _example: object) -> None:
+        assert target.lookup(FUNCTION)() in {"NHD", "HND"}
+
+    check = Check(FUNCTION, Kind.SAME_ANSWER, lambda _: st.integers(), body, "A toy.")
+    monkeypatch.setattr(
+        evaluation,
+        "all_checks",
+        lambda: [evaluation.NamedCheck("test_toy", "test_layout", check)],
+    )
+    assert run(bugs=[bug]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(line)
+
+
+def test_a_late_median_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where half take more than 20 examples the whole fails, and a part of it does not."""
+    options = command_line._make_parser().parse_args([])
+    outcomes = [Outcome("f", str(n), "host", "caught", "t", "law", n, n) for n in (1, 21, 22)]
+    assert command_line.report(outcomes, options, is_whole=False) == 0
+    assert command_line.report(outcomes, options, is_whole=True) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "the median is 21 examples, above 20"
+
+
+def failing_from(number: int, name: str = "body") -> tuple[Check, list[Any]]:
+    """Return a check that fails from an example on, and the examples that it has seen."""
+    seen: list[Any] = []
+
+    def body(_target: Target, example: object) -> None:
+        if example not in seen:
+            seen.append(example)
+        assert seen.index(example) + 1 < number
+
+    body.__name__ = name
+    numbers = st.tuples(*[st.integers(0, 2**60)] * 8)  # no two of which are alike
+    return Check(FUNCTION, Kind.SAME_ANSWER, lambda _: numbers, body, "A toy."), seen
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 200])
+def test_the_number_is_of_the_example_that_failed(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts from 1, once each, whatever Hypothesis runs again to report it."""
+    check, seen = failing_from(number)
+    named = evaluation.NamedCheck("test_toy", "test_number", check)
+    monkeypatch.setattr(evaluation, "all_checks", lambda: [named])
+    outcome = command_line.evaluate(HARMLESS)
+    assert len(seen) == number
+    expected = ("caught", "test_toy::test_number[host-minimal]", number, number)
+    assert expected == (outcome.verdict, outcome.test, outcome.example, outcome.drawn)
+
+
+def test_the_number_is_of_the_life_that_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lives are counted likewise, and the one that is lived again to be told is not."""
+    bug = "a moved row changes places with what was left in the hole"
+    (entry,) = [one for one in BUGS if one.what == bug]
+    begun: list[int] = []
+    fail = LifeMachine._fail
+
+    def failing(machine: LifeMachine, *args: Any) -> None:  # noqa: ANN401
+        begun.append(LEDGER.examples[entry.function, "host"] - before)
+        fail(machine, *args)
+
+    monkeypatch.setattr(LifeMachine, "_fail", failing)
+    before = LEDGER.examples[entry.function, "host"]
+    outcome = command_line.evaluate(entry)
+    assert begun[0] == outcome.example
+    assert "a life" == outcome.kind
+
+
+def test_examples_of_tests_that_passed_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test that fails needed is one number, what was drawn in all another."""
+    passing, _ = failing_from(2**60, "passing")
+    failing, _ = failing_from(3, "failing")
+    checks = [evaluation.NamedCheck("test_toy", c.body.__name__, c) for c in (passing, failing)]
+    monkeypatch.setattr(evaluation, "all_checks", lambda: checks)
+    outcome = command_line.evaluate(HARMLESS)
+    assert outcome.test == "test_toy::failing[host-minimal]"
+    assert (3, 403) == (outcome.example, outcome.drawn)  # 200 small ones and 200 large ones
+
+
+def test_a_functions_own_module_comes_first() -> None:
+    """Tests of attention, which use many functions, come after those of the function alone."""
+    modules = [named.module for named in evaluation.checks_of("compute_slot_mapping", "host")]
+    assert ["test_slots", "test_attention_slots"] == list(dict.fromkeys(modules))
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    """With two workers each implementation is judged once, in an order that is always the same."""
+    path = tmp_path / "found.json"
+    options = ["--functions", FUNCTION, "--workers", "2", "--json", str(path)]
+    command = [sys.executable, "-m", "tools.bugs", *options]
+    root = Path(command_line.__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(path.read_text())["bugs"]
+    assert [bug.what for bug in SOME] == [one["bug"] for one in found]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--functions", "get_cache_layout"], "; try get_kv_cache_layout"),
+        (["--functions", "xyzzy"], "'xyzzy' has no bugs"),
+        (["--workers", "0"], "'0' is not a whole number of at least 1"),
+        (["--functions", " ,"], "argument --functions: ' ,' names nothing"),
+        (["--json", "/"], "--json /: is a folder"),
+        (["--json", "/no/such/folder/found.json"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_a_wrong_call_is_told_in_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status is 2, and nothing was run."""
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments, bugs=SOME)
+    assert ended.value.code == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert line in told
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "line"),
+    [
+        (KeyboardInterrupt(), 130, "it was interrupted: 2 bugs were not evaluated"),
+        (
+            BrokenProcessPool(),
+            1,
+            "a worker crashed (try --workers 1): 2 bugs were not evaluated",
+        ),
+    ],
+    ids=["Ctrl-C", "a crash"],
+)
+def test_what_is_found_until_then_is_told(
+    ending: BaseException,
+    status: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run that is ended prints what it has."""
+    outcomes = iter([Outcome(FUNCTION, "the first", "host", "caught", "t", "law", 1, 1)])
+
+    def evaluated(_: Bug) -> Outcome:
+        try:
+            return next(outcomes)
+        except StopIteration:
+            raise ending from None
+
+    monkeypatch.setattr(command_line, "evaluate", evaluated)
+    assert run(bugs=[HARMLESS] * 3) == status
+    printed = capsys.readouterr().out
+    assert "the first" in printed
+    assert "caught: 1 of 1" in printed
+    assert printed.splitlines()[-1] == line
+
+
+def test_elsewhere_it_says_that_it_runs_in_the_repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tests are not installed: one line says so, with status 2."""
+    monkeypatch.setattr(command_line, "FOLDER", tmp_path / "bugs")
+    with pytest.raises(SystemExit) as ended:
+        command_line.main([])
+    assert ended.value.code == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("python -m tools.bugs: runs in the repository only")

@@ -1,0 +1,93 @@
+"""Reads the catalogue: `tests/conformance/bugs`, with a file of patches for each module of `fast`.
+
+An entry of `_native/slots.toml`, which patches `fast/_native/slots.py`:
+
+    [compute_slot_mapping."slots in int32"]         # the function that is wrong, and how
+    why = "Right until the cache has 2**31 slots."  # what happens, or why nobody would notice
+    within = "fill_slots"                           # where `old` occurs once; default: the file
+    old = "return torch.from_numpy(slots)"          # what is replaced; a list for several places
+    new = "return torch.from_numpy(slots).int()"    # what replaces it
+    caught_by = "same answer"                       # a kind of check, or a law; this is the default
+    target = "host"                                 # the default; for kernels it is `sim`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import tomllib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from tools.bugs.planting import edit, planted
+
+FOLDER: Final = Path(__file__).parents[2] / "tests" / "conformance" / "bugs"
+"""The catalogue. It is not installed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bug:
+    """A patch of a module of `fast`.
+
+    Attributes:
+        function: The function whose checks must catch it, by the name that they have for it.
+        what: What is wrong, in a few words.
+        why: What happens, or why nobody would notice.
+        module: The module that is patched.
+        old: The piece of its source that is replaced; a list for several.
+        new: What replaces it.
+        within: The function or class in which each piece occurs once; empty: the module.
+        target: The target on which the checks run.
+        caught_by: The kind of check that must catch it, or the name of the law.
+    """
+
+    function: str
+    what: str
+    why: str
+    module: str
+    old: str | list[str]
+    new: str | list[str]
+    within: str = ""
+    target: str = "host"
+    caught_by: str = "same answer"
+
+    @property
+    def name(self) -> str:
+        """The name of its test."""
+        return f"{self.function}: {self.what}"
+
+    def planted(self) -> AbstractContextManager[None]:
+        """Return a block in which `fast` has the bug.
+
+        Raises:
+            ValueError: A piece does not occur exactly once.
+        """
+        module = importlib.import_module(self.module)
+        source = Path(str(module.__file__)).read_text(encoding="utf-8")
+        olds, news = ([s] if isinstance(s, str) else s for s in (self.old, self.new))
+        for old, new in zip(olds, news, strict=True):
+            source = edit(source, old, new, self.within)
+        return planted(module, source)
+
+
+def read_catalogue(folder: Path = FOLDER) -> Iterator[Bug]:
+    """Yield the bugs of a catalogue.
+
+    Args:
+        folder: Its folder.
+
+    Raises:
+        ValueError: An entry lacks a field, or has one that there is not.
+    """
+    for path in sorted(folder.rglob("*.toml")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        target = "sim" if parts[0] == "kernels" else "host"
+        common = {"module": ".".join(("fast", *parts)), "target": target}
+        for function, bugs in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            for what, fields in bugs.items():
+                try:
+                    yield Bug(function=function, what=what, **{**common, **fields})
+                except TypeError as error:
+                    raise ValueError(f"{path}: {function}: {what}: {error}") from error

@@ -1,0 +1,359 @@
+"""The command line of `python -m tools.bugs`; the package says what it does."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tqdm import tqdm
+
+from conformance.command_line import starting_workers
+from conformance.lists import near
+from tools.parser import Parser, names, positive
+
+if TYPE_CHECKING:
+    from tools.bugs.catalogue import Bug
+
+FOLDER: Final = Path(__file__).parents[2] / "tests" / "conformance" / "bugs"
+"""The catalogue, which is not installed."""
+
+MAX_MEDIAN: Final = 20
+"""The examples after which half of the bugs must be caught."""
+
+SCHEMA_VERSION: Final = 2
+"""Of what `--json` writes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was found of a bug.
+
+    Attributes:
+        function: The function that has it, as its checks name it.
+        bug: What is wrong.
+        target: The target on which the checks ran.
+        verdict: `caught`, as it should be; `not caught`; `broken patch`, where it does not apply or
+            something else than the bug was seen.
+        test: The test that failed, as pytest names it; empty where none did.
+        kind: The kind of its check.
+        example: The number of its example that failed, counted from 1; 0 where none did.
+        drawn: Likewise, with the examples of all tests that passed before.
+        error: The failure, in a line.
+        seconds: How long all this took.
+    """
+
+    function: str
+    bug: str
+    target: str
+    verdict: str
+    test: str = ""
+    kind: str = ""
+    example: int = 0
+    drawn: int = 0
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether the bug was caught."""
+        return self.verdict == "caught"
+
+    @property
+    def line(self) -> str:
+        """The line about a bug that was not caught."""
+        name = f"{self.function} on {self.target}: {self.bug}"
+        return ": ".join(filter(None, (self.verdict, name, self.test, self.error)))
+
+
+def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Those of the command line; None: the process' own.
+        bugs: The bugs, evaluated in this process; None: the catalogue.
+
+    Returns:
+        The exit status: 0 where all are caught, otherwise 1.
+
+    Raises:
+        SystemExit: With status 2, for a command line that cannot be used, or outside of the
+            repository.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    _check_places(parser, options)
+    known = _read_catalogue() if bugs is None else bugs
+    chosen = list(range(len(known)))
+    if options.functions is not None:
+        functions = dict.fromkeys(bug.function for bug in known)
+        for name in options.functions:
+            if name not in functions:
+                parser.error(f"--functions: {name!r} has no bugs; try {near(name, functions)}")
+        chosen = [index for index in chosen if known[index].function in options.functions]
+    if bugs is None and options.workers > 1:
+        outcomes = evaluate_in_processes(chosen, options.workers)
+    else:
+        outcomes = ((index, evaluate(known[index])) for index in chosen)
+    found, status, why = _collect(outcomes, len(chosen))
+    evaluated = [found[index] for index in sorted(found)]
+    reported = report(evaluated, options, is_whole=len(evaluated) == len(known))
+    if why:
+        print(f"{why}: {len(chosen) - len(found)} bugs were not evaluated")
+    return status or reported
+
+
+def _check_places(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End where there is no catalogue, or where the record could not be written."""
+    if not FOLDER.is_dir():
+        parser.error(f"runs in the repository only: there is no folder {FOLDER}")
+    if options.json is not None and options.json.is_dir():
+        parser.error(f"--json {options.json}: is a folder")
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+
+
+def _collect(
+    outcomes: Iterable[tuple[int, Outcome]], total: int
+) -> tuple[dict[int, Outcome], int, str]:
+    """Return the outcomes, and where these are not all, the exit status and why."""
+    found: dict[int, Outcome] = {}
+    try:
+        with tqdm(total=total, unit="bug", file=sys.stderr) as bar:
+            missed = 0
+            for index, outcome in outcomes:
+                found[index] = outcome
+                missed += not outcome.is_caught
+                bar.set_postfix(missed=missed, refresh=False)
+                bar.update()
+    except BrokenProcessPool:
+        return found, 1, "a worker crashed (try --workers 1)"
+    except KeyboardInterrupt:
+        return found, 130, "it was interrupted"
+    return found, 0, ""
+
+
+@functools.cache
+def _read_catalogue() -> list[Bug]:
+    # What takes long to import waits until the command line is known to be right.
+    import torch  # noqa: PLC0415
+
+    from tools.bugs.catalogue import read_catalogue  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # as in the conformance run
+    return sorted(read_catalogue(), key=lambda bug: bug.function)
+
+
+def evaluate(bug: Bug) -> Outcome:
+    """Run the checks of the default profile on a bug.
+
+    Args:
+        bug: The bug.
+
+    Returns:
+        What was found.
+    """
+    # They take long to import.
+    from conformance.profiles import PROFILES  # noqa: PLC0415
+    from tools.bugs.evaluation import checks_of, first_failure  # noqa: PLC0415
+
+    started = time.perf_counter()
+    found = None
+    fields: dict[str, Any] = {"verdict": "not caught"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as in the conformance run
+            checks = checks_of(bug.function, bug.target)
+            with bug.planted():
+                found = first_failure(checks, bug.target, PROFILES["default"])
+    except ValueError as error:  # the patch does not apply
+        fields = {"verdict": "broken patch", "error": str(error)}
+    if found is not None:
+        difference = getattr(found.error, "difference", None)
+        first = (str(found.error).strip().splitlines() or [""])[0]
+        fields = {
+            "verdict": "caught" if found.is_finding else "broken patch",
+            "test": found.test,
+            "kind": found.check.kind.value,
+            "example": found.number,
+            "drawn": found.drawn,
+            "error": f"{type(found.error).__name__}: {difference.line if difference else first}",
+        }
+    seconds = round(time.perf_counter() - started, 3)
+    return Outcome(bug.function, bug.what, bug.target, **fields, seconds=seconds)
+
+
+def evaluate_in_processes(chosen: Sequence[int], workers: int) -> Iterator[tuple[int, Outcome]]:
+    """Evaluate bugs of the catalogue, several at a time.
+
+    Args:
+        chosen: Their places in the catalogue.
+        workers: The number of processes.
+
+    Yields:
+        The place of a bug and what was found, as soon as it is known.
+
+    Raises:
+        BrokenProcessPool: One of them crashed its process.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+        with starting_workers():
+            waiting = {pool.submit(_evaluate_numbered, index): index for index in chosen}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
+
+
+def _evaluate_numbered(index: int) -> Outcome:
+    """Evaluate the bug at a place of the catalogue; the work of a process."""
+    return evaluate(_read_catalogue()[index])
+
+
+def report(outcomes: Sequence[Outcome], options: argparse.Namespace, *, is_whole: bool) -> int:
+    """Print the outcomes, and write them to the file that the options name.
+
+    Args:
+        outcomes: What was found of each bug.
+        options: Of the command line.
+        is_whole: Whether these are all bugs; the median of fewer says nothing.
+
+    Returns:
+        The exit status.
+    """
+    caught = [outcome for outcome in outcomes if outcome.is_caught]
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    shown: Sequence[Outcome] = outcomes
+    if options.slowest is not None:
+        shown = sorted(caught, key=lambda one: (-one.example, -one.drawn))[: options.slowest]
+    console.print(make_table(shown))
+    console.print(make_summary(caught))
+    print(f"caught: {len(caught)} of {len(outcomes)}")
+    wrong = [outcome.line for outcome in outcomes if not outcome.is_caught]
+    counts = count(caught)
+    if is_whole and counts["median"] > MAX_MEDIAN:
+        wrong.append(f"the median is {counts['median']:g} examples, above {MAX_MEDIAN}")
+    for line in wrong:
+        print(line)
+    if options.json is not None:
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "profile": "default",
+            "is_whole": is_whole,
+            "caught": len(caught),
+            "examples": counts,
+            "wrong": wrong,
+            "bugs": [dataclasses.asdict(outcome) for outcome in outcomes],
+        }
+        text = json.dumps(record, indent=1, ensure_ascii=False)
+        options.json.write_text(text + "\n", encoding="utf-8")
+    return 1 if wrong else 0
+
+
+def count(caught: Iterable[Outcome]) -> dict[str, float]:
+    """Return the median, the 90th percentile and the most of the examples that were needed.
+
+    The percentile is the number of examples within which nine of ten are caught.
+
+    Args:
+        caught: Those that were caught.
+
+    >>> count(Outcome("f", "bug", "host", "caught", example=n) for n in range(1, 11))
+    {'median': 5.5, 'percentile_90': 9, 'worst': 10}
+    """
+    numbers = sorted(outcome.example for outcome in caught)
+    if not numbers:
+        return {"median": 0, "percentile_90": 0, "worst": 0}
+    nine_of_ten = numbers[-(-9 * len(numbers) // 10) - 1]
+    median = statistics.median(numbers)
+    return {"median": median, "percentile_90": nine_of_ten, "worst": numbers[-1]}
+
+
+def make_table(outcomes: Sequence[Outcome]) -> Table:
+    """Return the table of bugs.
+
+    Args:
+        outcomes: What was found of each.
+    """
+    table = Table(title="bugs", box=box.SIMPLE_HEAD)
+    table.add_column("what is wrong", ratio=5)
+    table.add_column("caught by", ratio=6, overflow="fold")
+    for name in ("example", "all drawn", "seconds"):
+        table.add_column(name, justify="right")
+    before = ""
+    for one in outcomes:
+        if one.function != before:
+            table.add_section()
+            table.add_row(f"[bold]{escape(one.function)}[/bold]")
+            before = one.function
+        numbers = [f"{n:,}" if n else "" for n in (one.example, one.drawn)]
+        table.add_row(
+            escape(f"  {one.bug}"),
+            escape(one.test) or one.verdict.upper(),
+            *numbers,
+            f"{one.seconds:.1f}",
+        )
+    return table
+
+
+def make_summary(caught: Sequence[Outcome]) -> Table:
+    """Return the table of how many examples it took, by kind of test and by target.
+
+    Args:
+        caught: What was caught.
+    """
+    table = Table(title="examples until one is caught", box=box.SIMPLE_HEAD)
+    for name in ("caught by", "bugs", "median", "90th percentile", "worst"):
+        table.add_column(name, justify="left" if name == "caught by" else "right")
+    by_kind: dict[str, list[Outcome]] = {}
+    by_target: dict[str, list[Outcome]] = {}
+    for one in caught:
+        by_kind.setdefault(one.kind, []).append(one)
+        by_target.setdefault(f"on {one.target}", []).append(one)
+    for group in (by_kind, by_target, {"all": caught}):
+        for label, some in group.items():
+            numbers = (f"{number:,g}" for number in count(some).values())
+            table.add_row(label, f"{len(some):,}", *numbers)
+        table.add_section()
+    return table
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    parser = Parser(
+        prog="python -m tools.bugs",
+        description="Say which test catches each bug of the catalogue, and how soon.",
+    )
+    add = parser.add_argument
+    add("--functions", type=names, metavar="A,B", help="as their checks name them; default: all")
+    add("--json", type=Path, metavar="FILE", help="write the outcomes to this file too")
+    add("--slowest", type=positive, metavar="N", help="print only the N caught latest")
+    add(
+        "--workers",
+        type=positive,
+        metavar="N",
+        default=os.cpu_count() or 1,
+        help="processes; default: one for each core, %(default)s",
+    )
+    return parser

@@ -1,0 +1,217 @@
+"""Plants a bug in memory: replaces a piece of a module's source until the end of a block.
+
+Changed function bodies become the code of the functions that there are, so that whoever has
+imported one runs the bug. A statement of the module that changes otherwise (a signature, a field, a
+constant) is run again, and its new value takes the place of the old one in all modules of `fast`.
+Loops are compiled again, and kernels declared again.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+import pytest
+
+from fast._native import compiler
+from fast.kernels import cuda
+
+IS_FUNCTION: Final = 1  # CO_OPTIMIZED
+"""The flag of a function's code, which a class' body and a module lack."""
+
+MISSING: Final = object()
+"""What a name that is not there stands for."""
+
+
+def edit(source: str, old: str, new: str, within: str = "") -> str:
+    """Return a source in which one piece is replaced.
+
+    Args:
+        source: The source.
+        old: The piece, which must occur exactly once.
+        new: What replaces it.
+        within: The function or class that has it once, such as `Class.method`; empty: the source.
+
+    Raises:
+        ValueError: It does not occur exactly once: the code has changed, and the bug must follow.
+    """
+    begin, end = _find_definition(source, within) if within else (0, len(source))
+    count = source.count(old, begin, end)
+    if count != 1:
+        raise ValueError(f"{old!r} occurs {count} times in {within or 'the module'}, expected once")
+    at = source.index(old, begin, end)
+    return source[:at] + new + source[at + len(old) :]
+
+
+def _find_definition(source: str, name: str) -> tuple[int, int]:
+    """Return where the definition of a function or class begins and ends."""
+    body: list[Any] = ast.parse(source).body
+    found: Any = None
+    for part in name.split("."):
+        found = next((node for node in body if getattr(node, "name", None) == part), None)
+        if found is None:
+            raise ValueError(f"there is no {name}")
+        body = found.body
+    lines = source.splitlines(keepends=True)
+    first = min(node.lineno for node in (found, *found.decorator_list))
+    return len("".join(lines[: first - 1])), len("".join(lines[: found.end_lineno]))
+
+
+@contextmanager
+def planted(module: ModuleType, source: str) -> Iterator[None]:
+    """Let a module of `fast` do what another source says, until the end of the block.
+
+    Args:
+        module: The module.
+        source: The other source.
+
+    Raises:
+        ValueError: The source says the same, or nothing that can be planted.
+    """
+    path = f"<{module.__name__} with a bug, {hash(source)}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            if module.__name__.startswith("fast.kernels."):
+                _declare_kernels(patch, module, source, path)
+            else:
+                _replace(patch, module, source, path)
+            _clear_caches(module)
+            yield
+        finally:
+            patch.undo()
+            _clear_caches(module)
+            del linecache.cache[path]
+
+
+def _declare_kernels(patch: pytest.MonkeyPatch, module: ModuleType, source: str, path: str) -> None:
+    patch.setattr(cuda, "KERNELS", [])  # where they declare themselves
+    names: dict[str, Any] = {"__name__": module.__name__}
+    exec(compile(source, path, "exec"), names)  # noqa: S102  # our own source
+    for kernel in cuda.KERNELS:
+        patch.setattr(module, kernel.name, names[kernel.name])
+
+
+def _replace(patch: pytest.MonkeyPatch, module: ModuleType, source: str, path: str) -> None:
+    original = Path(str(module.__file__)).read_text(encoding="utf-8")
+    codes = [compile(text, path, "exec", dont_inherit=True) for text in (original, source)]
+    changed = list(_find_changed(*codes))
+    if not changed:
+        raise ValueError("the source says the same")
+    if all(old.co_flags & IS_FUNCTION for old, _ in changed):
+        for old, new in changed:
+            _replace_code(patch, module, old, new)
+    else:
+        _run_changed_statements(patch, module, original, source, path)
+
+
+def _find_changed(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """Yield the outermost codes that differ, but for those that only contain such ones."""
+    parts = [[c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new)]
+    if _outside(old) != _outside(new) or len(parts[0]) != len(parts[1]):
+        yield old, new
+    elif old.co_flags & IS_FUNCTION:
+        if any(True for pair in zip(*parts, strict=True) for _ in _find_changed(*pair)):
+            yield old, new
+    else:
+        for pair in zip(*parts, strict=True):
+            yield from _find_changed(*pair)
+
+
+def _outside(code: CodeType) -> object:
+    """Return what a code says, without lines and without the codes inside."""
+    constants = [c.co_name if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return code.co_name, code.co_code, code.co_exceptiontable, constants, names, counts
+
+
+def _replace_code(
+    patch: pytest.MonkeyPatch, module: ModuleType, old: CodeType, new: CodeType
+) -> None:
+    """Replace the code of a function that there is, and compile the loops again that it is in."""
+    functions = _functions_of(module).get((old.co_qualname, old.co_firstlineno), [])
+    if not functions:
+        raise ValueError(f"{old.co_qualname} is not there")
+    for function in functions:
+        patch.setattr(function, "__code__", new)
+    parts = [value for value in vars(module).values() if isinstance(value, compiler.Inlined)]
+    if any(part.py_func in functions for part in parts):
+        for part in parts:
+            patch.setattr(part, "_for_numba", {})
+    for loop in compiler.COMPILED:
+        is_inlined = any(part.py_func in functions for part in _parts_of(loop.py_func, parts))
+        if loop.py_func in functions or is_inlined:
+            patch.setattr(loop, "_machine_code", None)
+            patch.setattr(loop, "_bounds_checked", None)
+            patch.setattr(loop, "_compile", functools.partial(_compile_uncached, loop))
+
+
+def _parts_of(function: Any, parts: list[Any]) -> Iterator[Any]:  # noqa: ANN401  # of any signature
+    """Yield the inlined parts that a loop, or a part of it, calls."""
+    names = function.__globals__
+    called = [names.get(name) for name in function.__code__.co_names]
+    for part in parts:
+        if any(part is value for value in called):
+            yield part
+            yield from _parts_of(part.py_func, parts)
+
+
+def _compile_uncached(loop: Any, suffix: str = "", **options: bool) -> Any:  # noqa: ANN401  # numba's
+    """Compile a loop; numba's cache on disk would take it for the one in the file."""
+    from numba import njit  # noqa: PLC0415  # numba takes 0.3 s to import
+
+    bound = compiler._bind(loop.py_func, suffix)  # noqa: SLF001  # as Compiled does
+    return njit(loop.signature, error_model="numpy", nogil=True, **options)(bound)
+
+
+@functools.cache
+def _functions_of(module: ModuleType) -> dict[tuple[str, int], list[FunctionType]]:
+    """Return the functions that were made of a module's source, by name and line."""
+    found: dict[tuple[str, int], list[FunctionType]] = {}
+    for value in gc.get_objects():
+        # By type: isinstance would wake lazy objects of torch, which warn.
+        if type(value) is FunctionType and value.__code__.co_filename == module.__file__:
+            key = value.__code__.co_qualname, value.__code__.co_firstlineno
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def _run_changed_statements(
+    patch: pytest.MonkeyPatch, module: ModuleType, original: str, source: str, path: str
+) -> None:
+    """Run the module's statements that differ; what they define takes the old one's place."""
+    before = {ast.dump(node) for node in ast.parse(original).body}
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if ast.dump(node) not in before]
+    names = dict(vars(module))
+    exec(compile(tree, path, "exec"), names)  # noqa: S102  # our own source
+    for name, new in names.items():
+        old = vars(module).get(name, MISSING)
+        if old is new or name == "__builtins__":
+            continue
+        if isinstance(new, type):
+            new.__module__ = module.__name__
+        for other in [one for key, one in sys.modules.items() if key.split(".")[0] == "fast"]:
+            for known, value in list(vars(other).items()):
+                if value is old:
+                    patch.setattr(other, known, new)
+        patch.setattr(module, name, new, raising=False)
+
+
+def _clear_caches(module: ModuleType) -> None:
+    """Clear what the module's functions remember of earlier calls."""
+    values = [*vars(module).values()]
+    values += [v for owner in values if isinstance(owner, type) for v in vars(owner).values()]
+    for value in values:
+        clear: Callable[[], None] | None = getattr(value, "cache_clear", None)
+        if clear is not None and callable(clear):
+            clear()
