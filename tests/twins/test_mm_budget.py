@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from reference import (
-    ModelConfig,
-    MultiModalBudget,
-    SchedulerConfig,
-    compute_mm_encoder_budget,
-)
 
-
-def make_scheduler_config(**changes: Any) -> SchedulerConfig:  # noqa: ANN401  # of wrong types too
+def make_scheduler_config(twin: Any, **changes: Any) -> Any:
     """Make a scheduler's configuration."""
     values = {"max_num_batched_tokens": 100, "max_num_seqs": 3, **changes}
-    return SchedulerConfig(**values)
+    return twin.SchedulerConfig(**values)
 
 
 @pytest.mark.parametrize(
@@ -37,125 +31,114 @@ def make_scheduler_config(**changes: Any) -> SchedulerConfig:  # noqa: ANN401  #
     ],
 )
 def test_encoder_budget(
-    compute: int, cache_size: int, sizes: dict[str, int], expected: tuple[int, int]
+    twin: Any, compute: int, cache_size: int, sizes: dict[str, int], expected: tuple[int, int]
 ) -> None:
     """Each is what is configured, but at least the largest item; nothing without modalities."""
     config = make_scheduler_config(
-        max_num_encoder_input_tokens=compute, encoder_cache_size=cache_size
+        twin, max_num_encoder_input_tokens=compute, encoder_cache_size=cache_size
     )
     before = dict(sizes)
-    assert expected == compute_mm_encoder_budget(config, sizes)
+    assert expected == twin.compute_mm_encoder_budget(config, sizes)
     assert before == sizes
 
 
-def test_encoder_budget_is_of_python_ints() -> None:
+def test_encoder_budget_is_of_python_ints(twin: Any) -> None:
     """NumPy's ints come back as Python's."""
-    config = make_scheduler_config(max_num_encoder_input_tokens=np.int64(5))
-    found = compute_mm_encoder_budget(config, {"image": np.int32(7)})
+    config = make_scheduler_config(twin, max_num_encoder_input_tokens=np.int64(5))
+    found = twin.compute_mm_encoder_budget(config, {"image": np.int32(7)})
     assert [(7, int), (7, int)] == [(number, type(number)) for number in found]
 
 
-def test_what_the_encoder_budget_does_not_read() -> None:
+def test_what_the_encoder_budget_does_not_read(twin: Any) -> None:
     """Without modalities nothing is read; without the flag, the step's tokens are not."""
-    assert (0, 0) == compute_mm_encoder_budget(None, {})
+    assert (0, 0) == twin.compute_mm_encoder_budget(None, {})
     config = SimpleNamespace(
         max_num_encoder_input_tokens=1, encoder_cache_size=2, disable_chunked_mm_input=False
     )
-    assert (3, 3) == compute_mm_encoder_budget(config, {"image": 3})
+    assert (3, 3) == twin.compute_mm_encoder_budget(config, {"image": 3})
 
 
-def test_items_that_must_be_within_one_step() -> None:
+def test_items_that_must_be_within_one_step(twin: Any) -> None:
     """Without chunked items the largest must fit into a step; it may fill it."""
-    config = make_scheduler_config(disable_chunked_mm_input=True)
-    assert (100, 100) == compute_mm_encoder_budget(config, {"image": 100})
-    with pytest.raises(
-        ValueError, match=r"^scheduler_config\.max_num_batched_tokens is 100, les"
-    ) as caught:
-        compute_mm_encoder_budget(config, {"image": 101, "audio": 5})
-    assert str(caught.value).endswith("an item must fit into one step")
+    config = make_scheduler_config(twin, disable_chunked_mm_input=True)
+    assert (100, 100) == twin.compute_mm_encoder_budget(config, {"image": 100})
+    with twin.refuses(
+        "ValueError: scheduler_config.max_num_batched_tokens is 100, less than "
+        "max_tokens_by_modality['image'], 101: with disable_chunked_mm_input an item must fit into "
+        "one step"
+    ):
+        twin.compute_mm_encoder_budget(config, {"image": 101, "audio": 5})
 
 
 @pytest.mark.parametrize(
-    ("changes", "sizes", "error", "message"),
+    ("changes", "sizes", "message"),
     [
-        ({}, None, TypeError, "max_tokens_by_modality must be a dict, got None of NoneType"),
+        ({}, None, "TypeError: max_tokens_by_modality must be a dict, got None of NoneType"),
+        ({}, [("image", 3)], "TypeError: max_tokens_by_modality must be a dict, got list"),
+        ({}, {3: 3}, "TypeError: a key of max_tokens_by_modality must be a str, got 3 of int"),
         (
             {},
-            [("image", 3)],
-            TypeError,
-            ("max_tokens_by_modality must be a dict, got list"),
-        ),
-        (
-            {},
-            {3: 3},
-            TypeError,
-            "a key of max_tokens_by_modality must be a str, got 3 of int",
+            {"image": 3, "audio": 2.5},
+            "TypeError: max_tokens_by_modality['audio'] must be an int, got 2.5 of float",
         ),
         (
             {},
             {"image": 3.0},
-            TypeError,
-            "max_tokens_by_modality['image'] must be an int, got 3.0 of float",
+            "TypeError: max_tokens_by_modality['image'] must be an int, got 3.0 of float",
         ),
         (
             {},
             {"image": 3, "audio": -1},
-            ValueError,
-            "max_tokens_by_modality['audio'] is -1, expected at least 0",
+            "ValueError: max_tokens_by_modality['audio'] is -1, expected at least 0",
         ),
         (
             {"max_num_encoder_input_tokens": -1},
             {"image": 3},
-            ValueError,
-            "scheduler_config.max_num_encoder_input_tokens is -1, expected at least 0",
+            (
+                "ValueError: scheduler_config.max_num_encoder_input_tokens is -1, expected at "
+                "least 0"
+            ),
         ),
         (
             {"encoder_cache_size": None},
             {"image": 3},
-            TypeError,
-            "scheduler_config.encoder_cache_size must be an int, got None of NoneType",
+            ("TypeError: scheduler_config.encoder_cache_size must be an int, got None of NoneType"),
         ),
         (
             {"disable_chunked_mm_input": 0},
             {"image": 3},
-            TypeError,
-            "scheduler_config.disable_chunked_mm_input must be a bool, got 0 of int",
+            "TypeError: scheduler_config.disable_chunked_mm_input must be a bool, got 0 of int",
         ),
         (
             {"disable_chunked_mm_input": True, "max_num_batched_tokens": 0},
             {"image": 0},
-            ValueError,
-            "scheduler_config.max_num_batched_tokens is 0, expected at least 1",
+            "ValueError: scheduler_config.max_num_batched_tokens is 0, expected at least 1",
         ),
     ],
 )
 def test_refusals_of_encoder_budget(
-    changes: dict[str, Any],
-    sizes: Any,  # noqa: ANN401  # of any type
-    error: type[Exception],
-    message: str,
+    twin: Any, changes: dict[str, Any], sizes: Any, message: str
 ) -> None:
     """Each wrong number is refused, in these words."""
-    with pytest.raises(error) as caught:
-        compute_mm_encoder_budget(make_scheduler_config(**changes), sizes)
-    assert message == str(caught.value)
+    with twin.refuses(message):
+        twin.compute_mm_encoder_budget(make_scheduler_config(twin, **changes), sizes)
 
 
 class Registry:
     """What an engine knows of a model's modalities; it keeps what it was called with."""
 
-    def __init__(self, limits: Any, sizes: Any) -> None:  # noqa: ANN401  # of wrong types too
+    def __init__(self, limits: Any, sizes: Any) -> None:  # of wrong types too
         self.limits, self.sizes = limits, sizes
         self.calls: list[Any] = []
 
-    def get_mm_limits_per_prompt(self, model_config: object, *, cache: object) -> Any:  # noqa: ANN401  # as given
+    def get_mm_limits_per_prompt(self, model_config: object, *, cache: object) -> Any:  # as given
         """Return the limits."""
         self.calls.append(("limits", model_config, cache))
         return self.limits
 
     def get_max_tokens_per_item_by_modality(
         self, model_config: object, *, cache: object, profiler_limits: object
-    ) -> Any:  # noqa: ANN401  # as given
+    ) -> Any:  # as given
         """Return the sizes."""
         self.calls.append(("sizes", model_config, cache, profiler_limits))
         return self.sizes
@@ -164,7 +147,7 @@ class Registry:
 class CachingRegistry(Registry):
     """A registry with a processor cache."""
 
-    def processor_only_cache_from_config(self, model_config: object) -> Any:  # noqa: ANN401  # an engine's own
+    def processor_only_cache_from_config(self, model_config: object) -> Any:  # an engine's own
         """Return a cache that counts how often it was cleared."""
         self.calls.append(("cache", model_config))
         self.cache = SimpleNamespace(num_clears=0)
@@ -175,23 +158,21 @@ class CachingRegistry(Registry):
 
 
 def make_budget(
-    limits: Any,  # noqa: ANN401  # of wrong types too
-    sizes: Any,  # noqa: ANN401  # likewise
-    max_model_len: Any = 1000,  # noqa: ANN401  # likewise
-    **changes: Any,  # noqa: ANN401  # likewise
-) -> MultiModalBudget:
+    twin: Any, limits: Any, sizes: Any, max_model_len: Any = 1000, **changes: Any
+) -> Any:
     """Make a budget of a model with these limits and sizes by modality."""
-    return MultiModalBudget(
-        ModelConfig(max_model_len=max_model_len),
-        make_scheduler_config(**changes),
+    return twin.MultiModalBudget(
+        twin.ModelConfig(max_model_len=max_model_len),
+        make_scheduler_config(twin, **changes),
         Registry(limits, sizes),
     )
 
 
-def test_attributes_of_a_budget() -> None:
+def test_attributes_of_a_budget(twin: Any) -> None:
     """It has what was configured, the registry's own dicts, and the numbers of items."""
     limits, sizes = {"image": 4, "audio": 9, "unused": 1}, {"audio": 30, "image": 200}
     budget = make_budget(
+        twin,
         limits,
         sizes,
         max_num_encoder_input_tokens=700,
@@ -214,12 +195,12 @@ def test_attributes_of_a_budget() -> None:
     assert {"image": 4, "audio": 9, "unused": 1} == limits
 
 
-def test_what_the_registry_is_asked() -> None:
+def test_what_the_registry_is_asked(twin: Any) -> None:
     """The cache, if it knows one, then the limits, then the sizes with both, each once."""
-    model_config = ModelConfig(max_model_len=10)
+    model_config = twin.ModelConfig(max_model_len=10)
     plain, caching = Registry({"image": 1}, {"image": 2}), CachingRegistry({}, {})
     for registry in (plain, caching):
-        MultiModalBudget(model_config, make_scheduler_config(), registry)
+        twin.MultiModalBudget(model_config, make_scheduler_config(twin), registry)
     assert [("limits", model_config, None), ("sizes", model_config, None, plain.limits)] == (
         plain.calls
     )
@@ -232,31 +213,35 @@ def test_what_the_registry_is_asked() -> None:
 
 
 @pytest.mark.parametrize("make_cache", [None, lambda _: None])
-def test_reset_without_a_cache(make_cache: Any) -> None:  # noqa: ANN401  # None too
+def test_reset_without_a_cache(twin: Any, make_cache: Any) -> None:
     """A registry that says None for its cache, or has none, has nothing to reset."""
     registry = Registry({}, {})
     registry.processor_only_cache_from_config = make_cache
-    MultiModalBudget(ModelConfig(max_model_len=10), make_scheduler_config(), registry).reset_cache()
+    twin.MultiModalBudget(
+        twin.ModelConfig(max_model_len=10), make_scheduler_config(twin), registry
+    ).reset_cache()
     assert None is registry.calls[0][2]
 
 
-def test_reset_of_the_cache() -> None:
+def test_reset_of_the_cache(twin: Any) -> None:
     """The processor's cache is cleared when it is asked for, and not before."""
     registry = CachingRegistry({}, {})
-    budget = MultiModalBudget(ModelConfig(max_model_len=10), make_scheduler_config(), registry)
+    budget = twin.MultiModalBudget(
+        twin.ModelConfig(max_model_len=10), make_scheduler_config(twin), registry
+    )
     assert 0 == registry.cache.num_clears
     budget.reset_cache()
     assert 1 == registry.cache.num_clears
 
 
-def test_the_modality_with_the_largest_item() -> None:
+def test_the_modality_with_the_largest_item(twin: Any) -> None:
     """Of equals it is the last by name, whatever the order of the dict."""
     sizes = {"image": 30, "audio": 30, "text": 7, "zebra": 3}
     for items in itertools.permutations(sizes.items()):
-        budget = make_budget(dict.fromkeys(sizes, 1), dict(items))
+        budget = make_budget(twin, dict.fromkeys(sizes, 1), dict(items))
         assert "image" == budget.get_modality_with_max_tokens()
-    with pytest.raises(ValueError, match=r"^max_tokens_by_modality is empty"):
-        make_budget({}, {}).get_modality_with_max_tokens()
+    with twin.refuses("ValueError: max_tokens_by_modality is empty: the model has no modalities"):
+        make_budget(twin, {}, {}).get_modality_with_max_tokens()
 
 
 @pytest.mark.parametrize(
@@ -270,136 +255,132 @@ def test_the_modality_with_the_largest_item() -> None:
         pytest.param(0, 50, {}, (1, 3), id="at least one, whatever the limit"),
         pytest.param(2, 50, {"enable_chunked_prefill": False}, (2, 4), id="prompts of one step"),
         pytest.param(2, 10, {"enable_chunked_prefill": False}, (2, 6), id="steps with room"),
+        pytest.param(4, 50, {"max_num_seqs": 1}, (4, 4), id="one request"),
         pytest.param(2, 200, {"enable_chunked_prefill": False}, (2, 1), id="no room in a step"),
         pytest.param(2, 200, {}, (2, 5), id="no room in a step, but spread over several"),
     ],
 )
 def test_max_items(
-    limit: int, size: int, changes: dict[str, Any], expected: tuple[int, int]
+    twin: Any, limit: int, size: int, changes: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     """Items of a prompt and of a batch, each bound in turn."""
-    budget = make_budget({"image": limit}, {"image": 1000}, **changes)
+    budget = make_budget(twin, {"image": limit}, {"image": 1000}, **changes)
     assert expected == budget.get_max_items("image", size)
     assert expected == budget.get_max_items("image", np.int32(size))
     assert {int} == {type(number) for number in budget.get_max_items("image", np.int32(size))}
 
 
-def test_without_an_encoder_budget() -> None:
+def test_without_an_encoder_budget(twin: Any) -> None:
     """Items of no size leave no budget, and then there are no items of any size."""
-    budget = make_budget({"image": 3}, {"image": 0})
+    budget = make_budget(twin, {"image": 3}, {"image": 0})
     assert 0 == budget.get_encoder_budget()
     assert (0, 0) == budget.get_max_items("image", 5)
     assert {"image": 0} == budget.max_items_per_prompt_by_modality
 
 
-def test_a_modality_that_is_not_there() -> None:
+def test_a_modality_that_is_not_there(twin: Any) -> None:
     """It is refused before the size is looked at, when a budget is made too."""
-    budget = make_budget({"image": 3, "audio": 2}, {})
-    with pytest.raises(KeyError) as caught:
+    budget = make_budget(twin, {"image": 3, "audio": 2}, {})
+    with twin.refuses(
+        "KeyError: modality is 'video', expected one of mm_limits: ['audio', 'image']"
+    ):
         budget.get_max_items("video", -1)
-    assert (
-        "modality is 'video', expected one of mm_limits: ['audio', 'image']",
-    ) == caught.value.args
-    with pytest.raises(KeyError, match=r"'video', expected one of mm_limits: \[\]"):
-        make_budget({}, {"video": 3})
+    with twin.refuses("KeyError: modality is 'video', expected one of mm_limits: []"):
+        make_budget(twin, {}, {"video": 3})
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ((3, 3), TypeError, "modality must be a str, got 3 of int"),
-        (("image", -1), ValueError, "max_tokens_per_item is -1, expected at least 0"),
-        (("image", 1.0), TypeError, "max_tokens_per_item must be an int, got 1.0 of float"),
+        ((3, 3), "TypeError: modality must be a str, got 3 of int"),
+        (("image", -1), "ValueError: max_tokens_per_item is -1, expected at least 0"),
+        (("image", 1.0), "TypeError: max_tokens_per_item must be an int, got 1.0 of float"),
     ],
 )
-def test_refusals_of_max_items(
-    arguments: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
+def test_refusals_of_max_items(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
     """Each wrong argument is refused, in these words."""
-    with pytest.raises(error) as caught:
-        make_budget({"image": 3}, {"image": 2}).get_max_items(*arguments)
-    assert message == str(caught.value)
+    with twin.refuses(message):
+        make_budget(twin, {"image": 3}, {"image": 2}).get_max_items(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("limits", "sizes", "changes", "error", "message"),
+    ("limits", "sizes", "changes", "message"),
     [
-        ([], {}, {}, TypeError, "mm_limits must be a dict, got list"),
+        ([], {}, {}, "TypeError: mm_limits must be a dict, got list"),
         (
             {"image": None},
             {},
             {},
-            TypeError,
-            ("mm_limits['image'] must be an int, got None of NoneType"),
+            "TypeError: mm_limits['image'] must be an int, got None of NoneType",
         ),
-        ({"image": -1}, {}, {}, ValueError, "mm_limits['image'] is -1, expected at least 0"),
-        ({}, None, {}, TypeError, "max_tokens_by_modality must be a dict, got None of NoneType"),
+        ({"image": -1}, {}, {}, "ValueError: mm_limits['image'] is -1, expected at least 0"),
+        ({}, None, {}, "TypeError: max_tokens_by_modality must be a dict, got None of NoneType"),
         (
             {},
             {},
             {"max_model_len": 0},
-            ValueError,
-            ("model_config.max_model_len is 0, expected at least 1"),
+            "ValueError: model_config.max_model_len is 0, expected at least 1",
         ),
         (
             {},
             {},
             {"max_num_seqs": 0},
-            ValueError,
-            ("scheduler_config.max_num_seqs is 0, expected at least 1"),
+            "ValueError: scheduler_config.max_num_seqs is 0, expected at least 1",
         ),
         (
             {},
             {},
             {"max_num_seqs": "3"},
-            TypeError,
-            ("scheduler_config.max_num_seqs must be an int, got '3' of str"),
+            "TypeError: scheduler_config.max_num_seqs must be an int, got '3' of str",
         ),
         (
             {},
             {},
             {"max_num_batched_tokens": 0},
-            ValueError,
-            "scheduler_config.max_num_batched_tokens is 0, expected at least 1",
+            "ValueError: scheduler_config.max_num_batched_tokens is 0, expected at least 1",
         ),
         (
             {},
             {},
             {"enable_chunked_prefill": None},
-            TypeError,
-            "scheduler_config.enable_chunked_prefill must be a bool, got None of NoneType",
+            (
+                "TypeError: scheduler_config.enable_chunked_prefill must be a bool, got None "
+                "of NoneType"
+            ),
         ),
         (
             {"image": 1},
             {"image": 101},
             {"disable_chunked_mm_input": True},
-            ValueError,
             (
-                "scheduler_config.max_num_batched_tokens is 100, less than "
-                "max_tokens_by_modality['image'], 101: with disable_chunked_mm_input an item "
-                "must fit into one step"
+                "ValueError: scheduler_config.max_num_batched_tokens is 100, less than "
+                "max_tokens_by_modality['image'], 101: with disable_chunked_mm_input an item must "
+                "fit into one step"
             ),
         ),
     ],
 )
 def test_refusals_of_a_budget(
-    limits: Any,  # noqa: ANN401  # of any type
-    sizes: Any,  # noqa: ANN401  # likewise
-    changes: dict[str, Any],
-    error: type[Exception],
-    message: str,
+    twin: Any, limits: Any, sizes: Any, changes: dict[str, Any], message: str
 ) -> None:
     """Each wrong number of a configuration or a registry is refused, in these words."""
-    with pytest.raises(error) as caught:
-        make_budget(limits, sizes, **changes)
-    assert str(caught.value).startswith(message)
+    with twin.refuses(message):
+        make_budget(twin, limits, sizes, **changes)
 
 
 @pytest.mark.parametrize("lacking", ["max_model_len", "get_mm_limits_per_prompt"])
-def test_a_budget_of_what_lacks_something(lacking: str) -> None:
+def test_a_budget_of_what_lacks_something(twin: Any, lacking: str) -> None:
     """A configuration, or a registry, without what is read is refused."""
     model_config = SimpleNamespace(max_model_len=10)
     registry = SimpleNamespace(get_mm_limits_per_prompt=lambda *_, **__: {})
     delattr(model_config if hasattr(model_config, lacking) else registry, lacking)
     with pytest.raises(AttributeError, match=lacking):
-        MultiModalBudget(model_config, make_scheduler_config(), registry)
+        twin.MultiModalBudget(model_config, make_scheduler_config(twin), registry)
+
+
+def test_modalities_of_an_enum(twin: Any) -> None:
+    """A modality that is a member of an enum of texts comes back as it is."""
+    kinds = Enum("kinds", {"IMAGE": "image", "VIDEO": "video"}, type=str)
+    image, video = kinds
+    budget = make_budget(twin, {image: 1, video: 1}, {image: 9, video: 9})
+    assert budget.get_modality_with_max_tokens() is video

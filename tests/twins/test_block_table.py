@@ -1,0 +1,410 @@
+"""`BlockTables`, step by step: rows of request slots, and what is gathered of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.twins.arrays import int32, int64
+
+
+def make_tables(twin: Any, block_sizes: list[int] | None = None) -> Any:
+    """Make tables for 4 requests of at most 7 tokens, 6 tokens in a step."""
+    sizes = [2, 4] if block_sizes is None else block_sizes
+    return twin.BlockTables(sizes, 4, 6, 7, device="cpu", pin_memory=False)
+
+
+def append(tables: Any, slot: int, *ids: list[int], overwrite: bool = False) -> None:
+    """Append ids to one request slot, a list for each group."""
+    tables.append_block_ids([slot], [[0, len(i)] for i in ids], list(ids), [overwrite])
+
+
+def gather(twin: Any, tables: Any, *slots: int) -> list[list[list[int]]]:
+    """Gather request slots, as lists."""
+    return [table.tolist() for table in tables.gather_block_tables(twin.array(slots, "int32"))]
+
+
+def test_append_to_several_slots(twin: Any) -> None:
+    """Each listed slot gets its own run of the ids of each group; others are left alone."""
+    tables = make_tables(twin)
+    append(tables, 0, [9], [])
+    tables.append_block_ids([3, 1], [[0, 1, 3], [0, 2, 2]], [[5, 6, 7], [8, 4]], [False, False])
+    expected = [
+        [[9, 0, 0, 0], [6, 7, 0, 0], [0, 0, 0, 0], [5, 0, 0, 0]],
+        [[0, 0], [0, 0], [0, 0], [8, 4]],
+    ]
+    assert expected == gather(twin, tables, 0, 1, 2, 3)
+
+
+def test_append_and_overwrite(twin: Any) -> None:
+    """Ids go behind what a row holds, or in place of all of it, none included."""
+    tables = make_tables(twin, [2])
+    append(tables, 1, [5, 6])
+    append(tables, 1, [7])
+    append(tables, 1, [])
+    assert [[[5, 6, 7, 0]]] == gather(twin, tables, 1)
+    append(tables, 1, [8], overwrite=True)
+    assert [[[8, 0, 0, 0]]] == gather(twin, tables, 1)
+    append(tables, 1, [], overwrite=True)
+    assert [[[0, 0, 0, 0]]] == gather(twin, tables, 1)
+
+
+def test_a_row_may_be_full(twin: Any) -> None:
+    """A row holds the blocks of max_model_len tokens, and may be overwritten when full."""
+    tables = make_tables(twin, [2])
+    append(tables, 0, [1, 2, 3, 4])
+    assert [[[1, 2, 3, 4]]] == gather(twin, tables, 0)
+    append(tables, 0, [5, 6, 7, 8], overwrite=True)
+    assert [[[5, 6, 7, 8]]] == gather(twin, tables, 0)
+
+
+def test_the_arguments_are_copied(twin: Any) -> None:
+    """A list that is changed after it was appended does not change the row."""
+    tables = make_tables(twin, [2])
+    ids = [5, 6]
+    tables.append_block_ids([0], [[0, 2]], [ids], [True])
+    ids[0] = 99
+    assert [[[5, 6, 0, 0]]] == gather(twin, tables, 0)
+
+
+def test_move_swap_and_clear(twin: Any) -> None:
+    """Rows move in all groups; a move empties its source, onto itself it does nothing."""
+    tables = make_tables(twin)
+    append(tables, 0, [5, 6], [7])
+    append(tables, 1, [8], [9])
+    tables.swap_rows(0, 1)
+    assert [[[8, 0, 0, 0], [5, 6, 0, 0]], [[9, 0], [7, 0]]] == gather(twin, tables, 0, 1)
+    tables.move_row(1, 0)
+    assert [[[5, 6, 0, 0], [0, 0, 0, 0]], [[7, 0], [0, 0]]] == gather(twin, tables, 0, 1)
+    tables.move_row(0, 0)
+    tables.swap_rows(0, 0)
+    assert [[[5, 6, 0, 0]], [[7, 0]]] == gather(twin, tables, 0)
+    tables.move_row(0, 3)
+    append(tables, 0, [4], [4])
+    assert [[[4, 0, 0, 0], [5, 6, 0, 0]], [[4, 0], [7, 0]]] == gather(twin, tables, 0, 3)
+    tables.clear_row(3)
+    assert [[[0, 0, 0, 0]], [[0, 0]]] == gather(twin, tables, 3)
+
+
+def test_gathered_rows_change_at_the_next_gather_only(twin: Any) -> None:
+    """Appending, moving and clearing do not touch what was handed out; the next gather does."""
+    tables = make_tables(twin, [2])
+    append(tables, 0, [5, 6])
+    (gathered,) = tables.gather_block_tables(twin.int32(0))
+    append(tables, 0, [7])
+    tables.move_row(0, 2)
+    tables.clear_row(2)
+    assert [[5, 6, 0, 0]] == gathered.tolist()
+    gather(twin, tables, 0)
+    assert [[0, 0, 0, 0]] == gathered.tolist()
+
+
+def test_gather_repeats_pads_and_clears(twin: Any) -> None:
+    """Entries repeat, -1 is a row of nulls, and rows of an earlier, longer step are cleared."""
+    tables = make_tables(twin, [2])
+    append(tables, 0, [5, 6, 7])
+    append(tables, 2, [8])
+    (whole,) = tables.gather_block_tables(twin.int32(0, 0, 0, 0))
+    (gathered,) = tables.gather_block_tables(twin.int32(2, -1, 2))
+    assert [[8, 0, 0, 0], [0, 0, 0, 0], [8, 0, 0, 0]] == gathered.tolist()
+    assert [0, 0, 0, 0] == whole[3].tolist()
+    assert twin.shares_memory(whole, gathered)
+    assert (0, 4) == tables.gather_block_tables(twin.int32())[0].shape
+    assert not whole.any()
+
+
+def test_slots_of_all_groups(twin: Any) -> None:
+    """Each group's slots are over its own gathered rows; the buffer behind is padding."""
+    tables = make_tables(twin)
+    append(tables, 2, [5, 9], [3])
+    gather(twin, tables, 2)
+    whole = tables.get_dummy_slot_mappings(6)
+    starts = twin.int32(0, 3)
+    slots = tables.compute_slot_mappings(starts, twin.int64(1, 2, 3, 99))
+    assert [[11, 18, 19, -1], [13, 14, 15, -1]] == slots.tolist()
+    assert twin.shares_memory(whole, slots)
+    slots = tables.compute_slot_mappings(starts, twin.int64(0, 1, 2))
+    assert [[10, 11, 18], [12, 13, 14]] == slots.tolist()
+    assert [[10, 11, 18, -1, -1, -1], [12, 13, 14, -1, -1, -1]] == whole.tolist()
+
+
+def test_rows_not_gathered_are_nulls(twin: Any) -> None:
+    """A request past those gathered has null blocks, so its tokens are in block 0."""
+    tables = make_tables(twin, [2])
+    append(tables, 0, [5])
+    gather(twin, tables, 0)
+    slots = tables.compute_slot_mappings(twin.int32(0, 1, 2), twin.int64(1, 3))
+    assert [[11, 1]] == slots.tolist()
+
+
+def test_a_full_step(twin: Any) -> None:
+    """As many requests and tokens as there may be are computed; a dummy run may have none."""
+    tables = make_tables(twin, [2])
+    append(tables, 1, [5])
+    gather(twin, tables, 1, -1, -1, -1)
+    starts = twin.int32(0, 2, 4, 5, 6)
+    slots = tables.compute_slot_mappings(starts, twin.int64(0, 1, 0, 7, 2, 4))
+    assert [[10, 11, 0, 1, 0, 0]] == slots.tolist()
+    assert (1, 0) == tables.get_dummy_slot_mappings(0).shape
+    assert (0, 4) == tables.get_dummy_block_tables(0)[0].shape
+
+
+def test_no_groups(twin: Any) -> None:
+    """Without groups there are no tables, and no slots; the arguments are still checked."""
+    tables = make_tables(twin, [])
+    tables.append_block_ids([0], [], [], [False])
+    assert tables.gather_block_tables(twin.int32(0)) == ()
+    assert tables.get_dummy_block_tables(2) == ()
+    starts = twin.int32(0, 1)
+    assert tables.compute_slot_mappings(starts, twin.int64(0, 1, 2)).shape == (0, 3)
+    with twin.refuses("ValueError: query_start_loc[-1] is 1, but positions has 0 entries"):
+        tables.compute_slot_mappings(starts, twin.int64())
+
+
+def test_dummies_clear_everything(twin: Any) -> None:
+    """What a dummy run is handed out is cleared, and so is the rest of the buffers."""
+    tables = make_tables(twin, [2])
+    append(tables, 0, [5, 6])
+    (whole,) = tables.gather_block_tables(twin.int32(0, 0, 0, 0))
+    slots = tables.compute_slot_mappings(twin.int32(0, 2), twin.int64(0, 1))
+    (dummy,) = tables.get_dummy_block_tables(3)
+    dummy_slots = tables.get_dummy_slot_mappings(5)
+    assert [[0] * 4] * 3 == dummy.tolist()
+    assert [[-1] * 5] == dummy_slots.tolist()
+    assert not whole.any()
+    assert [[-1, -1]] == slots.tolist()
+    assert twin.shares_memory(whole, dummy)
+    assert twin.shares_memory(slots, dummy_slots)
+    assert [[[5, 6, 0, 0]]] == gather(twin, tables, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"req_indices": (0, 1)}, "TypeError: req_indices must be a list, got tuple"),
+        ({"req_indices": [0, 1.0]}, "TypeError: req_indices[1] must be an int, got 1.0 of float"),
+        ({"req_indices": [0, 4]}, "IndexError: req_indices[1] is 4, expected 0 to 3"),
+        ({"req_indices": [-1, 1]}, "IndexError: req_indices[0] is -1, expected 0 to 3"),
+        ({"req_indices": [1, 1]}, "ValueError: req_indices[1] is 1, the same as req_indices[0]"),
+        ({"overwrite": [False]}, "ValueError: overwrite has 1 entries, expected 2"),
+        ({"overwrite": [False, 1]}, "TypeError: overwrite[1] must be a bool, got 1 of int"),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3]]},
+            "ValueError: cu_num_new_blocks has 1 entries, expected 2",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], [0, 1]]},
+            "ValueError: cu_num_new_blocks[1] has 2 entries, expected 3",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], (0, 0, 1)]},
+            "TypeError: cu_num_new_blocks[1] must be a list, got tuple",
+        ),
+        (
+            {"cu_num_new_blocks": [[2, 2, 3], [0, 0, 1]]},
+            "ValueError: cu_num_new_blocks[0][0] is 2, expected 0",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 4, 3], [0, 0, 1]]},
+            "ValueError: cu_num_new_blocks[0][1] is 4, expected 0 to 3",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 2], [0, 0, 1]]},
+            (
+                "ValueError: cu_num_new_blocks[0][2] is 2, expected 3, the length of "
+                "new_block_ids[0]"
+            ),
+        ),
+        (
+            {
+                "req_indices": [0, 1, 2],
+                "cu_num_new_blocks": [[0, 2, 1, 3], [0, 0, 1, 1]],
+                "overwrite": [False] * 3,
+            },
+            "ValueError: cu_num_new_blocks[0][2] is 1, less than 2 before it",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, -(2**63), 3], [0, 0, 1]]},
+            f"ValueError: cu_num_new_blocks[0][1] is {-(2**63)}, expected 0 to 3",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, int64(0, 0), 3], [0, 0, 1]]},
+            "TypeError: cu_num_new_blocks[0][1] must be an int, got array",
+        ),
+        ({"new_block_ids": [[5, 6, 7]]}, "ValueError: new_block_ids has 1 entries, expected 2"),
+        ({"new_block_ids": ([5, 6, 7], [8])}, "TypeError: new_block_ids must be a list, got tuple"),
+        (
+            {"new_block_ids": [[5, 6, 7], int64(8)]},
+            "TypeError: new_block_ids[1] must be a list, got array",
+        ),
+        (
+            {"new_block_ids": [[5, 6, 7], [-1]]},
+            "ValueError: new_block_ids[1][0] is -1, expected 0 to 2147483647",
+        ),
+        (
+            {"new_block_ids": [[5, 6, 2**31], [8]]},
+            "ValueError: new_block_ids[0][2] is 2147483648, expected 0 to 2147483647",
+        ),
+        (
+            {"cu_num_new_blocks": [[0, 1, 3], [0, 0, 2]], "new_block_ids": [[5, 6, 7], [8, 9]]},
+            "ValueError: new_block_ids[1] brings row 1 to 3 blocks, expected at most 2",
+        ),
+    ],
+)
+def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) -> None:
+    """Each precondition broken in turn is refused, in these words, and no row has changed."""
+    tables = make_tables(twin)
+    append(tables, 1, [1], [2])
+    kwargs: dict[str, Any] = {
+        "req_indices": [0, 1],
+        "cu_num_new_blocks": [[0, 1, 3], [0, 0, 1]],
+        "new_block_ids": [[5, 6, 7], [8]],
+        "overwrite": [False, np.False_],
+    }
+    with twin.refuses(message):
+        tables.append_block_ids(**twin.convert_all(kwargs | changes))
+    assert [[[0] * 4, [1, 0, 0, 0]], [[0] * 2, [2, 0]]] == gather(twin, tables, 0, 1)
+    tables.append_block_ids(**kwargs)
+    assert [[[5, 0, 0, 0], [1, 6, 7, 0]], [[0] * 2, [2, 8]]] == gather(twin, tables, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "message"),
+    [
+        ("move_row", (4, 0), "IndexError: src is 4, expected 0 to 3"),
+        ("move_row", (0, -1), "IndexError: dst is -1, expected 0 to 3"),
+        ("move_row", (0, None), "TypeError: dst must be an int, got None of NoneType"),
+        ("swap_rows", (4, 4), "IndexError: a is 4, expected 0 to 3"),
+        ("swap_rows", (0, True), "TypeError: b must be an int, got True of bool"),
+        ("swap_rows", (0, -1), "IndexError: b is -1, expected 0 to 3"),
+        ("clear_row", (4,), "IndexError: r is 4, expected 0 to 3"),
+        ("get_dummy_block_tables", (5,), "ValueError: num_reqs is 5, expected 0 to 4"),
+        ("get_dummy_block_tables", (-1,), "ValueError: num_reqs is -1, expected 0 to 4"),
+        ("get_dummy_slot_mappings", (-1,), "ValueError: num_tokens is -1, expected 0 to 6"),
+        ("get_dummy_slot_mappings", (7,), "ValueError: num_tokens is 7, expected 0 to 6"),
+        (
+            "gather_block_tables",
+            (int32(0, 4),),
+            "IndexError: idx_mapping[1] is 4, expected -1 to 3",
+        ),
+        ("gather_block_tables", (int32(-2),), "IndexError: idx_mapping[0] is -2, expected -1 to 3"),
+        (
+            "gather_block_tables",
+            (np.zeros(5, np.int32),),
+            "ValueError: idx_mapping has 5 entries, expected at most 4",
+        ),
+        (
+            "gather_block_tables",
+            (np.zeros(2, np.int64),),
+            "TypeError: idx_mapping must be int32, got int64",
+        ),
+        (
+            "compute_slot_mappings",
+            (np.zeros(6, np.int32), np.zeros(0, np.int64)),
+            "ValueError: query_start_loc has 5 requests, expected at most 4",
+        ),
+        (
+            "compute_slot_mappings",
+            (int32(0, 1), np.zeros(7, np.int64)),
+            "ValueError: positions has 7 entries, expected at most 6",
+        ),
+        (
+            "compute_slot_mappings",
+            (int32(0, 2), int64(0)),
+            "ValueError: query_start_loc[-1] is 2, but positions has 1 entries",
+        ),
+        (
+            "compute_slot_mappings",
+            (int32(0, 1, 0), int64(0)),
+            "ValueError: query_start_loc[2] is 0, less than 1 before it",
+        ),
+        (
+            "compute_slot_mappings",
+            (int32(0, 1), int64(-1)),
+            "ValueError: positions[0] is -1, expected at least 0",
+        ),
+        (
+            "compute_slot_mappings",
+            (int32(0, 1), int64(8)),
+            "ValueError: positions[0] is 8 and needs column 4, but block_table has 4 columns",
+        ),
+    ],
+)
+def test_refusals_of_the_other_methods(
+    twin: Any, method: str, args: tuple[Any, ...], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words, and nothing has changed."""
+    tables = make_tables(twin)
+    append(tables, 0, [5, 6], [7])
+    gathered = tables.gather_block_tables(twin.int32(0, 0))
+    slots = tables.compute_slot_mappings(twin.int32(0, 2), twin.int64(0, 1))
+    before = [table.tolist() for table in (*gathered, slots)]
+    with twin.refuses(message):
+        getattr(tables, method)(*twin.convert(args))
+    assert before == [table.tolist() for table in (*gathered, slots)]
+    assert [[[5, 6, 0, 0]], [[7, 0]]] == gather(twin, tables, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_sizes": 2}, "TypeError: block_sizes must be a list, got int"),
+        ({"block_sizes": [2, 0]}, "ValueError: block_sizes[1] is 0, expected 1 to 2147483647"),
+        ({"max_num_reqs": 0}, "ValueError: max_num_reqs is 0, expected 1 to 2147483647"),
+        (
+            {"max_num_batched_tokens": 2**31},
+            "ValueError: max_num_batched_tokens is 2147483648, expected 1 to 2147483647",
+        ),
+        ({"max_model_len": 1.5}, "TypeError: max_model_len must be an int, got 1.5 of float"),
+        (
+            {"block_sizes": [1], "max_num_reqs": 2**31 - 1, "max_model_len": 2**31 - 1},
+            (
+                "ValueError: max_num_reqs 2147483647, max_num_batched_tokens 6 and max_model_len "
+                "2147483647 make tables of more than 9223372036854775807 bytes"
+            ),
+        ),
+        ({"max_model_len": 0}, "ValueError: max_model_len is 0, expected 1 to 2147483647"),
+        ({"pin_memory": 1}, "TypeError: pin_memory must be a bool, got 1 of int"),
+    ],
+)
+def test_refusals_of_the_constructor(twin: Any, changes: dict[str, Any], message: str) -> None:
+    """A size or a flag that cannot be is refused, in these words."""
+    kwargs: dict[str, Any] = {
+        "block_sizes": [2],
+        "max_num_reqs": 4,
+        "max_num_batched_tokens": 6,
+        "max_model_len": 7,
+        "device": "cpu",
+        "pin_memory": False,
+    }
+    with twin.refuses(message):
+        twin.BlockTables(**twin.convert_all(kwargs | changes))
+
+
+def test_strided_arguments(twin: Any) -> None:
+    """Views are read where they stand."""
+    tables = make_tables(twin, [2])
+    append(tables, 2, [5, 6])
+    append(tables, 0, [4])
+    (gathered,) = tables.gather_block_tables(twin.int32(2, 9, 0, 9)[::2])
+    assert [[5, 6, 0, 0], [4, 0, 0, 0]] == gathered.tolist()
+    starts, positions = twin.int32(0, 9, 1, 9, 2)[::2], twin.int64(1, 9, 0)[::2]
+    assert [[11, 8]] == tables.compute_slot_mappings(starts, positions).tolist()
+
+
+def test_what_an_earlier_step_left_is_cleared(twin: Any) -> None:
+    """Past a row's blocks, and past the gathered rows, the persistent buffers hold nulls."""
+    tables = make_tables(twin)
+    append(tables, 2, [7, 8, 4], [5, 6])
+    append(tables, 0, [4], [3])
+    whole, slots = tables.get_dummy_block_tables(4), tables.get_dummy_slot_mappings(6)
+    gather(twin, tables, 2, 2, 0)
+    tables.compute_slot_mappings(twin.int32(0, 3), twin.int64(0, 1, 2, 3, 4))
+    assert [[14, 15, 16, -1, -1, -1], [20, 21, 22, -1, -1, -1]] == slots.tolist()
+    gather(twin, tables, 0, -1)
+    tables.compute_slot_mappings(twin.int32(0, 1), twin.int64(0))
+    assert [[4, 0, 0, 0]] + [[0] * 4] * 3 == whole[0].tolist()
+    assert [[3, 0]] + [[0, 0]] * 3 == whole[1].tolist()
+    assert [[8] + [-1] * 5, [12] + [-1] * 5] == slots.tolist()

@@ -1,0 +1,253 @@
+"""The KV cache of a model: what is allocated for whom, and all of it at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+
+FULL = reference.FullAttentionSpec(4, 5, 6, np.float16)
+ENCODER_ONLY = reference.EncoderOnlyAttentionSpec(4, 5, 6, np.float16)
+PAGE = FULL.page_size_bytes
+
+
+def config(twin: Any, tensors: list[tuple[int, list[str]]], *groups: tuple[list[str], Any]) -> Any:
+    """Return a configuration of tensors and groups, written as tuples."""
+    return twin.KVCacheConfig(
+        num_blocks=-1,  # it is not read
+        kv_cache_tensors=[twin.KVCacheTensor(size, layers) for size, layers in tensors],
+        kv_cache_groups=[
+            twin.KVCacheGroupSpec(layers, twin.convert(spec)) for layers, spec in groups
+        ],
+    )
+
+
+class Backend:
+    """A backend that holds the keys of all blocks before the values."""
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, heads: int, size: int
+    ) -> Any:  # a shape
+        """Return the logical shape."""
+        return 2, num_blocks, block_size, heads, size
+
+
+def test_allocation(twin: Any) -> None:
+    """Layers that share a tensor have one zeroed array of its bytes, in the tensors' order."""
+    tensors = [(6, ["c", "a"]), (0, ["b"]), (8, []), (np.int64(3), ["d"])]
+    groups = ((["a", "b"], FULL), ([], FULL), (["c", "d"], FULL))
+    raw_tensors = twin._allocate_kv_cache(config(twin, tensors, *groups), device="cpu")
+    assert ["c", "a", "b", "d"] == list(raw_tensors)
+    assert raw_tensors["a"] is raw_tensors["c"]
+    assert not twin.shares_memory(raw_tensors["a"], raw_tensors["d"])
+    assert {twin.dtype("int8")} == {raw.dtype for raw in raw_tensors.values()}
+    assert [[0] * 6, [0] * 6, [], [0] * 3] == [raw.tolist() for raw in raw_tensors.values()]
+    assert twin._allocate_kv_cache(config(twin, []), "cpu") == {}
+
+
+def test_encoder_only_groups_keep_no_cache(twin: Any) -> None:
+    """Layers of encoder-only groups count as none, uniform groups of that kind too."""
+    uniform = twin.UniformTypeKVCacheSpecs(4, twin.convert({"x": ENCODER_ONLY, "y": ENCODER_ONLY}))
+    groups = ((["x", "y"], ENCODER_ONLY), (["a"], FULL), (["x", "a"], uniform))
+    assert ["a"] == list(twin._allocate_kv_cache(config(twin, [(6, ["a"])], *groups), "cpu"))
+    with twin.refuses(
+        "ValueError: kv_cache_tensors must name the layers of kv_cache_groups, missing [], extra "
+        "['x']"
+    ):
+        twin._allocate_kv_cache(config(twin, [(6, ["a", "x"])], *groups), "cpu")
+
+
+ONE_GROUP = (["a", "b"], FULL)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "groups", "message"),
+    [
+        (
+            [(6, ["a"])],
+            [ONE_GROUP],
+            (
+                "ValueError: kv_cache_tensors must name the layers of kv_cache_groups, missing "
+                "['b'], extra []"
+            ),
+        ),
+        (
+            [(6, ["a", "c", "b"])],
+            [ONE_GROUP],
+            (
+                "ValueError: kv_cache_tensors must name the layers of kv_cache_groups, missing "
+                "[], extra ['c']"
+            ),
+        ),
+        (
+            [(6, ["a"]), (6, ["b", "a"])],
+            [ONE_GROUP],
+            "ValueError: kv_cache_tensors[1].shared_by[1] is 'a', a layer that is named before",
+        ),
+        (
+            [(6, ["a", "b", "b"])],
+            [ONE_GROUP],
+            "ValueError: kv_cache_tensors[0].shared_by[2] is 'b', a layer that is named before",
+        ),
+        (
+            [(6, ["a", "b"])],
+            [ONE_GROUP, (["b"], FULL)],
+            "ValueError: kv_cache_groups[1].layer_names[0] is 'b', a layer that is named before",
+        ),
+        (
+            [(6, ["a"])],
+            [([], FULL), (["a", "a"], FULL)],
+            "ValueError: kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
+        ),
+        (
+            [(-1, ["a", "b"])],
+            [ONE_GROUP],
+            "ValueError: kv_cache_tensors[0].size is -1, expected 0 to 9223372036854775807",
+        ),
+        (
+            [(2**63, ["a", "b"])],
+            [ONE_GROUP],
+            (
+                "ValueError: kv_cache_tensors[0].size is 9223372036854775808, expected 0 to "
+                "9223372036854775807"
+            ),
+        ),
+        (
+            [(6.0, ["a", "b"])],
+            [ONE_GROUP],
+            "TypeError: kv_cache_tensors[0].size must be an int, got 6.0 of float",
+        ),
+        ([(True, [])], [], "TypeError: kv_cache_tensors[0].size must be an int, got True of bool"),
+        (
+            [(6, "ab")],
+            [ONE_GROUP],
+            "TypeError: kv_cache_tensors[0].shared_by must be a list, got str",
+        ),
+        ([(6, [3])], [], "TypeError: kv_cache_tensors[0].shared_by[0] must be a str, got 3 of int"),
+        ([], [("ab", FULL)], "TypeError: kv_cache_groups[0].layer_names must be a list, got str"),
+        (
+            [],
+            [([3], FULL)],
+            "TypeError: kv_cache_groups[0].layer_names[0] must be a str, got 3 of int",
+        ),
+    ],
+)
+def test_refusals_of_allocation(
+    twin: Any, tensors: list[Any], groups: list[Any], message: str
+) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with twin.refuses(message):
+        twin._allocate_kv_cache(config(twin, tensors, *groups), "cpu")
+
+
+def test_types_of_configurations(twin: Any) -> None:
+    """Tensors and groups come in lists, and an object without them says so."""
+    lists: dict[str, Any] = {"kv_cache_tensors": [], "kv_cache_groups": []}
+    for name in lists:
+        with pytest.raises(
+            TypeError, match=rf"^kv_cache_config\.{name} must be a list, got tuple$"
+        ):
+            twin._allocate_kv_cache(SimpleNamespace(**{**lists, name: ()}), "cpu")
+        with pytest.raises(AttributeError, match=name):
+            twin._allocate_kv_cache(SimpleNamespace(**{n: [] for n in lists if n != name}), "cpu")
+    assert twin._allocate_kv_cache(SimpleNamespace(**lists), "cpu") == {}
+
+
+def make_model(twin: Any) -> Any:
+    """Return a model of three groups over two tensors, and its layers; one has no group yet."""
+    tensors = [
+        (3 * PAGE, ["layers.0.attn", "layers.1.attn", "layers.4.attn"]),
+        (3 * PAGE, ["layers.2.mixer", "layers.3.attn"]),
+    ]
+    made = config(
+        twin,
+        tensors,
+        (["layers.0.attn", "layers.3.attn"], FULL),
+        (["layers.1.attn"], reference.SlidingWindowSpec(4, 5, 6, np.float16, 8)),
+        (["layers.2.mixer"], reference.MambaSpec(4, ((7,),), (np.float32,), page_size_padded=PAGE)),
+        (["encoder.0"], ENCODER_ONLY),
+    )
+    names = [*(name for _, layers in tensors for name in layers), "encoder.0", "mlp"]
+    return made, {name: SimpleNamespace(kv_cache="untouched") for name in names}
+
+
+def test_init_binds_all(twin: Any) -> None:
+    """Each layer gets its view, the runner all of them by index; a write shows where it must."""
+    made, layers = make_model(twin)
+    sharing = {"layers.4.attn": "layers.0.attn"}
+    twin.add_kv_sharing_layers_to_kv_cache_groups(sharing, made.kv_cache_groups)
+    runner_kv_caches: list[Any] = []
+    backends = {name: Backend for name in layers if name.endswith("attn")}
+    twin.init_kv_cache(
+        runner_kv_caches, layers, made, backends, "cpu", kernel_block_sizes=[2, 4, 99]
+    )
+
+    assert layers["mlp"].kv_cache == layers["encoder.0"].kv_cache == "untouched"
+    names = [f"layers.{i}.{'mixer' if i == 2 else 'attn'}" for i in range(5)]
+    for name, kv_cache in zip(names, runner_kv_caches, strict=True):
+        assert len(layers[name].kv_cache) == 1
+        assert layers[name].kv_cache[0] is kv_cache
+    assert (2, 6, 2, 5, 6) == runner_kv_caches[0].shape == runner_kv_caches[4].shape
+    assert (2, 3, 4, 5, 6) == runner_kv_caches[1].shape
+    assert [(3, 7)] == [state.shape for state in runner_kv_caches[2]]
+    runner_kv_caches[0][1, 5, 0, 4, 5] = 7
+    assert runner_kv_caches[4][1, 5, 0, 4, 5] == 7
+    assert (runner_kv_caches[1] != 0).sum() == 1
+    assert not runner_kv_caches[2][0].any()
+    assert not runner_kv_caches[3].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runner_kv_caches": [1]}, "ValueError: runner_kv_caches has 1 entries, expected none"),
+        ({"runner_kv_caches": ()}, "TypeError: runner_kv_caches must be a list, got tuple"),
+        ({"forward_context": {}}, "KeyError: forward_context lacks layer 'layers.0.attn'"),
+        ({"forward_context": []}, "TypeError: forward_context must be a dict, got list"),
+        ({"attn_backends": {}}, "KeyError: attn_backends lacks layer 'layers.0.attn'"),
+        (
+            {"kernel_block_sizes": [3, 4, 4]},
+            (
+                "ValueError: kernel_block_sizes has 3 for layer 'layers.0.attn', expected a "
+                "divisor of its block_size 4"
+            ),
+        ),
+        ({"num_attn_module": 0}, "ValueError: num_attn_module is 0, expected at least 1"),
+    ],
+)
+def test_refusals_of_init(twin: Any, change: dict[str, Any], message: str) -> None:
+    """After an error, whichever of the three steps meets it, nothing is bound."""
+    made, layers = make_model(twin)
+    made.kv_cache_groups[0].layer_names.append("layers.4.attn")
+    arguments: dict[str, Any] = {
+        "runner_kv_caches": [],
+        "forward_context": layers,
+        "kv_cache_config": made,
+        "attn_backends": dict.fromkeys(layers, Backend),
+        "device": "cpu",
+        **change,
+    }
+    before = list(arguments["runner_kv_caches"])
+    with twin.refuses(message):
+        twin.init_kv_cache(**arguments)
+    assert before == list(arguments["runner_kv_caches"])
+    assert {"untouched"} == {layer.kv_cache for layer in layers.values()}
+
+
+def test_init_checks_before_it_allocates(twin: Any) -> None:
+    """What binding needs is refused before memory is asked for that there cannot be."""
+    made = config(twin, [(2**62, ["attn"])], (["attn"], FULL))
+    with twin.refuses(
+        "ValueError: layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for "
+        "an attention layer where num_attn_module is above 1"
+    ):
+        twin.init_kv_cache([], {"attn": SimpleNamespace()}, made, {"attn": Backend}, "cpu")
+    with pytest.raises(KeyError, match=r"forward_context lacks layer '0\.attn'"):
+        twin.init_kv_cache(
+            [], {}, config(twin, [(2**62, ["0.attn"])], (["0.attn"], FULL)), {}, "cpu"
+        )

@@ -1,0 +1,229 @@
+"""Multimodal inputs: embeddings in placeholders, and what encoders make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
+
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
+NAN_BITS = {
+    np.float16: 0x7E00,
+    bfloat16: 0x7FC0,
+    np.float32: 0x7FC00000,
+    np.float64: 0x7FF8000000000000,
+    float8_e4m3fn: 0x7F,
+    float8_e5m2: 0x7E,
+}
+
+
+def make_rows(num_rows: int, num_columns: int, dtype: Any) -> Any:
+    """Make a matrix of any bits at all: NaN of every payload, infinities, -0.0."""
+    num_bytes = num_rows * num_columns * np.dtype(dtype).itemsize
+    content = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
+    return content.view(dtype).reshape(num_rows, num_columns)
+
+
+def bytes_of(twin: Any, matrix: Any) -> list[list[int]]:
+    """Return the bytes of each row."""
+    rows: list[list[int]] = matrix.view(twin.dtype("uint8")).tolist()
+    return rows
+
+
+def mask_of(twin: Any, entries: str) -> Any:
+    """Return a mask, written as `x` for an embedding and `.` for none."""
+    return twin.array([entry == "x" for entry in entries], "bool")
+
+
+@pytest.mark.parametrize("mask", ["", ".", "x", "...", "xxx", "x.x", ".xx.", "xx.xx.xx.x..x"])
+@pytest.mark.parametrize("dtype", NAN_BITS)
+@pytest.mark.parametrize("embed_dim", [0, 1, 3, 16])
+def test_there_and_back(twin: Any, mask: str, dtype: Any, embed_dim: int) -> None:
+    """The `k`-th True entry has row `k`, bit for bit, others the plain NaN; the rows come back."""
+    embeds = twin.convert(make_rows(mask.count("x"), embed_dim, dtype))
+    is_embed = mask_of(twin, mask)
+    with twin.checked():
+        placed = twin.scatter_mm_placeholders(embeds, is_embed)
+        back = twin.gather_mm_placeholders(placed, is_embed)
+    assert ((len(mask), embed_dim), embeds.shape) == (placed.shape, back.shape)
+    assert embeds.dtype == placed.dtype == back.dtype
+    nan = NAN_BITS[dtype].to_bytes(np.dtype(dtype).itemsize, "little")
+    rows = iter(bytes_of(twin, embeds))
+    expected = [next(rows) if entry == "x" else [*nan] * embed_dim for entry in mask]
+    assert expected == bytes_of(twin, placed)
+    assert bytes_of(twin, embeds) == bytes_of(twin, back)
+
+
+def test_results_are_new(twin: Any) -> None:
+    """Results share nothing with what came in or with each other."""
+    embeds, mask = twin.array([[1, 1], [1, 1]], "float32"), mask_of(twin, "xx")
+    placed = twin.scatter_mm_placeholders(embeds, mask)
+    gathered = twin.gather_mm_placeholders(placed, mask)
+    assert not twin.shares_memory(embeds, placed)
+    assert not twin.shares_memory(placed, gathered)
+
+
+def test_strided(twin: Any) -> None:
+    """Views are read as they are seen, and nothing is changed."""
+    store = twin.convert(np.arange(24, dtype=np.float64).reshape(4, 6))
+    placed = twin.scatter_mm_placeholders(store[::2, 1::2], mask_of(twin, "x?.?.?x?")[::2])
+    assert [[1.0, 3.0, 5.0], [13.0, 15.0, 17.0]] == placed[[0, 3]].tolist()
+    every_other = twin.gather_mm_placeholders(placed[::3], mask_of(twin, ".?x")[::2])
+    assert [[13.0, 15.0, 17.0]] == every_other.tolist()
+    assert np.arange(24).tolist() == store.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64", "float16", "uint8"])
+def test_gather_takes_any_dtype(twin: Any, dtype: str) -> None:
+    """Rows are copied whatever they are."""
+    placeholders = twin.array([[0, 1], [1, 0], [1, 1]], dtype)
+    gathered = twin.gather_mm_placeholders(placeholders, mask_of(twin, "x.x"))
+    assert placeholders.dtype == gathered.dtype
+    assert placeholders[[0, 2]].tolist() == gathered.tolist()
+
+
+@pytest.mark.parametrize("anything", [np.zeros((2, 3)), np.zeros(7, np.int32), [1, 2], None])
+def test_without_a_mask(twin: Any, anything: Any) -> None:
+    """Without a mask both hand back what they got, and look at nothing."""
+    assert anything is twin.scatter_mm_placeholders(anything, None)
+    assert anything is twin.gather_mm_placeholders(anything, None)
+
+
+ROWS = np.zeros((2, 3), np.float32)
+
+BAD_MASKS = [
+    ([True, True], "is_embed must be an array, got list"),
+    (np.ones(2, np.uint8), "is_embed must be a vector of bool, got uint8 of shape (2,)"),
+    (np.array([0, 1]), "is_embed must be a vector of bool, got int64 of shape (2,)"),
+    (
+        np.ones((2, 1), np.bool_),
+        "is_embed must be a vector of bool, got bool of shape (2, 1)",
+    ),
+    (np.zeros((), np.bool_), "is_embed must be a vector of bool, got bool of shape ()"),
+]
+
+
+@pytest.mark.parametrize("function", ["scatter_mm_placeholders", "gather_mm_placeholders"])
+@pytest.mark.parametrize(("is_embed", "message"), BAD_MASKS)
+def test_masks_that_are_none(twin: Any, function: str, is_embed: Any, message: str) -> None:
+    """A mask that is no bool vector is refused, in these words."""
+    with twin.refuses(f"TypeError: {message}"):
+        getattr(twin, function)(twin.convert(ROWS), twin.convert(is_embed))
+
+
+@pytest.mark.parametrize(
+    ("embeds", "mask", "message"),
+    [
+        (ROWS.tolist(), "xx", "TypeError: embeds must be an array, got list"),
+        (ROWS[0], "xxx", "ValueError: embeds must have 2 dimensions, got shape (3,)"),
+        (ROWS[None], "x", "ValueError: embeds must have 2 dimensions, got shape (1, 2, 3)"),
+        (ROWS, "x..", "ValueError: embeds has 2 rows, but is_embed has 1 True entries"),
+        (ROWS, "xxx", "ValueError: embeds has 2 rows, but is_embed has 3 True entries"),
+        (ROWS[:1], "xx", "ValueError: embeds has 1 rows, but is_embed has 2 True entries"),
+        (ROWS[:0], "x", "ValueError: embeds has 0 rows, but is_embed has 1 True entries"),
+        (ROWS, "", "ValueError: embeds has 2 rows, but is_embed has 0 entries"),
+        *(
+            (
+                ROWS.astype(dtype),
+                "xx",
+                f"TypeError: embeds must be of a dtype that has NaN, got {dtype}",
+            )
+            for dtype in ("int32", "bool", "complex64")
+        ),
+    ],
+)
+def test_refusals_of_scatter(twin: Any, embeds: Any, mask: str, message: str) -> None:
+    """Embeddings of another kind or number are refused, in these words."""
+    with twin.refuses(message):
+        twin.scatter_mm_placeholders(twin.convert(embeds), mask_of(twin, mask))
+
+
+@pytest.mark.parametrize(
+    ("placeholders", "mask", "message"),
+    [
+        (ROWS.tolist(), "xx", "TypeError: placeholders must be an array, got list"),
+        (ROWS[0], "xxx", "ValueError: placeholders must have 2 dimensions, got shape (3,)"),
+        (ROWS, "x", "ValueError: is_embed has 1 entries, but placeholders has 2 rows"),
+        (ROWS, "xx.", "ValueError: is_embed has 3 entries, but placeholders has 2 rows"),
+        (ROWS[:1], "xx", "ValueError: is_embed has 2 entries, but placeholders has 1 rows"),
+    ],
+)
+def test_refusals_of_gather(twin: Any, placeholders: Any, mask: str, message: str) -> None:
+    """Placeholders of another kind or number are refused, in these words."""
+    with twin.refuses(message):
+        twin.gather_mm_placeholders(twin.convert(placeholders), mask_of(twin, mask))
+
+
+@pytest.mark.parametrize(
+    ("mm_embeddings", "expected_num_items"),
+    [
+        ([], 0),
+        ((), np.int64(0)),
+        ([ROWS, np.zeros((0, 7), np.int8)], 2),
+        ((ROWS,), 1),
+        (np.zeros((4, 2, 3)), 4),
+        (np.zeros((0, 2, 3)), 0),
+    ],
+)
+def test_encoder_outputs_that_are_fine(
+    twin: Any, mm_embeddings: Any, expected_num_items: int
+) -> None:
+    """So many matrices, in a list, a tuple or an array, are fine."""
+    assert None is twin.sanity_check_mm_encoder_outputs(
+        twin.convert(mm_embeddings), expected_num_items
+    )
+
+
+CAUSE = "; the likely cause is the model's embedding method"
+
+
+@pytest.mark.parametrize(
+    ("mm_embeddings", "expected_num_items", "message"),
+    [
+        ([ROWS], 2, f"ValueError: mm_embeddings has 1 items, expected 2{CAUSE}"),
+        (np.zeros((2, 2, 3)), 1, f"ValueError: mm_embeddings has 2 items, expected 1{CAUSE}"),
+        (
+            ROWS,
+            2,
+            (
+                f"ValueError: mm_embeddings has shape (2, 3), expected 3 dimensions, 2 for each "
+                f"item{CAUSE}"
+            ),
+        ),
+        (
+            np.zeros(()),
+            0,
+            (
+                f"ValueError: mm_embeddings has shape (), expected 3 dimensions, 2 for each "
+                f"item{CAUSE}"
+            ),
+        ),
+        (
+            [ROWS, ROWS[None]],
+            2,
+            f"ValueError: mm_embeddings[1] has shape (1, 2, 3), expected 2 dimensions{CAUSE}",
+        ),
+        (
+            [ROWS[0]],
+            1,
+            f"ValueError: mm_embeddings[0] has shape (3,), expected 2 dimensions{CAUSE}",
+        ),
+        ([ROWS, None], 2, "TypeError: mm_embeddings[1] must be an array, got NoneType"),
+        (
+            {"image": ROWS},
+            1,
+            "TypeError: mm_embeddings must be an array, or a list or tuple of arrays, got dict",
+        ),
+        ([ROWS], -1, "ValueError: expected_num_items is -1, expected at least 0"),
+        ([ROWS], 1.0, "TypeError: expected_num_items must be an int, got 1.0 of float"),
+    ],
+)
+def test_encoder_outputs_that_are_not(
+    twin: Any, mm_embeddings: Any, expected_num_items: Any, message: str
+) -> None:
+    """Anything else is refused, with its likely cause, in these words."""
+    with twin.refuses(message):
+        twin.sanity_check_mm_encoder_outputs(twin.convert(mm_embeddings), expected_num_items)
