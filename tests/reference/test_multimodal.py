@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16, float8_e3m4, float8_e4m3fn, float8_e5m2, float8_e5m2fnuz
 
-import reference.multimodal
 from reference import (
     gather_mm_placeholders,
     scatter_mm_placeholders,
@@ -18,12 +17,6 @@ from reference import (
 def mask_of(entries: str) -> np.ndarray[Any, Any]:
     """Return a mask, written as `x` for an embedding and `.` for none."""
     return np.array([entry == "x" for entry in entries], np.bool_)
-
-
-@pytest.mark.parametrize("name", reference.multimodal.__all__)
-def test_names(name: str) -> None:
-    """Every name of the field's module is importable from it, and is the package's."""
-    assert getattr(reference, name) is getattr(reference.multimodal, name)
 
 
 def test_strided_and_read_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -13,7 +14,11 @@ from typing import Any
 
 import pytest
 
-import reference
+import reference.backend
+import reference.block_table
+import reference.fast_prefill
+import reference.invariants
+import reference.multimodal
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(reference.__path__))
 
@@ -85,3 +90,28 @@ def test_docstrings_name_every_argument(name: str) -> None:
     doc = inspect.getdoc(examined(name)) or ""
     for parameter in inspect.signature(examined(name)).parameters:
         assert f"\n    {parameter}: " in doc, parameter
+
+
+def test_every_field_of_a_metadata_is_checked() -> None:
+    """No field of a metadata is forgotten by those who check it."""
+    checked = set(reference.invariants._CHECKS)
+    fields = dataclasses.fields(reference.CommonAttentionMetadata)
+    assert {field.name for field in fields} == checked
+    assert set(reference.invariants._OPTIONAL) < checked
+
+
+MODULES_OF_THE_FIELD = {
+    "backend": reference.backend.__all__,
+    "block_table": (
+        *("PAD_SLOT_ID", "NULL_BLOCK_ID", "compute_slot_mapping", "map_to_kernel_blocks"),
+    ),
+    "fast_prefill": ("KVSharingFastPrefillMetadata", "create_fast_prefill_custom_backend"),
+    "multimodal": reference.multimodal.__all__,
+}
+
+
+@pytest.mark.parametrize("module", MODULES_OF_THE_FIELD)
+def test_names_of_the_fields_modules(module: str) -> None:
+    """What the field imports from a module is there, and is the package's."""
+    for name in MODULES_OF_THE_FIELD[module]:
+        assert getattr(reference, name) is getattr(getattr(reference, module), name)

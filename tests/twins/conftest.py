@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,14 +18,30 @@ from fast.launch import simulated_by
 from tests.twins.arrays import int32, int64
 
 
+def owner_of(array: Any) -> Any:
+    """Return the array that owns the memory of a view; of what is no NumPy array, itself."""
+    while isinstance(getattr(array, "base", None), np.ndarray):
+        array = array.base
+    return array
+
+
 class Converter(Carrier):
-    """Converts NumPy's and `reference`'s values, and leaves all others as they are, uncopied."""
+    """Converts NumPy's and `reference`'s values; leaves others, and what it made, as they are."""
+
+    def __init__(self, lib: ModuleType) -> None:
+        super().__init__(lib, None if lib is reference else "cpu")
+        self._owners: dict[int, object] = {}
 
     def carry(self, value: Any, path: str) -> Any:
         """Return this twin's counterpart of a value."""
         converted = np.ndarray | np.dtype | type | list | tuple | dict | SimpleNamespace
-        is_converted = isinstance(value, converted) or dataclasses.is_dataclass(value)
-        return super().carry(value, path) if is_converted else value
+        is_ours = type(value).__module__.startswith("reference.")
+        if id(owner_of(value)) in self._owners or not (is_ours or isinstance(value, converted)):
+            return value
+        result = super().carry(value, path)
+        if isinstance(result, np.ndarray):
+            self._owners[id(owner_of(result))] = owner_of(result)
+        return result
 
 
 class Twin:
@@ -40,7 +55,7 @@ class Twin:
 
     def __init__(self, lib: ModuleType) -> None:
         self.lib = lib
-        self._carrier = Converter(lib, None if lib is reference else "cpu")
+        self._carrier = Converter(lib)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)

@@ -24,11 +24,13 @@ def make_rows(num_rows: int, num_columns: int, dtype: Any) -> Any:
     """Make a matrix of any bits at all: NaN of every payload, infinities, -0.0."""
     num_bytes = num_rows * num_columns * np.dtype(dtype).itemsize
     content = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
-    return content.view(dtype).reshape(num_rows, num_columns)
+    return content.view(dtype).reshape(num_rows, num_columns).copy()
 
 
 def bytes_of(twin: Any, matrix: Any) -> list[list[int]]:
     """Return the bytes of each row."""
+    if 0 in matrix.shape:
+        return [[]] * len(matrix)
     rows: list[list[int]] = matrix.view(twin.dtype("uint8")).tolist()
     return rows
 

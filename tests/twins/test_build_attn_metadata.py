@@ -1,0 +1,431 @@
+"""`build_attn_metadata`: the metadata of each group, and who gets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.twins.arrays import int32, int64
+
+
+class Builder:
+    """Remembers what it was given, and builds an object of its own."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def build(self, **kwargs: object) -> SimpleNamespace:
+        """Build an object that knows its builder."""
+        self.calls.append(kwargs)
+        return SimpleNamespace(builder=self)
+
+    @property
+    def batch(self) -> Any:
+        """The one batch that it was given."""
+        (call,) = self.calls
+        assert {"common_prefix_len", "common_attn_metadata"} == set(call)
+        assert 0 == call["common_prefix_len"]
+        return call["common_attn_metadata"]
+
+
+def halves(cpu: Any, gpu: Any = None) -> SimpleNamespace:
+    """Make a buffer, whose halves are equal where one is given."""
+    return SimpleNamespace(cpu=cpu, gpu=cpu.copy() if gpu is None else gpu)
+
+
+def make_call(twin: Any, **changes: object) -> dict[str, Any]:
+    """Make a valid call: two groups, three requests (the last is padding), 7 tokens, 2 of them so.
+
+    Query lengths 2, 3, 0; computed tokens 3, 5, 0.
+    """
+    groups = [twin.KVCacheGroupSpec(["b", "a"], None), twin.KVCacheGroupSpec(["c"], None)]
+    call = {
+        "attn_metadata_builders": [Builder(), Builder()],
+        "num_reqs": 3,
+        "num_tokens": 7,
+        "query_start_loc": halves(int32(0, 2, 5, 5, 99, 99)),
+        "seq_lens": halves(int32(5, 8, 0, 99)),
+        "num_computed_tokens_cpu": int32(3, 5, 0, 77),
+        "block_tables": [np.full((4, 3), 1, np.int32), np.full((3, 9), 2, np.int32)],
+        "slot_mappings": [np.arange(7), np.arange(10, 20)],
+        "kv_cache_config": twin.KVCacheConfig(1, [], groups),
+    }
+    return twin.convert_all(call | changes)
+
+
+def test_importable_from_both(twin: Any) -> None:
+    """The function is the metadata module's, and the package's."""
+    assert twin.metadata.build_attn_metadata is twin.build_attn_metadata
+
+
+def test_each_layer_gets_what_its_group_has(twin: Any) -> None:
+    """All layers of a group have one object; the order is that of groups and layers."""
+    call = make_call(twin)
+    built = twin.build_attn_metadata(**call)
+    assert ["b", "a", "c"] == list(built)
+    first, second = call["attn_metadata_builders"]
+    assert built["b"] is built["a"]
+    assert [first, first, second] == [metadata.builder for metadata in built.values()]
+
+
+def test_the_batch_of_a_group(twin: Any) -> None:
+    """Each builder gets a valid batch of its own, with the group's table and slots as they are."""
+    call = make_call(twin)
+    twin.build_attn_metadata(**call)
+    batches = [builder.batch for builder in call["attn_metadata_builders"]]
+    assert batches[0] is not batches[1]
+    for group, batch in enumerate(batches):
+        batch.validate()
+        assert [0, 2, 5, 5] == batch.query_start_loc.tolist() == batch.query_start_loc_cpu.tolist()
+        assert [5, 8, 0] == batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist()
+        assert [3, 5, 0] == batch.num_computed_tokens_cpu.tolist()
+        counts = (batch.num_reqs, batch.num_actual_tokens, batch.max_query_len, batch.max_seq_len)
+        assert (3, 7, 3, 8) == counts
+        assert [int] * 4 == [type(count) for count in counts]
+        assert batch.block_table_tensor is call["block_tables"][group]
+        assert batch.slot_mapping is call["slot_mappings"][group]
+        assert batch.causal is True
+        rest = (
+            batch.logits_indices_padded,
+            batch.num_logits_indices,
+            batch.encoder_seq_lens,
+            batch.dcp_local_seq_lens,
+        )
+        assert (None,) * 4 == rest
+
+
+def test_vectors_are_views_of_both_halves(twin: Any) -> None:
+    """What a captured graph reads is in the buffers: each half's view is of that half."""
+    starts = SimpleNamespace(cpu=twin.int32(0, 2, 5, 5, 9), gpu=twin.int32(0, 2, 5, 5, 8))
+    lens = SimpleNamespace(cpu=twin.int32(5, 8, 0), gpu=twin.int32(5, 8, 0))
+    starts, lens = twin.convert(starts), twin.convert(lens)
+    call = make_call(twin, query_start_loc=starts, seq_lens=lens)
+    twin.build_attn_metadata(**call)
+    batch = call["attn_metadata_builders"][1].batch
+    for view, array in [
+        (batch.query_start_loc, starts.gpu),
+        (batch.query_start_loc_cpu, starts.cpu),
+        (batch.seq_lens, lens.gpu),
+        (batch.seq_lens_cpu, lens.cpu),
+        (batch.num_computed_tokens_cpu, call["num_computed_tokens_cpu"]),
+    ]:
+        assert twin.shares_memory(view, array)
+        assert not any(
+            twin.shares_memory(view, other)
+            for other in (starts.gpu, starts.cpu, lens.gpu, lens.cpu)
+            if other is not array
+        )
+
+
+def test_slots_of_all_groups_in_one_array(twin: Any) -> None:
+    """The rows of one array are the groups' slots, as views."""
+    slots = twin.convert(np.arange(40)).reshape(2, 20)[:, ::2]
+    call = make_call(twin, slot_mappings=slots)
+    twin.build_attn_metadata(**call)
+    for group, builder in enumerate(call["attn_metadata_builders"]):
+        assert slots[group].tolist() == builder.batch.slot_mapping.tolist()
+        assert twin.shares_memory(builder.batch.slot_mapping, slots[group])
+
+
+def test_tables_and_slots_may_be_tuples(twin: Any) -> None:
+    """As `BlockTables` hands them out."""
+    call = make_call(twin)
+    call["block_tables"] = tuple(call["block_tables"])
+    call["slot_mappings"] = tuple(call["slot_mappings"])
+    twin.build_attn_metadata(**call)
+    assert call["block_tables"][1] is call["attn_metadata_builders"][1].batch.block_table_tensor
+
+
+def test_the_greatest_query_length_is_no_tokens_index(twin: Any) -> None:
+    """The last start is the number of tokens, not a length; the longest request may be any."""
+    call = make_call(twin, num_reqs=np.int64(2), num_tokens=np.int32(5))
+    twin.build_attn_metadata(**call)
+    batch = call["attn_metadata_builders"][0].batch
+    assert (2, 5, 3, 8) == (
+        batch.num_reqs,
+        batch.num_actual_tokens,
+        batch.max_query_len,
+        batch.max_seq_len,
+    )
+    assert [int, int] == [type(batch.num_reqs), type(batch.num_actual_tokens)]
+    call = make_call(twin, num_reqs=1, num_tokens=2)
+    twin.build_attn_metadata(**call)
+    batch = call["attn_metadata_builders"][0].batch
+    assert (2, 5) == (batch.max_query_len, batch.max_seq_len)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((3, 8), (3, 8)),
+        ((np.int32(4), 4096), (4, 4096)),
+        ((9, None), (9, 8)),
+        ((None, 9), (3, 9)),
+        ((2**31 - 1, 2**31 - 1), (2**31 - 1, 2**31 - 1)),
+    ],
+)
+def test_given_bounds(twin: Any, given: tuple[Any, Any], wanted: tuple[int, int]) -> None:
+    """A bound that is given stands in the metadata, as an int; one that is not is the maximum."""
+    call = make_call(twin, max_query_len=given[0], max_seq_len=given[1])
+    twin.build_attn_metadata(**call)
+    for builder in call["attn_metadata_builders"]:
+        bounds = builder.batch.max_query_len, builder.batch.max_seq_len
+        assert wanted == bounds
+        assert [int, int] == list(map(type, bounds))
+
+
+def test_no_requests(twin: Any) -> None:
+    """The greatest of nothing is 0; buffers, tables and slots may be as short as that."""
+    call = make_call(
+        twin,
+        num_reqs=0,
+        num_tokens=0,
+        query_start_loc=halves(int32(0)),
+        seq_lens=halves(int32()),
+        num_computed_tokens_cpu=twin.convert(np.zeros(0, np.int32)),
+        block_tables=[
+            twin.convert(np.zeros((0, 3), np.int32)),
+            twin.convert(np.zeros((0, 0), np.int32)),
+        ],
+        slot_mappings=twin.convert(np.zeros((2, 0), np.int64)),
+    )
+    assert ["b", "a", "c"] == list(twin.build_attn_metadata(**call))
+    batch = call["attn_metadata_builders"][0].batch
+    assert (0, 0) == (batch.max_query_len, batch.max_seq_len)
+    assert [0] == batch.query_start_loc.tolist()
+
+
+def test_no_groups(twin: Any) -> None:
+    """Where nothing is cached there is nothing to build."""
+    call = make_call(
+        twin,
+        attn_metadata_builders=[],
+        block_tables=(),
+        slot_mappings=[],
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+    )
+    assert {} == twin.build_attn_metadata(**call)
+    call["slot_mappings"] = twin.convert(np.zeros((0, 7), np.int64))
+    assert {} == twin.build_attn_metadata(**call)
+
+
+def test_groups_without_layers_and_layers_of_two_groups(twin: Any) -> None:
+    """A group without layers is built for nobody; of two groups' metadata a layer has the last."""
+    groups = [SimpleNamespace(layer_names=names) for names in (["a", "b"], [], ["a"])]
+    call = make_call(
+        twin,
+        attn_metadata_builders=[Builder(), Builder(), Builder()],
+        block_tables=[twin.convert(np.zeros((3, 3), np.int32))] * 3,
+        slot_mappings=twin.convert(np.zeros((3, 7), np.int64)),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+    )
+    built = twin.build_attn_metadata(**call)
+    builders = call["attn_metadata_builders"]
+    assert [builders[2], builders[0]] == [built[name].builder for name in ("a", "b")]
+    assert [1, 1, 1] == [len(builder.calls) for builder in builders]
+
+
+def test_nothing_is_changed(twin: Any) -> None:
+    """The buffers, tables and slots are only read."""
+    call = make_call(twin)
+    before = [call["query_start_loc"].cpu.tolist(), call["seq_lens"].cpu.tolist()]
+    twin.build_attn_metadata(**call)
+    assert before == [call["query_start_loc"].cpu.tolist(), call["seq_lens"].cpu.tolist()]
+    assert ["b", "a"] == call["kv_cache_config"].kv_cache_groups[0].layer_names
+
+
+INT32S, INT64S = np.zeros((3, 2), np.int32), np.zeros(7, np.int64)
+
+
+STARTS, SHORT = int32(0, 2, 5, 5), int32(0, 2, 5)
+LENS = int32(5, 8, 0)
+
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"num_reqs": -1}, "ValueError: num_reqs is -1, expected at least 0"),
+    ({"num_reqs": True}, "TypeError: num_reqs must be an int, got True of bool"),
+    ({"num_tokens": -1}, "ValueError: num_tokens is -1, expected at least 0"),
+    ({"num_tokens": 7.0}, "TypeError: num_tokens must be an int, got 7.0 of float"),
+    ({"max_query_len": True}, "TypeError: max_query_len must be an int, got True of bool"),
+    ({"max_seq_len": 8.0}, "TypeError: max_seq_len must be an int, got 8.0 of float"),
+    ({"max_query_len": -1}, "ValueError: max_query_len is -1, expected 0 to 2147483647"),
+    ({"max_seq_len": 2**31}, "ValueError: max_seq_len is 2147483648, expected 0 to 2147483647"),
+    (
+        {"max_query_len": 2, "max_seq_len": 8},
+        "ValueError: max_query_len is 2, less than the query length 3 of request 1",
+    ),
+    (
+        {"max_seq_len": 7},
+        "ValueError: max_seq_len is 7, less than the sequence length 8 of request 1",
+    ),
+    (
+        {"attn_metadata_builders": [Builder()]},
+        (
+            "ValueError: attn_metadata_builders has 1 entries, expected 2, one for each KV "
+            "cache group"
+        ),
+    ),
+    (
+        {"attn_metadata_builders": (Builder(), Builder())},
+        "TypeError: attn_metadata_builders must be a list, got tuple",
+    ),
+    (
+        {"kv_cache_config": SimpleNamespace(kv_cache_groups=None)},
+        "TypeError: kv_cache_config.kv_cache_groups must be a list, got NoneType",
+    ),
+    (
+        {"block_tables": [INT32S]},
+        "ValueError: block_tables has 1 entries, expected 2, one for each KV cache group",
+    ),
+    (
+        {"block_tables": np.zeros((2, 3, 2), np.int32)},
+        "TypeError: block_tables must be a list or tuple, got array",
+    ),
+    (
+        {"block_tables": [INT32S, INT32S[:2]]},
+        "ValueError: block_tables[1] has 2 entries, expected at least 3",
+    ),
+    (
+        {"block_tables": [INT32S.astype(np.int64), INT32S]},
+        "TypeError: block_tables[0] must be int32, got int64",
+    ),
+    (
+        {"block_tables": [INT32S, INT32S[0]]},
+        "ValueError: block_tables[1] must have 2 dimensions, got shape (2,)",
+    ),
+    ({"block_tables": [INT32S, None]}, "TypeError: block_tables[1] must be an array, got NoneType"),
+    (
+        {"slot_mappings": (INT64S,) * 3},
+        "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
+    ),
+    (
+        {"slot_mappings": None},
+        "TypeError: slot_mappings must be a list or tuple, got None of NoneType",
+    ),
+    ({"slot_mappings": INT64S}, "ValueError: slot_mappings must have 2 dimensions, got shape (7,)"),
+    (
+        {"slot_mappings": np.zeros((2, 7), np.int32)},
+        "TypeError: slot_mappings must be int64, got int32",
+    ),
+    (
+        {"slot_mappings": np.zeros((3, 7), np.int64)},
+        "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
+    ),
+    (
+        {"slot_mappings": np.zeros((2, 6), np.int64)},
+        "ValueError: slot_mappings[0] has 6 entries, expected at least 7",
+    ),
+    (
+        {"slot_mappings": [INT64S, INT64S[1:]]},
+        "ValueError: slot_mappings[1] has 6 entries, expected at least 7",
+    ),
+    (
+        {"slot_mappings": [INT64S.astype(np.int32), INT64S]},
+        "TypeError: slot_mappings[0] must be int64, got int32",
+    ),
+    (
+        {"query_start_loc": halves(SHORT, STARTS)},
+        "ValueError: query_start_loc.cpu has 3 entries, expected at least 4",
+    ),
+    (
+        {"query_start_loc": halves(STARTS, SHORT)},
+        "ValueError: query_start_loc.gpu has 3 entries, expected at least 4",
+    ),
+    (
+        {"query_start_loc": halves(STARTS.astype(np.int64), STARTS)},
+        "TypeError: query_start_loc.cpu must be int32, got int64",
+    ),
+    (
+        {"seq_lens": halves(LENS[:2], LENS)},
+        "ValueError: seq_lens.cpu has 2 entries, expected at least 3",
+    ),
+    (
+        {"seq_lens": halves(LENS, LENS[:2])},
+        "ValueError: seq_lens.gpu has 2 entries, expected at least 3",
+    ),
+    ({"seq_lens": halves(LENS, [5, 8, 0])}, "TypeError: seq_lens.gpu must be an array, got list"),
+    (
+        {"num_computed_tokens_cpu": LENS[:2]},
+        "ValueError: num_computed_tokens_cpu has 2 entries, expected at least 3",
+    ),
+    (
+        {"num_computed_tokens_cpu": int64(3, 5, 0)},
+        "TypeError: num_computed_tokens_cpu must be int32, got int64",
+    ),
+    ({"query_start_loc": None}, "AttributeError: 'NoneType' object has no attribute 'cpu'"),
+    (
+        {"kv_cache_config": None},
+        "AttributeError: 'NoneType' object has no attribute 'kv_cache_groups'",
+    ),
+    # Batches that are not valid.
+    ({"num_tokens": 4}, "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4"),
+    (
+        {"query_start_loc": halves(int32(1, 2, 5, 5))},
+        "ValueError: query_start_loc[0] is 1, expected 0",
+    ),
+    (
+        {"query_start_loc": halves(int32(0, 5, 2, 5))},
+        "ValueError: query_start_loc[2] is 2, less than 5 before it",
+    ),
+    (
+        {"query_start_loc": halves(STARTS, int32(0, 2, 4, 5))},
+        "ValueError: query_start_loc[2] is 4, but query_start_loc_cpu[2] is 5",
+    ),
+    (
+        {"seq_lens": halves(int32(5, 2, 0))},
+        "ValueError: seq_lens[1] is 2, less than its query length 3",
+    ),
+    (
+        {"num_reqs": 1, "seq_lens": halves(int32(-5))},
+        "ValueError: seq_lens[0] is -5, expected at least 0",
+    ),
+    (
+        {"num_computed_tokens_cpu": int32(3, 6, 0)},
+        (
+            "ValueError: num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is "
+            "seq_lens[1] less its query length 3"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSALS)
+def test_refusals(twin: Any, changes: dict[str, Any], message: str) -> None:
+    """Each wrong argument is refused, in these words, before any builder builds."""
+    call = make_call(twin, **changes)
+    with twin.refuses(message):
+        twin.build_attn_metadata(**call)
+    for builder in call["attn_metadata_builders"]:
+        assert [] == builder.calls
+
+
+def test_tables_may_be_narrow(twin: Any) -> None:
+    """A batch is judged without block size: how many columns a row needs is not asked."""
+    tables = [twin.convert(np.zeros((3, 0), np.int32)), twin.convert(np.zeros((3, 1), np.int32))]
+    assert ["b", "a", "c"] == list(twin.build_attn_metadata(**make_call(twin, block_tables=tables)))
+
+
+@pytest.mark.parametrize("name", ["kv_cache_groups", "layer_names"])
+def test_caches_have_groups_and_groups_have_layers(twin: Any, name: str) -> None:
+    """A cache or a group that lacks what is read is refused."""
+    call = make_call(twin)
+    caches = call["kv_cache_config"]
+    changed = caches if name == "kv_cache_groups" else caches.kv_cache_groups[1]
+    lacking = SimpleNamespace(
+        **{f.name: getattr(changed, f.name) for f in dataclasses.fields(changed) if f.name != name}
+    )
+    if name == "layer_names":
+        caches.kv_cache_groups[1] = lacking
+    else:
+        call["kv_cache_config"] = lacking
+    with pytest.raises(AttributeError, match=name):
+        twin.build_attn_metadata(**call)
+
+
+def test_builders_build(twin: Any) -> None:
+    """What has no `build` is no builder."""
+    with pytest.raises(AttributeError, match="build"):
+        twin.build_attn_metadata(**make_call(twin, attn_metadata_builders=[object(), Builder()]))

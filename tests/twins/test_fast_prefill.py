@@ -1,0 +1,234 @@
+"""KV-sharing fast prefill: the batch of the wanted tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from tests.twins.arrays import int64
+
+BatchMaker: TypeAlias = Callable[..., Any]
+
+
+SAME_OBJECTS = (
+    *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
+    "slot_mapping",
+)
+
+
+def wanted_of(twin: Any, batch: Any) -> Any:
+    """Return the metadata of the wanted tokens."""
+    return twin.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
+
+
+def logits_of(indices: list[int], *, padding: int = 0, dtype: Any = np.int64) -> dict[str, Any]:
+    """Return the logits fields of a batch of which these tokens are wanted."""
+    padded = np.array(indices + [10**6] * padding, dtype)
+    return {"logits_indices_padded": padded, "num_logits_indices": len(indices)}
+
+
+def test_the_fields(twin: Any) -> None:
+    """They are a list of name, type and default; types are classes or unions, no strings."""
+    assert isinstance(twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS, list)
+    (indices, number) = twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
+    assert ("logits_indices_padded", None) == (indices[0], indices[2])
+    assert type(None) in indices[1].__args__
+    assert ("num_logits_indices", int, 0) == number
+    cls = twin.subclass_attention_metadata(
+        "Fast", object, twin.KV_SHARING_FAST_PREFILL_METADATA_FIELDS
+    )
+    assert (None, 0) == (cls().logits_indices_padded, cls().num_logits_indices)
+
+
+def test_the_protocol(twin: Any) -> None:
+    """It asks for the two attributes, and nothing of what they hold."""
+    both = {"logits_indices_padded": None, "num_logits_indices": None}
+    assert isinstance(SimpleNamespace(**both), twin.KVSharingFastPrefillMetadata)
+    for name in both:
+        assert not isinstance(SimpleNamespace(**{name: 1}), twin.KVSharingFastPrefillMetadata)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_example(twin: Any, make_batch: BatchMaker, padding: int, dtype: type[Any]) -> None:
+    """The worked example, every field of it."""
+    batch = make_batch(
+        [15, 5, 8],
+        [0, 3, 9],
+        padding_tokens=2,
+        causal=False,
+        encoder_seq_lens=int64(1, 2, 3),
+        dcp_local_seq_lens=twin.int32(1, 2, 3),
+        **logits_of([14, 18, 19, 27], padding=padding, dtype=dtype),
+    )
+    batch.max_seq_len = 100
+    before = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    wanted = wanted_of(twin, batch)
+    wanted.validate(block_size=2)
+    assert [0, 1, 3, 4] == wanted.query_start_loc.tolist() == wanted.query_start_loc_cpu.tolist()
+    assert {twin.dtype("int32")} == {wanted.query_start_loc.dtype, wanted.query_start_loc_cpu.dtype}
+    for name in SAME_OBJECTS:
+        assert getattr(batch, name) is getattr(wanted, name), name
+    assert (3, 4, 2, 100) == (
+        wanted.num_reqs,
+        wanted.num_actual_tokens,
+        wanted.max_query_len,
+        wanted.max_seq_len,
+    )
+    assert True is wanted.causal
+    assert wanted.logits_indices_padded is wanted.num_logits_indices is None
+    assert wanted.encoder_seq_lens is wanted.dcp_local_seq_lens is None
+    assert all(value is getattr(batch, name) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "indices", "starts", "max_query_len"),
+    [
+        pytest.param([3, 2], [], [0, 0, 0], 0, id="none wanted"),
+        pytest.param([3, 2], [2], [0, 1, 1], 1, id="none of the last"),
+        pytest.param([3, 2], [4], [0, 0, 1], 1, id="none of the first"),
+        pytest.param([3, 2], [0, 1, 2, 3, 4], [0, 3, 5], 3, id="all wanted"),
+        pytest.param([3, 0, 2], [2, 3, 4], [0, 1, 1, 3], 2, id="an empty request between"),
+        pytest.param([3, 0, 0], [1, 2], [0, 2, 2, 2], 2, id="padded requests"),
+        pytest.param([0, 0], [], [0, 0, 0], 0, id="no tokens"),
+        pytest.param([], [], [0], 0, id="no requests"),
+    ],
+)
+def test_corners(
+    twin: Any,
+    make_batch: BatchMaker,
+    query_lens: list[int],
+    indices: list[int],
+    starts: list[int],
+    max_query_len: int,
+) -> None:
+    """Requests with none or all of their tokens wanted, and none at all."""
+    wanted = wanted_of(twin, make_batch(query_lens, [0] * len(query_lens), **logits_of(indices)))
+    assert starts == wanted.query_start_loc.tolist()
+    assert (len(indices), max_query_len) == (wanted.num_actual_tokens, wanted.max_query_len)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_query_len": 1, **logits_of([2])},
+        {"max_query_len": np.int64(1), **logits_of([2])},
+        {},
+        {"max_query_len": 1},
+        {"max_query_len": 1, "query_start_loc": None, "logits_indices_padded": 3}
+        | {"num_logits_indices": -1},
+        {"query_start_loc": None},
+    ],
+)
+def test_the_metadata_itself(twin: Any, make_batch: BatchMaker, changes: dict[str, Any]) -> None:
+    """With one token at most of each, or not armed, it comes back, whatever else it holds."""
+    batch = make_batch([3, 2], [0, 0], **changes)
+    assert batch is wanted_of(twin, batch)
+
+
+def test_the_class_of_the_result(twin: Any, make_batch: BatchMaker) -> None:
+    """A subclass's fields are kept; an engine's own metadata gives ours, also of NumPy's counts."""
+    batch = make_batch([3, 2], [0, 0], **logits_of([2, 4]))
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    base = (twin.CommonAttentionMetadata,)
+    extend = dataclasses.make_dataclass("Extended", [("note", str, "none")], bases=base, eq=False)
+    extended = wanted_of(twin, extend(**values, note="mine"))
+    assert extend is type(extended)
+    assert ("mine", [0, 1, 2]) == (extended.note, extended.query_start_loc.tolist())
+    values |= {"num_reqs": np.int64(2), "max_seq_len": np.int32(9), "note": "lost"}
+    values["num_logits_indices"] = np.int16(2)
+    own: Any = SimpleNamespace(**values)
+    wanted = wanted_of(twin, own)
+    assert twin.CommonAttentionMetadata is type(wanted)
+    assert [0, 1, 2] == wanted.query_start_loc.tolist()
+    for name in SAME_OBJECTS:
+        assert getattr(batch, name) is getattr(wanted, name), name
+    for name in ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len"):
+        assert int is type(getattr(wanted, name)), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_logits_indices": 0, "max_query_len": 1},
+            (
+                "ValueError: logits_indices_padded is None, but the other logits field is set: "
+                "fast prefill needs both"
+            ),
+        ),
+        (
+            {"logits_indices_padded": int64(2), "max_query_len": 1},
+            (
+                "ValueError: num_logits_indices is None, but the other logits field is set: "
+                "fast prefill needs both"
+            ),
+        ),
+        (
+            {**logits_of([2]), "num_logits_indices": 2},
+            (
+                "ValueError: logits_indices_padded has 1 entries, expected at least "
+                "num_logits_indices = 2"
+            ),
+        ),
+        (
+            {**logits_of([2]), "num_logits_indices": -1},
+            "ValueError: num_logits_indices is -1, expected 0 to 2147483647",
+        ),
+        (
+            {**logits_of([2]), "num_logits_indices": True},
+            "TypeError: num_logits_indices must be an int, got True of bool",
+        ),
+        (
+            {**logits_of([2]), "logits_indices_padded": [2]},
+            "TypeError: logits_indices_padded must be an array, got list",
+        ),
+        (
+            logits_of([2], dtype=np.int16),
+            "TypeError: logits_indices_padded must be int32 or int64, got int16",
+        ),
+        (
+            {"logits_indices_padded": np.array([[2]]), "num_logits_indices": 1},
+            "ValueError: logits_indices_padded must have 1 dimension, got shape (1, 1)",
+        ),
+        (
+            logits_of([2, 2]),
+            "ValueError: logits_indices_padded[1] is 2, expected more than 2 before it",
+        ),
+        (
+            logits_of([2, 4, 3]),
+            "ValueError: logits_indices_padded[2] is 3, expected more than 4 before it",
+        ),
+        (logits_of([-1, 2]), "ValueError: logits_indices_padded[0] is -1, expected 0 to 4"),
+        (logits_of([2, 5]), "ValueError: logits_indices_padded[1] is 5, expected 0 to 4"),
+        (
+            {**logits_of([2]), "max_query_len": 2},
+            "ValueError: max_query_len is 2, less than the query length 3 of request 0",
+        ),
+        (
+            {**logits_of([2]), "max_query_len": 2.0},
+            "TypeError: max_query_len must be an int, got 2.0 of float",
+        ),
+    ],
+)
+def test_refusals(twin: Any, make_batch: BatchMaker, changes: dict[str, Any], message: str) -> None:
+    """Each wrong field is refused, in these words; tokens of padding are none."""
+    batch = make_batch([3, 2], [0, 0], padding_tokens=1, **changes)
+    with twin.refuses(message):
+        wanted_of(twin, batch)
+
+
+@pytest.mark.parametrize("lacking", ["logits_indices_padded", "seq_lens_cpu"])
+def test_a_metadata_that_lacks_what_is_read(
+    twin: Any, make_batch: BatchMaker, lacking: str
+) -> None:
+    """An engine's own metadata without a field is refused."""
+    values = vars(make_batch([3], [0], **logits_of([2])))
+    own: Any = SimpleNamespace(**{name: values[name] for name in values if name != lacking})
+    with pytest.raises(AttributeError, match=lacking):
+        wanted_of(twin, own)

@@ -1,0 +1,299 @@
+"""Specs: the table of sizes, what can be merged, what is uniform, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import reference
+
+FIELDS = (16, 3, 5, np.float16)
+PAGE = 2 * 16 * 3 * 5 * 2
+MAMBA = reference.MambaSpec(16, ((3, 4), (5,)), (np.float16, np.float32))
+
+WINDOW = reference.SlidingWindowSpec(*FIELDS, 8)
+SPECS = (
+    reference.AttentionSpec(*FIELDS),
+    reference.FullAttentionSpec(*FIELDS),
+    reference.MLAAttentionSpec(*FIELDS),
+    reference.ChunkedLocalAttentionSpec(*FIELDS, 8),
+    WINDOW,
+    reference.CrossAttentionSpec(*FIELDS),
+    reference.EncoderOnlyAttentionSpec(*FIELDS),
+    MAMBA,
+)
+ITEMSIZES = {
+    ml_dtypes.bfloat16: 2,
+    np.float16: 2,
+    np.float32: 4,
+    np.int8: 1,
+    np.uint8: 1,
+    ml_dtypes.float8_e4m3fn: 1,
+    ml_dtypes.float8_e5m2: 1,
+}
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZES)
+def test_pages_of_attention(twin: Any, dtype: Any) -> None:
+    """A page has a key and a value for each position and head, of any dtype; scalar types do."""
+    for spec in SPECS[:2] + SPECS[3:7]:
+        made = dataclasses.replace(twin.convert(spec), dtype=twin.convert(dtype))
+        assert 2 * 16 * 3 * 5 * ITEMSIZES[dtype] == made.page_size_bytes
+        assert twin.convert(np.dtype(dtype)) == made.dtype
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
+def test_numbers(twin: Any, spec: Any) -> None:
+    """Every number is a positive int, NumPy's too, and is stored as Python's."""
+    spec = twin.convert(spec)
+    no_numbers = {"dtype", "shapes", "dtypes", "cache_dtype_str", "mamba_type"}
+    for name in {field.name for field in dataclasses.fields(spec)} - no_numbers:
+        big = dataclasses.replace(spec, **{name: np.int64(2**40)})
+        assert (2**40, int) == (getattr(big, name), type(getattr(big, name)))
+        least = 0 if name == "num_speculative_blocks" else 1
+        with twin.refuses(f"ValueError: {name} is {least - 1}, expected at least {least}"):
+            dataclasses.replace(spec, **{name: least - 1})
+        for value, got in ((True, "True of bool"), (1.0, "1.0 of float"), ("1", "'1' of str")):
+            with twin.refuses(f"TypeError: {name} must be an int, got {got}"):
+                dataclasses.replace(spec, **{name: value})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
+def test_frozen_values(twin: Any, spec: Any) -> None:
+    """A spec does not change, compares by value and class, hashes so, and can be pickled."""
+    spec = twin.convert(spec)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.block_size = 8
+    assert [spec] == [other for other in map(twin.convert, SPECS) if spec == other]
+    same = dataclasses.replace(spec, block_size=np.int8(16))
+    assert spec == same == pickle.loads(pickle.dumps(spec))  # noqa: S301  # our own
+    assert hash(spec) == hash(same)
+    copied = spec.copy_with_new_block_size(np.int64(8))
+    assert dataclasses.replace(spec, block_size=8) == copied
+    assert (int, type(spec)) == (type(copied.block_size), type(copied))
+
+
+def test_pages_of_mla(twin: Any) -> None:
+    """A page of MLA has one latent for each position; in one format it has bytes of its own."""
+    assert (
+        64 * 1 * 576 * 2
+        == twin.MLAAttentionSpec(64, 1, 576, twin.convert(np.float16)).page_size_bytes
+    )
+    assert (
+        64 * 2 * 576 * 1 == twin.MLAAttentionSpec(64, 2, 576, twin.convert(np.int8)).page_size_bytes
+    )
+    for dtype in (np.uint8, np.float32):
+        spec = twin.MLAAttentionSpec(64, 2, 576, twin.convert(dtype), None, None, "fp8_ds_mla")
+        assert 64 * 656 == spec.page_size_bytes
+    assert (
+        64 * 576
+        == twin.MLAAttentionSpec(
+            64, 1, 576, twin.convert(np.uint8), None, None, "fp8"
+        ).page_size_bytes
+    )
+
+
+def test_pages_of_mamba(twin: Any) -> None:
+    """A page of Mamba has all states, or is padded; shapes and dtypes are stored as tuples."""
+    mamba = twin.convert(MAMBA)
+    assert 12 * 2 + 5 * 4 == mamba.page_size_bytes
+    dtypes = [twin.dtype("float16"), twin.dtype("float32")]
+    listed = twin.MambaSpec(16, [[np.int64(3), 4], [5]], dtypes)
+    assert mamba == listed
+    assert hash(mamba) == hash(listed)
+    assert (((3, 4), (5,)), tuple(dtypes)) == (listed.shapes, listed.dtypes)
+    assert {int} == {type(length) for shape in listed.shapes for length in shape}
+    assert 4 == twin.MambaSpec(16, ((),), dtypes[1:]).page_size_bytes
+    for padded in (24, np.int64(64)):
+        assert padded == twin.MambaSpec(16, ((3, 4),), dtypes[:1], padded).page_size_bytes
+    others = mamba.mamba_type, mamba.num_speculative_blocks, mamba.page_size_padded
+    assert ("mamba2", 0, None) == others
+
+
+def test_abstract(twin: Any) -> None:
+    """Every class can be made; what it does not say is not implemented, naming the class."""
+    with twin.refuses("NotImplementedError: KVCacheSpec has no page_size_bytes"):
+        _ = twin.KVCacheSpec(16).page_size_bytes
+    for spec in (twin.KVCacheSpec(16), twin.convert(SPECS[0])):
+        message = f"^{type(spec).__name__} has no max_memory_usage_bytes$"
+        with pytest.raises(NotImplementedError, match=message):
+            spec.max_memory_usage_bytes(None)
+    own = type("OwnSpec", (twin.KVCacheSpec,), {})(16)
+    with twin.refuses("NotImplementedError: OwnSpec has no page_size_bytes"):
+        _ = twin.UniformTypeKVCacheSpecs(16, {"a": own}).page_size_bytes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda twin: twin.KVCacheSpec(0), "ValueError: block_size is 0, expected at least 1"),
+        (
+            lambda twin: twin.KVCacheSpec(True),
+            "TypeError: block_size must be an int, got True of bool",
+        ),
+        (
+            lambda twin: twin.KVCacheSpec(16.0),
+            "TypeError: block_size must be an int, got 16.0 of float",
+        ),
+        (
+            lambda twin: twin.AttentionSpec(16, 0, 5, twin.dtype("int8")),
+            "ValueError: num_kv_heads is 0, expected at least 1",
+        ),
+        (
+            lambda twin: twin.AttentionSpec(16, 3, -1, twin.dtype("int8")),
+            "ValueError: head_size is -1, expected at least 1",
+        ),
+        (
+            lambda twin: twin.AttentionSpec(16, 3, "5", twin.dtype("int8")),
+            "TypeError: head_size must be an int, got '5' of str",
+        ),
+        (
+            lambda twin: twin.FullAttentionSpec(*twin.convert(FIELDS), sliding_window=0),
+            "ValueError: sliding_window is 0, expected at least 1",
+        ),
+        (
+            lambda twin: twin.FullAttentionSpec(*twin.convert(FIELDS), attention_chunk_size=1.5),
+            "TypeError: attention_chunk_size must be an int, got 1.5 of float",
+        ),
+        (
+            lambda twin: twin.SlidingWindowSpec(*twin.convert(FIELDS), None),
+            "TypeError: sliding_window must be an int, got None of NoneType",
+        ),
+        (
+            lambda twin: twin.ChunkedLocalAttentionSpec(*twin.convert(FIELDS), None),
+            "TypeError: attention_chunk_size must be an int, got None of NoneType",
+        ),
+        (
+            lambda twin: twin.ChunkedLocalAttentionSpec(*twin.convert(FIELDS), 0),
+            "ValueError: attention_chunk_size is 0, expected at least 1",
+        ),
+        (
+            lambda twin: twin.MLAAttentionSpec(*twin.convert(FIELDS), cache_dtype_str=3),
+            "TypeError: cache_dtype_str must be a str or None, got 3 of int",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, (), ()),
+            "ValueError: shapes is empty, expected at least 1 state",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3,),), (twin.dtype("int8"), twin.dtype("int8"))),
+            "ValueError: dtypes has 2 entries, expected 1, as many as shapes",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3, 0),), (twin.dtype("int8"),)),
+            "ValueError: shapes[0][1] is 0, expected at least 1",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, (3,), (twin.dtype("int8"),)),
+            "TypeError: shapes[0] must be a tuple or list, got 3 of int",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((True,),), (twin.dtype("int8"),)),
+            "TypeError: shapes[0][0] must be an int, got True of bool",
+        ),
+        (
+            lambda twin: twin.MambaSpec(
+                16, twin.convert(np.ones((1, 1), int)), (twin.dtype("int8"),)
+            ),
+            "TypeError: shapes must be a tuple or list, got array",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3,),), {}),
+            "TypeError: dtypes must be a tuple or list, got dict",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3,),), ("int8",)),
+            "TypeError: dtypes[0] must be a supported dtype, got 'int8' of str",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3,),), (twin.dtype("float32"),), 11),
+            "ValueError: page_size_padded is 11, less than the 12 bytes of the states",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3,),), (twin.dtype("float32"),), 12.0),
+            "TypeError: page_size_padded must be an int, got 12.0 of float",
+        ),
+        (
+            lambda twin: twin.MambaSpec(16, ((3,),), (twin.dtype("float32"),), mamba_type=None),
+            "TypeError: mamba_type must be a str, got None of NoneType",
+        ),
+        (
+            lambda twin: twin.MambaSpec(
+                16, ((3,),), (twin.dtype("float32"),), num_speculative_blocks=-1
+            ),
+            "ValueError: num_speculative_blocks is -1, expected at least 0",
+        ),
+        (
+            lambda twin: twin.UniformTypeKVCacheSpecs(16, {}),
+            "ValueError: kv_cache_specs is empty, expected at least 1 spec",
+        ),
+        (
+            lambda twin: twin.UniformTypeKVCacheSpecs(16, [twin.KVCacheSpec(16)]),
+            "TypeError: kv_cache_specs must be a dict, got list",
+        ),
+        (
+            lambda twin: twin.UniformTypeKVCacheSpecs(16, {3: twin.KVCacheSpec(16)}),
+            "TypeError: a key of kv_cache_specs must be a str, got 3 of int",
+        ),
+        (
+            lambda twin: twin.UniformTypeKVCacheSpecs(16, {"a": 3}),
+            "TypeError: kv_cache_specs['a'] must be a KVCacheSpec, got 3 of int",
+        ),
+        (
+            lambda twin: twin.UniformTypeKVCacheSpecs(
+                16, {"a": twin.KVCacheSpec(16), "b": twin.KVCacheSpec(32)}
+            ),
+            "ValueError: kv_cache_specs['b'].block_size is 32, expected block_size 16",
+        ),
+        (
+            lambda twin: twin.convert(MAMBA).copy_with_new_block_size(0),
+            "ValueError: block_size is 0, expected at least 1",
+        ),
+    ],
+)
+def test_refusals_when_made(twin: Any, make: Callable[[Any], object], message: str) -> None:
+    """Each field is checked when a spec is made, in these words."""
+    with twin.refuses(message):
+        make(twin)
+
+
+def test_uniform_specs_are_values(twin: Any) -> None:
+    """A uniform spec keeps a copy of its dict, and equal ones hash alike, whatever the order."""
+    given: dict[str, Any] = {"a": twin.KVCacheSpec(16), "b": twin.convert(MAMBA)}
+    specs = twin.UniformTypeKVCacheSpecs(16, given)
+    given["c"] = twin.KVCacheSpec(16)
+    assert ["a", "b"] == list(specs.kv_cache_specs)
+    turned = twin.UniformTypeKVCacheSpecs(16, {"b": twin.convert(MAMBA), "a": twin.KVCacheSpec(16)})
+    assert specs == turned
+    assert hash(specs) == hash(turned)
+
+
+def test_uniform_copies_with_new_block_sizes(twin: Any) -> None:
+    """Of a uniform spec all block sizes change, and nothing else."""
+    specs = twin.UniformTypeKVCacheSpecs(16, twin.convert({"a": WINDOW, "b": MAMBA}))
+    copied = specs.copy_with_new_block_size(32)
+    assert 32 == copied.block_size == copied.kv_cache_specs["a"].block_size
+    assert 2 * PAGE + MAMBA.page_size_bytes == copied.page_size_bytes
+    assert specs.block_size == specs.kv_cache_specs["a"].block_size == 16
+
+
+def test_configurations_are_plain(twin: Any) -> None:
+    """Tensors, groups and configurations are mutable, compare by value and check nothing."""
+    tensor, group = twin.KVCacheTensor(-1, "nobody"), twin.KVCacheGroupSpec([], None)
+    config = twin.KVCacheConfig(num_blocks=0, kv_cache_tensors=[tensor], kv_cache_groups=[group])
+    assert (
+        twin.KVCacheConfig(0, [twin.KVCacheTensor(-1, "nobody")], [twin.KVCacheGroupSpec([], None)])
+        == config
+    )
+    config.num_blocks, tensor.size, group.kv_cache_spec = 3, 5, MAMBA
+    assert (3, 5, MAMBA) == (
+        config.num_blocks,
+        config.kv_cache_tensors[0].size,
+        config.kv_cache_groups[0].kv_cache_spec,
+    )

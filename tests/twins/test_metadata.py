@@ -1,0 +1,354 @@
+"""`CommonAttentionMetadata`: its fields, its invariants one by one, and `unpadded`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+import reference
+import reference.invariants
+from tests.twins.arrays import int32, int64
+
+BatchMaker: TypeAlias = Callable[..., Any]
+
+
+def test_fields(twin: Any) -> None:
+    """The fields are in the order that positional construction relies on, with these defaults."""
+    fields = dataclasses.fields(twin.CommonAttentionMetadata)
+    expected = (
+        "query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu num_computed_tokens_cpu "
+        "num_reqs num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping "
+        "causal "
+        "logits_indices_padded num_logits_indices encoder_seq_lens dcp_local_seq_lens"
+    )
+    assert expected.split() == [field.name for field in fields]
+    defaults = [f.default for f in fields if f.default is not dataclasses.MISSING]
+    assert [True, None, None, None, None] == defaults
+
+
+def test_the_constructor_checks_nothing(twin: Any) -> None:
+    """Anything can be constructed: `validate` is what looks."""
+    parameters = inspect.signature(twin.CommonAttentionMetadata).parameters
+    metadata = twin.CommonAttentionMetadata(**dict.fromkeys(parameters, None))
+    with twin.refuses("TypeError: query_start_loc must be an array, got NoneType"):
+        metadata.validate()
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "computed", "padding_tokens"),
+    [([], [], 0), ([], [], 3), ([1, 0, 4], [5, 0, 0], 0), ([2, 0, 0], [0, 7, 0], 6)],
+)
+def test_valid_batches(
+    make_batch: BatchMaker, query_lens: list[int], computed: list[int], padding_tokens: int
+) -> None:
+    """Padded requests and tokens are valid, and a batch of nothing is."""
+    metadata = make_batch(query_lens, computed, padding_tokens=padding_tokens)
+    metadata.validate()
+    metadata.validate(block_size=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_computed_tokens_cpu": int32(0, 2, 0)},  # less than s - q: after fast prefill
+        {"num_computed_tokens_cpu": int32(3, 5, -9)},  # of no meaning without query tokens
+        {"max_query_len": 99, "max_seq_len": 99},
+        {"num_actual_tokens": 6},
+        {"num_reqs": np.int64(3), "causal": np.True_},
+        {"block_table_tensor": np.full((5, 4), -1, np.int32)},
+        {"slot_mapping": np.zeros(20, np.int64)},
+        {"encoder_seq_lens": int32(7, 0, 0), "dcp_local_seq_lens": int32(3, 3, 0)},
+        {"logits_indices_padded": np.zeros(9, np.int64), "num_logits_indices": 2},
+    ],
+)
+def test_valid_changes(make_batch: BatchMaker, changes: dict[str, Any]) -> None:
+    """What no invariant forbids is valid."""
+    make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes).validate(block_size=2)
+
+
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"query_start_loc": int32(1, 2, 5, 5)},
+        "ValueError: query_start_loc[0] is 1, but query_start_loc_cpu[0] is 0",
+    ),
+    (
+        {"query_start_loc": int32(0, 5, 2, 5)},
+        "ValueError: query_start_loc[1] is 5, but query_start_loc_cpu[1] is 2",
+    ),
+    (
+        {"num_actual_tokens": 4},
+        "ValueError: query_start_loc[-1] is 5, more than num_actual_tokens 4",
+    ),
+    (
+        {"query_start_loc": int32(0, 2, 5)},
+        "ValueError: query_start_loc has 3 entries, but query_start_loc_cpu has 4",
+    ),
+    (
+        {"query_start_loc_cpu": int32(0, 2, 5)},
+        "ValueError: query_start_loc has 4 entries, but query_start_loc_cpu has 3",
+    ),
+    ({"seq_lens": int32(5, 8)}, "ValueError: seq_lens has 2 entries, but seq_lens_cpu has 3"),
+    (
+        {"seq_lens_cpu": int32(5, 8, 0, 0)},
+        "ValueError: seq_lens has 3 entries, but seq_lens_cpu has 4",
+    ),
+    (
+        {"num_computed_tokens_cpu": int32()},
+        "ValueError: num_computed_tokens_cpu has 0 entries, expected num_reqs = 3",
+    ),
+    (
+        {"encoder_seq_lens": int32(1)},
+        "ValueError: encoder_seq_lens has 1 entries, expected num_reqs = 3",
+    ),
+    (
+        {"dcp_local_seq_lens": int32(1)},
+        "ValueError: dcp_local_seq_lens has 1 entries, expected num_reqs = 3",
+    ),
+    (
+        {"block_table_tensor": np.zeros((2, 4), np.int32)},
+        "ValueError: block_table_tensor has 2 rows, expected at least num_reqs = 3",
+    ),
+    (
+        {"slot_mapping": np.zeros(6, np.int64)},
+        "ValueError: slot_mapping has 6 entries, expected at least num_actual_tokens = 7",
+    ),
+    (
+        {"query_start_loc_cpu": int32(0, 2, 4, 5)},
+        "ValueError: query_start_loc[2] is 5, but query_start_loc_cpu[2] is 4",
+    ),
+    ({"seq_lens_cpu": int32(5, 9, 0)}, "ValueError: seq_lens[1] is 8, but seq_lens_cpu[1] is 9"),
+    (
+        {"seq_lens": int32(5, 8, -1), "seq_lens_cpu": int32(5, 8, -1)},
+        "ValueError: seq_lens[2] is -1, expected at least 0",
+    ),
+    (
+        {"seq_lens": int32(1, 8, 0), "seq_lens_cpu": int32(1, 8, 0)},
+        "ValueError: seq_lens[0] is 1, less than its query length 2",
+    ),
+    (
+        {"num_computed_tokens_cpu": int32(3, 6, 0)},
+        (
+            "ValueError: num_computed_tokens_cpu[1] is 6, expected 0 to 5, which is "
+            "seq_lens[1] less its query length 3"
+        ),
+    ),
+    (
+        {"num_computed_tokens_cpu": int32(-1, 5, 0)},
+        (
+            "ValueError: num_computed_tokens_cpu[0] is -1, expected 0 to 3, which is "
+            "seq_lens[0] less its query length 2"
+        ),
+    ),
+    (
+        {"max_query_len": 2},
+        "ValueError: max_query_len is 2, less than the query length 3 of request 1",
+    ),
+    (
+        {"max_seq_len": 7},
+        "ValueError: max_seq_len is 7, less than the sequence length 8 of request 1",
+    ),
+    (
+        {"block_table_tensor": np.zeros((3, 3), np.int32)},
+        (
+            "ValueError: seq_lens[1] is 8 and needs 4 blocks of 2, but row 1 of "
+            "block_table_tensor has 3"
+        ),
+    ),
+    ({"num_reqs": -1}, "ValueError: num_reqs is -1, expected 0 to 9223372036854775807"),
+    ({"num_reqs": True}, "TypeError: num_reqs must be an int, got True of bool"),
+    ({"max_seq_len": 8.0}, "TypeError: max_seq_len must be an int, got 8.0 of float"),
+    ({"causal": 1}, "TypeError: causal must be a bool, got 1 of int"),
+    ({"seq_lens": int64(5, 8, 0)}, "TypeError: seq_lens must be int32, got int64"),
+    ({"seq_lens": [5, 8, 0]}, "TypeError: seq_lens must be an array, got list"),
+    ({"slot_mapping": np.zeros(7, np.int32)}, "TypeError: slot_mapping must be int64, got int32"),
+    (
+        {"block_table_tensor": np.zeros(12, np.int32)},
+        "ValueError: block_table_tensor must have 2 dimensions, got shape (12,)",
+    ),
+    (
+        {"logits_indices_padded": np.zeros(2, np.float64)},
+        "TypeError: logits_indices_padded must be int32 or int64, got float64",
+    ),
+    (
+        {"num_logits_indices": -1},
+        "ValueError: num_logits_indices is -1, expected 0 to 9223372036854775807",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSALS)
+def test_refusals(twin: Any, make_batch: BatchMaker, changes: dict[str, Any], message: str) -> None:
+    """Each invariant broken in turn is refused, in these words; an engine's own object's too."""
+    metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
+    with twin.refuses(message):
+        metadata.validate(block_size=2)
+    with twin.refuses(message):
+        twin.metadata.validate_metadata(SimpleNamespace(**vars(metadata)), 2)
+
+
+def test_rows_need_a_block_size(twin: Any, make_batch: BatchMaker) -> None:
+    """The rows of the table are judged with a block size only, and just so wide as needed."""
+    metadata = make_batch([1], [16], block_table_tensor=twin.convert(np.zeros((1, 1), np.int32)))
+    metadata.validate()
+    metadata.validate(block_size=17)
+    with twin.refuses(
+        "ValueError: seq_lens[0] is 17 and needs 2 blocks of 16, but row 0 of block_table_tensor "
+        "has 1"
+    ):
+        metadata.validate(block_size=16)
+    with twin.refuses("ValueError: block_size is 0, expected 1 to 2147483647"):
+        metadata.validate(block_size=0)
+
+
+@pytest.mark.parametrize(
+    "name", [f.name for f in dataclasses.fields(reference.CommonAttentionMetadata)]
+)
+def test_absent_fields_are_not_checked(twin: Any, make_batch: BatchMaker, name: str) -> None:
+    """An engine's own metadata may lack any field, or have only that one."""
+    fields = vars(make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2))
+    lacking = {other: value for other, value in fields.items() if other != name}
+    twin.metadata.validate_metadata(SimpleNamespace(**lacking), 2)
+    twin.metadata.validate_metadata(SimpleNamespace(**{name: fields[name]}), 2)
+
+
+def test_fields_that_need_others(twin: Any) -> None:
+    """Computed tokens are judged with both lengths at hand only."""
+    twin.metadata.validate_metadata(
+        SimpleNamespace(seq_lens=twin.int32(1), num_computed_tokens_cpu=twin.int32(9))
+    )
+    starts = twin.int32(0, 1)
+    twin.metadata.validate_metadata(
+        SimpleNamespace(query_start_loc=starts, num_computed_tokens_cpu=twin.int32(9))
+    )
+
+
+def test_the_last_request_counts(make_batch: BatchMaker) -> None:
+    """The greatest lengths bound the last request's too."""
+    with pytest.raises(ValueError, match=r"^max_query_len is 2, less than the query length 3"):
+        make_batch([2, 3], [3, 5], max_query_len=2).validate()
+
+
+def test_equal_only_to_itself(make_batch: BatchMaker) -> None:
+    """Metadata are compared by identity: arrays have no one truth value."""
+    one, other = make_batch([2], [3]), make_batch([2], [3])
+    assert one == one  # noqa: PLR0124  # the point
+    assert one != other
+    assert len({one, other}) == 2
+
+
+def test_lengths_without_num_reqs(twin: Any, make_batch: BatchMaker) -> None:
+    """Without num_reqs the starts, or else the sequence lengths, say how many there are."""
+    fields = vars(make_batch([2, 3], [3, 5]))
+    del fields["num_reqs"]
+    fields["seq_lens_cpu"] = twin.int32(5)
+    with twin.refuses("ValueError: seq_lens has 2 entries, but seq_lens_cpu has 1"):
+        twin.metadata.validate_metadata(SimpleNamespace(**fields))
+    del fields["query_start_loc"], fields["query_start_loc_cpu"]
+    with twin.refuses("ValueError: seq_lens has 2 entries, but seq_lens_cpu has 1"):
+        twin.metadata.validate_metadata(SimpleNamespace(**fields))
+
+
+def test_unpadded_cuts_every_field(twin: Any, make_batch: BatchMaker) -> None:
+    """Per-request fields are cut to the requests, slots to the tokens; the rest is as it was."""
+    metadata = make_batch(
+        [2, 3, 0],
+        [3, 5, 0],
+        padding_tokens=2,
+        logits_indices_padded=twin.int64(1, 4, 0),
+        num_logits_indices=2,
+        encoder_seq_lens=int32(7, 8, 9),
+        dcp_local_seq_lens=twin.int32(3, 4, 0),
+        causal=False,
+    )
+    cut = metadata.unpadded(6, 2)
+    cut.validate(block_size=2)
+    assert [0, 2, 5] == cut.query_start_loc.tolist() == cut.query_start_loc_cpu.tolist()
+    assert [5, 8] == cut.seq_lens.tolist() == cut.seq_lens_cpu.tolist()
+    assert [3, 5] == cut.num_computed_tokens_cpu.tolist()
+    assert (2, 6, 3, 8) == (
+        cut.num_reqs,
+        cut.num_actual_tokens,
+        cut.max_query_len,
+        cut.max_seq_len,
+    )
+    assert metadata.block_table_tensor[:2].tolist() == cut.block_table_tensor.tolist()
+    assert metadata.slot_mapping[:6].tolist() == cut.slot_mapping.tolist()
+    assert cut.encoder_seq_lens is not None
+    assert [7, 8] == cut.encoder_seq_lens.tolist()
+    assert cut.dcp_local_seq_lens is not None
+    assert [3, 4] == cut.dcp_local_seq_lens.tolist()
+    assert not cut.causal
+    assert cut.logits_indices_padded is metadata.logits_indices_padded
+    assert cut.num_logits_indices == 2
+    for name, value in vars(cut).items():
+        if hasattr(value, "shape"):
+            assert twin.shares_memory(value, getattr(metadata, name)), name
+
+
+def test_unpadded_keeps_the_class_and_python_ints(twin: Any, make_batch: BatchMaker) -> None:
+    """A subclass's metadata is cut to one of the same subclass; counts are ints."""
+    subclass = type("Ours", (twin.CommonAttentionMetadata,), {})
+    metadata = subclass(**vars(make_batch([2], [3])))
+    cut = metadata.unpadded(np.int64(2), np.int32(1))
+    assert type(cut) is subclass
+    assert type(cut.num_actual_tokens) is type(cut.num_reqs) is int
+
+
+def test_unpadded_to_nothing(make_batch: BatchMaker) -> None:
+    """All requests can be cut off."""
+    cut = make_batch([2, 3], [3, 5]).unpadded(0, 0)
+    cut.validate(block_size=2)
+    assert [0] == cut.query_start_loc.tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_reqs", "message"),
+    [
+        (8, 3, "ValueError: num_actual_tokens is 8, expected 0 to 7"),
+        (5, 4, "ValueError: num_actual_reqs is 4, expected 0 to 3"),
+        (-1, 0, "ValueError: num_actual_tokens is -1, expected 0 to 7"),
+        (5, -1, "ValueError: num_actual_reqs is -1, expected 0 to 3"),
+        (4, 2, "ValueError: num_actual_tokens is 4, but the first 2 requests have 5 tokens"),
+        (5.0, 2, "TypeError: num_actual_tokens must be an int, got 5.0 of float"),
+        (5, False, "TypeError: num_actual_reqs must be an int, got False of bool"),
+    ],
+)
+def test_refusals_of_unpadded(
+    twin: Any, make_batch: BatchMaker, num_tokens: object, num_reqs: object, message: str
+) -> None:
+    """More than there is, less than nothing, or too few tokens is refused, in these words."""
+    metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2)
+    with twin.refuses(message):
+        metadata.unpadded(num_tokens, num_reqs)
+
+
+def test_an_engines_own_metadata(twin: Any) -> None:
+    """What an object lacks is not checked; what it has is."""
+    validate = twin.metadata.validate_metadata
+    validate(SimpleNamespace())
+    validate(SimpleNamespace(num_reqs=3, dcp_local_seq_lens=None))
+    for fields, block_size, message in (
+        (
+            {"query_start_loc_cpu": int32(0, 2), "seq_lens": int32(2, 3)},
+            None,
+            "seq_lens has 2 entries, expected num_reqs = 1",
+        ),
+        (
+            {"seq_lens_cpu": int32(2), "num_computed_tokens_cpu": int32(2, 1)},
+            None,
+            "num_computed_tokens_cpu has 2 entries, expected num_reqs = 1",
+        ),
+        (
+            {"seq_lens_cpu": int32(3), "block_table_tensor": np.zeros((1, 1), np.int32)},
+            2,
+            "seq_lens[0] is 3 and needs 2 blocks of 2, but row 0 of block_table_tensor has 1",
+        ),
+    ):
+        with twin.refuses(f"ValueError: {message}"):
+            validate(SimpleNamespace(**twin.convert_all(fields)), block_size)

@@ -1,0 +1,343 @@
+"""Micro-batches: where a batch is cut, and what the pieces' metadata say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+import reference
+from tests.twins.arrays import int32, int64
+
+BatchMaker: TypeAlias = Callable[..., Any]
+
+
+QUERY_LENS = [4, 10, 5]
+COMPUTED = [2, 7, 4]
+
+
+def ubatch(r0: int, r1: int, t0: int, t1: int) -> reference.UBatchSlice:
+    """Return a slice of requests and tokens."""
+    return reference.UBatchSlice(slice(r0, r1), slice(t0, t1))
+
+
+def test_slices_of_the_type(twin: Any) -> None:
+    """A slice counts its tokens, and is empty without requests or without tokens."""
+    assert twin.convert(ubatch(0, 2, 3, 9)).num_tokens == 6
+    assert not twin.convert(ubatch(0, 2, 3, 9)).is_empty()
+    assert twin.convert(ubatch(2, 2, 3, 9)).is_empty()
+    assert twin.convert(ubatch(0, 2, 9, 9)).is_empty()
+    assert twin.convert(ubatch(0, 2, 9, 3)).is_empty()
+    assert twin.convert(ubatch(0, 2, 3, 9)) == twin.convert(ubatch(0, 2, 3, 9))
+    with pytest.raises(AttributeError):
+        twin.convert(ubatch(0, 2, 3, 9)).token_slice = slice(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "split_points", "expected"),
+    [
+        (QUERY_LENS, [9, 12], [ubatch(0, 2, 0, 9), ubatch(1, 2, 9, 12), ubatch(1, 3, 12, 19)]),
+        (QUERY_LENS, 9, [ubatch(0, 2, 0, 9), ubatch(1, 3, 9, 19)]),
+        (QUERY_LENS, 4, [ubatch(0, 1, 0, 4), ubatch(1, 3, 4, 19)]),
+        (QUERY_LENS, [], [ubatch(0, 3, 0, 19)]),
+        (QUERY_LENS, [1, 18], [ubatch(0, 1, 0, 1), ubatch(0, 3, 1, 18), ubatch(2, 3, 18, 19)]),
+        ([2, 0, 3], 2, [ubatch(0, 1, 0, 2), ubatch(2, 3, 2, 5)]),
+        ([2, 0, 3], 3, [ubatch(0, 3, 0, 3), ubatch(2, 3, 3, 5)]),
+        ([0, 2, 0, 1, 0, 3, 0], [3], [ubatch(1, 4, 0, 3), ubatch(5, 6, 3, 6)]),
+        ([0, 2, 0, 1, 0, 3, 0], [], [ubatch(1, 6, 0, 6)]),
+        ([0, 2, 0, 0], [1], [ubatch(1, 2, 0, 1), ubatch(1, 2, 1, 2)]),
+    ],
+)
+def test_create(twin: Any, counts: list[int], split_points: object, expected: Any) -> None:
+    """A slice's requests are those with a token in it; one that is cut is in both."""
+    for dtype in (np.int32, np.int64):
+        tokens = np.repeat(np.array(counts, dtype), 2)[::2]
+        tokens.flags.writeable = False
+        assert twin.convert(expected) == twin.create_ubatch_slices(tokens, split_points)
+
+
+def test_create_past_32_bits(twin: Any) -> None:
+    """Counts whose sum passes 2^31 do not overflow, and slices hold Python ints."""
+    most = 2**31 - 1
+    slices = twin.create_ubatch_slices(int32(most, most), np.int64(most + 1))
+    assert [
+        twin.convert(ubatch(0, 2, 0, most + 1)),
+        twin.convert(ubatch(1, 2, most + 1, 2 * most)),
+    ] == slices
+    for one in slices:
+        for part in (one.request_slice, one.token_slice):
+            assert type(part.start) is type(part.stop) is int
+            assert part.step is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "split_points", "message"),
+    [
+        (int32(), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
+        (int64(0, 0), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
+        (int64(3, -1), [], "ValueError: num_scheduled_tokens[1] is -1, expected at least 0"),
+        (
+            np.array([3], np.int16),
+            [],
+            "TypeError: num_scheduled_tokens must be int32 or int64, got int16",
+        ),
+        ([3], [], "TypeError: num_scheduled_tokens must be an array, got list"),
+        (
+            np.ma.MaskedArray([3], mask=False),
+            [],
+            "TypeError: num_scheduled_tokens must be a NumPy array, got MaskedArray",
+        ),
+        (int64(3), 0, "ValueError: split_points is 0, expected 1 to 2"),
+        (int64(3), 3, "ValueError: split_points is 3, expected 1 to 2"),
+        (int64(3), [0, 1], "ValueError: split_points[0] is 0, expected 1 to 2"),
+        (int64(3), [1, 3], "ValueError: split_points[1] is 3, expected 1 to 2"),
+        (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
+        (int64(3), [2, 1], "ValueError: split_points[1] is 1, expected more than 2 before it"),
+        (int64(3), (1,), "TypeError: split_points must be an int or a list, got tuple"),
+        (int64(3), [True], "TypeError: split_points[0] must be an int, got True of bool"),
+    ],
+)
+def test_refusals_of_create(twin: Any, counts: object, split_points: object, message: str) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with twin.refuses(message):
+        twin.create_ubatch_slices(counts, split_points)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [(0, 3, [0, 4, 14, 19]), (1, 3, [0, 10, 15]), (1, 2, [0, 10]), (3, 3, [0]), (0, 0, [0])],
+)
+def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> None:
+    """Starts are counted from the first request's; what comes back is new."""
+    starts = twin.int32(0, 99, 4, 99, 14, 99, 19)[::2]
+    result = twin.slice_query_start_locs(starts, slice(start, stop, 1))
+    assert expected == result.tolist()
+    assert result.dtype == twin.dtype("int32")
+    assert not twin.shares_memory(result, starts)
+
+
+@pytest.mark.parametrize(
+    ("request_slice", "message"),
+    [
+        (slice(0, 4), "ValueError: request_slice.stop is 4, expected 0 to 3"),
+        (slice(-1, 3), "ValueError: request_slice.start is -1, expected 0 to 3"),
+        (slice(2, 1), "ValueError: request_slice.start is 2, expected 0 to 1"),
+        (slice(None, 3), "TypeError: request_slice.start must be an int, got None of NoneType"),
+        (slice(0, 3, 2), "ValueError: request_slice.step is 2, expected None or 1"),
+        (slice(0, 3, 1.0), "TypeError: request_slice.step must be an int, got 1.0 of float"),
+        ((0, 3), "TypeError: request_slice must be a slice, got tuple"),
+    ],
+)
+def test_refusals_of_slice_starts(twin: Any, request_slice: object, message: str) -> None:
+    """Each precondition broken in turn is refused, in these words."""
+    with twin.refuses(message):
+        twin.slice_query_start_locs(twin.int32(0, 4, 14, 19), request_slice)
+
+
+def test_refusals_of_starts(twin: Any) -> None:
+    """What is sliced must be the starts of requests."""
+    with twin.refuses("ValueError: query_start_loc is empty, expected num_reqs + 1 entries"):
+        twin.slice_query_start_locs(twin.int32(), slice(0, 0))
+    with twin.refuses("ValueError: query_start_loc[2] is 3, less than 4 before it"):
+        twin.slice_query_start_locs(twin.int32(0, 4, 3), slice(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("one", "starts", "seq_lens", "computed"),
+    [
+        pytest.param(ubatch(0, 2, 0, 9), [0, 4, 9], [6, 12], [2, 7], id="cut at the back"),
+        pytest.param(ubatch(1, 2, 9, 12), [0, 3], [15], [12], id="one request, cut at both ends"),
+        pytest.param(ubatch(1, 3, 9, 19), [0, 5, 10], [17, 9], [12, 4], id="cut at the front"),
+        pytest.param(
+            ubatch(0, 3, 2, 16),
+            [0, 2, 12, 14],
+            [6, 17, 6],
+            [4, 7, 4],
+            id="in the middle, cut at both ends",
+        ),
+        pytest.param(ubatch(0, 3, 0, 19), [0, 4, 14, 19], [6, 17, 9], COMPUTED, id="all of it"),
+        pytest.param(ubatch(0, 3, 0, 4), [0, 4, 4, 4], [6, 7, 4], COMPUTED, id="more requests"),
+    ],
+)
+def test_make_with_slice(
+    twin: Any,
+    make_batch: BatchMaker,
+    one: Any,
+    starts: list[int],
+    seq_lens: list[int],
+    computed: list[int],
+) -> None:
+    """The worked examples: starts are clipped, and sequence and computed tokens follow."""
+    batch = make_batch(QUERY_LENS, COMPUTED, causal=False, encoder_seq_lens=int64(1, 2, 3))
+    part = twin._make_metadata_with_slice(twin.convert(one), batch)
+    part.validate(block_size=2)
+    assert starts == part.query_start_loc.tolist() == part.query_start_loc_cpu.tolist()
+    assert seq_lens == part.seq_lens.tolist() == part.seq_lens_cpu.tolist()
+    assert computed == part.num_computed_tokens_cpu.tolist()
+    requests, tokens = one.request_slice, one.token_slice
+    assert (requests.stop - requests.start, one.num_tokens) == (
+        part.num_reqs,
+        part.num_actual_tokens,
+    )
+    assert (max(np.diff(starts)), 17) == (part.max_query_len, part.max_seq_len)
+    assert batch.block_table_tensor[requests].tolist() == part.block_table_tensor.tolist()
+    assert batch.slot_mapping[tokens].tolist() == part.slot_mapping.tolist()
+    assert twin.shares_memory(batch.block_table_tensor, part.block_table_tensor)
+    assert twin.shares_memory(batch.slot_mapping, part.slot_mapping)
+    assert part.encoder_seq_lens is not None
+    assert [1, 2, 3][requests] == part.encoder_seq_lens.tolist()
+    assert part.causal is False
+
+
+def test_what_must_be_made_anew(twin: Any, make_batch: BatchMaker) -> None:
+    """The logits fields and the local lengths of a part are None; the batch keeps its own."""
+    batch = make_batch(
+        QUERY_LENS,
+        COMPUTED,
+        logits_indices_padded=twin.int64(3, 13, 18),
+        num_logits_indices=3,
+        dcp_local_seq_lens=twin.int32(6, 17, 9),
+    )
+    (part,) = twin.split_attn_metadata([twin.convert(ubatch(0, 3, 0, 19))], batch)
+    assert part.logits_indices_padded is None
+    assert part.num_logits_indices is None
+    assert part.dcp_local_seq_lens is None
+    assert batch.num_logits_indices == 3
+    assert not twin.shares_memory(part.seq_lens, batch.seq_lens)
+    assert not twin.shares_memory(part.query_start_loc, batch.query_start_loc)
+
+
+def test_counts_are_python_ints(twin: Any, make_batch: BatchMaker) -> None:
+    """An engine's NumPy counts come back as ints."""
+    batch = make_batch([0], [3], padding_tokens=2, max_query_len=np.int32(7))
+    batch.num_actual_tokens, batch.max_seq_len = np.int64(2), np.int64(8)
+    part = twin._make_metadata_with_slice(twin.convert(ubatch(0, 1, 0, 2)), batch)
+    counts = (part.num_reqs, part.num_actual_tokens, part.max_query_len, part.max_seq_len)
+    assert (1, 2, 7, 8) == counts
+    assert {int} == {type(count) for count in counts}
+
+
+def test_padding_behind_an_idle_request(twin: Any, make_batch: BatchMaker) -> None:
+    """A slice of padding may name a request without tokens that later requests follow."""
+    batch = make_batch([0, 4], [0, 0], padding_tokens=2)
+    part = twin._make_metadata_with_slice(twin.convert(ubatch(0, 1, 4, 6)), batch)
+    assert [0, 0] == part.query_start_loc.tolist()
+
+
+def test_padding_behind_the_last_request(twin: Any, make_batch: BatchMaker) -> None:
+    """Tokens of a slice may pass the last request's end; they belong to nobody."""
+    batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
+    part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 3, 3, 9)), batch)
+    assert [0, 2, 2] == part.query_start_loc.tolist()
+    assert [3, 0] == part.seq_lens.tolist()
+    assert [1, 0] == part.num_computed_tokens_cpu.tolist()
+    assert part.num_actual_tokens == 6
+    assert batch.slot_mapping[3:].tolist() == part.slot_mapping.tolist()
+
+
+@pytest.mark.parametrize("request_slice", [slice(1, 2), slice(3, 4), slice(1, 4)])
+def test_a_slice_of_padding_alone(twin: Any, make_batch: BatchMaker, request_slice: slice) -> None:
+    """Wholly in the padding all starts are 0, and the greatest query length is the batch's own."""
+    batch = make_batch([2, 0, 3, 0], [4, 5, 0, 0], padding_tokens=4)
+    part = twin._make_metadata_with_slice(twin.UBatchSlice(request_slice, slice(6, 8)), batch)
+    part.validate(block_size=2)
+    assert [0] * (part.num_reqs + 1) == part.query_start_loc.tolist()
+    assert batch.seq_lens[request_slice].tolist() == part.seq_lens.tolist()
+    assert batch.seq_lens[request_slice].tolist() == part.num_computed_tokens_cpu.tolist()
+    assert part.max_query_len == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "first_tokens"),
+    [
+        pytest.param(ubatch(1, 3, 2, 5), "request 1, tokens 2 to 2", id="no padding token"),
+        pytest.param(ubatch(2, 3, 5, 7), "request 2, tokens 2 to 5", id="no padded request"),
+    ],
+)
+def test_what_is_not_wholly_in_the_padding(
+    twin: Any, make_batch: BatchMaker, one: Any, first_tokens: str
+) -> None:
+    """A padded request needs a token past all requests, and such a token a padded request."""
+    batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
+    with pytest.raises(ValueError, match=f"expected it inside {first_tokens}$"):
+        twin._make_metadata_with_slice(twin.convert(one), batch)
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (ubatch(0, 0, 0, 4), "ValueError:  is empty: requests 0 to 0, tokens 0 to 4"),
+        (ubatch(0, 1, 4, 4), "ValueError:  is empty: requests 0 to 1, tokens 4 to 4"),
+        (ubatch(0, 4, 0, 19), "ValueError: .request_slice.stop is 4, expected 0 to 3"),
+        (ubatch(0, 3, 0, 20), "ValueError: .token_slice.stop is 20, expected 0 to 19"),
+        (
+            ubatch(0, 2, 4, 9),
+            "ValueError: .token_slice starts at 4, expected it inside request 0, tokens 0 to 4",
+        ),
+        (
+            ubatch(1, 2, 3, 9),
+            "ValueError: .token_slice starts at 3, expected it inside request 1, tokens 4 to 14",
+        ),
+        (
+            ubatch(0, 1, 0, 5),
+            (
+                "ValueError: .request_slice stops at 1, but tokens 4 to 5 of token_slice are "
+                "of later requests"
+            ),
+        ),
+        (
+            ubatch(0, 2, 0, 16),
+            (
+                "ValueError: .request_slice stops at 2, but tokens 14 to 16 of token_slice are "
+                "of later requests"
+            ),
+        ),
+        (
+            reference.UBatchSlice(slice(0, 3), slice(0, None)),
+            "TypeError: .token_slice.stop must be an int, got None of NoneType",
+        ),
+        (
+            reference.UBatchSlice(slice(0, 3), slice(0, 9, 3)),
+            "ValueError: .token_slice.step is 3, expected None or 1",
+        ),
+        (
+            reference.UBatchSlice((0, 2), slice(0, 9)),
+            "TypeError: .request_slice must be a slice, got tuple",
+        ),
+    ],
+)
+def test_refusals_of_a_slice(twin: Any, make_batch: BatchMaker, one: Any, message: str) -> None:
+    """A slice that does not fit the batch is refused, in these words, by both functions."""
+    batch = make_batch(QUERY_LENS, COMPUTED)
+    kind, text = message.split(": ", maxsplit=1)
+    with twin.refuses(f"{kind}: ubatch_slice{text}"):
+        twin._make_metadata_with_slice(twin.convert(one), batch)
+    with twin.refuses(f"{kind}: ubatch_slices[1]{text}"):
+        twin.split_attn_metadata(twin.convert([ubatch(0, 3, 0, 19), one]), batch)
+
+
+def test_other_refusals(twin: Any, make_batch: BatchMaker) -> None:
+    """The batch is validated, slices come in a list, and an object without them says so."""
+    batch = make_batch(QUERY_LENS, COMPUTED)
+    with twin.refuses("TypeError: ubatch_slices must be a list, got tuple"):
+        twin.split_attn_metadata((twin.convert(ubatch(0, 3, 0, 19)),), batch)
+    with pytest.raises(AttributeError, match="request_slice"):
+        twin._make_metadata_with_slice(SimpleNamespace(), batch)
+    own = SimpleNamespace(**vars(batch))
+    part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 2, 4, 14)), own)
+    assert twin.CommonAttentionMetadata is type(part)
+    del own.causal
+    with pytest.raises(AttributeError, match="causal"):
+        twin._make_metadata_with_slice(twin.convert(ubatch(1, 2, 4, 14)), own)
+    batch.max_seq_len = 16
+    with twin.refuses(
+        "ValueError: max_seq_len is 16, less than the sequence length 17 of request 1"
+    ):
+        twin.split_attn_metadata([], batch)
+    with twin.refuses(
+        "ValueError: max_seq_len is 16, less than the sequence length 17 of request 1"
+    ):
+        twin._make_metadata_with_slice(twin.convert(ubatch(0, 3, 0, 19)), batch)
