@@ -1,0 +1,395 @@
+"""Views: where each element of a layer's cache stands in its bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import reference
+
+FULL = reference.FullAttentionSpec(4, 5, 6, np.float16)
+PAGE = FULL.page_size_bytes
+STATES = reference.MambaSpec(4, ((3, 4), (2,), ()), (np.float16, np.int32, np.int8), PAGE)
+
+
+def make_backend(*order: int, make_shape: Callable[..., Any] | None = None) -> SimpleNamespace:
+    """Return a backend with a stride order, if one is given, that says what it is asked."""
+
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, heads: int, size: int, **keywords: str
+    ) -> object:
+        backend.asked.append((num_blocks, block_size, heads, size, keywords))
+        if make_shape is not None:
+            return make_shape(num_blocks, block_size, heads, size)
+        return 2, num_blocks, block_size, heads, size
+
+    backend = SimpleNamespace(get_kv_cache_shape=get_kv_cache_shape, asked=[])
+    if order:
+        backend.get_kv_cache_stride_order = lambda: order
+    return backend
+
+
+def config(twin: Any, *groups: tuple[list[str], Any]) -> Any:
+    """Return a configuration of groups; no more is read."""
+    made = [twin.KVCacheGroupSpec(layers, twin.convert(spec)) for layers, spec in groups]
+    return twin.KVCacheConfig(0, [], made)
+
+
+def strides_of(view: Any) -> tuple[int, ...]:
+    """Return the strides of a view, in elements."""
+    strides = view.stride() if hasattr(view, "stride") else view.strides
+    itemsize = 1 if hasattr(view, "stride") else view.itemsize
+    return tuple(stride // itemsize for stride in strides)
+
+
+def places(raw: Any) -> list[int]:
+    """Return where bytes are not 0."""
+    found: list[int] = np.flatnonzero(np.asarray(raw)).tolist()
+    return found
+
+
+def make_raw(twin: Any, num_bytes: int) -> Any:
+    """Return bytes."""
+    return twin.convert(np.zeros(num_bytes, np.int8))
+
+
+def make_view(
+    twin: Any, spec: Any, raw: object, backend: object = None, kernel_block_size: int | None = None
+) -> Any:
+    """Return the view of one layer."""
+    sizes = None if kernel_block_size is None else [kernel_block_size]
+    return twin._reshape_kv_cache(config(twin, (["a"], spec)), {"a": raw}, {"a": backend}, sizes)[
+        "a"
+    ]
+
+
+def test_the_example(twin: Any) -> None:
+    """Memory holds blocks, heads, K/V, tokens, head size."""
+    view = make_view(
+        twin,
+        reference.AttentionSpec(4, 5, 6, np.int8),
+        make_raw(twin, 720),
+        make_backend(1, 3, 0, 2, 4),
+    )
+    assert (2, 3, 4, 5, 6) == view.shape
+    assert (24, 240, 6, 48, 1) == strides_of(view)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(np.float16, np.float32, np.int8, np.uint8),
+        *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    ],
+)
+def test_dtypes(twin: Any, dtype: type[np.generic]) -> None:
+    """The view is of the spec's dtype, over the very bytes, and can be written."""
+    spec = reference.AttentionSpec(4, 5, 6, dtype)
+    raw = make_raw(twin, 3 * spec.page_size_bytes)
+    view = make_view(twin, spec, raw, make_backend(1, 3, 0, 2, 4))
+    itemsize = np.dtype(dtype).itemsize
+    assert twin.convert(dtype) == view.dtype
+    assert (24, 240, 6, 48, 1) == strides_of(view)
+    view[1, 2, 3, 4, 5] = 1
+    assert [] != places(raw) == [place for place in places(raw) if place >= len(raw) - itemsize]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_every_order(twin: Any, order: tuple[int, ...]) -> None:
+    """In the order that a backend says, 3-cycles too, the dimensions lie in memory as in C."""
+    spec, shape = reference.MLAAttentionSpec(4, 5, 6, np.int16), (3, 4, 5, 6)
+    raw = make_raw(twin, 3 * spec.page_size_bytes)
+    backend = make_backend(*order, make_shape=lambda *arguments: arguments)
+    view = make_view(twin, spec, raw, backend)
+    assert shape == view.shape
+    elements = raw.view(twin.dtype("int16"))
+    for index in [
+        (0, 0, 0, 0),
+        (2, 0, 0, 0),
+        (0, 3, 0, 0),
+        (0, 0, 4, 0),
+        (0, 0, 0, 5),
+        (1, 2, 3, 4),
+    ]:
+        position = 0
+        for dimension in order:
+            position = position * shape[dimension] + index[dimension]
+        elements[position] = 77
+        assert view[index] == 77
+        elements[position] = 0
+
+
+def test_a_cycle_is_not_its_inverse(twin: Any) -> None:
+    """A 3-cycle and its inverse give unlike strides."""
+    spec = reference.AttentionSpec(4, 5, 6, np.int8)
+    cycle = make_view(twin, spec, make_raw(twin, 720), make_backend(1, 2, 0, 3, 4))
+    assert (30, 240, 60, 6, 1) == strides_of(cycle)
+    inverse = make_view(twin, spec, make_raw(twin, 720), make_backend(2, 0, 1, 3, 4))
+    assert (90, 30, 180, 6, 1) == strides_of(inverse)
+
+
+def raise_not_implemented() -> None:
+    """Say nothing of an order."""
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("ask", [None, raise_not_implemented, lambda: [0, 1, 2, 3, 4]])
+def test_identity(twin: Any, ask: Callable[[], Any] | None) -> None:
+    """A backend that has no order, or says so, means the identity; a list does for a tuple."""
+    backend = make_backend()
+    expected = (360, 120, 30, 6, 1)
+    assert expected == strides_of(
+        make_view(twin, reference.AttentionSpec(4, 5, 6, np.int8), make_raw(twin, 720), backend)
+    )
+    backend.get_kv_cache_stride_order = ask
+    assert expected == strides_of(
+        make_view(twin, reference.AttentionSpec(4, 5, 6, np.int8), make_raw(twin, 720), backend)
+    )
+
+
+def test_what_backends_are_asked(twin: Any) -> None:
+    """A backend is asked by position, and for the cache's format where the spec has one."""
+    backend = make_backend(make_shape=lambda n, tokens, heads, size: (n, tokens * heads, size))
+    mla = reference.MLAAttentionSpec(4, 2, 6, np.float16)
+    make_view(twin, mla, make_raw(twin, 3 * mla.page_size_bytes), backend)
+    named = reference.MLAAttentionSpec(4, 2, 6, np.float16, cache_dtype_str="fp8")
+    make_view(twin, named, make_raw(twin, 3 * named.page_size_bytes), backend)
+    assert [(3, 4, 2, 6, {}), (3, 4, 2, 6, {"cache_dtype_str": "fp8"})] == backend.asked
+    packed = reference.MLAAttentionSpec(4, 1, 576, np.uint8, cache_dtype_str="fp8_ds_mla")
+    backend = make_backend(make_shape=lambda n, tokens, *_: [n, np.int64(tokens), 656])
+    assert (2, 4, 656) == make_view(twin, packed, make_raw(twin, 2 * 4 * 656), backend).shape
+
+
+def test_errors_of_backends_come_through(twin: Any) -> None:
+    """Only that there is no order is taken for an answer; other errors are the backend's."""
+    backend = make_backend()
+    backend.get_kv_cache_stride_order = lambda: SimpleNamespace().order
+    with pytest.raises(AttributeError, match="order"):
+        make_view(twin, FULL, make_raw(twin, PAGE), backend)
+    with pytest.raises(AttributeError, match="get_kv_cache_shape"):
+        make_view(twin, FULL, make_raw(twin, PAGE), SimpleNamespace())
+    with pytest.raises(NotImplementedError):
+        make_view(
+            twin,
+            FULL,
+            make_raw(twin, PAGE),
+            make_backend(make_shape=lambda *_: raise_not_implemented()),
+        )
+
+
+def test_no_blocks(twin: Any) -> None:
+    """No bytes are no blocks; a length of 0 counts as 1 in the strides."""
+    view = make_view(
+        twin,
+        reference.AttentionSpec(4, 5, 6, np.int8),
+        make_raw(twin, 0),
+        make_backend(1, 0, 2, 3, 4),
+    )
+    assert (2, 0, 4, 5, 6) == view.shape
+    assert (120, 240, 30, 6, 1) == strides_of(view)
+    assert [(0, 3, 4), (0, 2), (0,)] == [
+        state.shape for state in make_view(twin, STATES, make_raw(twin, 0))
+    ]
+
+
+def test_kernel_blocks(twin: Any) -> None:
+    """Several of the kernel's blocks make one of the spec's: the bytes are the same."""
+    raw = make_raw(twin, 3 * PAGE)
+    backend = make_backend(1, 0, 2, 3, 4)
+    whole = make_view(twin, FULL, raw, backend, 4)
+    halves = make_view(twin, FULL, raw, backend, np.int64(2))
+    assert [(3, 4, 5, 6, {}), (6, 2, 5, 6, {})] == backend.asked
+    assert (2, 6, 2, 5, 6) == halves.shape
+    halves[:, 2:4] = 1
+    assert whole[:, 1].all()
+    assert (whole != 0).sum() == 2 * 4 * 5 * 6
+
+
+def test_mamba_states(twin: Any) -> None:
+    """States lie one behind the other in each page, before its padding."""
+    raw = make_raw(twin, 2 * PAGE)
+    first, second, third = make_view(twin, STATES, raw)
+    assert [(2, 3, 4), (2, 2), (2,)] == [view.shape for view in (first, second, third)]
+    assert [(240, 4, 1), (120, 1), (PAGE,)] == [strides_of(v) for v in (first, second, third)]
+    assert [*twin.convert(STATES).dtypes] == [v.dtype for v in (first, second, third)]
+    for view, start, length in ((first, 0, 24), (second, 24, 8), (third, 32, 1)):
+        raw[:] = 0
+        view.view(twin.dtype(f"int{8 * view.itemsize}"))[1] = -1
+        assert [PAGE + start + i for i in range(length)] == places(raw)
+
+
+def test_mamba_beside_attention(twin: Any) -> None:
+    """Over one tensor every block fills its own page, whatever the backend's order."""
+    raw = make_raw(twin, 3 * PAGE)
+    groups = config(twin, (["a"], FULL), (["m"], STATES), (["b"], FULL))
+    backends = {"a": make_backend(), "b": make_backend(0, 3, 1, 2, 4)}
+    views = twin._reshape_kv_cache(groups, dict.fromkeys("abm", raw), backends)
+    assert (120, 240, 30, 6, 1) == strides_of(views["a"])
+    assert (120, 240, 6, 24, 1) == strides_of(views["b"])
+    assert [(3, 4, 5, 6, {}), (4, 4, 5, 6, {})] == backends["a"].asked
+    for view in (views["a"], views["b"]):
+        raw[:] = 0
+        view.view(twin.dtype("int16"))[:, 1] = -1
+        assert list(range(PAGE, 2 * PAGE)) == places(raw)
+        assert all(state[1].any() for state in views["m"])
+        assert not any(state[[0, 2]].any() for state in views["m"])
+
+
+def test_mamba_with_kernel_blocks(twin: Any) -> None:
+    """With kernel blocks a run of them fills the page; a Mamba group's own entry is not used."""
+    raw = make_raw(twin, 3 * PAGE)
+    groups = config(twin, (["m"], STATES), (["a"], FULL))
+    backends = {"a": make_backend()}
+    views = twin._reshape_kv_cache(groups, {"m": raw, "a": raw}, backends, [1000, 2])
+    assert (2, 6, 2, 5, 6) == views["a"].shape
+    assert [(6, 2, 5, 6, {}), (7, 2, 5, 6, {})] == backends["a"].asked
+    views["a"].view(twin.dtype("int16"))[:, 2:4] = -1
+    assert list(range(PAGE, 2 * PAGE)) == places(raw)
+
+
+def test_mamba_of_another_group_moves_blocks(twin: Any) -> None:
+    """A Mamba layer anywhere, in a uniform group too, moves the blocks of all others."""
+    uniform = reference.UniformTypeKVCacheSpecs(4, {"x": FULL, "m": STATES})
+    raws = {"x": make_raw(twin, PAGE), "m": make_raw(twin, PAGE), "a": make_raw(twin, 2 * PAGE)}
+    for mamba in (
+        config(twin, (["a"], FULL), (["x"], uniform)),
+        config(twin, (["a"], FULL), ([], STATES)),
+    ):
+        views = twin._reshape_kv_cache(mamba, raws, {"a": make_backend(), "x": make_backend()})
+        assert (120, 240, 30, 6, 1) == strides_of(views["a"])
+
+
+@pytest.mark.parametrize(
+    "make_shape",
+    [
+        pytest.param(lambda n, *_: (n, 2, n), id="two grow"),
+        pytest.param(lambda *_: (240,), id="none grows"),
+        pytest.param(lambda n, *_: (6 - n, 240), id="one shrinks"),
+        pytest.param(lambda n, *_: (n,) * n, id="more dimensions"),
+    ],
+)
+def test_no_block_dimension(twin: Any, make_shape: Callable[..., Any]) -> None:
+    """In a model with Mamba layers one dimension, and only one, must grow by the block."""
+    groups = config(twin, (["a"], FULL), (["m"], STATES))
+    raws = {"a": make_raw(twin, 3 * PAGE), "m": make_raw(twin, PAGE)}
+    one, more = tuple(make_shape(3)), tuple(make_shape(4))
+    with twin.refuses(
+        f"ValueError: attn_backends['a'].get_kv_cache_shape() is {one}, and {more} for one more "
+        "block, expected one dimension to grow"
+    ):
+        twin._reshape_kv_cache(groups, raws, {"a": make_backend(make_shape=make_shape)})
+
+
+def test_order_of_layers(twin: Any) -> None:
+    """Views come in the order of groups and their layers; encoder-only groups have none."""
+    groups = config(
+        twin,
+        (["d", "b"], FULL),
+        (["x"], reference.EncoderOnlyAttentionSpec(4, 5, 6, np.float16)),
+        (["c", "a"], reference.CrossAttentionSpec(4, 5, 6, np.float16)),
+    )
+    raws = {name: make_raw(twin, PAGE) for name in "abcdz"}
+    views = twin._reshape_kv_cache(groups, raws, dict.fromkeys("abcd", make_backend()), [4, 2])
+    assert ["d", "b", "c", "a"] == list(views)
+    assert [(2, 1, 4, 5, 6)] * 2 + [(2, 2, 2, 5, 6)] * 2 == [view.shape for view in views.values()]
+    raws["c"][:] = 1
+    assert [False, False, True, False] == [bool(view.any()) for view in views.values()]
+
+
+def test_backends_are_classes_or_instances(twin: Any) -> None:
+    """A backend may be a class, whose methods are static."""
+
+    class Backend:
+        """A backend of the usual kind."""
+
+        get_kv_cache_shape = staticmethod(lambda n, b, h, d: (n, 2, b, h, d))
+        get_kv_cache_stride_order = staticmethod(lambda: (0, 2, 1, 3, 4))
+
+    for backend in (Backend, Backend()):
+        view = make_view(
+            twin, reference.AttentionSpec(4, 5, 6, np.int8), make_raw(twin, 720), backend
+        )
+        assert (240, 30, 60, 6, 1) == strides_of(view)
+
+
+SMALL = reference.FullAttentionSpec(4, 1, 6, np.float16)
+
+
+def test_uniform_groups(twin: Any) -> None:
+    """Each layer has its own spec; one without has that of the layer whose bytes it shares."""
+    uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": SMALL, "gone": FULL})
+    raws = {"a": make_raw(twin, 2 * PAGE), "b": make_raw(twin, PAGE)}
+    raws["c"], raws["d"] = raws["b"], raws["a"]
+    groups = config(twin, (["c", "a", "b", "d"], uniform))
+    views = twin._reshape_kv_cache(groups, raws, dict.fromkeys("abcd", make_backend()), [2])
+    assert ["c", "a", "b", "d"] == list(views)
+    assert (2, 4, 2, 5, 6) == views["a"].shape == views["d"].shape
+    assert (2, 10, 2, 1, 6) == views["b"].shape == views["c"].shape
+    views["c"][1, 9, 1, 0, 5] = 3
+    assert views["b"][1, 9, 1, 0, 5] == 3
+
+
+def test_first_layer_over_the_bytes_decides(twin: Any) -> None:
+    """Of several layers over the same bytes the first in the group's order lends its spec."""
+    other = reference.FullAttentionSpec(4, 6, 5, np.float16)
+    uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": other})
+    raw = make_raw(twin, PAGE)
+    for layers, expected in ((["c", "b", "a"], (6, 5)), (["a", "b", "c"], (5, 6))):
+        groups = config(twin, (layers, uniform))
+        views = twin._reshape_kv_cache(
+            groups, dict.fromkeys("abc", raw), dict.fromkeys("abc", make_backend())
+        )
+        assert expected == views["c"].shape[3:]
+
+
+def test_a_layer_without_a_spec(twin: Any) -> None:
+    """Equal bytes are not the same bytes, and another group's layer lends nothing."""
+    uniform = reference.UniformTypeKVCacheSpecs(4, {"a": FULL})
+    raw = make_raw(twin, PAGE)
+    backends = dict.fromkeys("abc", make_backend())
+    message = "^\"kv_cache_specs lacks layer 'c' and every layer of its group with the same raw "
+    with pytest.raises(KeyError, match=message):
+        twin._reshape_kv_cache(
+            config(twin, (["a", "c"], uniform)), {"a": raw, "c": raw[:]}, backends
+        )
+    groups = config(twin, (["a"], uniform), (["c"], uniform))
+    with pytest.raises(KeyError, match=message):
+        twin._reshape_kv_cache(groups, {"a": raw, "c": raw}, backends)
+
+
+def test_an_engines_own_specs(twin: Any) -> None:
+    """Kinds are told by names, so specs of other classes with these names do."""
+    base = type("KVCacheSpec", (), {})
+    own = type("Own", (type("AttentionSpec", (base,), {}),), {"page_size_bytes": 240})()
+    own.block_size, own.num_kv_heads, own.head_size, own.dtype = 4, 5, 6, twin.dtype("int8")
+    assert (2, 3, 4, 5, 6) == make_view(twin, own, make_raw(twin, 720), make_backend()).shape
+    states = type("MambaSpec", (base,), {"page_size_bytes": 16, "block_size": 4})()
+    states.shapes, states.dtypes = ((3,), (4,)), (twin.dtype("int32"), twin.dtype("int8"))
+    assert [(2, 3), (2, 4)] == [view.shape for view in make_view(twin, states, make_raw(twin, 32))]
+    states.page_size_bytes = 12
+    with twin.refuses(
+        "ValueError: state 1 of layer 'a' ends at byte 16, past its page_size_bytes 12"
+    ):
+        make_view(twin, states, make_raw(twin, 24))
+
+
+def test_one_page_size_over_one_array(twin: Any) -> None:
+    """All groups draw from one pool of blocks, so pages over one array are of one size."""
+    raw, backends = make_raw(twin, 5 * PAGE), dict.fromkeys("ab", make_backend())
+    for groups in (
+        config(twin, (["a"], FULL), (["b"], SMALL)),
+        config(twin, (["a", "b"], reference.UniformTypeKVCacheSpecs(4, {"a": FULL, "b": SMALL}))),
+    ):
+        assert SMALL.page_size_bytes * 5 == PAGE
+        with twin.refuses(
+            "ValueError: page_size_bytes of layer 'b' is 96, but that of 'a' with the same raw "
+            "tensor is 480"
+        ):
+            twin._reshape_kv_cache(groups, {"a": raw, "b": raw}, backends)
+        twin._reshape_kv_cache(groups, {"a": raw, "b": make_raw(twin, 5 * PAGE)}, backends)
