@@ -15,31 +15,24 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pytest
 
-from reference import (
-    AttentionBackend,
-    AttentionMetadata,
-    AttentionMetadataBuilder,
-    CommonAttentionMetadata,
-    KVSharingFastPrefillMetadata,
-    create_fast_prefill_custom_backend,
-    subclass_attention_backend,
-)
+import reference
+from tests.twins.arrays import int32
 
-BatchMaker: TypeAlias = Callable[..., CommonAttentionMetadata]
+BatchMaker: TypeAlias = Callable[..., reference.CommonAttentionMetadata]
 
-INDICES = np.array([2, 3, 4, 0], np.int32)
+INDICES = int32(2, 3, 4, 0)
 
 
-def make_backend(make_metadata: Callable[[CommonAttentionMetadata], object]) -> type[Any]:
+def make_backend(twin: Any, make_metadata: Any) -> type[Any]:
     """Make a backend whose builder makes such metadata, and keeps what it was called with."""
 
-    class Builder(AttentionMetadataBuilder[Any]):
+    class Builder(twin.AttentionMetadataBuilder[Any]):
         """Builds, and remembers it."""
 
         def build(
             self,
             common_prefix_len: int,
-            common_attn_metadata: CommonAttentionMetadata,
+            common_attn_metadata: Any,
             fast_build: bool = False,
         ) -> object:
             """Return a metadata."""
@@ -47,7 +40,7 @@ def make_backend(make_metadata: Callable[[CommonAttentionMetadata], object]) -> 
             self.built = make_metadata(common_attn_metadata)
             return self.built
 
-    class Backend(AttentionBackend):
+    class Backend(twin.AttentionBackend):
         """Says the least that a backend must."""
 
         get_name = staticmethod(lambda: "LEAST")
@@ -57,21 +50,21 @@ def make_backend(make_metadata: Callable[[CommonAttentionMetadata], object]) -> 
     return Backend
 
 
-def make_builder(backend: Any) -> Any:  # noqa: ANN401  # a class or an instance
+def make_builder(backend: Any) -> Any:  # a class or an instance
     """Make a builder of a backend."""
     return backend.get_builder_cls()(None, ["layers.0"], None, None)
 
 
 @pytest.fixture
-def batch(make_batch: BatchMaker) -> CommonAttentionMetadata:
+def batch(make_batch: BatchMaker) -> Any:
     """Return a batch of two requests, of which three tokens are wanted."""
     return make_batch([3, 2], [0, 4], logits_indices_padded=INDICES, num_logits_indices=3)
 
 
-def test_the_classes(batch: CommonAttentionMetadata) -> None:
+def test_the_classes(twin: Any, batch: Any) -> None:
     """Backend, builder and metadata extend the other's, and are named with the prefix."""
-    underlying = make_backend(lambda _: AttentionMetadata())
-    backend = create_fast_prefill_custom_backend("Fast", underlying)
+    underlying = make_backend(twin, lambda _: twin.AttentionMetadata())
+    backend = twin.create_fast_prefill_custom_backend("Fast", underlying)
     builder_cls = backend.get_builder_cls()
     assert builder_cls is backend().get_builder_cls()
     assert issubclass(backend, underlying)
@@ -86,12 +79,12 @@ def test_the_classes(batch: CommonAttentionMetadata) -> None:
     ]
 
 
-def check_extended(backend: type[Any], batch: CommonAttentionMetadata) -> Any:  # noqa: ANN401  # a metadata
+def check_extended(twin: Any, backend: type[Any], batch: Any) -> Any:
     """Check what a backend's builder built against what the other's did, and return it."""
-    builder = make_builder(create_fast_prefill_custom_backend("Fast", backend))
+    builder = make_builder(twin.create_fast_prefill_custom_backend("Fast", backend))
     metadata = builder.build(0, batch)
     assert isinstance(metadata, type(builder.built))
-    assert isinstance(metadata, KVSharingFastPrefillMetadata)
+    assert isinstance(metadata, twin.KVSharingFastPrefillMetadata)
     assert metadata is not builder.built
     assert batch.logits_indices_padded is metadata.logits_indices_padded
     assert batch.num_logits_indices is metadata.num_logits_indices
@@ -99,10 +92,12 @@ def check_extended(backend: type[Any], batch: CommonAttentionMetadata) -> Any:  
     return metadata
 
 
-def test_what_the_other_builder_is_given(batch: CommonAttentionMetadata) -> None:
+def test_what_the_other_builder_is_given(twin: Any, batch: Any) -> None:
     """It builds of the wanted tokens, with the same prefix, in whichever way it is asked."""
     builder = make_builder(
-        create_fast_prefill_custom_backend("Fast", make_backend(lambda _: AttentionMetadata()))
+        twin.create_fast_prefill_custom_backend(
+            "Fast", make_backend(twin, lambda _: twin.AttentionMetadata())
+        )
     )
     for build, expected in (
         (lambda: builder.build(7, batch), (7, False)),
@@ -115,7 +110,7 @@ def test_what_the_other_builder_is_given(batch: CommonAttentionMetadata) -> None
         prefix, given, fast_build = builder.arguments
         assert expected == (prefix, fast_build)
         assert [0, 1, 3] == given.query_start_loc.tolist()
-        assert INDICES is metadata.logits_indices_padded
+        assert batch.logits_indices_padded is metadata.logits_indices_padded
 
 
 @pytest.mark.parametrize(
@@ -125,22 +120,24 @@ def test_what_the_other_builder_is_given(batch: CommonAttentionMetadata) -> None
         {},
     ],
 )
-def test_where_fast_prefill_is_not_armed(make_batch: BatchMaker, changes: dict[str, Any]) -> None:
+def test_where_fast_prefill_is_not_armed(
+    twin: Any, make_batch: BatchMaker, changes: dict[str, Any]
+) -> None:
     """The other builds of the batch itself; the fields are the batch's, None too."""
     batch = make_batch([3, 2], [0, 4], **changes)
-    backend = make_backend(lambda given: SimpleNamespace(given=given))
-    assert batch is check_extended(backend, batch).given
+    backend = make_backend(twin, lambda given: SimpleNamespace(given=given))
+    assert batch is check_extended(twin, backend, batch).given
 
 
-def test_a_builder_of_the_batch_itself(batch: CommonAttentionMetadata) -> None:
+def test_a_builder_of_the_batch_itself(twin: Any, batch: Any) -> None:
     """A metadata that has the fields gets the batch's; the batch is not changed, nor handed out."""
-    metadata = check_extended(make_backend(lambda given: given), batch)
-    assert isinstance(metadata, CommonAttentionMetadata)
+    metadata = check_extended(twin, make_backend(twin, lambda given: given), batch)
+    assert isinstance(metadata, twin.CommonAttentionMetadata)
     assert [0, 1, 3] == metadata.query_start_loc.tolist()
     batch.max_query_len = 1
-    made = check_extended(make_backend(lambda given: given), batch)
+    made = check_extended(twin, make_backend(twin, lambda given: given), batch)
     assert batch.seq_lens is made.seq_lens
-    assert CommonAttentionMetadata is type(batch)
+    assert twin.CommonAttentionMetadata is type(batch)
 
 
 @dataclasses.dataclass
@@ -161,10 +158,10 @@ class Plain:
         return 2 * self.num_tokens
 
 
-def test_a_dataclass(batch: CommonAttentionMetadata) -> None:
+def test_a_dataclass(twin: Any, batch: Any) -> None:
     """It has the fields, those not of `__init__` too, the properties, and what is no field."""
     built = Plain(5, seed=7)
-    metadata = check_extended(make_backend(lambda _: built), batch)
+    metadata = check_extended(twin, make_backend(twin, lambda _: built), batch)
     assert (5, 2.5, 10) == (metadata.num_tokens, metadata.half, metadata.twice)
     assert built.extra is metadata.extra
     assert ["num_tokens", "half", "logits_indices_padded", "num_logits_indices"] == [
@@ -188,9 +185,9 @@ class FrozenSlots:
 
 
 @pytest.mark.parametrize("cls", [Frozen, FrozenSlots])
-def test_frozen(cls: type[Any], batch: CommonAttentionMetadata) -> None:
+def test_frozen(twin: Any, cls: type[Any], batch: Any) -> None:
     """It stays frozen."""
-    metadata = check_extended(make_backend(lambda _: cls(5)), batch)
+    metadata = check_extended(twin, make_backend(twin, lambda _: cls(5)), batch)
     assert 5 == metadata.num_tokens
     for name in ("num_tokens", "num_logits_indices"):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -218,14 +215,14 @@ class SlotsAndMore(Slots):
     __slots__ = ("__dict__", "__weakref__", "shown")
 
 
-def test_slots(batch: CommonAttentionMetadata) -> None:
+def test_slots(twin: Any, batch: Any) -> None:
     """Slots are copied, private ones too; an empty one stays empty."""
     for cls in (Slots, SlotsAndMore):
         built = cls(3, 4)
         if cls is SlotsAndMore:
             Slots.shown.__set__(built, 40)
             built.more = 5
-        metadata = check_extended(make_backend(lambda _, built=built: built), batch)
+        metadata = check_extended(twin, make_backend(twin, lambda _, built=built: built), batch)
         assert (3, 4) == (metadata.hidden, metadata.shown)
         assert not hasattr(metadata, "empty")
         if cls is SlotsAndMore:
@@ -263,17 +260,17 @@ class HasFieldsInSlots:
 @pytest.mark.parametrize(
     "built", [ReadOnly(), HasFields("its own", "its own", 3), HasFieldsInSlots("its own", 3)]
 )
-def test_fields_that_are_there(built: Any, batch: CommonAttentionMetadata) -> None:  # noqa: ANN401  # of any class
+def test_fields_that_are_there(twin: Any, built: Any, batch: Any) -> None:
     """What the metadata has of these names gives way, and stays in the metadata itself."""
-    metadata = check_extended(make_backend(lambda _: built), batch)
+    metadata = check_extended(twin, make_backend(twin, lambda _: built), batch)
     assert "its own" == built.num_logits_indices
     assert getattr(built, "last", None) == getattr(metadata, "last", None)
 
 
-def test_what_is_no_dataclass_compares_as_before(batch: CommonAttentionMetadata) -> None:
+def test_what_is_no_dataclass_compares_as_before(twin: Any, batch: Any) -> None:
     """A plain class's metadata still has a hash, and equals itself alone."""
-    backend = make_backend(lambda _: ReadOnly())
-    made = [check_extended(backend, batch) for _ in range(2)]
+    backend = make_backend(twin, lambda _: ReadOnly())
+    made = [check_extended(twin, backend, batch) for _ in range(2)]
     assert 2 == len(set(made))
     assert not dataclasses.is_dataclass(made[0])
 
@@ -281,17 +278,17 @@ def test_what_is_no_dataclass_compares_as_before(batch: CommonAttentionMetadata)
 class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
     """A metadata with a metaclass, which makes instances in a way of its own."""
 
-    def __new__(cls, wanted: str) -> Any:  # noqa: ANN401  # an instance
+    def __new__(cls, wanted: str) -> Any:  # an instance
         """Ask for an argument."""
         made = super().__new__(cls)
         made.wanted = wanted
         return made
 
 
-def test_other_classes(batch: CommonAttentionMetadata) -> None:
+def test_other_classes(twin: Any, batch: Any) -> None:
     """A namespace, a class with a metaclass and a `__new__`: all are extended."""
-    assert 3 == check_extended(make_backend(lambda _: SimpleNamespace(n=3)), batch).n
-    metadata = check_extended(make_backend(lambda _: Abstract("yes")), batch)
+    assert 3 == check_extended(twin, make_backend(twin, lambda _: SimpleNamespace(n=3)), batch).n
+    metadata = check_extended(twin, make_backend(twin, lambda _: Abstract("yes")), batch)
     assert ("yes", abc.ABCMeta) == (metadata.wanted, type(type(metadata)))
 
 
@@ -303,9 +300,9 @@ class Row(NamedTuple):
 
 
 @pytest.mark.parametrize("built", [Row(3), (3, 4), ()])
-def test_tuples(built: Any, batch: CommonAttentionMetadata) -> None:  # noqa: ANN401  # of several classes
+def test_tuples(twin: Any, built: Any, batch: Any) -> None:
     """A metadata that is a tuple holds the same, by name too."""
-    metadata = check_extended(make_backend(lambda _: built), batch)
+    metadata = check_extended(twin, make_backend(twin, lambda _: built), batch)
     assert built == metadata
     assert getattr(built, "n", None) == getattr(metadata, "n", None)
 
@@ -323,82 +320,84 @@ class Kind(enum.Enum):
         *({3}, {"n": 3}, OrderedDict(n=3), [3], deque([3]), np.zeros(3)),
     ],
 )
-def test_metadata_that_cannot_be_extended(
-    built: Any,  # noqa: ANN401  # of any class
-    batch: CommonAttentionMetadata,
-) -> None:
+def test_metadata_that_cannot_be_extended(twin: Any, built: Any, batch: Any) -> None:
     """What is made in a way of its own, or of a final class, is refused by name."""
     builder = make_builder(
-        create_fast_prefill_custom_backend("Fast", make_backend(lambda _: built))
+        twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, lambda _: built))
     )
     name = type(built).__name__
     with pytest.raises(TypeError, match=rf"^Builder built a {name}, which cannot be extended by "):
         builder.build(0, batch)
 
 
-def test_errors_of_the_other_builder_are_its_own(batch: CommonAttentionMetadata) -> None:
+def test_errors_of_the_other_builder_are_its_own(twin: Any, batch: Any) -> None:
     """An exception from its `build` comes through as it is; a bad batch never gets there."""
 
     def fail(_: object) -> object:
         raise TypeError("mine")
 
-    builder = make_builder(create_fast_prefill_custom_backend("Fast", make_backend(fail)))
-    with pytest.raises(TypeError, match=r"^mine$"):
+    builder = make_builder(
+        twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, fail))
+    )
+    with twin.refuses("TypeError: mine"):
         builder.build(0, batch)
     batch.num_logits_indices = None
-    with pytest.raises(ValueError, match=r"^num_logits_indices is None"):
+    with twin.refuses(
+        "ValueError: num_logits_indices is None, but the other logits field is set: fast prefill "
+        "needs both"
+    ):
         builder.build(0, batch)
 
 
-def test_an_engines_own_builder(batch: CommonAttentionMetadata) -> None:
+def test_an_engines_own_builder(twin: Any, batch: Any) -> None:
     """Classes that extend nothing of ours serve, and a build that knows no `fast_build`."""
 
     class Builder:
         """Builds a namespace."""
 
-        def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:  # noqa: ANN401  # likewise
+        def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:  # likewise
             """Return what was given."""
             return SimpleNamespace(prefix=common_prefix_len, given=common_attn_metadata)
 
     own = type("Own", (), {"get_builder_cls": classmethod(lambda _: Builder)})
-    builder = create_fast_prefill_custom_backend("", own)().get_builder_cls()()
+    builder = twin.create_fast_prefill_custom_backend("", own)().get_builder_cls()()
     metadata = builder.build(5, batch)
     assert (5, 3) == (metadata.prefix, metadata.given.num_actual_tokens)
     assert "Builder" == type(builder).__name__
 
 
-def test_a_prefix_on_a_prefix(batch: CommonAttentionMetadata) -> None:
+def test_a_prefix_on_a_prefix(twin: Any, batch: Any) -> None:
     """Such a backend of such a backend works too: the outer has the last word."""
-    inner = create_fast_prefill_custom_backend(
-        "In", make_backend(lambda given: Frozen(given.num_actual_tokens))
+    inner = twin.create_fast_prefill_custom_backend(
+        "In", make_backend(twin, lambda given: Frozen(given.num_actual_tokens))
     )
-    metadata = check_extended(inner, batch)
+    metadata = check_extended(twin, inner, batch)
     assert ("FastInFrozen", 3) == (type(metadata).__name__, metadata.num_tokens)
 
 
-def test_classes_are_made_once(batch: CommonAttentionMetadata) -> None:
+def test_classes_are_made_once(twin: Any, batch: Any) -> None:
     """The same prefix and backend give the same classes; another of either gives others."""
-    underlying = make_backend(lambda _: Frozen(3))
-    backend = create_fast_prefill_custom_backend("Fast", underlying)
-    again = create_fast_prefill_custom_backend("Fast", underlying)
+    underlying = make_backend(twin, lambda _: Frozen(3))
+    backend = twin.create_fast_prefill_custom_backend("Fast", underlying)
+    again = twin.create_fast_prefill_custom_backend("Fast", underlying)
     assert backend is again
     others = [
-        create_fast_prefill_custom_backend("Slow", underlying),
-        create_fast_prefill_custom_backend("Fast", make_backend(lambda _: Frozen(3))),
-        subclass_attention_backend("Fast", underlying, underlying.get_builder_cls()),
+        twin.create_fast_prefill_custom_backend("Slow", underlying),
+        twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, lambda _: Frozen(3))),
+        twin.subclass_attention_backend("Fast", underlying, underlying.get_builder_cls()),
     ]
     assert 4 == len({id(cls) for cls in (backend, *others)})
     made = [type(make_builder(found).build(0, batch)) for found in (backend, again)]
     assert made[0] is made[1]
-    derived = create_fast_prefill_custom_backend("Fast", type("Derived", (underlying,), {}))
+    derived = twin.create_fast_prefill_custom_backend("Fast", type("Derived", (underlying,), {}))
     assert backend.get_builder_cls() is derived.get_builder_cls()
 
 
-def test_classes_of_metadata_are_kept_apart(batch: CommonAttentionMetadata) -> None:
+def test_classes_of_metadata_are_kept_apart(twin: Any, batch: Any) -> None:
     """A builder of several classes of metadata has a class for each, made once."""
     built = [Frozen(1), FrozenSlots(2), Frozen(3)]
     builder = make_builder(
-        create_fast_prefill_custom_backend("Fast", make_backend(lambda _: built[0]))
+        twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, lambda _: built[0]))
     )
     classes = []
     while built:
@@ -410,12 +409,12 @@ def test_classes_of_metadata_are_kept_apart(batch: CommonAttentionMetadata) -> N
     assert (Frozen, FrozenSlots) == (classes[0].__bases__[0], classes[1].__bases__[0])
 
 
-def test_classes_are_not_kept_alive(batch: CommonAttentionMetadata) -> None:
+def test_classes_are_not_kept_alive(twin: Any, batch: Any) -> None:
     """When nobody uses the backend any more, nothing of it remains."""
 
     def use() -> list[weakref.ref[Any]]:
-        underlying = make_backend(lambda _: type("Once", (), {})())
-        backend = create_fast_prefill_custom_backend("Fast", underlying)
+        underlying = make_backend(twin, lambda _: type("Once", (), {})())
+        backend = twin.create_fast_prefill_custom_backend("Fast", underlying)
         metadata = make_builder(backend).build(0, batch)
         return [weakref.ref(cls) for cls in (underlying, backend, type(metadata))]
 
@@ -427,7 +426,7 @@ def test_classes_are_not_kept_alive(batch: CommonAttentionMetadata) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((7, AttentionBackend), "prefix must be a str, got 7 of int"),
+        ((7, reference.AttentionBackend), "prefix must be a str, got 7 of int"),
         (("Fast", "B"), "underlying_attn_backend must be a class, got 'B' of str"),
         (
             ("Fast", type("Own", (), {"get_builder_cls": staticmethod(lambda: None)})),
@@ -435,17 +434,74 @@ def test_classes_are_not_kept_alive(batch: CommonAttentionMetadata) -> None:
         ),
     ],
 )
-def test_refusals(arguments: tuple[Any, ...], message: str) -> None:
+def test_refusals(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
     """A prefix that is no str and classes that are none are refused, in these words."""
-    with pytest.raises(TypeError) as caught:
-        create_fast_prefill_custom_backend(*arguments)
-    assert message == str(caught.value)
+    with twin.refuses(f"TypeError: {message}"):
+        twin.create_fast_prefill_custom_backend(*arguments)
 
 
-def test_a_backend_without_builders() -> None:
+def test_a_backend_without_builders(twin: Any) -> None:
     """What does not say its builders is refused; a backend's instance is no backend."""
     with pytest.raises(AttributeError, match="get_builder_cls"):
-        create_fast_prefill_custom_backend("Fast", int)
-    instance: Any = make_backend(lambda _: None)()
-    with pytest.raises(TypeError, match=r"^underlying_attn_backend must be a class, got object"):
-        create_fast_prefill_custom_backend("Fast", instance)
+        twin.create_fast_prefill_custom_backend("Fast", int)
+    instance: Any = make_backend(twin, lambda _: None)()
+    with twin.refuses("TypeError: underlying_attn_backend must be a class, got object of Backend"):
+        twin.create_fast_prefill_custom_backend("Fast", instance)
+
+
+def test_a_builder_that_changes_the_batch(twin: Any, make_batch: BatchMaker) -> None:
+    """Where the batch itself is built from, its fields are those from before."""
+
+    def disarm(batch: Any) -> Frozen:
+        batch.logits_indices_padded = batch.num_logits_indices = None
+        return Frozen(5)
+
+    batch = make_batch([1, 1], [0, 1], logits_indices_padded=INDICES, num_logits_indices=2)
+    indices = batch.logits_indices_padded
+    backend = twin.create_fast_prefill_custom_backend("Fast", make_backend(twin, disarm))
+    built = make_builder(backend).build(0, batch)
+    assert built.logits_indices_padded is indices
+    assert 2 == built.num_logits_indices
+
+
+def test_a_builder_among_others(twin: Any, batch: Any) -> None:
+    """What an engine puts between the made builder and the underlying one is called."""
+    underlying = make_backend(twin, lambda _: Frozen(5))
+
+    class Between(underlying.get_builder_cls()):  # type: ignore[misc]  # a class that is made
+        """Builds of what was built."""
+
+        def build(self, *args: Any, **kwargs: Any) -> Any:
+            """Return what the underlying builder built, inside another metadata."""
+            return SimpleNamespace(between=super().build(*args, **kwargs))
+
+    made = twin.create_fast_prefill_custom_backend("Fast", underlying).get_builder_cls()
+    mine = type("Mine", (made, Between), {})
+    built = mine(None, ["layers.0"], None, None).build(0, batch)
+    assert (Frozen(5), 3) == (built.between, built.num_logits_indices)
+
+
+class AllEqual(type):
+    """A metaclass whose classes say that they equal all others."""
+
+    def __eq__(cls, other: object) -> bool:
+        return isinstance(other, type)
+
+    def __hash__(cls) -> int:
+        return 1
+
+
+def test_equal_classes_are_kept_apart(twin: Any, batch: Any) -> None:
+    """What is built is of the class of what was built, not of one that says it equals that."""
+    built = [AllEqual(name, (), {})() for name in ("First", "Second")]
+    backend = make_backend(twin, lambda _: built.pop(0))
+    builder = make_builder(twin.create_fast_prefill_custom_backend("Fast", backend))
+    names = [type(builder.build(0, batch)).__name__ for _ in range(2)]
+    assert ["FastFirst", "FastSecond"] == names
+
+
+def test_a_replaced_field(twin: Any, batch: Any) -> None:
+    """A metadata of slots can be copied with another value."""
+    metadata = check_extended(twin, make_backend(twin, lambda _: FrozenSlots(5)), batch)
+    changed = dataclasses.replace(metadata, num_tokens=6)
+    assert (6, 3) == (changed.num_tokens, changed.num_logits_indices)
