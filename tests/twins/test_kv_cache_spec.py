@@ -154,6 +154,10 @@ def test_abstract(twin: Any) -> None:
             "TypeError: head_size must be an int, got '5' of str",
         ),
         (
+            lambda twin: twin.FullAttentionSpec(16, 8, 64, "float16"),
+            "TypeError: dtype must be a supported dtype, got 'float16' of str",
+        ),
+        (
             lambda twin: twin.FullAttentionSpec(*twin.convert(FIELDS), sliding_window=0),
             "ValueError: sliding_window is 0, expected at least 1",
         ),

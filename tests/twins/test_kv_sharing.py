@@ -123,6 +123,14 @@ def test_nothing_shared(twin: Any) -> None:
             },
             "TypeError: kv_cache_groups[0].layer_names must be a list, got tuple",
         ),
+        (
+            {
+                "kv_cache_groups": [
+                    reference.KVCacheGroupSpec(["a", ["b"]], reference.KVCacheSpec(16))
+                ]
+            },
+            "TypeError: kv_cache_groups[0].layer_names[1] must be a str, got list",
+        ),
     ],
 )
 def test_refusals(twin: Any, change: dict[str, Any], message: str) -> None:

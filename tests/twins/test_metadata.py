@@ -352,3 +352,28 @@ def test_an_engines_own_metadata(twin: Any) -> None:
     ):
         with twin.refuses(f"ValueError: {message}"):
             validate(SimpleNamespace(**twin.convert_all(fields)), block_size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"query_start_loc": int32(0, 2)},
+            "ValueError: query_start_loc has 2 entries, expected num_reqs + 1 = 4",
+        ),
+        ({"slot_mapping": [4, 5]}, "TypeError: slot_mapping must be an array, got list"),
+        ({"seq_lens_cpu": int64(5, 8, 0)}, "TypeError: seq_lens_cpu must be int32, got int64"),
+        ({"num_reqs": True}, "TypeError: num_reqs must be an int, got True of bool"),
+        (
+            {"slot_mapping": int64()},
+            "ValueError: slot_mapping has 0 entries, expected at least num_actual_tokens = 7",
+        ),
+    ],
+)
+def test_unpadded_reads_valid_fields(
+    twin: Any, make_batch: BatchMaker, changes: dict[str, Any], message: str
+) -> None:
+    """Fields of another type or length than they must have are not cut."""
+    batch = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
+    with twin.refuses(message):
+        batch.unpadded(5, 2)
