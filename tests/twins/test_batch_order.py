@@ -95,7 +95,6 @@ def test_split_in_three(
     ("kwargs", "message"),
     [
         ({"decode_threshold": 0}, "ValueError: decode_threshold is 0, expected 1 to 2147483647"),
-        ({"decode_threshold": 1.0}, "TypeError: decode_threshold must be an int, got 1.0 of float"),
     ],
 )
 def test_refusals_of_thresholds(
@@ -246,13 +245,6 @@ def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
             ),
         ),
         (
-            {},
-            {"a": 9, "b": 1.0},
-            3,
-            "TypeError: num_scheduled_tokens of req_ids[1] must be an int, got 1.0 of float",
-        ),
-        ({"req_ids": ("a", "b")}, {}, 3, "TypeError: req_ids must be a list, got tuple"),
-        (
             {"num_computed_tokens_cpu": int64(0)},
             {"a": 9, "b": 1},
             3,
@@ -263,12 +255,6 @@ def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
             {"a": 9, "b": 1},
             3,
             "ValueError: num_computed_tokens_cpu[1] is -3, expected at least 0",
-        ),
-        (
-            {"num_computed_tokens_cpu": np.array([0.0, 3.0])},
-            {"a": 9, "b": 1},
-            3,
-            "TypeError: num_computed_tokens_cpu must be int32 or int64, got float64",
         ),
         (
             {"num_prompt_tokens": int64(9)},
@@ -297,7 +283,6 @@ def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
         ),
         ({}, {"a": 9, "b": 1}, 2, "ValueError: regions is 2, expected 3 to 4"),
         ({}, {"a": 9, "b": 1}, 5, "ValueError: regions is 5, expected 3 to 4"),
-        ({}, {"a": 9, "b": 1}, True, "TypeError: regions must be an int, got True of bool"),
     ],
 )
 def test_refusals_of_reorder(

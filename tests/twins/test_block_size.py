@@ -37,8 +37,6 @@ def test_multiple_of(twin: Any) -> None:
     ("base", "message"),
     [
         (0, "ValueError: base is 0, expected at least 1"),
-        (True, "TypeError: base must be an int, got True of bool"),
-        ("16", "TypeError: base must be an int, got '16' of str"),
     ],
 )
 def test_refusals_of_multiple_of(twin: Any, base: object, message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.twins.arrays import int32, int64
+from tests.twins.arrays import int32
 
 
 class Builder:
@@ -246,11 +246,7 @@ LENS = int32(5, 8, 0)
 
 REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_reqs": -1}, "ValueError: num_reqs is -1, expected at least 0"),
-    ({"num_reqs": True}, "TypeError: num_reqs must be an int, got True of bool"),
     ({"num_tokens": -1}, "ValueError: num_tokens is -1, expected at least 0"),
-    ({"num_tokens": 7.0}, "TypeError: num_tokens must be an int, got 7.0 of float"),
-    ({"max_query_len": True}, "TypeError: max_query_len must be an int, got True of bool"),
-    ({"max_seq_len": 8.0}, "TypeError: max_seq_len must be an int, got 8.0 of float"),
     ({"max_query_len": -1}, "ValueError: max_query_len is -1, expected 0 to 2147483647"),
     ({"max_seq_len": 2**31}, "ValueError: max_seq_len is 2147483648, expected 0 to 2147483647"),
     (
@@ -269,28 +265,23 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ),
     ),
     (
-        {"attn_metadata_builders": (Builder(), Builder())},
-        "TypeError: attn_metadata_builders must be a list, got tuple",
-    ),
-    (
-        {"kv_cache_config": SimpleNamespace(kv_cache_groups=None)},
-        "TypeError: kv_cache_config.kv_cache_groups must be a list, got NoneType",
+        {
+            "kv_cache_config": SimpleNamespace(
+                kv_cache_groups=[
+                    SimpleNamespace(layer_names=["a"]),
+                    SimpleNamespace(layer_names=["b", ["c"]]),
+                ]
+            )
+        },
+        "TypeError: kv_cache_groups[1].layer_names[1] must be a str, got list",
     ),
     (
         {"block_tables": [INT32S]},
         "ValueError: block_tables has 1 entries, expected 2, one for each KV cache group",
     ),
     (
-        {"block_tables": np.zeros((2, 3, 2), np.int32)},
-        "TypeError: block_tables must be a list or tuple, got array",
-    ),
-    (
         {"block_tables": [INT32S, INT32S[:2]]},
         "ValueError: block_tables[1] has 2 entries, expected at least 3",
-    ),
-    (
-        {"block_tables": [INT32S.astype(np.int64), INT32S]},
-        "TypeError: block_tables[0] must be int32, got int64",
     ),
     (
         {"block_tables": [INT32S, INT32S[0]]},
@@ -301,15 +292,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"slot_mappings": (INT64S,) * 3},
         "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
     ),
-    (
-        {"slot_mappings": None},
-        "TypeError: slot_mappings must be a list or tuple, got None of NoneType",
-    ),
     ({"slot_mappings": INT64S}, "ValueError: slot_mappings must have 2 dimensions, got shape (7,)"),
-    (
-        {"slot_mappings": np.zeros((2, 7), np.int32)},
-        "TypeError: slot_mappings must be int64, got int32",
-    ),
     (
         {"slot_mappings": np.zeros((3, 7), np.int64)},
         "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
@@ -321,10 +304,6 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"slot_mappings": [INT64S, INT64S[1:]]},
         "ValueError: slot_mappings[1] has 6 entries, expected at least 7",
-    ),
-    (
-        {"slot_mappings": [INT64S.astype(np.int32), INT64S]},
-        "TypeError: slot_mappings[0] must be int64, got int32",
     ),
     (
         {"query_start_loc": halves(SHORT, STARTS)},
@@ -350,10 +329,6 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"num_computed_tokens_cpu": LENS[:2]},
         "ValueError: num_computed_tokens_cpu has 2 entries, expected at least 3",
-    ),
-    (
-        {"num_computed_tokens_cpu": int64(3, 5, 0)},
-        "TypeError: num_computed_tokens_cpu must be int32, got int64",
     ),
     ({"query_start_loc": None}, "AttributeError: 'NoneType' object has no attribute 'cpu'"),
     (

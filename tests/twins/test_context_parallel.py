@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from tests.twins.arrays import int32, int64
+from tests.twins.arrays import int32
 
 pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
 
@@ -75,8 +75,6 @@ def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) ->
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((int64(5),), "TypeError: seq_lens must be int32, got int64"),
-        (([5],), "TypeError: seq_lens must be an array, got list"),
         (
             (np.array([[5]], np.int32),),
             "ValueError: seq_lens must have 1 dimension, got shape (1, 1)",
@@ -85,7 +83,6 @@ def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) ->
         ((int32(5), 0), "ValueError: dcp_size is 0, expected 1 to 2147483647"),
         ((int32(5), 2, 2), "ValueError: dcp_rank is 2, expected 0 to 1"),
         ((int32(5), 2, -1), "ValueError: dcp_rank is -1, expected 0 to 1"),
-        ((int32(5), 2, 0.0), "TypeError: dcp_rank must be an int, got 0.0 of float"),
         (
             (int32(5), 2, 0, 0),
             "ValueError: cp_kv_cache_interleave_size is 0, expected 1 to 2147483647",

@@ -70,9 +70,6 @@ def test_names_without_an_index(
     ("layer_name", "num_attn_module", "message"),
     [
         ("0", 0, "ValueError: num_attn_module is 0, expected at least 1"),
-        ("0", True, "TypeError: num_attn_module must be an int, got True of bool"),
-        ("0", 1.0, "TypeError: num_attn_module must be an int, got 1.0 of float"),
-        (0, 1, "TypeError: layer_name must be a str, got 0 of int"),
     ],
 )
 def test_refusals_of_indices(
@@ -132,16 +129,10 @@ def test_binding_nothing(twin: Any) -> None:
             "KeyError: forward_context lacks layer '1.attn'",
         ),
         ({"runner_kv_caches": [None]}, "ValueError: runner_kv_caches has 1 entries, expected none"),
-        ({"runner_kv_caches": {}}, "TypeError: runner_kv_caches must be a list, got dict"),
-        (
-            {"forward_context": None},
-            "TypeError: forward_context must be a dict, got None of NoneType",
-        ),
         (
             {"kv_caches": {(1,): None}, "forward_context": {}},
             "KeyError: forward_context lacks layer (1,)",
         ),
-        ({"kv_caches": [1]}, "TypeError: kv_caches must be a dict, got list"),
         (
             {
                 "kv_caches": {"0.attn": 1, "attn": 2},
@@ -153,10 +144,6 @@ def test_binding_nothing(twin: Any) -> None:
             ),
         ),
         ({"num_attn_module": -1}, "ValueError: num_attn_module is -1, expected at least 1"),
-        (
-            {"kv_caches": {}, "num_attn_module": "2"},
-            "TypeError: num_attn_module must be an int, got '2' of str",
-        ),
     ],
 )
 def test_refusals_of_binding(twin: Any, change: dict[str, Any], message: str) -> None:

@@ -100,30 +100,6 @@ def test_nothing_shared(twin: Any) -> None:
             ),
         ),
         (
-            {"shared_kv_cache_layers": [("c", "a")]},
-            "TypeError: shared_kv_cache_layers must be a dict, got list",
-        ),
-        (
-            {"shared_kv_cache_layers": {"c": "a", 3: "a"}},
-            "TypeError: a layer of shared_kv_cache_layers must be a str, got 3 of int",
-        ),
-        (
-            {"shared_kv_cache_layers": {"c": "a", "d": None}},
-            "TypeError: shared_kv_cache_layers['d'] must be a str, got None of NoneType",
-        ),
-        (
-            {"kv_cache_groups": ()},
-            "TypeError: kv_cache_groups must be a list, got tuple",
-        ),
-        (
-            {
-                "kv_cache_groups": [
-                    reference.KVCacheGroupSpec(("a", "b"), reference.KVCacheSpec(16))
-                ]
-            },
-            "TypeError: kv_cache_groups[0].layer_names must be a list, got tuple",
-        ),
-        (
             {
                 "kv_cache_groups": [
                     reference.KVCacheGroupSpec(["a", ["b"]], reference.KVCacheSpec(16))

@@ -73,19 +73,6 @@ def test_items_that_must_be_within_one_step(twin: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [
-        ({}, None, "TypeError: max_tokens_by_modality must be a dict, got None of NoneType"),
-        ({}, [("image", 3)], "TypeError: max_tokens_by_modality must be a dict, got list"),
-        ({}, {3: 3}, "TypeError: a key of max_tokens_by_modality must be a str, got 3 of int"),
-        (
-            {},
-            {"image": 3, "audio": 2.5},
-            "TypeError: max_tokens_by_modality['audio'] must be an int, got 2.5 of float",
-        ),
-        (
-            {},
-            {"image": 3.0},
-            "TypeError: max_tokens_by_modality['image'] must be an int, got 3.0 of float",
-        ),
         (
             {},
             {"image": 3, "audio": -1},
@@ -98,16 +85,6 @@ def test_items_that_must_be_within_one_step(twin: Any) -> None:
                 "ValueError: scheduler_config.max_num_encoder_input_tokens is -1, expected at "
                 "least 0"
             ),
-        ),
-        (
-            {"encoder_cache_size": None},
-            {"image": 3},
-            ("TypeError: scheduler_config.encoder_cache_size must be an int, got None of NoneType"),
-        ),
-        (
-            {"disable_chunked_mm_input": 0},
-            {"image": 3},
-            "TypeError: scheduler_config.disable_chunked_mm_input must be a bool, got 0 of int",
         ),
         (
             {"disable_chunked_mm_input": True, "max_num_batched_tokens": 0},
@@ -292,9 +269,7 @@ def test_a_modality_that_is_not_there(twin: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((3, 3), "TypeError: modality must be a str, got 3 of int"),
         (("image", -1), "ValueError: max_tokens_per_item is -1, expected at least 0"),
-        (("image", 1.0), "TypeError: max_tokens_per_item must be an int, got 1.0 of float"),
     ],
 )
 def test_refusals_of_max_items(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
@@ -306,15 +281,7 @@ def test_refusals_of_max_items(twin: Any, arguments: tuple[Any, ...], message: s
 @pytest.mark.parametrize(
     ("limits", "sizes", "changes", "message"),
     [
-        ([], {}, {}, "TypeError: mm_limits must be a dict, got list"),
-        (
-            {"image": None},
-            {},
-            {},
-            "TypeError: mm_limits['image'] must be an int, got None of NoneType",
-        ),
         ({"image": -1}, {}, {}, "ValueError: mm_limits['image'] is -1, expected at least 0"),
-        ({}, None, {}, "TypeError: max_tokens_by_modality must be a dict, got None of NoneType"),
         (
             {},
             {},
@@ -330,23 +297,8 @@ def test_refusals_of_max_items(twin: Any, arguments: tuple[Any, ...], message: s
         (
             {},
             {},
-            {"max_num_seqs": "3"},
-            "TypeError: scheduler_config.max_num_seqs must be an int, got '3' of str",
-        ),
-        (
-            {},
-            {},
             {"max_num_batched_tokens": 0},
             "ValueError: scheduler_config.max_num_batched_tokens is 0, expected at least 1",
-        ),
-        (
-            {},
-            {},
-            {"enable_chunked_prefill": None},
-            (
-                "TypeError: scheduler_config.enable_chunked_prefill must be a bool, got None "
-                "of NoneType"
-            ),
         ),
         (
             {"image": 1},

@@ -146,8 +146,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
     [
         ({"block_size": 0}, "ValueError: block_size is 0, expected 1 to 2147483647"),
         ({"block_size": 2**31}, "ValueError: block_size is 2147483648, expected 1 to 2147483647"),
-        ({"block_size": True}, "TypeError: block_size must be an int, got True of bool"),
-        ({"block_size": 2.0}, "TypeError: block_size must be an int, got 2.0 of float"),
         (
             {"kernel_block_size": 3},
             "ValueError: kernel_block_size is 3, expected a divisor of block_size 2",
@@ -155,10 +153,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
         (
             {"kernel_block_size": 4},
             "ValueError: kernel_block_size is 4, expected a divisor of block_size 2",
-        ),
-        (
-            {"kernel_block_size": True},
-            "TypeError: kernel_block_size must be an int, got True of bool",
         ),
         ({"cp_world_size": 0}, "ValueError: cp_world_size is 0, expected 1 to 2147483647"),
         ({"cp_rank": 1}, "ValueError: cp_rank is 1, expected 0 to 0"),
@@ -173,10 +167,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
         (
             {"cp_kv_cache_interleave_size": 4},
             "ValueError: cp_kv_cache_interleave_size is 4, expected a divisor of block_size 2",
-        ),
-        (
-            {"query_start_loc": int64(0, 3, 4)},
-            "TypeError: query_start_loc must be int32, got int64",
         ),
         (
             {"query_start_loc": int32(1, 3, 4)},
@@ -202,8 +192,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
             {"query_start_loc": int32(0, 3, 4, 4)},
             "ValueError: query_start_loc has 3 requests, but block_table has 2 rows",
         ),
-        ({"positions": int32(1, 2, 3, 0)}, "TypeError: positions must be int64, got int32"),
-        ({"positions": POSITIONS}, "TypeError: positions must be an array, got list"),
         (
             {"positions": np.array([POSITIONS])},
             "ValueError: positions must have 1 dimension, got shape (1, 4)",
@@ -217,8 +205,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
             {"positions": int64(1, 2, 4, 0)},
             "ValueError: positions[2] is 4 and needs column 2, but block_table has 2 columns",
         ),
-        ({"block_table": np.array(TABLE)}, "TypeError: block_table must be int32, got int64"),
-        ({"block_table": TABLE}, "TypeError: block_table must be an array, got list"),
         (
             {"block_table": int32(5, 9)},
             "ValueError: block_table must have 2 dimensions, got shape (2,)",
@@ -228,7 +214,6 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
             "ValueError: block_table[1, 0] is -1, expected at least 0, as it holds positions[3]",
         ),
         ({"out": int64(0, 0, 0)}, "ValueError: out has 3 entries, expected at least 4"),
-        ({"out": int32(0, 0, 0, 0)}, "TypeError: out must be int64, got int32"),
         (
             {"out": np.broadcast_to(np.zeros(1, np.int64), 4)},
             "ValueError: out is one element repeated, expected one for each token",
@@ -333,19 +318,12 @@ def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
             ),
         ),
         (np.array(3), 2, "ValueError: block_ids must have at least 1 dimension, got shape ()"),
-        (
-            np.array([0], np.uint16),
-            2,
-            "TypeError: block_ids must be int8 or int16 or int32 or int64 or uint8, got uint16",
-        ),
-        ([0, 3], 2, "TypeError: block_ids must be an array, got list"),
         (int64(0), 0, "ValueError: blocks_per_kv_block is 0, expected 1 to 2147483647"),
         (
             np.array([0], np.int8),
             200,
             "ValueError: blocks_per_kv_block is 200, more than int8 can count",
         ),
-        (int64(0), None, "TypeError: blocks_per_kv_block must be an int, got None of NoneType"),
     ],
 )
 def test_refusals_of_the_map(twin: Any, block_ids: object, n: object, message: str) -> None:

@@ -80,12 +80,6 @@ def test_create_past_32_bits(twin: Any) -> None:
         (int64(0, 0), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
         (int64(3, -1), [], "ValueError: num_scheduled_tokens[1] is -1, expected at least 0"),
         (
-            np.array([3], np.int16),
-            [],
-            "TypeError: num_scheduled_tokens must be int32 or int64, got int16",
-        ),
-        ([3], [], "TypeError: num_scheduled_tokens must be an array, got list"),
-        (
             np.ma.MaskedArray([3], mask=False),
             [],
             "TypeError: num_scheduled_tokens must be a NumPy array, got MaskedArray",
@@ -96,8 +90,6 @@ def test_create_past_32_bits(twin: Any) -> None:
         (int64(3), [1, 3], "ValueError: split_points[1] is 3, expected 1 to 2"),
         (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
         (int64(3), [2, 1], "ValueError: split_points[1] is 1, expected more than 2 before it"),
-        (int64(3), (1,), "TypeError: split_points must be an int or a list, got tuple"),
-        (int64(3), [True], "TypeError: split_points[0] must be an int, got True of bool"),
     ],
 )
 def test_refusals_of_create(twin: Any, counts: object, split_points: object, message: str) -> None:
@@ -125,10 +117,8 @@ def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> 
         (slice(0, 4), "ValueError: request_slice.stop is 4, expected 0 to 3"),
         (slice(-1, 3), "ValueError: request_slice.start is -1, expected 0 to 3"),
         (slice(2, 1), "ValueError: request_slice.start is 2, expected 0 to 1"),
-        (slice(None, 3), "TypeError: request_slice.start must be an int, got None of NoneType"),
         (slice(0, 3, 2), "ValueError: request_slice.step is 2, expected None or 1"),
         (slice(0, 3, 1.0), "TypeError: request_slice.step must be an int, got 1.0 of float"),
-        ((0, 3), "TypeError: request_slice must be a slice, got tuple"),
     ],
 )
 def test_refusals_of_slice_starts(twin: Any, request_slice: object, message: str) -> None:
