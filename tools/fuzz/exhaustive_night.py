@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from conformance.report import Mismatch
 from conformance.targets import RAISED
+from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.display import Display
 from tools.fuzz.exhaustive import summary
 from tools.fuzz.exhaustive.examples import example_of
@@ -18,7 +19,6 @@ from tools.fuzz.failures import Failure, failure_of, with_artefacts
 from tools.fuzz.findings import Findings
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Pool
-from tools.fuzz.minimize import ProcessDiedError
 from tools.fuzz.options import Options
 from tools.fuzz.report import Night, Scope
 from tools.fuzz.summary import reported_findings, start_of_night

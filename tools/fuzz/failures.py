@@ -148,9 +148,10 @@ def with_artefacts(
     case, script = None, None
     with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
         case = case_of_failure(check, where, example, error)
+    message = failure.message
     try:
         write = script_of if is_safe else script_of_crash
         script = write(check, target, example, error, where)
     except Exception as trouble:  # noqa: BLE001  # the failure itself is what must be reported
-        script = f'"""There is no script: {type(trouble).__name__}: {trouble}"""\n'
-    return dataclasses.replace(failure, case=case, script=script)
+        message += f"\nThe script that builds the input cannot be written: {first_line(trouble)}"
+    return dataclasses.replace(failure, case=case, script=script, message=message)

@@ -131,6 +131,8 @@ class Findings:
         other = self.by_id.get(failure.id)
         if other is not None and other.is_open:
             other.seen += found.seen
+            if failure.is_minimal and not other.failure.is_minimal:
+                other.failure = failure
         else:
             found.failure = failure
             self.by_id[failure.id] = found

@@ -16,15 +16,17 @@ from typing import Final
 
 from tools.fuzz import summary
 from tools.fuzz.cases import Input
+from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.chooser import Chooser
 from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Findings, open_findings
 from tools.fuzz.growth import GrowthJob
+from tools.fuzz.input_script import with_script
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
-from tools.fuzz.minimize import TRIES, MinimizeJob, ProcessDiedError
+from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, properties_of
 from tools.fuzz.ray_pool import NodeLost
@@ -32,9 +34,6 @@ from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.report import Error, LostWorker, Point
 from tools.fuzz.schedule import Schedule
 from tools.fuzz.slices import SliceJob, SliceResult
-
-MINIMIZE_SECONDS: Final = 20.0
-"""What a failing input may take to be made small; less in a short night."""
 
 DRAIN_SECONDS: Final = 4.0
 """What running jobs may take to end after the night is over."""
@@ -174,6 +173,8 @@ class Fuzzing:
     def _note_replay(self, result: ReplayResult) -> None:
         if result.fails:
             self.findings.note_failing(result.id, result.fails, result.tries)
+            if result.fails == result.tries:
+                self._schedule.minimize(self.findings.by_id[result.id].failure)
         elif result.is_fixed:
             failure = self.findings.by_id[result.id].failure
             self.findings.note_fixed(result.id)
@@ -190,7 +191,7 @@ class Fuzzing:
             result = dataclasses.replace(failure, fails=1, tries=1 + TRIES)
         self.database.remove_failing(failure.property_name, failure.input)
         self.database.save_failing(result.property_name, result.input)
-        self.findings.replace(known, result)
+        self.findings.replace(known, with_script(result, self.options.subject))
         self._schedule.failing.add(result.key)
 
     def _handle_lost(self, event: Lost) -> None:
@@ -214,7 +215,7 @@ class Fuzzing:
         if noted is not None and isinstance(job, SliceJob):
             failure = _death_of(self.properties[name], event)
             action += f"; the input is kept as {failure.id}"
-            self._add(failure, died=event.reason, stacks=event.detail)
+            self._add(failure)
         self.lost.append(
             LostWorker(
                 worker=event.worker,
@@ -225,8 +226,9 @@ class Fuzzing:
             )
         )
 
-    def _add(self, failure: Failure, died: str = "", stacks: str = "") -> None:
+    def _add(self, failure: Failure) -> None:
         """Keep a failure; have it minimized if it is new."""
+        failure = with_script(failure, self.options.subject)
         found = self.findings.add(failure)
         self._schedule.failing.add(failure.key)
         if found is None:
@@ -234,13 +236,7 @@ class Fuzzing:
         self.display.note(f"FAILS: {failure.function} on {failure.target}: {failure.line}")
         if failure.input:
             self.database.save_failing(failure.property_name, failure.input)
-        if failure.is_minimal or failure.kind == "memory growth":
-            return
-        seconds = min(MINIMIZE_SECONDS, self.options.seconds / 12)
-        key = None if died else failure.key
-        self._schedule.urgent.append(
-            MinimizeJob(self.options.subject, failure.input, key, seconds, died, stacks, failure.id)
-        )
+        self._schedule.minimize(failure)
 
     def _drain(self) -> None:
         """Let running jobs end, and take what they found."""
@@ -293,6 +289,7 @@ def _death_of(prop: Property, event: Lost) -> Failure:
     """Return the failure of a worker that died, before it was minimized."""
     how = event.reason.removeprefix("signal ")
     how = "out of memory" if how == "memory" else how
+    line = str(ProcessDiedError(how))
     return Failure(
         prop.check.function,
         prop.target.name,
@@ -300,8 +297,8 @@ def _death_of(prop: Property, event: Lost) -> Failure:
         "hang" if how == "hang" else "crash",
         "",
         how,
-        str(ProcessDiedError(how)),
-        message=event.detail,
+        line,
+        message=f"{line}\n{event.detail}",
         input=event.input,
     )
 

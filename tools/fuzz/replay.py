@@ -13,9 +13,10 @@ from conformance.corpus import try_again
 from conformance.encoding.elements import Json
 from conformance.targets import RAISED
 from tools.fuzz.cases import Input, Status, run_case
+from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS, run_in_child
 from tools.fuzz.growth import GrowthJob
 from tools.fuzz.jobs import WorkerContext
-from tools.fuzz.minimize import TRIES, run_in_child
+from tools.fuzz.minimize import TRIES
 from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 
 SECONDS: Final = 20.0
@@ -92,15 +93,16 @@ class ReplayJob:
         prop = properties_of(self.subject).get(self.property_name)
         if prop is None:
             return ReplayResult(self.id, 0, 0)
-        worker.note_input(self.input)
         if self.kind == "memory growth":
             seed = Input.from_bytes(self.input).seed
             found = GrowthJob(self.subject, self.property_name, seed).run(worker)
             return ReplayResult(self.id, int(found is not None), 1, is_fixed=found is None)
+        seconds = HANG_SECONDS if self.kind == "hang" else CASE_SECONDS
         fails = tries = 0
         started = time.monotonic()
         while not tries or time.monotonic() - started < SECONDS:
-            fails += _fails(self._try(prop))
+            worker.note_input(self.input)  # each try has a time of its own
+            fails += _fails(self._try(prop), seconds)
             tries += 1
             if tries >= TRIES and (fails or tries >= self.passes):
                 break
@@ -122,11 +124,11 @@ class ReplayJob:
         return try_input if self.case is None else try_case
 
 
-def _fails(attempt: Callable[[], bool]) -> bool:
+def _fails(attempt: Callable[[], bool], seconds: float) -> bool:
     """Return whether an attempt fails or dies, in a forked child."""
 
     def call() -> None:
         if attempt():
             os._exit(1)
 
-    return bool(run_in_child(call))
+    return bool(run_in_child(call, seconds))

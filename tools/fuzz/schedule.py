@@ -8,6 +8,7 @@ from typing import Final
 
 from tools.fuzz.chooser import Chooser
 from tools.fuzz.database import Database
+from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings, open_findings
 from tools.fuzz.jobs import Job
 from tools.fuzz.minimize import MinimizeJob
@@ -21,6 +22,9 @@ SLICE_SECONDS: Final = (0.25, 4.0)
 
 LATE_SHARE: Final = 0.6
 """After this share of a night, making failing inputs small comes first."""
+
+MINIMIZE_SECONDS: Final = 20.0
+"""What a failing input may take to be made small; less in a short night."""
 
 SHARED_INPUTS: Final = 16
 """Inputs of a property, found by others, that go with each of its slices."""
@@ -91,6 +95,26 @@ class Schedule:
             if not self._is_explained(job):
                 return job
         return self._next_slice(self.options.seconds - seconds, num_workers)
+
+    def minimize(self, failure: Failure) -> None:
+        """Have a failure made small, unless that was done or cannot be.
+
+        Args:
+            failure: The failure, found tonight or, without being made small, before.
+        """
+        if failure.is_minimal or failure.kind == "memory growth" or not failure.input:
+            return
+        self.urgent.append(
+            MinimizeJob(
+                self.options.subject,
+                failure.input,
+                failure.key,
+                min(MINIMIZE_SECONDS, self.options.seconds / 12),
+                failure.kind,
+                failure.message.partition("\n")[2],
+                failure.id,
+            )
+        )
 
     def _is_explained(self, job: Job) -> bool:
         """Return whether a job would make small what the report mentions under another failure."""

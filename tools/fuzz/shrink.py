@@ -1,0 +1,147 @@
+"""Finds the smallest input that fails: of the fewest requests, then what Hypothesis calls simplest.
+
+Hypothesis' shrinker does most of it, but it changes one thing at a time: it takes out no request
+where a number that is drawn later, like the start of a slice, must change too. Random draws do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import engine
+from hypothesis.internal.conjecture.choice import ChoiceT
+from hypothesis.internal.conjecture.data import ConjectureData
+from hypothesis.internal.conjecture.engine import ConjectureRunner, RunIsComplete
+from hypothesis.internal.escalation import InterestingOrigin
+
+from conformance.drawing import AnewProvider
+
+Attempt: TypeAlias = Callable[[ConjectureData], int | None]
+"""Draws an input and checks it. Returns its number of requests if it fails as wanted, else None."""
+
+DRAWS: Final = 200
+"""How many inputs are drawn at random to find a smaller one."""
+
+FEW_CHOICES: Final = 64
+"""An input of no more choices is short enough for Hypothesis' shrinker."""
+
+MOST_KEPT: Final = 16
+"""Fewer than so many of the first choices are kept by an input that is drawn at random."""
+
+REQUESTS: Final = "requests"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failing:
+    """An input that fails.
+
+    Attributes:
+        choices: What was drawn.
+        requests: Its number of requests; infinite if it was not tried yet.
+    """
+
+    choices: tuple[ChoiceT, ...]
+    requests: float = math.inf
+
+    @property
+    def size(self) -> tuple[float, int]:
+        """What must become smaller."""
+        return self.requests, len(self.choices)
+
+
+class _TimeIsOverError(KeyboardInterrupt):
+    """Ends the shrinker in the middle: only Ctrl-C does, without it complaining."""
+
+
+def shrink(
+    choices: Sequence[ChoiceT], attempt: Attempt, is_late: Callable[[], bool]
+) -> tuple[ChoiceT, ...]:
+    """Return the smallest choices found that still fail.
+
+    Args:
+        choices: Choices that fail.
+        attempt: Tries others.
+        is_late: Whether to stop.
+    """
+    found = _Failing(tuple(choices))
+    if len(choices) > FEW_CHOICES:  # the shrinker takes out one request of 300 at a time
+        found = _draw_smaller(found, attempt, is_late, enough=FEW_CHOICES)
+    while True:
+        found = _simplify(found, attempt, is_late)
+        smaller = _draw_smaller(found, attempt, is_late)
+        if smaller is found:
+            return found.choices
+        found = smaller
+
+
+def _simplify(found: _Failing, attempt: Attempt, is_late: Callable[[], bool]) -> _Failing:
+    """Return what Hypothesis' shrinker makes of an input, without adding requests."""
+    origin = InterestingOrigin(AssertionError, "", 0, (), ())
+
+    def test(data: ConjectureData) -> None:
+        if is_late():
+            raise _TimeIsOverError
+        requests = attempt(data)
+        if requests is not None and requests <= found.requests and not data.frozen:
+            data.target_observations[REQUESTS] = requests
+            data.mark_interesting(origin)
+
+    options = settings(
+        database=None, phases=[Phase.shrink], max_examples=10**9, report_multiple_bugs=True
+    )
+    with _without_limits():
+        runner = ConjectureRunner(test, settings=options, random=random.Random(0))  # noqa: S311
+        with contextlib.suppress(RunIsComplete, _TimeIsOverError):
+            runner.cached_test_function(found.choices)
+            runner.shrink_interesting_test_cases()
+        simplest = runner.interesting_test_cases.get(origin)
+    if simplest is None:
+        return found
+    return _Failing(tuple(simplest.choices), simplest.target_observations[REQUESTS])
+
+
+def _draw_smaller(
+    found: _Failing, attempt: Attempt, is_late: Callable[[], bool], enough: int = 0
+) -> _Failing:
+    """Return a smaller input that begins alike and fails, if a few random draws give one.
+
+    Args:
+        found: An input that fails.
+        attempt: Tries others.
+        is_late: Whether to stop.
+        enough: No input of fewer choices is looked for.
+    """
+    chance = random.Random(0)  # noqa: S311  # no secret
+    for _ in range(DRAWS):
+        if len(found.choices) <= enough or is_late():
+            break
+        most = len(found.choices) - 1
+        if 0 < found.requests < math.inf:
+            most = max(most, FEW_CHOICES)  # more choices may make fewer requests
+        data = ConjectureData(
+            random=chance,
+            provider=AnewProvider,
+            prefix=found.choices[: chance.randrange(min(len(found.choices), MOST_KEPT))],
+            max_choices=most,
+        )
+        requests = attempt(data)
+        if requests is not None and not data.frozen:
+            found = min(found, _Failing(tuple(data.choices), requests), key=lambda one: one.size)
+    return found
+
+
+@contextlib.contextmanager
+def _without_limits() -> Iterator[None]:
+    """Let Hypothesis shrink as long and as often as it can: `shrink` has its own deadline."""
+    before = engine.MAX_SHRINKING_SECONDS, engine.MAX_SHRINKS
+    engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKS = 10**9
+    try:
+        yield
+    finally:
+        engine.MAX_SHRINKING_SECONDS, engine.MAX_SHRINKS = before
