@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.checks import Check
 from conformance.profiles import Kind
@@ -18,9 +18,10 @@ from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
 from tests.tools.fuzz.contexts import KeepingContext
 from tools.fuzz import minimize as minimizing
-from tools.fuzz.cases import Case, Input, Status, run_case, run_data
+from tools.fuzz.cases import Case, Input, Status, run_case
+from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.failures import Failure, key_of
-from tools.fuzz.minimize import TRIES, MinimizeJob, ProcessDiedError, minimize, run_in_child
+from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.properties import Property, Subject
 
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
@@ -54,58 +55,13 @@ def has_large(_: object, example: list[int]) -> None:
     assert sum(number > 100 for number in example) < 2
 
 
-def test_the_smallest_input_is_found() -> None:
-    """Two numbers of 101 are left of a list of many."""
-    prop = toy(has_large)
-    case = failing(prop, lambda case: case.error is not None and len(case.example) > 6)
-
-    def fails(data: ConjectureData) -> bool:
-        return run_data(prop, data).status is Status.FAILED
-
-    choices = minimize(case.choices, fails, time.monotonic() + 60)
-    assert [101, 101] == run_case(prop, Input(prop.name, 0, choices)).example
-
-
-def test_no_time_leaves_an_input_as_it_is() -> None:
-    """What was found is not lost."""
-    prop = toy(has_large)
-    case = failing(prop, lambda case: case.error is not None)
-    assert case.choices == minimize(case.choices, lambda _: True, time.monotonic() - 1)
-    assert case.choices == minimize(
-        case.choices, lambda _: True, time.monotonic() + 60, is_over=lambda: True
-    )
-
-
-@pytest.mark.parametrize(
-    ("call", "how"),
-    [
-        (lambda: None, ""),
-        (lambda: 1 / 0, ""),
-        (lambda: os._exit(3), "exit 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
-        (lambda: bytearray(1 << 60), "out of memory"),
-    ],
-    ids=["returns", "raises", "exits", "is killed", "has no memory"],
-)
-def test_how_a_child_ends(call: Callable[[], None], how: str) -> None:
-    """An exception is found without a child: there it is no death."""
-    assert how == run_in_child(call, 60.0)
-
-
-def test_a_child_that_hangs() -> None:
-    """It is killed when its time is over."""
-    started = time.monotonic()
-    assert "hang" == run_in_child(lambda: time.sleep(1000), 0.5)
-    assert time.monotonic() - started < 60
-
-
 def job_of(
-    monkeypatch: pytest.MonkeyPatch, prop: Property, case: Case, died: str = ""
+    monkeypatch: pytest.MonkeyPatch, prop: Property, case: Case, kind: str = "law"
 ) -> MinimizeJob:
     """Return the job that minimizes a case of a toy."""
     monkeypatch.setattr(minimizing, "properties_of", lambda _: {prop.name: prop})
     key = key_of(prop.check.function, AssertionError() if case.error is None else case.error)
-    return MinimizeJob(Subject(), Input(prop.name, 0, case.choices).to_bytes(), key, 60.0, died)
+    return MinimizeJob(Subject(), Input(prop.name, 0, case.choices).to_bytes(), key, 60.0, kind)
 
 
 def minimized(job: MinimizeJob) -> Failure:
@@ -144,7 +100,7 @@ def test_what_does_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prop = toy(lambda *_: None)
     case = run_case(prop, Input(prop.name, 3))
     assert None is job_of(monkeypatch, prop, case).run(Notes())
-    assert None is job_of(monkeypatch, prop, case, died="signal SIGSEGV").run(Notes())
+    assert None is job_of(monkeypatch, prop, case, "crash").run(Notes())
 
 
 def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +113,7 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
     prop = toy(crash)
     passing = toy(lambda *_: None)
     case = failing(passing, lambda case: sum(case.example) > 2000)
-    job = job_of(monkeypatch, prop, case, died="signal SIGKILL")
+    job = job_of(monkeypatch, prop, case, "crash")
     notes = Notes()
     found = job.run(notes)
     assert found is not None
@@ -175,7 +131,6 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its time; each try takes as long as a hang is waited for."""
     monkeypatch.setattr(minimizing, "HANG_SECONDS", 0.5)
-    monkeypatch.setattr(run_in_child, "__defaults__", (0.5,))
 
     def hang(_: object, example: list[int]) -> None:
         while len(example) > 2:
@@ -183,6 +138,48 @@ def test_a_hang_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> Non
 
     prop = toy(hang)
     case = failing(toy(lambda *_: None), lambda case: len(case.example) == 3)
-    found = minimized(job_of(monkeypatch, prop, case, died="hang"))
+    found = minimized(job_of(monkeypatch, prop, case, "hang"))
     assert ("hang", "hang", "the call hangs") == (found.kind, found.error, found.line)
     assert [0, 0, 0] == run_case(toy(lambda *_: None), Input.from_bytes(found.input)).example
+
+
+class StatefulToy(Property):
+    """A property that draws while it runs, and dies once it has drawn two numbers above 100."""
+
+    @property
+    def is_stateful(self) -> bool:
+        """It is."""
+        return True
+
+    @property
+    def strategy(self) -> st.SearchStrategy[Any]:
+        """Draws while it runs."""
+        return st.data()
+
+    def run(self, example: Any) -> None:  # noqa: ANN401  # Hypothesis' own
+        """Draw numbers until they are 0."""
+        drawn: list[int] = []
+        while example.draw(st.booleans()):
+            drawn.append(example.draw(st.integers(0, 1000)))
+            if sum(number > 100 for number in drawn) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_stateful_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it draws is known to the child, and is drawn again in the worker, which lives on."""
+    prop = StatefulToy("toys:toy", toy(has_large).check, TARGETS["host"])
+    wanted = Input(prop.name, 0, (True, 700, True, 3, True, 0, True, 900, True, 800))
+    case = Case(Status.FAILED, wanted.prefix)
+    found = minimized(job_of(monkeypatch, prop, case, "crash"))
+    assert ("crash", "SIGKILL", True) == (found.kind, found.error, found.is_minimal)
+    assert (True, 101, True, 101) == Input.from_bytes(found.input).prefix
+    assert (None, None) == (found.case, found.script)
+
+
+def test_an_input_without_time_stays_to_be_minimized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It always fails, and the next night goes on with it."""
+    prop = toy(has_large)
+    case = failing(prop, lambda case: case.error is not None)
+    job = dataclasses.replace(job_of(monkeypatch, prop, case), seconds=0.0)
+    found = minimized(job)
+    assert (False, TRIES, TRIES) == (found.is_minimal, found.fails, found.tries)

@@ -1,0 +1,79 @@
+"""What may crash or hang is tried in a forked child."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.control import BuildContext
+from hypothesis.internal.conjecture.data import ConjectureData
+
+from tools.fuzz.child import draw_in_child, run_in_child
+
+
+@pytest.mark.parametrize(
+    ("call", "how"),
+    [
+        (lambda: None, ""),
+        (lambda: 1 / 0, ""),
+        (lambda: os._exit(3), "exit 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+        (lambda: bytearray(1 << 60), "out of memory"),
+    ],
+    ids=["returns", "raises", "exits", "is killed", "has no memory"],
+)
+def test_how_a_child_ends(call: Callable[[], None], how: str) -> None:
+    """An exception is found without a child: there it is no death."""
+    assert how == run_in_child(call, 60.0)
+
+
+def test_a_child_that_hangs() -> None:
+    """It is killed when its time is over."""
+    started = time.monotonic()
+    assert "hang" == run_in_child(lambda: time.sleep(1000), 0.5)
+    assert time.monotonic() - started < 60
+
+
+ANYTHING = st.lists(
+    st.one_of(st.integers(), st.text(), st.floats(), st.binary(), st.booleans(), st.none())
+)
+"""Draws of each kind; some of them are parts of others, and some are discarded."""
+
+
+def draw_anything(data: ConjectureData) -> None:
+    """Draw values of all kinds."""
+    with BuildContext(data, is_final=False, wrapped_test=draw_anything):
+        data.draw(ANYTHING.filter(lambda found: len(found) > 3))
+
+
+def draw_and_die(data: ConjectureData) -> None:
+    """Draw, and be killed."""
+    draw_anything(data)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_child_draws_is_drawn_here(seed: int) -> None:
+    """The choices and their spans are those of a function that draws here."""
+    here, there = (ConjectureData(random=random.Random(seed)) for _ in range(2))  # noqa: S311
+    draw_anything(here)
+    assert "SIGKILL" == draw_in_child(draw_and_die, there)
+    for data in (here, there):
+        data.freeze()
+    assert here.nodes
+    assert here.nodes == there.nodes
+    expected = [(one.label, one.start, one.end, one.discarded) for one in here.spans]
+    assert expected == [(one.label, one.start, one.end, one.discarded) for one in there.spans]
+
+
+def test_a_child_that_draws_too_much() -> None:
+    """Its data ends where it would have ended here, and that is no death."""
+    data = ConjectureData(random=random.Random(0), max_choices=2)  # noqa: S311
+    assert "" == draw_in_child(draw_and_die, data)
+    assert data.frozen
+    assert 2 == len(data.choices)
