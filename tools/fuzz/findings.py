@@ -194,8 +194,9 @@ class Findings:
     def primary(self) -> dict[str, list[Finding]]:
         """Return the findings to report by id, each with those that it explains.
 
-        A failed law of a function is explained by a wrong answer of it, and a failure of a function
-        that uses another by a failure of that one alone.
+        A failed law of a function is explained by a wrong answer of it, or else by another of its
+        laws: one bug breaks several, with different errors. A failure of a function that uses
+        another is explained by a failure of that one alone.
         """
         explained: defaultdict[str, list[Finding]] = defaultdict(list)
         ordered = sorted(self.by_id.values(), key=_rank)
@@ -221,6 +222,8 @@ def _explains(cause: Finding, found: Finding) -> bool:
         return False
     ours, theirs = cause.failure, found.failure
     if ours.function == theirs.function:
+        if ours.kind == theirs.kind == "law":
+            return ours.id < theirs.id
         return theirs.kind in {"law", "a life"} and ours.kind not in {"law", "a life"}
     root = ours.function.partition(".")[0]
     used = {name.partition(".")[0] for name in theirs.uses}

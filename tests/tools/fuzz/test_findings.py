@@ -134,6 +134,18 @@ def test_a_minimized_failure_may_have_another_key(tmp_path: Path) -> None:
     assert [f"{other.id}.json"] == [path.name for path in (tmp_path / "cases").iterdir()]
 
 
+def test_a_minimized_failure_takes_the_place_of_another_that_is_not(tmp_path: Path) -> None:
+    """Its key turned out to be that of a failure that was found before, and is larger."""
+    findings = Findings(tmp_path)
+    for field in ("result", "out"):
+        findings.add(failure(field=field, script="large"))
+    small = failure(field="out", script="small", is_minimal=True)
+    findings.replace(failure(field="result").id, small)
+    [one] = findings.by_id.values()
+    assert ("small", True) == (one.failure.script, one.failure.is_minimal)
+    assert "small" == findings.script_path(small.id).read_text(encoding="utf-8")
+
+
 def test_known_fixed_and_new_again(tmp_path: Path) -> None:
     """What fails again is known, what does not is fixed; found or tried later, it is new."""
     first = Findings(tmp_path)
@@ -173,6 +185,21 @@ def test_a_cause_is_reported_with_what_it_explains(tmp_path: Path) -> None:
         findings.add(one)
     found = {known: {x.failure.id for x in group} for known, group in findings.primary().items()}
     assert {answer.id: {law.id, user.id}, apart.id: set()} == found
+
+
+def test_laws_of_one_function_are_reported_once(tmp_path: Path) -> None:
+    """Their errors differ, but one bug breaks several; each has a finding and is tried again."""
+    findings = Findings(tmp_path)
+    broken = failure("f", kind="law", field="", error="Broken")
+    raising = failure("f", kind="law", field="", error="IndexError")
+    other = failure("g", kind="law", field="", error="Broken")
+    for one in (broken, raising, other):
+        findings.add(one)
+    first, second = sorted([broken.id, raising.id])
+    found = {known: [x.failure.id for x in group] for known, group in findings.primary().items()}
+    assert {first: [second], other.id: []} == found
+    findings.note_fixed(first)
+    assert {first, second, other.id} == set(findings.primary())
 
 
 def test_an_open_failure_is_not_explained_by_a_fixed_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +13,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from conformance.profiles import Kind
 from tests.tools.fuzz import nights
+from tests.tools.fuzz.contexts import KeepingContext
 from tests.tools.fuzz.nights import PLANTED
 from tools.fuzz import command_line, coverage, slices
-from tools.fuzz.cases import Input
+from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.database import open_database
 from tools.fuzz.display import Display
+from tools.fuzz.findings import Findings
+from tools.fuzz.input_script import with_script
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
+from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.night import MOST_ERRORS, Fuzzing, Options
 from tools.fuzz.properties import Subject, properties_of
-from tools.fuzz.slices import SliceJob
+from tools.fuzz.replay import ReplayJob, ReplayResult
+from tools.fuzz.slices import SliceJob, failure_of_case
 
 FUNCTION = "UBatchSlice"
 SMALL = Subject(target="host", functions=FUNCTION)
@@ -173,6 +180,53 @@ def test_time_is_used(tmp_path: Path) -> None:
     assert report["cases"] > 0
     assert report["curve"][-1]["seconds"] >= 30
     assert taken > 30
+
+
+def known_failure(out: Path, *, is_minimal: bool = False) -> tuple[str, Subject]:
+    """Write a finding of an earlier night; return its id and what was fuzzed."""
+    subject = Subject((str(PLANTED),), target="host", functions="map_to_kernel_blocks")
+    properties = properties_of(subject).items()
+    name, prop = next(item for item in properties if item[1].check.kind is Kind.SAME_ANSWER)
+    cases = (run_case(prop, Input(name, seed)) for seed in itertools.count())
+    failing = next(case for case in cases if case.status is Status.FAILED and len(case.choices) > 9)
+    failure = failure_of_case(prop, failing, is_minimal=is_minimal)
+    Findings(out / "findings").add(with_script(failure, subject))
+    return failure.id, subject
+
+
+def night_that_replayed(out: Path, subject: Subject, fails: int) -> Fuzzing:
+    """Return a night that has tried the finding of an earlier one again, and nothing else."""
+    display = Display(Console(file=io.StringIO()), 600.0)
+    fuzzing = Fuzzing(Options(subject, 600.0, out), InlinePool(), open_database(None, out), display)
+    job = fuzzing._schedule.next([], 0.0, 1)
+    assert isinstance(job, ReplayJob)
+    fuzzing._handle([Finished(job, ReplayResult(job.id, fails, TRIES), 0, 0)])
+    return fuzzing
+
+
+def test_what_was_not_minimized_is_by_the_next_night(tmp_path: Path) -> None:
+    """A night may end before. Until then its script draws the input as the fuzzer did."""
+    known, subject = known_failure(tmp_path)
+    fuzzing = night_that_replayed(tmp_path, subject, fails=TRIES)
+    before = fuzzing.findings.by_id[known].failure
+    job = fuzzing._schedule.next([], 0.0, 1)
+    assert isinstance(job, MinimizeJob)
+    assert before.input == job.input
+    fuzzing._handle([Finished(job, job.run(KeepingContext()), 0, 0)])
+    [found] = Findings(tmp_path / "findings").by_id.values()
+    assert ("known", True, TRIES) == (found.status, found.failure.is_minimal, found.failure.tries)
+    assert (None, True) == (before.case, "run_case" in str(before.script))
+    assert (False, False) == (found.failure.case is None, "run_case" in str(found.failure.script))
+    after = Input.from_bytes(found.failure.input)
+    assert len(after.prefix) < len(Input.from_bytes(before.input).prefix)
+
+
+@pytest.mark.parametrize(("is_minimal", "fails"), [(True, TRIES), (False, TRIES - 1)])
+def test_what_need_not_be_minimized(is_minimal: bool, fails: int, tmp_path: Path) -> None:
+    """What is minimal stays as it is, and a flaky failure would follow chance."""
+    _, subject = known_failure(tmp_path, is_minimal=is_minimal)
+    fuzzing = night_that_replayed(tmp_path, subject, fails)
+    assert isinstance(fuzzing._schedule.next([], 0.0, 1), SliceJob)
 
 
 def test_errors_of_the_fuzzer_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
