@@ -9,9 +9,11 @@
 | `schedule` | which job is next |
 | `chooser` | which property gets the next slice of time |
 | `jobs`, `slices`, `minimize` | the work that is sent to a worker |
+| `shrink`, `child` | the smallest input that fails; forked children, which may crash |
 | `worker`, `local_pool` | processes that do it here |
 | `ray_pool`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster: docs/cluster.md |
 | `failures`, `findings`, `database` | what was found, and where it is kept |
+| `input_script` | the script of a failure that was not minimized |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
 | `bisect`, `repository`, `case_process`, `commit_check` | which commit introduced a failure |

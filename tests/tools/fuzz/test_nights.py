@@ -8,7 +8,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -98,12 +97,19 @@ class _Worker:
         return False
 
 
-def fuzz(out: Path, *, seed: int | None = None, subject: Subject = SMALL) -> tuple[Any, Any]:
-    """Run a night of a second in this process; return it and its pool."""
+def unstarted(
+    out: Path, *, seconds: float = 600.0, seed: int | None = None, subject: Subject = SMALL
+) -> tuple[Fuzzing, InlinePool]:
+    """Return a night that would run in this process, and its pool."""
     pool = InlinePool()
-    database = open_database(None, out)
-    console = Console(file=io.StringIO())
-    fuzzing = Fuzzing(Options(subject, 1.0, out, seed), pool, database, Display(console, 1.0))
+    display = Display(Console(file=io.StringIO()), seconds)
+    options = Options(subject, seconds, out, seed)
+    return Fuzzing(options, pool, open_database(None, out), display), pool
+
+
+def fuzz(out: Path, *, seed: int | None = None) -> tuple[Fuzzing, InlinePool]:
+    """Run a night of a second in this process; return it and its pool."""
+    fuzzing, pool = unstarted(out, seconds=1.0, seed=seed)
     fuzzing.run()
     return fuzzing, pool
 
@@ -133,6 +139,19 @@ def test_a_seed_gives_the_same_inputs(tmp_path: Path) -> None:
     [name] = first[1].inputs
     assert first[1].jobs[0].seed == second[1].jobs[0].seed
     assert first[1].inputs[name][0] == second[1].inputs[name][0]
+
+
+def test_a_seed_gives_the_same_first_round(tmp_path: Path) -> None:
+    """Each property has its first slice in the same place, with the same seed; another differs."""
+    subject = Subject(target="host", functions="map_to_kernel_blocks,slice_query_start_locs")
+    count = len(properties_of(subject))
+    rounds = []
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        fuzzing, _ = unstarted(_folder(tmp_path, name), seed=seed, subject=subject)
+        jobs = [fuzzing._schedule.next([], 0.0, 2) for _ in range(count)]
+        rounds.append([(job.name, job.seed) for job in jobs if isinstance(job, SliceJob)])
+    assert count == len(dict(rounds[0]))
+    assert rounds[0] == rounds[1] != rounds[2]
 
 
 def test_a_slice_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +215,7 @@ def known_failure(out: Path, *, is_minimal: bool = False) -> tuple[str, Subject]
 
 def night_that_replayed(out: Path, subject: Subject, fails: int) -> Fuzzing:
     """Return a night that has tried the finding of an earlier one again, and nothing else."""
-    display = Display(Console(file=io.StringIO()), 600.0)
-    fuzzing = Fuzzing(Options(subject, 600.0, out), InlinePool(), open_database(None, out), display)
+    fuzzing, _ = unstarted(out, subject=subject)
     job = fuzzing._schedule.next([], 0.0, 1)
     assert isinstance(job, ReplayJob)
     fuzzing._handle([Finished(job, ReplayResult(job.id, fails, TRIES), 0, 0)])

@@ -216,7 +216,7 @@ def test_what_a_person_should_know_is_said() -> None:
     told = " ".join(attention(with_tables(night, tallies).to_json()))
     assert f"1 property was not run: {tallies[0].name}." in told
     assert "The night was 1 min 40 s shorter than its budget." in told
-    assert "its seed is fixed" in told
+    assert "The seed is fixed" in told
     assert "No case was run" in attention(empty_night().to_json())[0]
     assert [] == attention(interrupted_night().to_json())
 

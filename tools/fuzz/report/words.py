@@ -203,7 +203,7 @@ def attention(record: Mapping[str, Any]) -> list[str]:
         word = "longer" if late > 0 else "shorter"
         found.append(f"The night was {duration(abs(late))} {word} than its budget.")
     if not record["profile"]["is_random"]:
-        found.append("Every night of this kind draws the same cases: its seed is fixed.")
+        found.append("The seed is fixed: other nights with it begin with the same cases.")
     found += [
         f"The machine {machine['name']} was lost: {machine['lost']}"
         for machine in record["machines"]
@@ -235,7 +235,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("cases", f"{record['cases']:,}; {record['discarded']:,} draws gave no valid case"),
         ("cases per second", rate_words(record)),
         ("seed", str(record["seed"])),
-        ("random", "yes" if profile["is_random"] else "no: the seed is fixed"),
+        ("random", "yes" if profile["is_random"] else "the seed is fixed"),
         ("example database", profile["database"]),
         ("CI", "not set" if profile["ci"] is None else repr(profile["ci"])),
         ("command", shlex.join(record["command"])),
