@@ -139,7 +139,8 @@ def case_of_failure(check: Check, where: str, example: Any, error: BaseException
         TypeError: An example of a kind that has no form in JSON.
         ValueError: A check that is not there.
     """
-    reason = str(error).partition("\n")[0]
+    # A plain `assert` says nothing: then it is the check that does.
+    reason = (str(error) or check.description).partition("\n")[0]
     if isinstance(error, Mismatch):
         reason = f"{reason}: {error.difference.line}"
         if check.kind is not Kind.LAW and check.function in contracts():

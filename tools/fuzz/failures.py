@@ -110,6 +110,8 @@ def failure_of(
     """
     function, field, name = key_of(check.function, error)
     line = error.difference.line if isinstance(error, Mismatch) else first_line(error)
+    if not str(error):  # a plain `assert` says nothing
+        line += check.description.partition("\n")[0]
     batch = batch_of(example)
     details = told_failure((check, example, error), error)
     fields: dict[str, Any] = {

@@ -22,7 +22,7 @@ from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.failures import Failure, key_of
 from tools.fuzz.minimize import TRIES, MinimizeJob
-from tools.fuzz.properties import Property, Subject
+from tools.fuzz.properties import Property, Subject, properties_of
 
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
 
@@ -183,3 +183,23 @@ def test_an_input_without_time_stays_to_be_minimized(monkeypatch: pytest.MonkeyP
     job = dataclasses.replace(job_of(monkeypatch, prop, case), seconds=0.0)
     found = minimized(job)
     assert (False, TRIES, TRIES) == (found.is_minimal, found.fails, found.tries)
+
+
+def test_a_plain_assert_is_reported_with_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing itself: what the check states is the line, and why a case was stored."""
+    original = next(
+        prop
+        for prop in properties_of(Subject(target="host", functions="UBatchSlice")).values()
+        if not prop.is_stateful
+    )
+
+    def fail(_target: object, _example: object) -> None:
+        raise AssertionError
+
+    prop = dataclasses.replace(original, check=dataclasses.replace(original.check, body=fail))
+    found = minimized(job_of(monkeypatch, prop, run_case(prop, Input(prop.name, 0))))
+    statement = prop.check.description.partition("\n")[0]
+    assert statement
+    assert f"AssertionError: {statement}" == found.line
+    assert isinstance(found.case, dict)
+    assert statement == found.case["reason"]
