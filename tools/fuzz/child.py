@@ -1,4 +1,4 @@
-"""Tries what may crash or hang in a forked child."""
+"""Try what may crash or hang in a forked child."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from tools.fuzz.worker import Limits, Start
 from tools.parser import Parser, positive
 
 SEED_HELP: Final = (
-    "default: another one each night; repeats the order of the properties' first slices and the"
+    "default: a new one each time; repeats the order of the properties' first slices and the"
     " seed of each slice, not a whole night: timing decides how far a slice gets and what follows"
 )
 
@@ -203,9 +203,9 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--adapter", action="append", default=[], metavar="M", help="adapter for its objects")
     add("--functions", metavar="A,B", help="default: all")
     add("--out", type=Path, metavar="DIR", default=Path("fuzz-out"), help="default: %(default)s")
-    add("--database", metavar="URL", help="of examples; default: a folder in --out")
+    add("--database", metavar="URL", help="example database; default: a folder in --out")
     add("--seed", type=int, metavar="N", help=SEED_HELP)
-    add("--history", type=Path, metavar="DIR", help="keeps a record of each night, for the trend")
+    add("--history", type=Path, metavar="DIR", help="folder with a record of each night")
     add("--ray", metavar="ADDRESS", help="run on a Ray cluster, HOST:PORT or auto")
     add("--hang-seconds", type=_positive_float, metavar="N", default=30.0, help="default: 30")
     add("--memory-gib", type=positive, metavar="N", default=4, help="limit of a worker; default: 4")

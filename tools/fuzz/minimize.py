@@ -1,4 +1,4 @@
-"""Makes the inputs of failures small.
+"""Minimize the inputs of failures.
 
 An input that raises is tried in the worker itself. One that crashes or hangs is tried in a forked
 child each time: the input is drawn in the worker, and checked in the child. A stateful test draws

@@ -1,4 +1,4 @@
-"""Finds the smallest input that fails: of the fewest requests, then what Hypothesis calls simplest.
+"""Find the smallest input that fails: of the fewest requests, then what Hypothesis calls simplest.
 
 Hypothesis' shrinker does most of it, but it changes one thing at a time: it takes out no request
 where a number that is drawn later, like the start of a slice, must change too. Random draws do.
