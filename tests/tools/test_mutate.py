@@ -79,15 +79,13 @@ def test_nothing_is_left(target, number):
     assert toy.count_down(number) == 0
 '''
 
-SAME = '[[equivalent]]\nmodule = "clamping"\nfunction = "clamp"\nreason = "It is its own bound."\n'
-BELOW = SAME + 'before = "if value < low:"\nafter = "if value <= low:"\n'
-ABOVE = SAME + 'before = "if value > high:"\nafter = "if value >= high:"\n'
-SEEN = SAME + 'before = "if value > high:"\nafter = "if value <= high:"\n'
-GONE = SAME + 'before = "if value > top:"\nafter = "if value >= top:"\n'
-NEVER = (
-    '[[elsewhere]]\nmodule = "counting"\nfunction = "never"\nreason = "Runs on the moon only."\n'
-)
-RUNS = NEVER.replace('"never"', '"count_down"')
+CLAMP = "[clamping.clamp]\n"
+BELOW = '"if value < low: => if value <= low:" = "It is its own bound."\n'
+ABOVE = '"if value > high: => if value >= high:" = "It is its own bound."\n'
+SEEN = '"if value > high: => if value <= high:" = "It is its own bound."\n'
+GONE = '"if value > top: => if value >= top:" = "It is its own bound."\n'
+NEVER = '[counting.never]\n"*" = "Runs on the moon only."\n'
+RUNS = NEVER.replace("never", "count_down")
 
 
 @dataclasses.dataclass
@@ -214,14 +212,14 @@ def test_a_part_is_no_whole(judged: Judged) -> None:
 def test_what_is_judged_stays_judged(judged: Judged, capsys: pytest.CaptureFixture[str]) -> None:
     """Another run judges nothing; what is declared equivalent does not count."""
     toy = judged.toy
-    toy.declared = BELOW + ABOVE
+    toy.declared = CLAMP + BELOW + ABOVE
     assert toy.run("--modules", "clamping") == 0
     assert "100.0%" in capsys.readouterr().out
-    toy.declared = BELOW + ABOVE + SEEN + GONE
+    toy.declared = CLAMP + BELOW + ABOVE + SEEN + GONE
     assert toy.run("--modules", "clamping") == 1
     out = capsys.readouterr().out
     assert "declared equivalent, but seen by test_toys::test_a_value_is_clamped[host-" in out
-    assert "declared equivalent, but no longer there: clamping clamp: 'if value > top:' -> " in out
+    assert "declared equivalent, but no longer there: clamping clamp: 'if value > top:' => " in out
 
 
 @pytest.mark.usefixtures("no_judges")
@@ -285,13 +283,12 @@ def test_wrong_calls(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--db {db}: " in line
         assert before == (toy.project.root / "toy" / "clamping.py").read_bytes()
     for declared, message in {
-        "[[same]]": "has [[same]], but there are equivalent, elsewhere",
-        "[[equivalent]]": "[[equivalent]] 1 lacks after",
-        BELOW + "line = 3": "[[equivalent]] 1 has the unknown line",
-        BELOW.replace("It is its own bound.", " "): "[[equivalent]] 1 gives no reason",
+        "clamping = 3": "clamping is 3, expected [module.",
+        "[clamping]\nclamp = 3": "clamping clamp is 3, expected [module.function] with lines",
+        CLAMP
+        + BELOW.replace("It is its own bound.", " "): "clamping clamp gives no reason for 'if",
+        CLAMP + '"*" = 3': "clamping clamp gives no reason for '*'",
         "[": "declared.toml: ",
-        BELOW.replace("[[equivalent]]", "[equivalent]"): "equivalent is no [[equivalent]], with",
-        BELOW + 'nth = "1"': "[[equivalent]] 1 has nth = '1', which is no int",
     }.items():
         toy.declared = declared
         with pytest.raises(SystemExit, match="2"):

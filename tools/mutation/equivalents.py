@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tools.mutation.mutants import Mutant
 from tools.mutation.session import Judgement, Verdict
-
-KEYS: Final = {
-    "equivalent": ({"module", "function", "before", "after", "reason"}, {"nth"}),
-    "elsewhere": ({"module", "function", "reason"}, {"before"}),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Declared:
 
     def __str__(self) -> str:
         change = f": {self.before!r}" if self.before else ""
-        change += f" -> {self.after!r}" if self.kind == "equivalent" else ""
+        change += f" => {self.after!r}" if self.kind == "equivalent" else ""
         return f"{self.module} {self.function}{change}"
 
 
@@ -83,20 +78,15 @@ class Declarations:
             ValueError: It is no such file.
         """
         try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+            modules = tomllib.loads(path.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path}: {error}") from error
-        unknown = tables.keys() - KEYS.keys()
-        if unknown:
-            raise ValueError(f"{path} has [[{min(unknown)}]], but there are {', '.join(KEYS)}")
-        for kind, found in tables.items():
-            if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
-                raise ValueError(f"{path}: {kind} is no [[{kind}]], with two brackets on each side")
         return cls(
             [
-                _declared(kind, table, f"{path}: [[{kind}]] {number}")
-                for kind, found in tables.items()
-                for number, table in enumerate(found, 1)
+                _declared(module, function, line, reason, path)
+                for module, functions in _items(path, modules)
+                for function, lines in _items(f"{path}: {module}", functions)
+                for line, reason in _items(f"{path}: {module} {function}", lines)
             ]
         )
 
@@ -133,17 +123,22 @@ class Declarations:
         return lines
 
 
-def _declared(kind: str, table: Mapping[str, Any], where: str) -> Declared:
-    """Return what a table of the file declares."""
-    needed, allowed = KEYS[kind]
-    missing, unknown = needed - table.keys(), table.keys() - needed - allowed
-    if missing or unknown:
-        wrong = f"lacks {min(missing)}" if missing else f"has the unknown {min(unknown)}"
-        raise ValueError(f"{where} {wrong}")
-    for key, value in table.items():
-        wanted = int if key == "nth" else str
-        if type(value) is not wanted:
-            raise ValueError(f"{where} has {key} = {value!r}, which is no {wanted.__name__}")
-    if not str(table["reason"]).strip():
-        raise ValueError(f"{where} gives no reason")
-    return Declared(kind, **table)
+def _items(where: object, table: Any) -> Iterable[tuple[str, Any]]:  # noqa: ANN401  # as read
+    if not isinstance(table, dict):
+        raise ValueError(  # noqa: TRY004  # of the file, not of an argument
+            f"{where} is {table!r}, expected [module.function] with lines"
+        )
+    return table.items()
+
+
+def _declared(module: str, function: str, line: str, reason: object, path: Path) -> Declared:
+    """Return what an entry declares."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError(f"{path}: {module} {function} gives no reason for {line!r}")
+    before, arrow, after = line.partition(" => ")
+    if not arrow:
+        return Declared("elsewhere", module, function, reason, "" if line == "*" else line)
+    after, mark, nth = after.rpartition(" #")
+    if not mark or not nth.isdecimal():
+        return Declared("equivalent", module, function, reason, before, f"{after}{mark}{nth}")
+    return Declared("equivalent", module, function, reason, before, after, int(nth))
