@@ -1,7 +1,16 @@
 """The batch plumbing of a paged-KV-cache inference engine, optimised for the CPU and the GPU.
 
-The functions are defined by the `reference` package. Arguments and results are torch tensors, on
-the CPU or on a CUDA device. `checks` and `warmup` exist only here.
+The functions are defined by the `reference` package: a docstring here has a summary, says what
+differs or is added, and ends with the name of its definition. `checks` and `warmup` exist only
+here. In general:
+
+- Arrays are torch tensors, on the CPU or on a CUDA device; dtypes are torch dtypes. NumPy arrays
+  remain where a scheduler passes them (`num_scheduled_tokens`, `encoder_seq_lens`, an input batch).
+  The tensors of one call must be on one device, or a `ValueError` is raised.
+- Types, dtypes, shapes, counts and Python lists are always checked; values inside tensors only in
+  checked mode, unless a docstring says otherwise.
+- On a GPU a call runs on torch's current stream and does not synchronise, unless its docstring says
+  so or checked mode is on.
 """
 
 from fast.backend import (

@@ -1,7 +1,8 @@
-"""What `fast` refuses: one `check_*` for each kind of input.
+"""Check arguments: one `check_*` for each kind of input.
 
-What costs O(1), and Python lists, are always checked. Checks that read the values of a tensor are
-for checked mode (`fast.checked_mode`).
+Each raises TypeError for a wrong type or dtype and ValueError for a wrong value, unless it says
+otherwise. Checks that cost O(1), and those of Python lists, are always made; checks that read the
+values of a tensor are for checked mode (`fast.checked_mode`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,10 +20,10 @@ STRIDED: Final = torch.strided
 INT_DTYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
 PLAIN_CLASSES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""The classes of tensors that have memory of their own, unless they are of a kind without."""
+"""The classes of tensors with memory of their own, except special kinds such as sparse."""
 
 MAX_SIZE: Final = 2**31 - 1
-"""The greatest size: what an int32 can hold."""
+"""The greatest size: the greatest int32."""
 
 
 def describe(value: object) -> str:
@@ -42,12 +43,12 @@ def describe(value: object) -> str:
 
 
 def show(value: object) -> str:
-    """Return the `repr` of a value, in which dtypes stand by their bare names, such as `int32`."""
+    """Return the `repr` of a value, with dtypes by their bare names, such as `int32`."""
     return repr(value).replace("torch.", "")
 
 
 def get_type_name(value: object) -> str:
-    """Return the name of a value's type: `array` for what is one in either twin."""
+    """Return the name of a value's type; `array` for an array, so that both twins agree."""
     return "array" if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
 
 
@@ -57,25 +58,20 @@ def get_dtype_name(dtype: torch.dtype) -> str:
 
 
 def not_a_tensor(name: str, value: object) -> str:
-    """Return the message for a value that is no tensor; it says so of a NumPy array."""
+    """Return the message for a value that is not a tensor, such as a NumPy array."""
     wanted = "a torch tensor" if isinstance(value, np.ndarray) else "an array"
     return f"{name} must be {wanted}, got {type(value).__name__}"
 
 
 def is_int(value: object) -> bool:
-    """Say whether a value is a Python or NumPy integer, and not a bool."""
+    """Return whether a value is a Python or NumPy integer, and not a bool."""
     return type(value) is int or (
         isinstance(value, int | np.integer) and not isinstance(value, bool)
     )
 
 
 def check_int(name: str, value: object, minimum: int = 1, maximum: int | None = MAX_SIZE) -> int:
-    """Return an integer as a Python int.
-
-    Raises:
-        TypeError: it is not an int.
-        ValueError: it is outside `minimum .. maximum`, or below `minimum` where `maximum` is None.
-    """
+    """Return an integer in `minimum .. maximum` as a Python int; no upper bound if that is None."""
     if type(value) is int and minimum <= value and (maximum is None or value <= maximum):
         return value  # what most callers hand over, at a third of the time
     if not is_int(value):
@@ -89,12 +85,7 @@ def check_int(name: str, value: object, minimum: int = 1, maximum: int | None = 
 
 
 def check_index(name: str, value: object, length: int) -> int:
-    """Return an index into `length` things as a Python int.
-
-    Raises:
-        TypeError: it is not an int.
-        IndexError: it is outside `0 .. length - 1`.
-    """
+    """Return an index in `0 .. length - 1` as a Python int; raise IndexError if it is outside."""
     if not is_int(value):
         raise TypeError(f"{name} must be an int, got {describe(value)}")
     number = int(value)  # type: ignore[call-overload]  # is_int has just said so
@@ -104,31 +95,19 @@ def check_index(name: str, value: object, length: int) -> int:
 
 
 def check_bool(name: str, value: object) -> None:
-    """Refuse what is not a bool.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Check that a value is a bool."""
     if value is not True and value is not False and not isinstance(value, np.bool_):
         raise TypeError(f"{name} must be a bool, got {describe(value)}")
 
 
 def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
-    """Refuse what is not an instance of `kind`.
-
-    Raises:
-        TypeError: it is not; the message says what was `expected`.
-    """
+    """Check that a value is an instance of `kind`; the message says what was `expected`."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {expected}, got {describe(value)}")
 
 
 def check_dtype(name: str, value: object) -> torch.dtype:
-    """Return a torch dtype.
-
-    Raises:
-        TypeError: it is not one; the names of dtypes and those of NumPy are none.
-    """
+    """Return a torch dtype; names of dtypes and NumPy's dtypes are rejected."""
     if isinstance(value, torch.dtype):
         return value
     got = describe(value)
@@ -140,17 +119,12 @@ def check_dtype(name: str, value: object) -> torch.dtype:
 
 
 def is_kind(value: object, name: str) -> bool:
-    """Say whether one of a value's classes has this name, be it an engine's own."""
+    """Return whether one of a value's classes has this name; it may be an engine's own class."""
     return any(cls.__name__ == name for cls in type(value).__mro__)
 
 
 def check_list(name: str, value: object, length: int | None = None) -> None:
-    """Refuse what is not a list, or not one of this length.
-
-    Raises:
-        TypeError: it is not a list.
-        ValueError: its length is another.
-    """
+    """Check that a value is a list, of the given length if there is one."""
     if not isinstance(value, list):
         raise TypeError(f"{name} must be a list, got {get_type_name(value)}")
     if length is not None and len(value) != length:
@@ -164,12 +138,7 @@ def check_ints(
     maximum: int,
     error: type[Exception] = ValueError,
 ) -> npt.NDArray[np.int64]:
-    """Return a list of ints as an int64 array.
-
-    Raises:
-        TypeError: an entry is not an int.
-        Exception: an entry is outside `minimum .. maximum` (the class is `error`).
-    """
+    """Return a list of ints in `minimum .. maximum` as int64; `error` is raised for one outside."""
     # The types of a list are a set of one or two: no Python step for each entry.
     for kind in set(map(type, values)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
@@ -184,12 +153,7 @@ def check_ints(
 def check_tensor(
     name: str, value: object, dtype: torch.dtype, ndim: int, device: torch.device | None = None
 ) -> None:
-    """Refuse what is no torch tensor of this dtype and number of dimensions, or not on `device`.
-
-    Raises:
-        TypeError: it is not a tensor, or of another dtype.
-        ValueError: it has another number of dimensions, or is on another device.
-    """
+    """Check that a value is a tensor with this dtype and number of dimensions, on `device`."""
     if (
         type(value) is torch.Tensor
         and value.dtype is dtype
@@ -213,20 +177,15 @@ def check_tensor(
 
 
 def check_dense(name: str, value: torch.Tensor) -> None:
-    """Refuse a tensor that has no strides.
-
-    Raises:
-        TypeError: it is sparse or nested, or its layout is a library's own.
-    """
+    """Raise TypeError for a tensor without strides: sparse, nested, or with a library's layout."""
     if value.layout is not torch.strided or value.is_nested:
         check_kind(name, value)
 
 
 def check_kind(name: str, value: torch.Tensor) -> None:
-    """Refuse a tensor of a kind whose elements do not lie in memory of its own.
+    """Raise TypeError for a tensor whose elements are not in memory of its own.
 
-    Raises:
-        TypeError: it is sparse, nested, wrapped by `torch.func`, or of a class without memory.
+    Such a tensor is sparse, nested, wrapped by `torch.func`, or of a class without memory.
     """
     if value.layout is not torch.strided:
         found = f"a {str(value.layout).removeprefix('torch.')} tensor"
@@ -242,7 +201,7 @@ def check_kind(name: str, value: torch.Tensor) -> None:
 
 
 def is_functional(value: torch.Tensor) -> bool:
-    """Return whether a tensor is one of `functionalize`, whose own memory is not initialised."""
+    """Return whether `functionalize` wraps a tensor, whose own memory is then not initialised."""
     return torch._is_functional_tensor(value)  # noqa: SLF001  (there is no public name)
 
 
@@ -254,12 +213,7 @@ def _is_wrapped(value: torch.Tensor) -> bool:
 
 
 def check_array(name: str, value: object, min_length: int = 0) -> None:
-    """Refuse what is not a one-dimensional NumPy array of int32 or int64, without a mask.
-
-    Raises:
-        TypeError: it is not a NumPy array, or of another dtype.
-        ValueError: it has another number of dimensions, or fewer than `min_length` entries.
-    """
+    """Check that a value is an int32 or int64 vector of NumPy, without a mask and long enough."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         wanted = "a NumPy array" if isinstance(value, torch.Tensor | np.ndarray) else "an array"
         raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
@@ -272,12 +226,7 @@ def check_array(name: str, value: object, min_length: int = 0) -> None:
 
 
 def check_device(name: str, value: object) -> torch.device:
-    """Return what names a device as a `torch.device`.
-
-    Raises:
-        TypeError: it is neither a text nor a device.
-        ValueError: it names none.
-    """
+    """Return a device, or the name of one, as a `torch.device`."""
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a device, got {value!r} of {type(value).__name__}")
     try:
@@ -287,32 +236,20 @@ def check_device(name: str, value: object) -> torch.device:
 
 
 def check_host(name: str, value: torch.Tensor) -> None:
-    """Refuse a tensor that is not on the CPU.
-
-    Raises:
-        ValueError: it is on another device.
-    """
+    """Check that a tensor is on the CPU."""
     if not value.is_cpu:  # a fifth of the time of reading `device.type`, which is 0.2 us
         raise ValueError(f"{name} must be on the CPU, got {value.device}")
 
 
 def check_same_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
-    """Refuse tensors that are not on `device`.
-
-    Raises:
-        ValueError: one is on another.
-    """
+    """Check that all tensors are on `device`."""
     for name, tensor in tensors:
         if tensor.device != device:
             raise ValueError(f"{name} is on {tensor.device}, expected {device}")
 
 
 def check_minimum(name: str, values: IntArray, minimum: int) -> None:
-    """Refuse an array with an entry below `minimum`.
-
-    Raises:
-        ValueError: it has one.
-    """
+    """Check that no entry of an array is below `minimum`."""
     low = values < minimum
     if low.any():
         at = int(low.argmax())
@@ -320,11 +257,7 @@ def check_minimum(name: str, values: IntArray, minimum: int) -> None:
 
 
 def check_starts(name: str, starts: IntArray) -> None:
-    """Refuse values that are no query starts: from 0, never decreasing.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """Check that query starts begin at 0 and do not decrease."""
     if len(starts) == 0:
         raise ValueError(f"{name} is empty, expected num_reqs + 1 entries")
     if starts[0] != 0:
@@ -336,11 +269,7 @@ def check_starts(name: str, starts: IntArray) -> None:
 
 
 def check_batch_size(num_reqs: int, num_tokens: int, max_reqs: int, max_tokens: int) -> None:
-    """Refuse a batch that is larger than block tables are made for.
-
-    Raises:
-        ValueError: it has more requests or more tokens, or not even a first start.
-    """
+    """Check that a batch fits into the block tables, and that there is a first start."""
     if num_reqs < 0:
         raise ValueError("query_start_loc is empty, expected num_reqs + 1 entries")
     if num_reqs > max_reqs:
@@ -350,11 +279,7 @@ def check_batch_size(num_reqs: int, num_tokens: int, max_reqs: int, max_tokens: 
 
 
 def check_num_tokens(starts: IntArray, num_positions: int) -> None:
-    """Refuse a batch with more tokens than positions.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Check that a batch has at most as many tokens as positions."""
     if starts[-1] > num_positions:
         raise ValueError(
             f"query_start_loc[-1] is {starts[-1]}, but positions has {num_positions} entries"

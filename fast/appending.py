@@ -14,7 +14,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
-"""The plan of those who list no row."""
+"""The plan without rows."""
 
 
 def check_listed(
@@ -116,7 +116,7 @@ def pack_lists(
         return None
     joined += map(int, overwrite)
     plan = pack_ints(joined)
-    # Ends are compared as soon as they are known to be ints.
+    # Ends are compared only after they are known to be ints.
     if plan is None or [ends[-1] for ends in cu_num_new_blocks] != list(map(len, new_block_ids)):
         return None
     return plan
@@ -148,7 +148,7 @@ def _join(
     num_groups: int,
 ) -> list[int] | None:
     """Return rows, ends and IDs in one list; None if a list is missing or of wrong length."""
-    # No entry takes a step of Python's, here and below.
+    # No Python step for each entry, here and below.
     num_listed = len(req_indices)
     lengths = (len(overwrite), len(cu_num_new_blocks), len(new_block_ids))
     if lengths != (num_listed, num_groups, num_groups):

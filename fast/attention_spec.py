@@ -9,7 +9,7 @@ from fast._checks import check_dtype, check_type, is_kind, show
 from fast.base_spec import KVCacheSpec, check_specs, read_size, set_int
 
 FP8_DS_MLA_TOKEN_BYTES: Final = 656
-"""What one token of a latent cache in the layout `fp8_ds_mla` takes."""
+"""The bytes of a token in the cache format `fp8_ds_mla`, its scales included."""
 
 HEAD_FIELDS: Final = ("block_size", "num_kv_heads", "head_size", "dtype")
 BOUND_FIELDS: Final = ("sliding_window", "attention_chunk_size")

@@ -9,7 +9,7 @@ import torch
 from fast._checks import check_bool, check_device, check_dtype, check_int, get_dtype_name
 
 MAX_BYTES: Final = 2**63 - 1
-"""No buffer can be larger."""
+"""The greatest size of a buffer."""
 
 
 class CpuGpuBuffer:

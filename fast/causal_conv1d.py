@@ -15,7 +15,7 @@ from fast.launch import launch_blocks, threads_at_once, threads_in_block, uses_k
 from fast.slots import flat
 
 MAX_BLOCKS: Final = 1024
-"""The most blocks of threads that list programs: each reads all starts."""
+"""The most blocks of threads that list programs, since each reads all starts."""
 
 
 def compute_causal_conv1d_metadata(

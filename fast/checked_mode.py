@@ -14,24 +14,23 @@ from typing import Final, Self
 import numpy as np
 
 VARIABLE: Final = "FAST_CHECKS"
-"""The environment variable for checked mode: "1" is on, "0" or nothing is off."""
+"""The environment variable for checked mode: "1" is on, "0" or unset is off."""
 
 
 class checks:  # noqa: N801  (called like a function)
-    """Switch checked mode on or off.
+    """Enable or disable checked mode.
 
-    As a context manager it holds until the end of the block, for the running thread or asyncio task
-    only. Called on its own, it switches the whole process, outside of such blocks.
+    As a context manager it applies until the end of the block, to the running thread or asyncio
+    task only. Called on its own, it applies to the whole process, outside such blocks.
 
-    In checked mode `fast` reads the values of the tensors it is given and refuses exactly what
-    `reference` refuses. On a GPU that synchronises with the device. The environment variable
-    `FAST_CHECKS=1` switches it on when `fast` is imported.
+    In checked mode `fast` reads the values of its tensors and rejects exactly what `reference`
+    rejects. On a GPU that synchronises. `FAST_CHECKS=1` in the environment enables it at import.
 
     Args:
-        enabled: whether to check, bool.
+        enabled: Whether to check.
 
     Raises:
-        TypeError: `enabled` is not a bool.
+        TypeError: An argument that is not a bool.
 
     Example:
         >>> import torch, fast
@@ -40,7 +39,7 @@ class checks:  # noqa: N801  (called like a function)
         Traceback (most recent call last):
         ValueError: seq_lens[0] is -1, expected at least 0
 
-    Source: kvtwin's own.
+    Source: kvtwin's own; `reference` always checks.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -67,12 +66,9 @@ class checks:  # noqa: N801  (called like a function)
 class ProcessMode:
     """The mode outside of blocks.
 
-    `checks(True)` switches the process before it can know whether it is the head of a `with` block,
-    and a block must leave the process as it was. So each switch is remembered as long as its object
-    lives: entering the object takes the switch back, dropping the object makes it permanent.
-
-    Attributes:
-        enabled: whether checked mode is on.
+    `checks(True)` switches the mode of the process before it can know whether it starts a `with`
+    block, and a block must leave the process unchanged. So each switch is remembered while its
+    object lives: entering the object undoes the switch, dropping it makes the switch permanent.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -104,7 +100,7 @@ class ProcessMode:
         return [switch for switch in self._switches if switch[0]() is not by]
 
     def _forget_dropped(self) -> None:
-        """Forget the last switch whose object was dropped, and all before it."""
+        """Forget the last switch whose object was dropped, and all switches before it."""
         for at in reversed(range(len(self._switches))):
             if self._switches[at][0]() is None:
                 self._permanent = self._switches[at][1]
@@ -113,11 +109,7 @@ class ProcessMode:
 
 
 def read_variable() -> bool:
-    """Return whether the environment switches checked mode on.
-
-    Raises:
-        ValueError: it says neither 0 nor 1.
-    """
+    """Return whether the environment enables checked mode; ValueError if it is neither 0 nor 1."""
     value = os.environ.get(VARIABLE, "")
     if value not in {"", "0", "1"}:
         raise ValueError(f"{VARIABLE} is {value!r}, expected '0' or '1'")
@@ -132,4 +124,4 @@ def is_checked() -> bool:
 
 _PROCESS: Final = ProcessMode(read_variable())
 _BLOCKS: Final[ContextVar[tuple[bool, ...]]] = ContextVar("fast.checks", default=())
-"""The modes of the blocks around what runs, the innermost last."""
+"""The modes of the enclosing blocks, the innermost last."""

@@ -1,8 +1,8 @@
-"""Torch's current device and stream, asked for in the cheapest way there is.
+"""Get torch's current device and stream in the cheapest way.
 
-`torch.cuda.current_stream` makes an object for a number that torch's own compiler asks for by a
-private name. Where torch has no such names (it was built without CUDA, or is another version), the
-public ones serve.
+`torch.cuda.current_stream` makes an object for a number that torch's own compiler gets from a
+private function. If torch does not have the private names (it was built without CUDA, or is another
+version), the public ones are used.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ import torch
 
 
 def _public_stream(device_index: int) -> int:
-    """Return the handle of torch's current stream on a GPU, by public names."""
+    """Return the handle of torch's current stream on a GPU, with public names."""
     handle: int = torch.cuda.current_stream(device_index).cuda_stream
     return handle
 
 
 def choose(private: str, public: Callable[..., int]) -> Callable[..., int]:
-    """Return torch's private function of this name; the public one if there is none."""
+    """Return torch's private function of this name, or the public one if there is none."""
     found: Callable[..., int] = getattr(torch._C, private, public)  # noqa: SLF001  (that is the point)
     return found
 

@@ -1,12 +1,12 @@
-"""Launching past numba's dispatcher, which takes the host forty times as long.
+"""Launch kernels without numba's dispatcher, which takes 40 times as much time on the host.
 
-For four tensors and an int, from `launch_blocks` on, that is 5 µs and 190 (10 before flattening was
-written out for each kernel), on a CPU, with a driver that does nothing: `tools.bench.launches`.
+For four tensors and an int, from `launch_blocks` on, a launch takes 5 µs instead of 190 µs (10 µs
+with a generic `flatten`), on a CPU, with a driver that does nothing: `tools.bench.launches`.
 
-Of numba's private parts it uses one, the words that a compiled kernel takes for an array. They are
-pinned here, and compared with what numba itself says of them and with the parameters of each
-compiled kernel. Where they differ, or a version is not among those tested, this launcher says so,
-and `fast.launch` has kernels launched by numba.
+It uses one private part of numba: the words that a compiled kernel takes for an array. They are
+pinned here and compared with numba's own description and with the parameters of each compiled
+kernel. If they differ, or a version is not among those tested, this launcher raises `UnfitError`,
+and `fast.launchers` falls back to numba.
 """
 
 import importlib
@@ -39,10 +39,10 @@ NAMES: Final = (
     "Stream",
     "launch",
 )
-"""What it takes from cuda.core."""
+"""The names that are used from cuda.core."""
 
 ARRAY_MEMBERS: Final = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
-"""What `flatten` makes words of: one of each, and for each dimension one of the last two."""
+"""The words that `flatten` makes: one of each, and for each dimension one of the last two."""
 
 
 WORD: Final = re.compile(r"(\.u64)(?: \.ptr(?: \.align \d+)?)? (\S+)")
@@ -51,7 +51,7 @@ alignment of what they point to: `.u64 .ptr .align 1 name`."""
 
 
 class UnfitError(Exception):
-    """This launcher cannot serve what is installed, or does not know what a kernel takes."""
+    """This launcher cannot be used with the installed versions, or with a kernel's parameters."""
 
 
 class _Thread(threading.local):
@@ -65,12 +65,7 @@ _THREAD: Final = _Thread()
 
 
 def check_installed() -> None:
-    """Check that what is installed is what this launcher was tested with, and speaks as it did.
-
-    Raises:
-        UnfitError: it is not, and the error says what.
-        ImportError: numba-cuda is not installed.
-    """
+    """Raise UnfitError if what is installed differs from what this launcher was tested with."""
     import_cuda()
     for package, (first, end) in TESTED.items():
         version = _version(package)
@@ -89,12 +84,7 @@ def check_installed() -> None:
 
 
 def load(kernel: Kernel, index: int) -> tuple[Any, Flatten]:
-    """Compile a kernel for a GPU and load it there, unless it is; return it with its `flatten`.
-
-    Raises:
-        UnfitError: the kernel takes other words than `flatten` makes.
-        ImportError: numba-cuda is not installed, or finds no compiler.
-    """
+    """Compile a kernel and load it onto a GPU, if it is not yet; return it with its `flatten`."""
     if index in kernel.loaded:
         found: tuple[Any, Flatten] = kernel.loaded[index]
         return found
@@ -114,11 +104,7 @@ def load(kernel: Kernel, index: int) -> tuple[Any, Flatten]:
 
 
 def check_entry(kernel: Kernel, ptx: str, entry: str) -> None:
-    """Check that a compiled kernel takes as many words of 8 bytes as `flatten` makes.
-
-    Raises:
-        UnfitError: it takes others.
-    """
+    """Raise UnfitError if a compiled kernel takes other words of 8 bytes than `flatten` makes."""
     declared = re.search(rf"\.entry {re.escape(entry)}\((.*?)\)", ptx, re.DOTALL)
     found = [] if declared is None else re.findall(r"\.param\s+(.*?),?\n", declared[1])
     taken = [" ".join(word.groups()) if (word := WORD.fullmatch(one)) else one for one in found]
@@ -133,12 +119,7 @@ def check_entry(kernel: Kernel, ptx: str, entry: str) -> None:
 def launch(
     kernel: Kernel, index: int, grid: tuple[int, int], threads: int, args: tuple[Argument, ...]
 ) -> None:
-    """Launch a kernel on the current stream of a GPU, which is the current one.
-
-    Raises:
-        UnfitError: the kernel takes other words than `flatten` makes.
-        ImportError: numba-cuda is not installed, or finds no compiler.
-    """
+    """Launch a kernel on the current stream of the current GPU, whose index is given."""
     loaded, flatten = kernel.loaded.get(index) or load(kernel, index)
     if index not in _THREAD.entered:
         _enter_context(index)
@@ -148,15 +129,12 @@ def launch(
 
 @cache
 def make_flatten(parameters: tuple[Array | None, ...]) -> Flatten:
-    """Make a function that returns the machine words which a kernel takes for its arguments.
+    """Make a function that returns the machine words that a kernel takes for its arguments.
 
     For an array numba takes two pointers that kernels do not use, the number of items, the bytes of
-    one, the address, the shape, and the strides in bytes. The arrays are contiguous, so the shape
-    says the strides. It is one expression, written for the kernel: a loop takes 0.8 µs longer, and
-    5 µs if it asks each tensor for all that.
-
-    Args:
-        parameters: of the kernel.
+    one, the address, the shape, and the strides in bytes. The arrays are contiguous, so the strides
+    follow from the shape. The function is one expression written for the kernel: a loop takes 0.8
+    µs longer, and 5 µs if it reads all that from each tensor.
 
     Example:
         >>> flatten = make_flatten((Array(num_dims=1, item_bytes=4), None))
@@ -181,26 +159,26 @@ def make_flatten(parameters: tuple[Array | None, ...]) -> Flatten:
 
 
 def _enter_context(index: int) -> None:
-    """Enter a GPU's context, in which a new thread is not: a launch does not, nor all of torch."""
+    """Enter a GPU's context in a new thread; neither a launch nor all of torch does it."""
     _core().Device(index).set_current()
     _THREAD.entered.add(index)
 
 
 @cache
 def _core() -> Any:  # noqa: ANN401  (cuda.core is untyped)
-    """Return cuda.core; an import at each launch would take 0.3 µs."""
+    """Return cuda.core; an import in each launch would take 0.3 µs."""
     return importlib.import_module("cuda.core")
 
 
 @lru_cache(maxsize=1024)
 def _stream(_index: int, handle: int) -> Any:  # noqa: ANN401  (cuda.core is untyped)
-    """Return cuda.core's name for a stream of torch's; making one takes 14 µs."""
+    """Return cuda.core's object for a stream of torch's; making one takes 14 µs."""
     return _core().Stream.from_handle(handle)
 
 
 @lru_cache(maxsize=4096)
 def _place(index: int, handle: int, grid: tuple[int, int], threads: int) -> tuple[Any, Any]:
-    """Return where a launch goes, and its shape; making the shape takes 3 µs."""
+    """Return the stream and the shape of a launch; making the shape takes 3 µs."""
     return _stream(index, handle), _core().LaunchConfig(grid=grid, block=threads)
 
 
@@ -210,7 +188,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _version(package: str) -> str:
-    """Return a package's version; nothing if it is not installed."""
+    """Return a package's version; "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -23,7 +23,7 @@ KV_SHARING_FAST_PREFILL_METADATA_FIELDS: Final[list[tuple[str, Any, Any]]] = [
     ("logits_indices_padded", torch.Tensor | None, None),
     ("num_logits_indices", int, 0),
 ]
-"""What the metadata of fast prefill has besides: name, type and default of each field."""
+"""The fields that fast prefill adds to a backend's metadata: name, type and default."""
 
 
 @runtime_checkable
@@ -58,8 +58,8 @@ def create_fast_prefill_custom_backend(
 
 def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
     """Make a builder class that builds from the tokens whose logits are needed."""
-    # By the id of the class of what the underlying builder built, which the value keeps: classes
-    # may say that they equal others.
+    # By the id of the class of what the underlying builder built, which the value keeps alive: a
+    # metaclass may define equality.
     classes: dict[int, type[Any]] = {}
 
     def build(
@@ -69,7 +69,7 @@ def _make_builder(prefix: str, underlying_builder: type[Any]) -> type[Any]:
         fast_build: bool = False,
     ) -> Any:  # noqa: ANN401  (whatever the underlying builder builds)
         """Build the metadata of the tokens whose logits are needed."""
-        # Read first: where the batch itself is built from, the underlying builder may change it.
+        # Read first: the underlying builder may change the batch, if it gets the batch itself.
         indices = common_attn_metadata.logits_indices_padded
         num_indices = common_attn_metadata.num_logits_indices
         underlying: Any = super(builder, self)

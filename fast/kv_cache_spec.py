@@ -39,7 +39,7 @@ UNIFORM_KINDS: Final = {
     "ChunkedLocalAttentionSpec": "attention_chunk_size",
     "MambaSpec": "num_speculative_blocks",
 }
-"""The kinds of which a uniform spec can be, and the field in which its specs must agree."""
+"""The kinds of spec that may be uniform, and the field that must be the same in all."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ KVCacheLayoutType: TypeAlias = Literal["NHD", "HND"]
 LAYOUT_VARIABLE: Final = "VLLM_KV_CACHE_LAYOUT"
 
 _KV_CACHE_LAYOUT_OVERRIDE: KVCacheLayoutType | None = None
-"""The layout set by `set_kv_cache_layout`; None: the environment says."""
+"""The layout that `set_kv_cache_layout` set; None: none."""
 
 
 def is_valid_kv_cache_layout(value: object) -> bool:

@@ -115,7 +115,7 @@ def _view_bytes(
             f"expected an address that is a multiple of {itemsize}"
         )
     with torch.inference_mode(mode=False):  # a view too outlives the mode in which it is made
-        # No bytes may lie anywhere, with any stride; `view` wants the stride 1 and whole numbers.
+        # An empty view may have any offset and strides; `view` needs the stride 1 and whole items.
         numbers = raw.as_strided((raw.numel(),), (1,), begin - begin % itemsize).view(dtype)
         return numbers.as_strided(shape, strides, (begin + offset) // itemsize)
 

@@ -1,7 +1,7 @@
-"""The seam between `fast` and its kernels: every launch passes here.
+"""Launch kernels: every launch of `fast` goes through this module.
 
 On CUDA tensors a kernel is launched on torch's current stream. With `simulated_by` a simulator
-takes the GPU's place, and CPU tensors take the device path.
+replaces the GPU, and CPU tensors take the device path.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from fast.launchers import launch_on_gpu
 Launcher: TypeAlias = Callable[[Kernel, tuple[int, int], int, tuple[Argument, ...]], None]
 
 MANY_THREADS: Final = 2**18
-"""As many threads as a large GPU holds at once."""
+"""The threads that run at once on a large GPU."""
 
 
 class _Simulator(NamedTuple):
-    """What takes a GPU's place."""
+    """The replacement of a GPU."""
 
     launch: Launcher
     threads: int
@@ -36,14 +36,14 @@ _SIMULATORS: Final[list[_Simulator]] = []
 def simulated_by(
     launcher: Launcher, threads: int = 32, threads_at_once: int = MANY_THREADS
 ) -> Iterator[None]:
-    """Put a simulator in the GPU's place, until the end of the block.
+    """Replace the GPU by a simulator, until the end of the block.
 
     Args:
-        launcher: called as `launcher(kernel, grid, threads, args)` for every launch, with a
-            `Kernel`, the number of blocks along x and y, the threads in a block, and the arguments:
-            contiguous tensors and ints.
-        threads: threads in a block, at most as many as the kernel asks for.
-        threads_at_once: threads that it holds at once.
+        launcher: Called as `launcher(kernel, grid, threads, args)` for every launch, with a
+            `Kernel`, the number of blocks along x and y, the threads in a block, and contiguous
+            tensors and ints.
+        threads: Threads in a block, at most as many as the kernel asks for.
+        threads_at_once: Threads that run at once.
     """
     _SIMULATORS.append(_Simulator(launcher, threads, threads_at_once))
     try:
@@ -53,7 +53,7 @@ def simulated_by(
 
 
 def uses_kernels(tensor: torch.Tensor) -> bool:
-    """Say whether work on this tensor takes the device path."""
+    """Return whether a tensor takes the device path."""
     return tensor.is_cuda or bool(_SIMULATORS)
 
 
@@ -63,27 +63,23 @@ def threads_in_block(kernel: Kernel) -> int:
 
 
 def threads_at_once() -> int:
-    """Return how many threads there are at once; where there is more to do, each does more."""
+    """Return how many threads run at once; with more work than that, each thread does more."""
     return _SIMULATORS[-1].threads_at_once if _SIMULATORS else MANY_THREADS
 
 
 def launch_threads(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> None:
-    """Launch at least one thread for each `(x, y)`, in blocks along x; nothing for no work.
+    """Launch at least one thread for each `(x, y)`, in blocks along x; nothing if there is no work.
 
-    Raises:
-        ValueError: an argument is a CPU tensor, and no simulator is there.
-        ImportError: numba-cuda is not installed.
+    Without a simulator, CPU tensors are a ValueError.
     """
     threads = threads_in_block(kernel)
     _launch(kernel, (-(-num_x // threads), num_y), threads, args)
 
 
 def launch_blocks(kernel: Kernel, num_x: int, num_y: int, *args: Argument) -> None:
-    """Launch one block for each `(x, y)`; nothing for no work.
+    """Launch one block for each `(x, y)`; nothing if there is no work.
 
-    Raises:
-        ValueError: an argument is a CPU tensor, and no simulator is there.
-        ImportError: numba-cuda is not installed.
+    Without a simulator, CPU tensors are a ValueError.
     """
     _launch(kernel, (num_x, num_y), threads_in_block(kernel), args)
 
@@ -105,7 +101,7 @@ def _launch(
 
 
 def _common_device(kernel: Kernel, args: tuple[Argument, ...]) -> int:
-    """Return the GPU on which all tensors are: a CPU tensor's host pointer would be launched."""
+    """Return the GPU that all tensors are on; a CPU tensor's pointer must not be launched."""
     index = None
     for arg in args:  # a set takes 0.9 µs longer
         if isinstance(arg, torch.Tensor):

@@ -1,7 +1,7 @@
-"""Which launcher serves the GPUs: past numba's dispatcher where that is known to do, else by numba.
+"""Choose the launcher: without numba's dispatcher where that is tested, else with it.
 
-It is chosen at the first launch, once. The environment variable `FAST_LAUNCHER` names one, `direct`
-or `numba`; and `launched_by` does, for a while.
+The first launch chooses, once. The environment variable `FAST_LAUNCHER` (`direct` or `numba`)
+overrides the choice, and so does `launched_by`, temporarily.
 """
 
 import os
@@ -15,15 +15,15 @@ from fast.direct_launch import Argument, UnfitError
 from fast.kernels.cuda import Kernel
 
 VARIABLE: Final = "FAST_LAUNCHER"
-"""The environment variable."""
+"""The environment variable that names a launcher."""
 
 
 class SlowLaunchWarning(UserWarning):
-    """Kernels are launched by numba, which takes the host forty times as long."""
+    """Kernels are launched by numba's dispatcher, which takes 40 times as much time on the host."""
 
 
 class Launcher(Protocol):
-    """What launches kernels on GPUs: a module."""
+    """A module that launches kernels on GPUs."""
 
     def load(self, kernel: Kernel, index: int, /) -> object:
         """Compile a kernel for a GPU."""
@@ -43,15 +43,11 @@ class Launcher(Protocol):
 LAUNCHERS: Final[dict[str, Launcher]] = {"direct": direct_launch, "numba": numba_launch}
 
 _CHOSEN: Final[list[Launcher]] = []
-"""The one that serves, once it is chosen."""
+"""The chosen launcher, after the first launch."""
 
 
 def load(kernel: Kernel, index: int) -> None:
-    """Compile a kernel for a GPU, as it must be before a CUDA graph captures it.
-
-    Raises:
-        ImportError: numba-cuda is not installed.
-    """
+    """Compile a kernel for a GPU, which must happen before a CUDA graph captures it."""
     try:
         launcher = _CHOSEN[0] if _CHOSEN else _choose()
         launcher.load(kernel, index)
@@ -62,18 +58,14 @@ def load(kernel: Kernel, index: int) -> None:
 def launch_on_gpu(
     kernel: Kernel, index: int, grid: tuple[int, int], threads: int, args: tuple[Argument, ...]
 ) -> None:
-    """Launch a kernel on torch's current stream of a GPU, which is the current one.
+    """Launch a kernel on torch's current stream of the current GPU, whose index is given.
 
     Args:
-        kernel: what is launched.
-        index: of the GPU.
-        grid: blocks along x and y.
-        threads: in a block.
-        args: contiguous tensors on that GPU, and ints, as the kernel's signature says.
-
-    Raises:
-        ValueError: `FAST_LAUNCHER` names no launcher.
-        ImportError: numba-cuda is not installed.
+        kernel: The kernel.
+        index: The index of the GPU.
+        grid: Blocks along x and y.
+        threads: Threads in a block.
+        args: Contiguous tensors on that GPU, and ints, as in the kernel's signature.
     """
     try:
         launcher = _CHOSEN[0] if _CHOSEN else _choose()
@@ -84,11 +76,7 @@ def launch_on_gpu(
 
 @contextmanager
 def launched_by(name: str) -> Iterator[None]:
-    """Let the launcher of this name serve, in all threads, until the end of the block.
-
-    Args:
-        name: `direct` or `numba`.
-    """
+    """Use the launcher `direct` or `numba`, in all threads, until the end of the block."""
     before = list(_CHOSEN)
     _CHOSEN[:] = [LAUNCHERS[name]]
     try:
@@ -98,7 +86,7 @@ def launched_by(name: str) -> Iterator[None]:
 
 
 def _choose() -> Launcher:
-    """Choose who serves: whom the environment names, else the first who can."""
+    """Return the launcher that the environment names, else the first that can be used."""
     name = os.environ.get(VARIABLE) or "direct"
     if name not in LAUNCHERS:
         raise ValueError(f"{VARIABLE} is {name!r}, expected {' or '.join(LAUNCHERS)}")
@@ -112,7 +100,7 @@ def _choose() -> Launcher:
 
 
 def _fall_back(why: UnfitError) -> Launcher:
-    """Let numba launch from now on, and say so."""
+    """Switch to numba's dispatcher from now on, and warn."""
     _CHOSEN[:] = [numba_launch]
     warnings.warn(
         f"kernels are launched by numba, which takes the host far longer: {why}",

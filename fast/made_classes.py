@@ -6,9 +6,10 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 _MADE: Final[WeakValueDictionary[tuple[Hashable, ...], type[Any]]] = WeakValueDictionary()
-"""The classes that were made and are in use, by what they were made of.
+"""The classes that are still referenced, by key.
 
-A class stands there as its `id`: what was made of it keeps it, so that no other class gets that.
+A key contains the `id` of a class, which the class made for it keeps alive, so that its `id` is not
+reused.
 """
 
 
@@ -24,5 +25,5 @@ def make_once(key: tuple[Any, ...], make: Callable[[], type[Any]]) -> type[Any]:
 def describe(value: Any) -> tuple[Any, ...]:  # noqa: ANN401  (a type or a default)
     """Return a value's part of a key: equal values that print differently (1, True) differ."""
     if isinstance(value, Field):
-        return (value,)  # it equals itself alone, and reads unlike once it is in a class
+        return (value,)  # it equals only itself, and its repr changes once it is in a class
     return type(value), value, repr(value)

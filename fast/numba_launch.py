@@ -1,6 +1,6 @@
-"""Launching by numba's own dispatcher: the ordinary way, forty times as dear, with nothing private.
+"""Launch kernels with numba's own dispatcher: 40 times as slow on the host, nothing private.
 
-It takes over where `fast.direct_launch` does not know what is installed.
+It is used where `fast.direct_launch` was not tested with what is installed.
 """
 
 import warnings
@@ -15,11 +15,7 @@ from fast.kernels.cuda import Kernel, compiling, import_cuda
 
 
 def load(kernel: Kernel, index: int) -> None:
-    """Compile a kernel for its signature, and load it onto a GPU.
-
-    Raises:
-        ImportError: numba-cuda is not installed, or finds no compiler.
-    """
+    """Compile a kernel for its signature, and load it onto a GPU."""
     with import_cuda().gpus[index]:
         _dispatcher(kernel, index)
 
@@ -27,11 +23,7 @@ def load(kernel: Kernel, index: int) -> None:
 def launch(
     kernel: Kernel, index: int, grid: tuple[int, int], threads: int, args: tuple[Argument, ...]
 ) -> None:
-    """Launch a kernel on torch's current stream of a GPU, which is the current one.
-
-    Raises:
-        ImportError: numba-cuda is not installed, or finds no compiler.
-    """
+    """Launch a kernel on torch's current stream of the current GPU, whose index is given."""
     cuda = import_cuda()
     with cuda.gpus[index]:  # a new thread is in no context
         configured = _configured(kernel, index, grid, threads, current_stream(index))
@@ -47,7 +39,7 @@ def launch(
 
 @cache
 def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return the kernel, compiled for its signature and no other, and loaded onto this GPU."""
+    """Return the kernel, compiled for its signature and loaded onto this GPU."""
     cuda = import_cuda()
     with compiling():
         return cuda.jit(kernel.signature)(kernel.for_numba())
@@ -57,7 +49,7 @@ def _dispatcher(kernel: Kernel, _index: int) -> Any:  # noqa: ANN401  (numba is 
 def _configured(
     kernel: Kernel, index: int, grid: tuple[int, int], threads: int, handle: int
 ) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return what launches the kernel in this shape on a stream of torch's."""
+    """Return the launchable kernel with this shape, on a stream of torch's."""
     stream = import_cuda().external_stream(handle) if handle else 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numba warns of every small grid

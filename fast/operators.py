@@ -1,23 +1,24 @@
-"""Functions of `fast` as operators of torch, for the graphs that `torch.compile` makes.
+"""Register functions of `fast` as torch operators, for the graphs that `torch.compile` makes.
 
-Dynamo cannot look into compiled loops and kernels. So a function that it traces judges types,
-dtypes, dimensions and ints, and leaves the rest to one operator of its own name, `kvtwin::...`, or
-`kvtwin::..._out` with an `out`. That runs the whole function, checked mode included, when the graph
-runs. Elsewhere functions never meet their operators, nor torch's dispatcher: they ask
-`is_dynamo_compiling()` and go on.
+Dynamo cannot trace compiled loops and kernels. So a function that it traces checks types, dtypes,
+dimensions and ints, and leaves the rest to one operator with its name: `kvtwin::...`, or
+`kvtwin::..._out` with an `out`. The operator calls the whole function, checked mode included, when
+the graph runs. Eager calls go neither through the operators nor through torch's dispatcher: the
+functions call `is_dynamo_compiling()` and continue.
 
-What is wrong when a graph is made is refused then: without `fullgraph` as ever, with it by Dynamo's
-`Unsupported`, which tells of the exception. What is wrong when it runs is refused as ever. Inductor
-leaves out an operator whose result is empty or not used, and its refusals with it.
+An error that is found while tracing is raised then: with `fullgraph` as Dynamo's `Unsupported`,
+which contains the exception; otherwise as the exception itself. An error that is found when the
+graph runs is raised as in eager mode. Inductor removes an operator whose result is empty or unused,
+and with it the operator's errors.
 
-An operator takes 3 to 6 us more than its function alone, of which 1 goes into keeping Dynamo out;
-`torch.library.custom_op` would take 11 to 16 more, and asking takes 0.02 (64 requests on one core
-of an Intel Xeon, without a GPU, torch 2.13, 2026-11-22).
+An operator takes 3 to 6 us more than its function alone, of which keeping Dynamo out takes 1;
+`torch.library.custom_op` would take 11 to 16 more, and `is_dynamo_compiling()` takes 0.02 (64
+requests on one core of an Intel Xeon, without a GPU, torch 2.13, 2026-11-22).
 
-`torch.export` takes the functions with `strict=True`, which asks Dynamo; otherwise call operators.
+`torch.export` takes the functions with `strict=True`, which uses Dynamo; otherwise call operators.
 
-A schema that has been released stays: inductor finds graphs that it kept on disk by the operators'
-names, and calls these as it did.
+A released schema must not change: inductor looks up the graphs in its cache by the operators'
+names, and calls these as before.
 """
 
 from collections.abc import Callable
@@ -28,18 +29,14 @@ import torch
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
 
 _LIBRARY: Final[Any] = torch.library.Library("kvtwin", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""What this module defines of the operators: all, or nothing where another copy of it has."""
+"""The operators of this module; empty if another copy of the module has defined them."""
 
 _BODILESS: Final[set[str]] = set()
-"""The operators that are defined here, and that no function was given to."""
+"""The operators that are defined here and have no function yet."""
 
 
 def operator(function: F) -> F:
-    """Let a function be what its operator runs, on CPU and CUDA tensors; it stays as it is.
-
-    Args:
-        function: takes what the operator takes, and `out`.
-    """
+    """Register a function as the implementation of its operator; the function is unchanged."""
     _implement(function.__name__, function)
 
     def write(out: torch.Tensor, *args: object, **options: object) -> None:
@@ -52,16 +49,9 @@ def operator(function: F) -> F:
 def in_graph(
     name: str, *args: object, out: torch.Tensor | None = None, **options: object
 ) -> torch.Tensor:
-    """Put a function's operator into the graph that is traced.
+    """Add a function's operator to the graph that is traced, and return its result or `out`.
 
-    Args:
-        name: the function's.
-        args: what the function was given and has judged.
-        out: what the result is written to; None: a new tensor.
-        options: what it was given by keyword.
-
-    Returns:
-        what the operator returns, or `out`.
+    `args` and `options` are the function's arguments, already checked; `name` is its name.
     """
     if out is None:
         made: torch.Tensor = getattr(torch.ops.kvtwin, name)(*args, **options)
@@ -89,10 +79,10 @@ def _implement(name: str, function: Callable[..., object]) -> None:
 
 
 def _define(name: str, parameters: str) -> Callable[[F], F]:
-    """Define a function's operators; what is decorated returns an empty tensor like its result.
+    """Define a function's operators; the decorated function returns an empty result.
 
-    The second one writes into its first argument: not into one that a call names `out`, since
-    Dynamo refuses a strided one there. Sizes are `SymInt`: no graph is made anew for each of them.
+    The second operator writes into its first argument, which is not named `out`: Dynamo rejects a
+    strided one of that name. Sizes are `SymInt`, so a new size causes no recompilation.
     """
 
     def define(shape_like: F) -> F:
@@ -112,7 +102,7 @@ def _define_one(name: str, schema: str, fake: Callable[..., object]) -> None:
 
 
 def _make_nothing(*_args: object, **_options: object) -> None:
-    """Return what an operator returns that writes into a tensor it is given."""
+    """Return None, as an operator does that writes into a given tensor."""
 
 
 @_define(

@@ -1,9 +1,9 @@
-"""Arrays of the host on their way to a GPU: copied through pinned memory, and never waited for.
+"""Upload arrays to a GPU through pinned memory, without waiting.
 
-A copy from pinned memory returns at once and reads the memory later, so what is written there in
-the meantime would travel in its place. Each thread has a ring of pinned buffers for each stream.
-The copies of a stream end in the order in which they were put there, so of a ring the buffer that
-was used longest ago is free first, and is the only one that is asked.
+A copy from pinned memory returns at once and reads the memory later, so overwriting it earlier
+would change what is copied. Each thread has a ring of pinned buffers for each stream. The copies of
+a stream end in the order in which they were issued, so the least recently used buffer of a ring is
+free first, and is the only one whose event is queried.
 """
 
 import threading
@@ -23,51 +23,43 @@ LEAST_BYTES: Final = 2**12
 """The smallest buffer of a ring."""
 
 MOST_BYTES: Final = 2**20
-"""The largest buffer of a ring; what needs a larger one has its own, which torch has back then."""
+"""The largest buffer of a ring; for a larger array torch's allocator provides the memory."""
 
 MOST_BUFFERS: Final = 32
-"""Buffers in a ring: as many copies may be on their way before torch allocates for each."""
+"""The most buffers in a ring: with more copies in flight torch allocates memory for each."""
 
 MOST_RINGS: Final = 16
-"""Streams of which a thread has a ring."""
+"""The most streams for which a thread has a ring."""
 
 RESERVE_BYTES: Final = 2**20
-"""Pinned at a time for the copies of CUDA graphs."""
+"""The bytes that are pinned at a time for copies in CUDA graphs."""
 
 ALIGNMENT_BYTES: Final = 64
-"""Where a graph's array may start in what is pinned for all of them."""
+"""The alignment of a graph's array in the memory that is pinned for all graphs."""
 
 
 class Event(Protocol):
-    """A mark in a stream of copies."""
+    """A CUDA event, after the copies of a stream."""
 
     def query(self) -> bool:
-        """Say whether all before the mark has ended."""
+        """Return whether everything before the event has ended."""
 
 
 class Stream(Protocol):
-    """What a ring asks of a stream, and of what pins memory."""
+    """The operations of a stream that a ring needs."""
 
     def pin(self, num_bytes: int) -> torch.Tensor:
-        """Return pinned memory. It is nobody else's before the copies from it have ended."""
+        """Return pinned memory that is not reused before the copies from it have ended."""
 
     def copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        """Put a copy to the device into the stream."""
+        """Issue a copy to the device on the stream."""
 
     def mark(self, event: Any) -> Event:  # noqa: ANN401  (an event that it made)
-        """Move the event to the end of the stream; without one, make it."""
+        """Record the event at the end of the stream; without an event make a new one."""
 
 
 class Buffer:
-    """Pinned memory, and the end of the last copy from it.
-
-    Attributes:
-        num_bytes: of memory.
-        event: marks the end of the last copy; None: there was none.
-
-    Args:
-        memory: uint8[num_bytes], pinned.
-    """
+    """Pinned memory, uint8[num_bytes], and the event after its last copy (None: no copy)."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.num_bytes = len(memory)
@@ -76,14 +68,14 @@ class Buffer:
         self._views: dict[np.dtype[Any], tuple[Array, torch.Tensor]] = {}
 
     def hold(self, array: Array) -> torch.Tensor:
-        """Write an array there, and return it as a tensor of one dimension."""
+        """Write an array to the buffer, and return it as a tensor of one dimension."""
         on_host, pinned = self._views.get(array.dtype) or self._view(array.dtype)
         size = array.size
         on_host[:size] = array if array.ndim == 1 else array.ravel()
         return pinned[:size]
 
     def _view(self, dtype: np.dtype[Any]) -> tuple[Array, torch.Tensor]:
-        """View the memory as items of a dtype: made once, it saves 3 µs a copy."""
+        """View the memory as items of a dtype; caching the view saves 3 µs a copy."""
         num_bytes = self.num_bytes // dtype.itemsize * dtype.itemsize
         on_host = self._memory.numpy()[:num_bytes].view(dtype)
         torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
@@ -92,14 +84,10 @@ class Buffer:
 
 
 class Ring:
-    """Pinned buffers of one stream, each used again once the copy from it has ended.
+    """Pinned buffers of one stream; each is reused after the copy from it has ended.
 
-    A buffer is in the ring only from the end of a call to the start of one: a call inside another,
-    from a signal's handler or a finaliser, never meets one that is being filled, and one whose call
-    is broken off is not used again.
-
-    Args:
-        stream: where copies go.
+    A buffer is out of the ring during a call: so a nested call, from a signal handler or a
+    finaliser, cannot overwrite it, and a buffer whose call was interrupted is not reused.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -109,8 +97,8 @@ class Ring:
     def send(self, array: Array) -> torch.Tensor:
         """Copy an array to the device, and return the tensor there.
 
-        Where too many copies are on their way, or the array is too large for a ring, the memory is
-        torch's before and after: its allocator knows the copy too.
+        With too many copies in flight, or an array too large for a ring, torch's allocator provides
+        the memory; it tracks the copy too.
         """
         buffer = self._take(array.nbytes)
         sent = self._stream.copy(buffer.hold(array))
@@ -120,7 +108,7 @@ class Ring:
         return sent if array.ndim == 1 else sent.view(array.shape)
 
     def _take(self, num_bytes: int) -> Buffer:
-        """Take the buffer whose copy ended first out of the ring, or a new one."""
+        """Take the buffer whose copy ended first out of the ring, or make a new one."""
         if self._buffers and num_bytes <= MOST_BYTES:
             buffer = self._buffers.popleft()
             if buffer.event is None or not buffer.event.query():
@@ -132,13 +120,10 @@ class Ring:
 
 
 class Reserve:
-    """Pinned memory for the copies of CUDA graphs, which is never used again.
+    """Pinned memory for copies in CUDA graphs, which is never reused.
 
-    A graph reads the memory anew at each replay. It is pinned before it is needed: while a graph is
-    captured CUDA may refuse to pin more.
-
-    Args:
-        pin: returns pinned memory of so many bytes.
+    A graph reads the memory again at each replay. It is pinned beforehand, since CUDA may refuse to
+    pin more while a graph is captured. `pin` returns that many bytes of pinned memory.
     """
 
     def __init__(self, pin: Callable[[int], torch.Tensor]) -> None:
@@ -148,13 +133,13 @@ class Reserve:
         self._kept: list[torch.Tensor] = []
 
     def prepare(self) -> None:
-        """Pin what the next graphs need, if nothing is left."""
+        """Pin the memory for the next graphs, if none is left."""
         with self._lock:
             if self._left is None:
                 self._left = self._pin(RESERVE_BYTES)
 
     def take(self, num_bytes: int) -> Buffer:
-        """Return a buffer for good."""
+        """Return a buffer permanently."""
         size = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         with self._lock:
             if self._left is None or len(self._left) < size:
@@ -175,7 +160,7 @@ class _GpuStream(NamedTuple):
         return _pin(num_bytes)
 
     def copy(self, pinned: torch.Tensor) -> torch.Tensor:
-        """Put a copy to the GPU into the current stream, which is this one."""
+        """Issue a copy to the GPU on the current stream, which is this one."""
         return pinned.to(self.device, non_blocking=True, copy=True)
 
     def mark(self, event: torch.cuda.Event | None) -> torch.cuda.Event:
@@ -187,14 +172,14 @@ class _GpuStream(NamedTuple):
 
 
 class _Thread(threading.local):
-    """The rings of the running thread, for GPUs and streams of torch's."""
+    """The rings of the running thread, by GPU and stream."""
 
     def __init__(self) -> None:
         self.rings: dict[tuple[int, int], Ring] = {}
 
 
 def _pin(num_bytes: int) -> torch.Tensor:
-    """Return memory that torch pins, and that outlives the mode in which it is made."""
+    """Return memory that torch pins, usable outside the inference mode in which it is made."""
     with torch.inference_mode(mode=False):
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
@@ -204,30 +189,30 @@ _RESERVE: Final = Reserve(_pin)
 
 
 def prepare_graphs() -> None:
-    """Pin what is uploaded while the next graphs are captured, when CUDA may refuse to pin."""
+    """Pin the memory for uploads in the next graphs; during a capture CUDA may refuse to pin."""
     _RESERVE.prepare()
 
 
 def upload(array: Array, device: torch.device, *, pin_memory: bool) -> torch.Tensor:
-    """Copy an array to a device, on torch's current stream there, without waiting for it.
+    """Copy an array to a device, on torch's current stream there, without waiting.
 
-    Captured into a CUDA graph, the copy brings at each replay what the array held at the capture;
-    the memory for that is kept as long as the process lives.
+    Captured into a CUDA graph, the copy uploads at each replay what the array held at the capture;
+    the memory for that is never freed.
 
     While another thread captures a graph in torch's default mode, `capture_error_mode="global"`,
-    CUDA forbids two things that an upload does: to query an event, and to allocate memory, on the
-    device or pinned, where torch has none left. Either one ends that capture with an error, as any
-    allocation of torch's would. Capture with `capture_error_mode="thread_local"` if other threads
-    go on calling.
+    CUDA forbids two things that an upload does: querying an event, and allocating device or pinned
+    memory if torch has none left. Either one breaks that capture, as any allocation of torch's
+    would. Capture with `capture_error_mode="thread_local"` if other threads continue to call
+    `fast`.
 
     Args:
-        array: what travels; on the CPU the result is its memory.
-        device: where to.
-        pin_memory: whether by way of pinned memory; if not, the copy begins after all that is on
-            the stream already, the call may wait for it, and no graph can capture it.
+        array: The array; on the CPU the result shares its memory.
+        device: The target.
+        pin_memory: Whether to copy through pinned memory. Otherwise the copy waits for everything
+            on the stream, the call may wait for the copy, and no graph can capture it.
 
     Returns:
-        The tensor there, of the same shape and dtype.
+        The tensor on the device, of the same shape and dtype.
     """
     if device.type == "cpu":
         return torch.from_numpy(array)
@@ -247,7 +232,7 @@ def upload(array: Array, device: torch.device, *, pin_memory: bool) -> torch.Ten
 
 
 def _make_ring(key: tuple[int, int], device: torch.device) -> Ring:
-    """Make a ring for the current stream, in the place of the thread's oldest if there are many."""
+    """Make a ring for the current stream; with many rings, it replaces the thread's oldest one."""
     prepare_graphs()
     rings = _THREAD.rings
     if len(rings) >= MOST_RINGS:

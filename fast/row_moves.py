@@ -14,10 +14,10 @@ from fast.launch import launch_threads, threads_at_once, threads_in_block
 from fast.slots import flat
 
 MOST_UNITS: Final = 16
-"""The most units that a thread moves."""
+"""The most units that one thread moves."""
 
 MAX_GRID_Y: Final = 65535
-"""The most blocks along y that a GPU takes."""
+"""The most blocks along y in a grid."""
 
 
 def scatter_on_device(

@@ -3,7 +3,7 @@
 from typing import Final
 
 PAD_SLOT_ID: Final = -1
-"""The slot of a token that is padding, or that another rank holds."""
+"""The slot of a token that is not written: padding, or held by another rank."""
 
 NULL_BLOCK_ID: Final = 0
-"""The block of no request: what fills a block table where no block is."""
+"""The block that no request owns; it fills the entries of a table without a block."""

@@ -18,19 +18,19 @@ from fast._native.block_table import HostTables, RowCounts
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 ALIGNMENT: Final = 32
-"""Each group's tables begin at a multiple of so many int32, 128 bytes: a cache line of a GPU."""
+"""Each group's tables begin at a multiple of this many int32: 128 bytes, a cache line of a GPU."""
 
 MAX_BYTES: Final = 2**63 - 1
-"""No buffer can be larger."""
+"""The greatest size of a buffer."""
 
 COPIED: Final = ("_tables", "_num_blocks", "_gathered", "_slots")
-"""The buffers whose contents a copy takes over."""
+"""The buffers whose contents are copied."""
 
 MADE_ANEW: Final = (
     *("_groups", "_widths", "_num_gathered", "_state", "_counts", "_is_counted", "_host"),
     *("_gathered_views", "_gathered_version", "_slots_version"),
 )
-"""What a copy makes itself."""
+"""The attributes that a copy makes again."""
 
 
 class TableMemory:
@@ -55,7 +55,7 @@ class TableMemory:
         self.device = check_device("device", device)
         self.pin_memory = bool(pin_memory)
 
-        # All groups lie in one array, so that one launch serves them all.
+        # All groups are in one array, so that one launch processes them all.
         groups, num_entries = self._lay_out()
         shape = (len(groups), self.max_num_reqs)
         self._groups = torch.from_numpy(groups).to(self.device)
@@ -72,7 +72,7 @@ class TableMemory:
         ]
         self._gathered_version = self._gathered._version  # noqa: SLF001  (torch names it so)
         self._slots_version = self._slots._version  # noqa: SLF001
-        # What every kernel begins with.
+        # The first arguments of every kernel.
         self._state = (self._tables, self._num_blocks, self._groups)
         self._counts = RowCounts(groups, self.max_num_reqs)
         self._is_counted = True
@@ -103,7 +103,7 @@ class TableMemory:
         for name, array in state["contents"].items():
             getattr(self, name).copy_(torch.from_numpy(array))
         self._counts.blocks[:] = state["contents"]["_num_blocks"]
-        # The versions of both buffers have changed: so all is written anew.
+        # The versions of both buffers have changed, so everything is rewritten.
 
     def _lay_out(self) -> tuple[npt.NDArray[np.int64], int]:
         """Return each group's offset, width and block size, and the entries of all groups."""

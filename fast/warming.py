@@ -1,4 +1,4 @@
-"""Making ready for the first request: everything compiled, loaded, and called a few times."""
+"""Compile, load and call everything before the first request."""
 
 import warnings
 from types import SimpleNamespace
@@ -28,19 +28,19 @@ from fast.ubatch import create_ubatch_slices, split_attn_metadata
 from fast.wanted_tokens import make_kv_sharing_fast_prefill_common_attn_metadata
 
 NUM_REHEARSALS: Final = 20
-"""How often all is called. Python makes a function's code its own by the tenth call or so, and
-torch's first call of each kind takes 100 us."""
+"""How often everything is called. Python specialises a function's bytecode within about ten calls,
+and torch's first call of each kind takes 100 us."""
 
 
 def warmup() -> None:
-    """Compile all that `fast` compiles, and call it, so that no request pays for it.
+    """Compile everything that `fast` compiles, and call it, so that no request waits for it.
 
-    The loops of the host path come from numba's cache on disk, if they are there; those that check
-    bounds in checked mode are compiled when they are first called there. Where there is a
-    GPU and numba-cuda, the kernels are compiled for the current device and loaded, as they must be
-    before a CUDA graph captures them. Where numba-cuda finds no compiler, a `RuntimeWarning` says
-    what to set, and only the host path is warmed up. Then every hot function is called for a small
-    batch on the CPU: the first call of a request takes about as long as the later ones.
+    The loops of the host path are loaded from numba's cache on disk if possible; those that check
+    bounds in checked mode are compiled when they are first called. If there is a GPU and
+    numba-cuda, the kernels are compiled for the current device and loaded, which must happen before
+    a CUDA graph captures them. If numba-cuda finds no compiler, a `RuntimeWarning` says what to
+    set, and only the host path is warmed up. Then every hot function is called for a small batch on
+    the CPU: without that, its first call takes much longer than later ones.
 
     Example:
         >>> import fast
@@ -70,7 +70,7 @@ def _load_kernels() -> None:
 
 
 class _Rehearsal:
-    """A batch of a decode, an extend and a prefill, on the CPU, and a step of it."""
+    """A batch of a decode, an extend and a prefill on the CPU, and a step over it."""
 
     def __init__(self) -> None:
         self._starts, self._lens = (
@@ -115,12 +115,12 @@ class _Rehearsal:
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata
     ) -> CommonAttentionMetadata:
-        """Return a group's batch, as its builder."""
+        """Return the batch of a group, as its builder."""
         del common_prefix_len
         return common_attn_metadata
 
     def _derive(self, batch: CommonAttentionMetadata) -> None:
-        """Call what splits a batch or makes another of it."""
+        """Call the functions that split a batch or make another one from it."""
         for threshold in (1, 8):
             split_decodes_and_prefills(batch, threshold)
             split_decodes_prefills_and_extends(batch, threshold)
@@ -135,7 +135,7 @@ class _Rehearsal:
         make_kv_sharing_fast_prefill_common_attn_metadata(batch)
 
     def _reorder(self) -> None:
-        """Bring requests in order that stand in the opposite one."""
+        """Reorder requests that are in the opposite order."""
         requests = SimpleNamespace(
             req_ids=["c", "b", "a"],
             num_computed_tokens_cpu=np.array([0, 3, 5], np.int32),
@@ -146,4 +146,4 @@ class _Rehearsal:
 
 
 def _swap_nothing(_i: int, _j: int) -> None:
-    """Swap the states of two requests that have none."""
+    """Swap the states of two requests without state."""

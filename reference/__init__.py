@@ -1,26 +1,27 @@
 """The batch plumbing of a paged-KV-cache inference engine, as a readable reference.
 
 Plain Python over NumPy arrays, written to be read: each docstring is the definition of its
-function, and `fast`, the optimised implementation, must do the same. Module `x` here is module `x`
-there.
+function, and `fast`, the optimised package, must do the same. `reference.x` defines what `fast.x`
+implements.
 
-Terms: a *request* is one sequence being generated; a *step* is one forward pass over a batch of
-requests, in which request `i` brings `q_i` new tokens (its query) after its computed ones, `s_i` in
-all (its sequence length). A *position* is a token's index in its request's sequence. A *block* is
-`block_size` consecutive positions of a request, stored together; a *slot* is a token's place in the
-physical cache. *Padding* is requests of zero tokens at a batch's end, and tokens past the last
-request's, that a captured CUDA graph needs to be replayed. A *spec* says what a layer keeps in the
-cache, a *page* is the bytes of one block of it, and a *group* is layers that share a block table.
+Terms: a *request* is one sequence that is being generated; a *step* is one forward pass over a
+batch of requests, in which request `i` brings `q_i` new tokens (its query) after its computed ones,
+`s_i` in all (its sequence length). A *position* is a token's index in its request's sequence. A
+*block* is `block_size` consecutive positions of a request, stored together; a *slot* is a token's
+place in the physical cache. *Padding* is requests without tokens at the end of a batch, and tokens
+past those of the last request, that the replay of a captured CUDA graph needs. A *spec* says what a
+layer keeps in the cache, a *page* is the bytes of one block of it, and a *group* is layers that
+share a block table.
 
 Errors: a wrong value, shape, length or combination is a `ValueError`; a wrong type or dtype a
-`TypeError`; a name that is not there a `KeyError`; an index out of range an `IndexError`; an
-attribute that an object lacks an `AttributeError`. An int is a Python or NumPy integer, not a bool.
-Sizes of a batch are at most 2**31 - 1. Everything is checked before anything is changed.
+`TypeError`; an unknown name a `KeyError`; an index out of range an `IndexError`; a missing
+attribute an `AttributeError`. An int is a Python or NumPy integer, not a bool. Sizes of a batch are
+at most 2**31 - 1. Everything is checked before anything is changed.
 
-Messages have the same text in `fast`, in checked mode, whose tensors are "arrays" here and there:
-`positions must be int64, got int32`, with the dtype's bare name; `seq_lens must be an array, got
-list`. Where a value is at fault they name the argument, its index and its value, then what is
-allowed: `seq_lens[3] is 5, less than its query length 8`.
+Messages have the same text in `fast`, in checked mode, where tensors are called "arrays" too:
+`positions must be int64, got int32`, with the dtype's bare name;
+`seq_lens must be an array, got list`. If a value is invalid, they name the argument, its index and
+its value, then what is allowed: `seq_lens[3] is 5, less than its query length 8`.
 """
 
 from reference.access import kv_reads, kv_writes

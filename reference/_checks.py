@@ -25,13 +25,13 @@ MAX_INT32 = 2**31 - 1
 """The greatest size, and the greatest block id."""
 
 MAX_INT64 = 2**63 - 1
-"""The greatest number of bytes, of a request's scheduled tokens, and the longest axis."""
+"""The greatest number of bytes, of a request's scheduled tokens, and of entries in a dimension."""
 
 COUNT_DTYPES = (np.int32, np.int64)
-"""The dtypes of the token counts that a caller's own batch holds."""
+"""The dtypes of token counts in a caller's own batch."""
 
 NO_NUMPY_VIEW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""The dtypes of which a torch tensor has no NumPy view."""
+"""The dtypes for which a torch tensor has no NumPy view."""
 
 DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -58,7 +58,7 @@ def describe(value: object) -> str:
 
 
 def is_numpy_dtype(value: object) -> bool:
-    """Say whether a value is a NumPy dtype or scalar type."""
+    """Return whether a value is a NumPy dtype or scalar type."""
     return isinstance(value, np.dtype) or (
         isinstance(value, type) and issubclass(value, np.generic)
     )
@@ -82,7 +82,7 @@ def get_type_name(value: object) -> str:
 
 
 def is_int(value: object) -> TypeGuard[int | np.integer[Any]]:
-    """Say whether a value is a Python or NumPy integer, and not a bool."""
+    """Return whether a value is a Python or NumPy integer, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -257,7 +257,7 @@ def check_slice(name: str, value: object, length: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How the positions of a sequence lie in blocks: checked sizes, all at least 1.
+    """How positions map to blocks and ranks: checked sizes, all at least 1.
 
     Attributes:
         block_size: Positions in a block of one rank.

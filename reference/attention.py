@@ -27,7 +27,7 @@ from reference.metadata import CommonAttentionMetadata, validate_metadata
 Float64Array: TypeAlias = NDArray[np.float64]
 
 _QUIET: Any = {"invalid": "ignore", "over": "ignore"}
-"""Infinities and NaNs become NaNs, as on any device, and are no reason to warn."""
+"""NumPy does not warn when arithmetic on infinities and NaNs gives NaN."""
 
 
 def dense_attention(

@@ -12,7 +12,7 @@ from reference.base_spec import KVCacheSpec, check_specs_list, read_config
 
 FP8_DS_MLA = "fp8_ds_mla"
 FP8_DS_MLA_BYTES_PER_TOKEN = 656
-"""What a token takes in the cache format `fp8_ds_mla`, its scales included."""
+"""The bytes of a token in the cache format `fp8_ds_mla`, its scales included."""
 
 
 @dataclass(frozen=True)

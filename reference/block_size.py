@@ -103,7 +103,7 @@ def _check_supported_sizes(name: str, backend: Any) -> list[int | MultipleOf]:  
 
 
 def _supports(sizes: list[int | MultipleOf], size: int) -> bool:
-    """Say whether a size is among those supported."""
+    """Return whether a size is supported."""
     return any(
         size % entry.base == 0 if isinstance(entry, MultipleOf) else size == entry
         for entry in sizes

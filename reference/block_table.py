@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 PADDED_REQUEST = -1
-"""What stands in an `idx_mapping` for a request that is padding."""
+"""The entry of an `idx_mapping` for a request that is padding."""
 
 
 class BlockTables:

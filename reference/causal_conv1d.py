@@ -13,7 +13,7 @@ BLOCK_M = 8
 """The most tokens of one program."""
 
 MIN_PROGRAMS = 1024
-"""The pointers of programs have room for twice as many at least."""
+"""`batch_ptr` and `token_chunk_offset_ptr` have at least twice this length."""
 
 
 def compute_causal_conv1d_metadata(

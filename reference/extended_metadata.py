@@ -23,7 +23,7 @@ def extend_metadata_cls(
         return subclass_attention_metadata(prefix, metadata_cls, new_fields)
     body: dict[str, Any] = {"__module__": metadata_cls.__module__}
     body |= {name: default for name, _, default in fields}
-    # As a class statement makes it, whatever the metaclass: an enum, for one, is refused.
+    # As a class statement makes it, with any metaclass: an enum, for example, is rejected.
     return types.new_class(
         prefix + metadata_cls.__name__,
         (metadata_cls,),
@@ -48,7 +48,7 @@ def extend_metadata(
                 slot.__set__(made, slot.__get__(metadata))
     if hasattr(metadata, "__dict__"):
         vars(made).update(vars(metadata))
-    # Not by the class's own way to set an attribute: it may be frozen.
+    # Not with the class's own `__setattr__`: it may be frozen.
     for name, value in new_values.items():
         object.__setattr__(made, name, value)
     return made

@@ -20,7 +20,7 @@ KV_SHARING_FAST_PREFILL_METADATA_FIELDS: list[tuple[str, Any, Any]] = [
     ("logits_indices_padded", Array | None, None),
     ("num_logits_indices", int, 0),
 ]
-"""What fast prefill adds to a backend's metadata: name, type and default of each field."""
+"""The fields that fast prefill adds to a backend's metadata: name, type and default."""
 
 
 @runtime_checkable

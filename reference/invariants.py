@@ -103,7 +103,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "causal": check_bool,
     "encoder_seq_lens": lambda name, value: check_array(name, value, COUNT_DTYPES, 1),
 }
-"""The fields, and what each must be by itself."""
+"""The check of each field on its own."""
 
 
 def check_fields(metadata: object) -> dict[str, Any]:

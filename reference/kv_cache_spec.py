@@ -167,7 +167,7 @@ UNIFORM_KINDS = {
     "ChunkedLocalAttentionSpec": "attention_chunk_size",
     "MambaSpec": "num_speculative_blocks",
 }
-"""The kinds of spec that may be uniform, and the field that must be the same."""
+"""The kinds of spec that may be uniform, and the field that must be the same in all."""
 
 
 def _check_specs_dict(name: str, value: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ DEFAULT_LAYOUT: KVCacheLayoutType = "NHD"
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
 
 _KV_CACHE_LAYOUT_OVERRIDE: KVCacheLayoutType | None = None
-"""What `set_kv_cache_layout` set; None: nothing."""
+"""The layout that `set_kv_cache_layout` set; None: none."""
 
 
 def is_valid_kv_cache_layout(value: object) -> bool:

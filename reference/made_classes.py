@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 _MADE: WeakValueDictionary[tuple[object, ...], type[Any]] = WeakValueDictionary()
-"""The classes that are in use, by what they were made of."""
+"""The classes that are still referenced, by key."""
 
 
 def make_once(key: tuple[object, ...], make: Callable[[], type[Any]]) -> type[Any]:
@@ -30,5 +30,5 @@ def make_once(key: tuple[object, ...], make: Callable[[], type[Any]]) -> type[An
 def key_of_value(value: object) -> tuple[object, ...]:
     """Return a value's part of a key: equal values that print differently (1, True) differ."""
     if isinstance(value, dataclasses.Field):
-        return (value,)  # it equals itself alone, and prints unlike once a class has it
+        return (value,)  # it equals only itself, and its repr changes once it is in a class
     return value, repr(value)

@@ -17,10 +17,10 @@ from reference._checks import (
 )
 
 PAD_SLOT_ID = -1
-"""The slot of a token that is written nowhere: padding, or held by another rank."""
+"""The slot of a token that is not written: padding, or held by another rank."""
 
 NULL_BLOCK_ID = 0
-"""The block that no request owns; it stands in a table where there is none."""
+"""The block that no request owns; it fills the entries of a table without a block."""
 
 INTEGER_DTYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8)
 """The dtypes of block ids that `map_to_kernel_blocks` takes."""
@@ -59,7 +59,7 @@ def compute_slot_mapping(
         kernel_block_size: Positions in a block as the table lists them; divides `block_size`. None:
             `block_size`.
         cp_world_size: Number of context-parallel ranks.
-        cp_rank: The rank whose slots are wanted.
+        cp_rank: The rank whose slots are computed.
         cp_kv_cache_interleave_size: Consecutive positions that stay on one rank; divides
             `block_size`, also with one rank.
         out: int64[at least num_tokens], the array to write to; None: a new one. Past `num_tokens`

@@ -1,9 +1,9 @@
-"""Private: how the host path of `fast` gets its speed.
+"""Private: the compiled loops of the host path.
 
-Loops compiled by numba, called through their C entry points; tensors handed over by address; lists
-of ints packed by `marshal`. Nothing of this is visible outside the package: its functions take
-tensors, arrays and ints, verify them, and only then call a loop. Which functions there are for a
-module of `fast`, the module of the same name here says.
+Loops are compiled by numba and called through their C entry points; tensors are passed by address;
+lists of ints are packed with `marshal`. None of this is visible outside the package: its functions
+take tensors, arrays and ints, verify them, and then call a loop. `fast._native.x` has the functions
+for `fast.x`.
 
-Outside this package nothing calls a compiled loop or takes a tensor's address.
+Nothing outside this package calls a compiled loop or takes a tensor's address.
 """

@@ -1,4 +1,4 @@
-"""The loops that carry out a plan of what is appended to block tables (see `fast.appending`)."""
+"""Loops that execute an append plan of block tables (see `fast.appending`)."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from fast._native.compiler import Int, Int32s, Int64s, compiled, inlined
 
 @inlined
 def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401, C901  (the compiler's bool; numba keeps each loop on its own)
-    """Validate a plan's values, and make the ends of its ids count from the plan's start.
+    """Validate a plan's values, and make the ends of its IDs count from the plan's start.
 
-    Returns whether they are valid; the plan is of no use afterwards if not. Reads widths, and
+    Returns whether they are valid; if not, the plan is unusable afterwards. Reads widths, and
     num_blocks of each group's rows.
     """
     num_groups = len(widths)
@@ -59,13 +59,13 @@ def count_blocks(plan: Int64s, num_listed: Int, num_blocks: Int32s) -> None:
 
 @compiled("boolean(int64[::1], int64, int64[::1], int32[:, ::1])")
 def complete_plan(plan: Int64s, num_listed: int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Complete a plan, as `complete` does, for a kernel."""
+    """Complete a plan for a kernel, as `complete` does."""
     return complete(plan, num_listed, widths, num_blocks)
 
 
 @compiled("void(int64[::1], int64, int32[:, ::1])")
 def count_appended(plan: Int64s, num_listed: int, num_blocks: Int32s) -> None:
-    """Count blocks, as `count_blocks` does, after a kernel."""
+    """Count blocks after a kernel, as `count_blocks` does."""
     count_blocks(plan, num_listed, num_blocks)
 
 
@@ -83,10 +83,10 @@ def append_on_host(
     known: Int32s,
     is_changed: Any,  # noqa: ANN401  (an array)
 ) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Complete a plan, append its ids to the rows, and count them; return whether it is valid.
+    """Complete a plan, append its IDs to the rows, and count them; return whether it is valid.
 
-    Notes which rows are replaced. `known` is `num_blocks` as the host counts them. It is one call,
-    so that no exception out of a signal handler comes between; that saves 2 us, too.
+    Marks the rows that are replaced. `known` is `num_blocks` as the host counts them. It is one
+    call, so that an exception from a signal handler cannot interrupt it; that also saves 2 us.
     """
     if not complete(plan, num_listed, widths, known):
         return False

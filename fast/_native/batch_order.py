@@ -1,4 +1,4 @@
-"""Where the kinds of requests begin in a batch, and the swaps that bring it in order."""
+"""Find where the kinds of requests begin in a batch, and the swaps that put it in order."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from fast._native.memory import check_written, locate
 def find_first_prefill(
     query_start_loc_cpu: torch.Tensor, num_reqs: int, threshold: int, uniform: bool
 ) -> tuple[int, int]:
-    """Return the first request that is no decode, and its first token.
+    """Return the first request that is not a decode, and its first token.
 
-    If all are decodes: their number, and the end of the last. With `uniform` a decode has as many
-    tokens as the first one that has any, or none.
+    If all are decodes: their number, and the end of the last. With `uniform` a decode has no
+    tokens, or as many as the first non-empty one.
     """
-    # What holds the memory is named, so that it lives as long as the loop runs; so below.
+    # The tensors that hold the memory have names to stay alive during the loop; likewise below.
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     return scan_for_prefill(at, num_reqs, threshold, uniform)
 
@@ -30,7 +30,7 @@ def find_extends_and_prefills(
     num_reqs: int,
     threshold: int,
 ) -> tuple[int, int, int, int]:
-    """Return the first request that is no decode, the first prefill, and their first tokens."""
+    """Return the first request that is not a decode, the first prefill, and their first tokens."""
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     computed_at, _computed = locate(
         "num_computed_tokens_cpu", num_computed_tokens_cpu, INT32, num_reqs
@@ -44,10 +44,10 @@ def plan_swaps(
     prompts: npt.NDArray[np.integer[Any]] | None,
     threshold: int,
 ) -> npt.NDArray[np.int64] | None:
-    """Return the swaps of positions that bring a batch in order, int64[num_swaps, 2].
+    """Return the swaps of positions that put a batch in order, int64[num_swaps, 2].
 
     `tokens` has an entry for each request, `computed` and `prompts` at least as many. With
-    `prompts` there are four regions, without three. None if a number of tokens is negative.
+    `prompts` there are four regions, else three. None if a number of tokens is negative.
     """
     check_written("num_scheduled_tokens", tokens, np.int64, 1)
     num_reqs = len(tokens)
@@ -64,9 +64,9 @@ def plan_swaps(
 def scan_for_prefill(
     starts_address: int, num_reqs: int, threshold: int, uniform: bool
 ) -> tuple[Any, Any]:
-    """Return the first request that does not go with the decodes, and its first token.
+    """Return the first request that does not count with the decodes, and its first token.
 
-    Reads int32[num_reqs + 1], the starts. Where all go with them: their number, and the end.
+    Reads int32[num_reqs + 1], the starts. If all count with the decodes: their number, and the end.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
     first = np.int64(0)
@@ -86,7 +86,7 @@ def scan_for_prefill(
 def scan_for_extends(
     starts_address: int, computed_address: int, num_reqs: int, threshold: int
 ) -> tuple[Any, Any, Any, Any]:
-    """Return the first request that is no decode, the first that is a prefill; their first tokens.
+    """Return the first request that is not a decode, the first prefill, and their first tokens.
 
     Reads int32[num_reqs + 1], the starts, and int32[num_reqs], the computed tokens.
     """
@@ -118,9 +118,9 @@ def write_swaps(  # noqa: C901, PLR0912  (numba keeps each loop on its own)
     four_regions: bool,
     swaps: Int64s,
 ) -> np.int64:
-    """Write the swaps of positions that bring a batch in order; return how many, or -1.
+    """Write the swaps of positions that put a batch in order; return how many.
 
-    It is -1 where a number of tokens is negative.
+    Returns -1 if a number of tokens is negative.
     """
     num_reqs = len(tokens)
     region = np.empty(num_reqs, np.int64)

@@ -1,7 +1,7 @@
-"""Block tables on the host, and plans of what is appended to them.
+"""Keep block tables on the host, and count their blocks.
 
-Each method of `HostTables` that changes something is one call of a loop: an exception out of a
-signal handler comes before it or after it, never in the middle.
+Each method of `HostTables` that changes something is one call of a loop, so an exception from a
+signal handler comes before or after it, never in the middle.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 
 
 class RowCounts:
-    """How many blocks each row has, as the host knows it; for tables on a GPU.
+    """The number of blocks in each row, counted on the host, for tables on a GPU.
 
     Args:
-        groups: int64[G, 3]: of each group the offset of its first row, the width of its rows, its
-            block size.
-        max_num_reqs: rows of each group.
+        groups: int64[G, 3]: for each group the offset of its first row, the width of its rows, and
+            its block size.
+        max_num_reqs: Rows of each group.
     """
 
     def __init__(self, groups: npt.NDArray[np.int64], max_num_reqs: int) -> None:
@@ -43,7 +43,7 @@ class RowCounts:
         count_appended(plan, num_listed, self.blocks)
 
     def move(self, src: int, dst: int) -> None:
-        """Count the blocks of a row for another, which had its own, and none for it."""
+        """Move the count of a row to another row, whose own is dropped."""
         self.blocks[:, dst] = self.blocks[:, src]
         self.blocks[:, src] = 0
 
@@ -52,21 +52,21 @@ class RowCounts:
         self.blocks[:, [a, b]] = self.blocks[:, [b, a]]
 
     def clear(self, r: int) -> None:
-        """Count no blocks for a row."""
+        """Set the count of a row to 0."""
         self.blocks[:, r] = 0
 
 
 class HostTables:
-    """The rows of request slots on the CPU, and the tables and slots that are made of them.
+    """The rows of request slots on the CPU, with the gathered tables and the slots.
 
     Args:
-        groups: as of `RowCounts`.
+        groups: As for `RowCounts`.
         tables: int32[num_entries], the rows of all groups.
         num_blocks: int32[G, max_num_reqs], blocks in each row.
-        gathered: int32[num_entries], laid out as the tables. Views of it are handed out.
+        gathered: int32[num_entries], laid out like the tables. Callers get views of it.
         num_gathered: int32[G, max_num_reqs], blocks in each of its rows.
-        slots: int64[G, max_num_batched_tokens]. Views of it are handed out.
-        counts: of the same rows; kept equal to `num_blocks`.
+        slots: int64[G, max_num_batched_tokens]. Callers get views of it.
+        counts: The counts of the same rows; kept equal to `num_blocks`.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class HostTables:
         self._counts = counts
         max_num_reqs = num_blocks.shape[1]
         # The request slot of each gathered row, and whether a slot's blocks have changed since,
-        # other than by new blocks behind the old ones.
+        # other than by appending.
         self._sources = np.full(max_num_reqs, -1, dtype=np.int32)
         self._is_changed = np.zeros(max_num_reqs, dtype=np.bool_)
-        # How many gathered rows and slots the last step may have written: no more is cleared.
+        # How many gathered rows and slots the last step may have written: only those are cleared.
         self._used = np.zeros(2, dtype=np.int64)
 
     def append(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
-        """Append what a plan says (see `fast.appending`); return whether it is valid."""
+        """Execute an append plan (see `fast.appending`); return whether it is valid."""
         check_written("plan", plan, np.int64, 1)
         known, is_changed = self._counts.blocks, self._is_changed
         return bool(append_on_host(*self._rows, plan, num_listed, self._widths, known, is_changed))
@@ -121,15 +121,7 @@ class HostTables:
         clear_on_host(self._rows[1], r, self._counts.blocks, self._is_changed)
 
     def gather(self, idx_mapping: torch.Tensor) -> None:
-        """Gather rows in batch order.
-
-        Args:
-            idx_mapping: int32[at most max_num_reqs] on the CPU.
-
-        Raises:
-            TypeError: of another type, dtype or kind.
-            ValueError: of another number of dimensions, elsewhere, or without memory.
-        """
+        """Gather rows in batch order; `idx_mapping` is int32[at most max_num_reqs] on the CPU."""
         at, rows = locate("idx_mapping", idx_mapping, INT32)
         if rows.nelement() > len(self._sources):
             raise ValueError(
@@ -150,15 +142,8 @@ class HostTables:
     def fill_slots(self, query_start_loc: torch.Tensor, positions: torch.Tensor) -> None:
         """Write the slots of a batch for every group.
 
-        Args:
-            query_start_loc: int32[num_reqs + 1] on the CPU.
-            positions: int64[num_tokens] on the CPU.
-
-        Raises:
-            TypeError: of another type, dtype or kind.
-            ValueError: of another number of dimensions, elsewhere, or without memory; more requests
-                or tokens than the tables are for, or more tokens than positions: nothing is
-                written.
+        `query_start_loc` is int32[num_reqs + 1] and `positions` int64[num_tokens], both on the CPU.
+        If they do not fit the tables or each other, raises ValueError and writes nothing.
         """
         at, starts = locate("query_start_loc", query_start_loc, INT32)
         positions_at, places = locate("positions", positions, torch.int64)
@@ -176,23 +161,23 @@ class HostTables:
             check_num_tokens(starts.numpy(), num_positions)
 
     def forget_rows(self) -> None:
-        """Have the next gather keep no row: a kernel has changed rows or gathered them."""
+        """Have the next gather reuse no row: a kernel has changed rows or gathered them."""
         self._is_changed[:] = True
         self._used[0] = len(self._sources)
 
     def rewrite_tables(self) -> None:
-        """Have the next gather write all rows to their ends, whatever they hold."""
+        """Have the next gather write all rows to their ends, whatever they contain."""
         self._num_gathered[:] = self._widths[:, None]
         self.forget_rows()
 
     def rewrite_slots(self) -> None:
-        """Have the next call write all slots, whatever they hold."""
+        """Have the next call write all slots, whatever they contain."""
         self._used[1] = self._slots.shape[1]
 
     def find_foreign_table_entry(self) -> str | None:
         """Describe an entry of the gathered tables that no gather wrote; None if there is none.
 
-        It sees those that the next gather would not write again.
+        It checks the entries that the next gather would not write again.
         """
         tables, _, groups = self._rows
         is_kept = (self._sources >= 0) & ~self._is_changed[self._sources]
@@ -212,7 +197,7 @@ class HostTables:
         return None
 
     def find_foreign_slot(self) -> str | None:
-        """Describe an entry behind the last slots that is no padding; None if there is none."""
+        """Describe an entry past the last slots that is not padding; None if there is none."""
         padding = self._slots.numpy()[:, self._used[1] :]
         wrong = np.argwhere(padding != PAD_SLOT_ID)
         if not len(wrong):
@@ -240,11 +225,11 @@ def gather_on_host(
     idx_mapping_address: int,
     num_reqs: int,
 ) -> None:
-    """Gather rows in batch order, and clear the rows behind them that the last step wrote.
+    """Gather rows in batch order, and clear the rows past them that the last step wrote.
 
-    A row that holds the blocks of the same request slot as after the last call keeps those, and
-    takes the ones behind them. Reads and writes whose they are, `sources`, and which slots'
-    blocks have changed since then, but for new ones behind them, `is_changed`. `used[0]` is how
+    A row that has the same request slot as after the last call keeps its blocks and gets only the
+    new ones. Reads and writes `sources`, the request slot of each row, and `is_changed`, whether
+    the blocks of a request slot have changed since then other than by appending. `used[0]` is how
     many rows the last step wrote.
     """
     gathered = int32s_at(gathered_address, len(tables))
@@ -257,7 +242,7 @@ def gather_on_host(
         is_kept = source >= 0 and source == sources[row] and not is_changed[source]
         sources[row] = source
         for group in range(len(groups)):
-            # Unsigned: other indices are tested for being negative, half of the time.
+            # Unsigned: the test for negative indices takes half of the time.
             here = np.uint64(groups[group, 0] + row * groups[group, 1])
             there = np.uint64(groups[group, 0] + max(source, np.int64(0)) * groups[group, 1])
             left = np.uint64(num_gathered[group, row])

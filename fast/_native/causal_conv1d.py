@@ -1,4 +1,4 @@
-"""The programs of a causal convolution, counted and listed."""
+"""Count and list the programs of a causal convolution."""
 
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ from fast.kernels.causal_conv1d import BLOCK_M
 from fast.sentinels import PAD_SLOT_ID
 
 MIN_PROGRAMS: Final = 1024
-"""The lists for the kernel have room for twice so many programs, or for twice those there are."""
+"""`batch_ptr` and `token_chunk_offset_ptr` have at least twice this length."""
 
 
 class Programs(NamedTuple):
@@ -21,11 +21,11 @@ class Programs(NamedTuple):
 
     Attributes:
         nums: int32[num_sequences], programs of each sequence.
-        total: their sum.
+        total: Their sum.
         mlist: int64[total], the sequence of each program.
-        offsetlist: int32[total], its number within the sequence.
-        padded: int32[2, length], both lists once more with -1 behind them; empty unless asked for.
-        length: of the padded lists.
+        offsetlist: int32[total], the offset of each program in its sequence.
+        padded: int32[2, length], both lists padded with -1; empty unless requested.
+        length: The length of the padded lists.
     """
 
     nums: npt.NDArray[np.int32]
@@ -37,17 +37,10 @@ class Programs(NamedTuple):
 
 
 def list_programs(starts: torch.Tensor, *, pad: bool) -> Programs:
-    """List the programs of some sequences.
+    """List the programs of sequences; with `pad` also the padded lists.
 
-    Args:
-        starts: int32[num_sequences + 1] on the CPU, at least one entry: each sequence's first
-            token, then the number of tokens.
-        pad: whether to make the padded lists.
-
-    Raises:
-        TypeError: starts of another type or dtype.
-        ValueError: starts that are elsewhere, that are negative or decrease: memory is
-            allocated for what they say.
+    `starts` is int32[num_sequences + 1] on the CPU with at least one entry. Negative or decreasing
+    starts are a ValueError, since they determine how much is allocated.
     """
     at, starts = locate("query_start_loc_p", starts, INT32)
     nums = np.empty(starts.nelement() - 1, dtype=np.int32)
@@ -66,7 +59,7 @@ def list_programs(starts: torch.Tensor, *, pad: bool) -> Programs:
 def count_programs(starts_address: int, nums: Int32s) -> Any:  # noqa: ANN401  (the compiler's int)
     """Write how many programs each sequence has; return their sum, or -1 if starts decrease.
 
-    Reads int32, the starts, one more than there are sequences.
+    Reads int32[num_sequences + 1], the starts.
     """
     starts = int32s_at(starts_address, len(nums) + 1)
     total = np.int64(0)
@@ -81,9 +74,9 @@ def count_programs(starts_address: int, nums: Int32s) -> Any:  # noqa: ANN401  (
 
 @compiled("void(int32[::1], int64[::1], int32[::1], int32[:, ::1])")
 def write_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s, padded: Int32s) -> None:
-    """Write the sequence of each program, and its number within the sequence.
+    """Write the sequence of each program, and its offset in the sequence.
 
-    `padded`, unless it is empty, takes both once more, with padding behind them.
+    `padded`, unless it is empty, gets both lists too, with padding after them.
     """
     at = np.uint64(0)
     is_padded = padded.shape[1] > 0
@@ -95,7 +88,7 @@ def write_programs(nums: Int32s, mlist: Int64s, offsetlist: Int32s, padded: Int3
                 padded[0, at] = i
                 padded[1, at] = program
             at += np.uint64(1)
-    # Each row on its own, and unsigned: 2048 entries of each in a fifth of the time.
+    # Row by row, and with unsigned indices: 2048 entries of each take a fifth of the time.
     for k in range(at, np.uint64(padded.shape[1])):
         padded[0, k] = PAD_SLOT_ID
     for k in range(at, np.uint64(padded.shape[1])):

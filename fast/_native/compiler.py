@@ -1,4 +1,4 @@
-"""Loops that are compiled when first called, not when `fast` is imported."""
+"""Compile loops when they are first called, not when `fast` is imported."""
 
 import os
 import types
@@ -23,39 +23,32 @@ Int64s: TypeAlias = Any
 
 
 Int: TypeAlias = Any
-"""An integer in a compiled loop, where its arithmetic gives the compiler's ints."""
+"""An integer in a compiled loop, whose arithmetic gives the compiler's ints."""
 
 
 class UncachedWarning(UserWarning):
-    """Numba's cache on disk cannot be used: each process compiles the loops of `fast` anew."""
+    """Numba's cache on disk cannot be used: each process compiles the loops of `fast` again."""
 
 
 def int32s_at(address: int, length: int) -> Int32s:
     """Return the int32 array at an address, in compiled loops; numba compiles its own version.
 
-    A call that passes an address in place of an array takes 0.7 us less: what torch takes to make
-    a NumPy array of a tensor. The caller has verified the tensor, and keeps it alive.
-
-    Raises:
-        TypeError: it was called from Python.
+    A call that passes an address instead of an array takes 0.7 us less, which torch needs to make a
+    NumPy array of a tensor. The caller has verified the tensor and keeps it alive. Called from
+    Python it raises TypeError.
     """
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
 def int64s_at(address: int, length: int) -> Int64s:
-    """Return the int64 array at an address, as `int32s_at` does.
-
-    Raises:
-        TypeError: it was called from Python.
-    """
+    """Return the int64 array at an address, as `int32s_at` does."""
     raise TypeError(f"{length} entries at {address} are for compiled loops only")
 
 
 def prefetch(array: Any, index: Int) -> None:  # noqa: ANN401  (an array)
-    """Prefetch an element of an array, in compiled loops. An index out of bounds is allowed.
+    """Prefetch an element of an array, in compiled loops. The index may be out of bounds.
 
-    Raises:
-        TypeError: it was called from Python.
+    Called from Python it raises TypeError.
     """
     raise TypeError(f"element {index} of {type(array).__name__} is for compiled loops only")
 
@@ -104,8 +97,7 @@ def _for_numba_only() -> dict[str, Any]:
 class Inlined(Generic[P, R]):
     """A part of compiled loops: a function that loops of its own module call.
 
-    Attributes:
-        py_func: the function as it is written.
+    `py_func` is the function as written.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
@@ -119,7 +111,8 @@ class Inlined(Generic[P, R]):
     def for_numba(self, suffix: str) -> Callable[P, R]:
         """Return the function for loops whose names have this suffix.
 
-        Numba does not pass a loop's options on to what it calls, so `boundscheck` is set here too.
+        Numba does not pass a loop's options on to the functions it calls, so `boundscheck` is set
+        here.
         """
         if suffix not in self._for_numba:
             from numba.extending import register_jitable  # noqa: PLC0415  (numba takes 0.3 s)
@@ -132,7 +125,7 @@ class Inlined(Generic[P, R]):
 def inlined(function: Callable[P, R]) -> Inlined[P, R]:
     """Declare a part of compiled loops of the same module.
 
-    Of the same module, since numba's cache on disk notices changes in the loop's own file only.
+    Not of other modules, since numba's cache on disk notices changes in the loop's own file only.
     """
     return Inlined(function)
 
@@ -141,7 +134,7 @@ class Compiled(Generic[P, R]):
     """A Python function that numba compiles for one signature when it is first called.
 
     In checked mode a second machine code runs, which raises `IndexError` where the first would
-    write past the end of an array: a mistake in a loop is an exception there, not a crash.
+    write past the end of an array: a bug in a loop is an exception there, not a crash.
 
     A call goes to the C function behind numba's dispatcher, which saves 0.3 us of 0.6. That
     function does not verify its arguments: an array of another dtype, layout or number of
@@ -149,10 +142,10 @@ class Compiled(Generic[P, R]):
     verified, positionally.
 
     Attributes:
-        py_func: the function as it is written.
-        signature: numba's signature, as text.
-        run: calls the machine code, which is compiled first if it is not yet. It is a plain
-            function, which is called 0.1 us sooner than an object.
+        py_func: The function as written.
+        signature: Numba's signature, as text.
+        run: Calls the machine code, after compiling it if needed. It is a plain function, since
+            calling an object takes 0.1 us longer.
     """
 
     def __init__(self, function: Callable[P, R], signature: str) -> None:
@@ -169,7 +162,7 @@ class Compiled(Generic[P, R]):
         self.run: Callable[P, R] = cast("Callable[P, R]", run)
 
     def warm_up(self) -> Callable[..., R]:
-        """Compile the function now, if it is not yet, but for checked mode; return machine code."""
+        """Return the machine code, compiled now if needed; not that of checked mode."""
         code = self._machine_code
         if code is None:
             code = self._machine_code = _entry_point(self._compile())
@@ -191,14 +184,14 @@ class Compiled(Generic[P, R]):
         try:
             return njit(self.signature, cache=True, **settings)(function)
         except Exception as error:  # noqa: BLE001  (a damaged entry raises what its unpickling does)
-            # The compiler's own errors come again; those of the cache do not.
+            # The compiler's own errors occur again; those of the cache do not.
             code = njit(self.signature, **settings)(function)
             _warn_of_cache(function, error)
             return code
 
 
 _CACHE_WARNINGS: Final[set[str]] = set()
-"""The folders of numba's cache that were warned of."""
+"""The folders of numba's cache with a warning already."""
 
 
 def _warn_of_cache(function: Callable[..., Any], error: Exception) -> None:
@@ -215,7 +208,7 @@ def _warn_of_cache(function: Callable[..., Any], error: Exception) -> None:
 
 
 def _cache_folder(function: Callable[..., Any]) -> str:
-    """Return where numba would keep a function's machine code, as far as it says."""
+    """Return the folder of numba's cache for a function, if numba reports one."""
     from numba.core.caching import FunctionCache  # noqa: PLC0415
 
     try:
@@ -226,10 +219,10 @@ def _cache_folder(function: Callable[..., Any]) -> str:
 
 
 def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
-    """Return the C function that numba's dispatcher calls when it has verified the arguments.
+    """Return the C function that numba's dispatcher calls after it has verified the arguments.
 
-    It is what the dispatcher has for its one signature; the dispatcher itself, where another
-    version of numba is made otherwise.
+    It is the dispatcher's overload for its only signature. If another version of numba has no such
+    attribute, the dispatcher itself is returned.
     """
     try:
         (overload,) = dispatcher.overloads.values()
@@ -241,7 +234,7 @@ def _entry_point(dispatcher: Any) -> Any:  # noqa: ANN401  (numba is untyped)
 def _bind(function: Callable[P, R], suffix: str) -> Callable[P, R]:
     """Return a copy whose globals are numba's `int32s_at` and the like, and inlined parts.
 
-    The name's suffix is for numba's cache, which tells functions apart by name, not by option.
+    The name's suffix is for numba's cache, which distinguishes functions by name, not by options.
     """
     whole: Any = function
     names = {**whole.__globals__, **_for_numba_only()}
@@ -263,11 +256,11 @@ def compiled(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare a loop that is compiled for one signature when it is first called, by position.
 
     Array arguments that a caller may pass strided are declared `[:]` (any layout), scratch `[::1]`.
-    The body may call nothing but NumPy, builtins, `int32s_at` and the like, and what its own module
-    has `inlined`, so that it can be cached on its own.
+    The body may call only NumPy, builtins, `int32s_at` and the like, and functions that its own
+    module has `inlined`, so that it can be cached on its own.
 
     Args:
-        signature: numba's signature, such as `"int64(int32[:], int64)"`.
+        signature: Numba's signature, such as `"int64(int32[:], int64)"`.
     """
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
@@ -279,6 +272,6 @@ def compiled(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def compile_loops() -> None:
-    """Compile every loop that is not yet."""
+    """Compile every loop that is not compiled yet."""
     for loop in COMPILED:
         loop.warm_up()

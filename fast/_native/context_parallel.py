@@ -1,4 +1,4 @@
-"""How many tokens of each sequence a context-parallel rank holds."""
+"""Count the tokens of each sequence that a context-parallel rank holds."""
 
 import numpy as np
 import torch
@@ -15,22 +15,13 @@ def count_local_tokens(
     interleave: int,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return how many tokens of each sequence a rank holds, or each rank.
+    """Return how many tokens of each sequence a rank holds, or each rank if `rank` is None.
 
-    Args:
-        seq_lens: int32[num_reqs] on the CPU.
-        size: ranks.
-        rank: the rank; None: all of them.
-        interleave: consecutive positions of a rank.
-        out: of the result's shape or with more rows, contiguous: written to its end, 0 in the rows
-            behind. None: a new tensor.
+    `seq_lens` is int32[num_reqs] on the CPU; `out`, if given, is contiguous and may have more rows,
+    which become 0.
 
     Returns:
         int32[num_reqs], or without a rank int32[num_reqs, size]: `out`, or a new tensor.
-
-    Raises:
-        TypeError: lengths of another type or dtype.
-        ValueError: lengths elsewhere, or without memory; an `out` of another shape.
     """
     at, lens = locate("seq_lens", seq_lens, INT32)
     num_reqs = lens.nelement()
@@ -50,7 +41,7 @@ def count_local_tokens(
 def write_local_tokens(
     seq_lens_address: int, num_reqs: int, size: int, rank: int, interleave: int, local: Int32s
 ) -> None:
-    """Write how many tokens of each sequence each rank holds, from the first rank on; then 0.
+    """Write how many tokens of each sequence each rank holds, from rank `rank` on; then 0.
 
     Reads int32[num_reqs], the lengths.
     """

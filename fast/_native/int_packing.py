@@ -1,4 +1,4 @@
-"""Python ints as an array: what a scheduler passes in lists and dicts."""
+"""Pack Python ints, which a scheduler passes in lists and dicts, into arrays."""
 
 import marshal
 from collections.abc import Sequence
@@ -9,23 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 MARSHAL_FROM: Final = 128
-"""The fewest ints that are packed by `marshal`: of 8 it takes longer than the plain way, of 64 as
-long, of hundreds half as long."""
+"""The fewest ints that are packed by `marshal`: it takes longer than the plain way for 8, the same
+time for 64, half the time for hundreds."""
 
 VERSION: Final = 2
 """The format of `marshal`: an int within int32 is `KIND` and four bytes, the lowest first."""
 
 KIND: Final = b"i"
 SIZE: Final = 5
-"""Bytes of such an int; as many stand before the first, the kind and the length of the sequence."""
+"""Bytes of such an int. As many come before the first: the kind and the length of the sequence."""
 
 
 def pack_ints(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
     """Return a list or tuple of Python ints as int64[len(values)].
 
     Returns:
-        The array; None if an entry is no int (or a bool, or NumPy's) or too large: then the caller
-        has to check each entry. With `marshal` too large is beyond int32, otherwise beyond int64.
+        The array; None if an entry is not an int (or is a bool, or NumPy's) or is too large: then
+        the caller must check each entry. Too large is beyond int32 with `marshal`, else beyond
+        int64.
     """
     if MARSHAL_WORKS and len(values) >= MARSHAL_FROM:
         return pack_with_marshal(values)
@@ -40,12 +41,12 @@ def pack_ints(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
 def pack_with_marshal(values: Sequence[Any]) -> npt.NDArray[np.int64] | None:
     """Return ints within int32 as an array; None if an entry is anything else.
 
-    `marshal` writes the kind of each entry beside its value, in C. If every fifth byte is `KIND`,
-    all entries are ints, since nothing else begins so.
+    `marshal` writes the type of each entry before its value, in C. If every fifth byte is `KIND`,
+    all entries are ints, since no other type has that byte.
     """
     try:
-        # If the sum is an int, no entry is a container, which marshal would walk through: without
-        # end if it contains itself.
+        # If the sum is an int, no entry is a container, which marshal would traverse: endlessly if
+        # it contains itself.
         if type(sum(values)) is not int:
             return None
         sequence: Any = values

@@ -1,4 +1,4 @@
-"""The virtual requests of chunked local attention, and their rows of the block table."""
+"""Find the virtual requests of chunked local attention, and their rows of the block table."""
 
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ class VirtualRequests(NamedTuple):
     """The virtual requests of a batch, on the host.
 
     Attributes:
-        size: how many there are.
+        size: Their number.
         vectors: int32[5 * size + 1]: their starts, lengths, requests, first columns in the block
-            table, and computed tokens, one vector behind another.
-        max_query_len: the longest query, in tokens.
-        max_seq_len: the longest sequence, in tokens.
+            table, and computed tokens, one vector after another.
+        max_query_len: The longest query, in tokens.
+        max_seq_len: The longest sequence, in tokens.
     """
 
     size: int
@@ -39,10 +39,8 @@ def find_virtual_requests(
 ) -> VirtualRequests:
     """Find the chunks of `columns` blocks that the requests' new tokens touch.
 
-    Raises:
-        TypeError: starts or lengths of another type or dtype.
-        ValueError: starts or lengths of another size or device; starts that decrease, or that have
-            more tokens than the batch: memory is allocated for what they say.
+    Starts that decrease, or exceed `num_actual_tokens`, are a ValueError, since they determine how
+    much is allocated.
     """
     starts_at, starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     seq_lens_at, _seq_lens = locate("seq_lens_cpu", seq_lens_cpu, INT32, num_reqs)
@@ -62,12 +60,9 @@ def find_virtual_requests(
 def gather_columns(
     block_table: torch.Tensor, virtual: VirtualRequests, columns: int
 ) -> torch.Tensor:
-    """Return int32[size, columns]: the virtual requests' blocks.
+    """Return int32[size, columns], the block-table rows of the virtual requests.
 
-    Args:
-        block_table: int32[num_rows, max_blocks] on the CPU.
-        virtual: the requests. A column past the table's last is the last again.
-        columns: blocks of each, at least 1.
+    `block_table` is int32[num_rows, max_blocks] on the CPU; past its last column that is repeated.
     """
     _, whole, _, _ = locate_table("block_table_tensor", block_table, INT32)
     whole = whole.contiguous()  # contiguous rows are copied in a quarter of the time
@@ -116,8 +111,7 @@ def fill_virtual_requests(
 ) -> tuple[Any, Any]:
     """Write the virtual requests; return the longest query and the longest sequence.
 
-    `vectors` takes the starts of so many, their lengths, their requests, their first columns, and
-    their computed tokens.
+    Writes `vectors` as in `VirtualRequests`.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
     seq_lens = int32s_at(seq_lens_address, num_reqs)
@@ -160,14 +154,14 @@ def copy_columns(
     gathered: Int32s,
     columns: int,
 ) -> None:
-    """Copy columns of some rows, each from its own first; past the table's last, the last again.
+    """Copy columns of some rows, each from its own first on; past the table's last, repeat it.
 
     Reads int32[num_rows, width], the table.
     """
     table = int32s_at(table_address, num_rows * width)
     size = len(gathered) // columns
     for i in range(size):
-        # Unsigned: other indices are tested for being negative, half of the time.
+        # Unsigned: the test for negative indices takes half of the time.
         row = np.uint64(rows_and_first[i] * width)
         first = np.uint64(min(rows_and_first[size + i], width))
         here = np.uint64(i * columns)

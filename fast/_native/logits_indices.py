@@ -1,4 +1,4 @@
-"""Which requests the tokens belong to whose logits are needed."""
+"""Find the requests to which the tokens belong whose logits are needed."""
 
 from typing import Any
 
@@ -16,14 +16,11 @@ def count_logits_indices(
 ) -> tuple[npt.NDArray[np.int32], int]:
     """Return where each request starts among some tokens, and the most tokens of a request.
 
-    Args:
-        query_start_loc_cpu: int32[num_reqs + 1] on the CPU.
-        num_reqs: requests.
-        indices: int32 or int64[at least num_indices] on the CPU, tokens in increasing order.
-        num_indices: how many of them count.
+    `query_start_loc_cpu` is int32[num_reqs + 1]; `indices` is int32 or int64[at least num_indices],
+    tokens in increasing order; both are on the CPU.
 
     Returns:
-        int32[num_reqs + 1], and the most.
+        int32[num_reqs + 1], and the maximum.
     """
     at, _starts = locate("query_start_loc_cpu", query_start_loc_cpu, INT32, num_reqs + 1)
     if indices.dtype is not torch.int64:
@@ -41,7 +38,7 @@ def write_starts(
 ) -> Any:  # noqa: ANN401  (the compiler's int)
     """Write where each request starts among the tokens; return the most of a request.
 
-    Reads int32, the starts, as many as there are to write, and int64[num_indices], the tokens.
+    Reads int32, as many starts as there are to write, and int64[num_indices], the tokens.
     """
     starts = int32s_at(starts_address, len(counted))
     indices = int64s_at(indices_address, num_indices)

@@ -1,9 +1,12 @@
-"""The memory of CPU tensors and NumPy arrays, verified before a loop reads or writes it.
+"""Verify the memory of CPU tensors and NumPy arrays before a loop reads or writes it.
 
-A loop sees an address and a number of entries. Here is decided that there is such memory: of the
-right dtype and number of dimensions, contiguous, on the CPU, long enough, not null. Tensors are
-held, never their addresses or NumPy views of them: memory moves when a tensor is shared between
-processes (`share_memory_`).
+A loop gets an address and a number of entries. This module verifies that there is such memory: of
+the right dtype and number of dimensions, contiguous, on the CPU, long enough, not null. Callers
+store tensors, never their addresses or NumPy views of them: memory moves when a tensor is shared
+between processes (`share_memory_`).
+
+All functions raise TypeError for a wrong type or dtype and for tensors that have no memory of their
+own, and ValueError for a wrong length, dimension or device, and for tensors without memory.
 """
 
 from typing import Any, Final
@@ -22,24 +25,16 @@ from fast._checks import (
 )
 
 LOW: Final = 2**32
-"""An address below is looked at closely: without memory a tensor's address is how far its view
-begins behind the start of nothing."""
+"""A lower address is checked further: without memory a tensor's address is the offset of its view
+from 0."""
 
 
 def locate(
     name: str, value: torch.Tensor, dtype: torch.dtype, length: int | None = None
 ) -> tuple[int, torch.Tensor]:
-    """Return the address of a vector's entries, one behind another, and the tensor that holds them.
+    """Return the address of a vector's entries, contiguous, and the tensor that holds them.
 
-    Args:
-        name: of the argument.
-        value: a vector on the CPU; if it is strided, what is returned is a copy.
-        dtype: what it must be of.
-        length: how many entries it must have; None: any number.
-
-    Raises:
-        TypeError: it is no tensor, of another dtype, or of a kind that has no memory of its own.
-        ValueError: it is not one-dimensional, of another length, not on the CPU, or has no memory.
+    The tensor is a copy if `value` is strided. With `length` it must have that many entries.
     """
     # One expression for all that is usually right: saves 1 us of 1.4.
     try:
@@ -65,12 +60,7 @@ def locate(
 def locate_table(
     name: str, value: torch.Tensor, dtype: torch.dtype
 ) -> tuple[int, torch.Tensor, int, int]:
-    """Return the address of a matrix, the tensor that holds it, and its strides in entries.
-
-    Raises:
-        TypeError: it is no tensor, of another dtype, or of a kind that has no memory of its own.
-        ValueError: it is not two-dimensional, not on the CPU, or has no memory.
-    """
+    """Return the address of a matrix, the tensor that holds it, and its strides in entries."""
     if not (
         type(value) is torch.Tensor
         and value.dtype is dtype
@@ -88,12 +78,7 @@ def locate_table(
 def check_vector(
     name: str, value: torch.Tensor, dtype: torch.dtype, length: int | None = None
 ) -> None:
-    """Refuse what is no vector on the CPU with `length` entries of a dtype.
-
-    Raises:
-        TypeError: it is no tensor, or of another dtype or kind.
-        ValueError: it is not one-dimensional, of another length, or not on the CPU.
-    """
+    """Check that a value is a vector on the CPU with `length` entries of a dtype."""
     if (
         type(value) is torch.Tensor
         and value.dtype is dtype
@@ -110,12 +95,7 @@ def check_vector(
 
 
 def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a CPU tensor as a NumPy array of the same memory, to be used in this call only.
-
-    Raises:
-        TypeError: it is of a kind that has no memory of its own.
-        ValueError: it is not on the CPU, or has no memory.
-    """
+    """Return a CPU tensor as a NumPy array of the same memory, to be used in this call only."""
     if type(value) is torch.Tensor and value.is_cpu and not value.is_neg():
         check_memory(name, value)
     else:
@@ -125,12 +105,7 @@ def as_array(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on whatever device whose memory holds its values: itself, or a copy.
-
-    Raises:
-        TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory.
-    """
+    """Return a tensor on any device whose memory holds its values: itself, or a copy."""
     check_memory(name, value)
     if value.is_neg():  # a lazy negation (`torch._neg_view`): memory holds the other sign
         value = value.resolve_neg()
@@ -138,12 +113,7 @@ def plain(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def check_memory(name: str, value: torch.Tensor) -> int:
-    """Return where the memory of a tensor begins, on whatever device.
-
-    Raises:
-        TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory, as after its storage was resized to 0.
-    """
+    """Return the address of a tensor's memory, on any device; it must not be null."""
     if type(value) is torch.Tensor:
         try:
             address = value.data_ptr()
@@ -164,12 +134,9 @@ def check_memory(name: str, value: torch.Tensor) -> int:
 
 
 def check_storage(name: str, value: torch.Tensor) -> None:
-    """Refuse a tensor that reaches past its storage, as after that was resized to less.
+    """Raise ValueError if a tensor reaches past its storage, as after that was resized.
 
-    Costs 1 us, so it is for checked mode, and for what torch has refused.
-
-    Raises:
-        ValueError: it does.
+    It takes 1 us, so it is for checked mode, and after torch has raised an error.
     """
     try:
         value.as_strided(value.shape, value.stride())  # torch knows
@@ -179,7 +146,7 @@ def check_storage(name: str, value: torch.Tensor) -> None:
 
 
 def _has_memory(value: torch.Tensor) -> bool:
-    """Return whether a tensor of another class is more than a wrapper, as `FakeTensor` is."""
+    """Return whether a tensor of another class has memory; a wrapper like `FakeTensor` has none."""
     if is_kind(value, "FakeTensor"):
         return False
     try:
@@ -189,12 +156,7 @@ def _has_memory(value: torch.Tensor) -> bool:
 
 
 def to_host(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's values as a NumPy array; synchronises, so for checked mode only.
-
-    Raises:
-        TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory, or reaches past its end.
-    """
+    """Return a tensor's values as a NumPy array; synchronises, so for checked mode only."""
     check_memory(name, value)
     check_storage(name, value)
     array: npt.NDArray[Any] = plain(name, value).detach().cpu().numpy()
@@ -204,13 +166,7 @@ def to_host(name: str, value: torch.Tensor) -> npt.NDArray[Any]:
 def as_written_array(
     name: str, value: torch.Tensor, dtype: type[np.generic], ndim: int
 ) -> npt.NDArray[Any]:
-    """Return a CPU tensor as a NumPy array that this call writes to, and count that for torch.
-
-    Raises:
-        TypeError: it is of another dtype, or of a kind that has no memory of its own.
-        ValueError: another number of dimensions, not contiguous, a lazy negation, not on the CPU,
-            or without memory.
-    """
+    """Return a contiguous CPU tensor as a NumPy array to write to; torch counts it as a write."""
     if value.is_neg():
         raise ValueError(f"{name} is a lazy negation, expected memory that can be written")
     array = as_array(name, value)
@@ -220,12 +176,7 @@ def as_written_array(
 
 
 def check_written(name: str, value: npt.NDArray[Any], dtype: type[np.generic], ndim: int) -> None:
-    """Refuse an array that a loop cannot be given.
-
-    Raises:
-        TypeError: another type or dtype.
-        ValueError: another number of dimensions, or not contiguous.
-    """
+    """Check that a loop can write to an array: its dtype, dimensions and contiguity."""
     if type(value) is not np.ndarray or value.dtype != dtype:
         found = getattr(value, "dtype", type(value).__name__)
         raise TypeError(f"{name} must be a NumPy array of {dtype.__name__}, got {found}")

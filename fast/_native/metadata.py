@@ -1,4 +1,4 @@
-"""What the metadata of a batch says of its requests."""
+"""Compute the maxima of a batch's metadata."""
 
 from typing import Any
 

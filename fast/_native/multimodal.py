@@ -1,4 +1,4 @@
-"""Rows of embeddings put where a mask is True."""
+"""Scatter rows of embeddings to where a mask is True."""
 
 from functools import lru_cache
 from typing import Any
@@ -12,18 +12,13 @@ from fast._native.memory import as_written_array, plain
 
 
 def as_bytes(name: str, rows: torch.Tensor) -> torch.Tensor:
-    """Return a matrix's memory as uint8[rows, row_bytes], each row contiguous.
-
-    Raises:
-        TypeError: it is of a kind that has no memory of its own.
-        ValueError: it has no memory.
-    """
+    """Return a matrix's memory as uint8[rows, row_bytes], each row contiguous."""
     rows = plain(name, rows)
     if rows.requires_grad or rows.is_conj():
         rows = rows.detach().resolve_conj()
     if rows.stride(1) != 1:
-        # One column, or no rows, is in one piece whatever its stride, which torch would not let us
-        # view.
+        # With one column, or no rows, rows are contiguous whatever the stride, but torch cannot
+        # view them.
         is_whole = rows.shape[1] == 1 or rows.shape[0] == 0
         rows = rows.as_strided(rows.shape, (rows.stride(0), 1)) if is_whole else rows.contiguous()
     return rows.view(torch.uint8)
@@ -38,18 +33,13 @@ def put_rows(
     """Copy the next row wherever a mask is True, and a row of NaN elsewhere, bit for bit.
 
     Args:
-        embeds: float[num_embeds, embed_dim] on the CPU, at least one column.
+        embeds: float[num_embeds, embed_dim] on the CPU, with at least one column.
         is_embed: bool[num_placeholders].
-        nan: the bits of an element that is NaN.
-        out: of the dtype of `embeds`, [num_placeholders, embed_dim], contiguous: written. None: a
-            new tensor.
+        nan: The bits of a NaN element.
+        out: [num_placeholders, embed_dim] of the dtype of `embeds`, contiguous. None: a new tensor.
 
     Returns:
         `out`, or the new tensor.
-
-    Raises:
-        TypeError: embeddings of a kind that has no memory of its own, a mask of another dtype.
-        ValueError: embeddings without memory, an `out` of another shape.
     """
     source = as_bytes("embeds", embeds).numpy()
     if is_embed.dtype != np.bool_ or is_embed.ndim != 1:
@@ -67,7 +57,7 @@ def put_rows(
 
 @lru_cache(maxsize=64)
 def nan_row(nan: int, size: int, row_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return a row of elements of these bits, as bytes; keeping it saves 0.8 us a call."""
+    """Return a row of elements with these bits, as bytes; caching it saves 0.8 us a call."""
     return np.full(row_bytes // size, nan, dtype=f"i{size}").view(np.uint8)
 
 

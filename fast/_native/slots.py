@@ -1,4 +1,4 @@
-"""The slots of a batch, of one block table and of all KV cache groups.
+"""Compute the slots of a batch, for one block table or for all KV cache groups.
 
 The loops slice nothing: a slice counts references to the array's memory, which takes four times as
 long as a token.
@@ -24,7 +24,7 @@ from fast._native.memory import as_written_array, locate, locate_table, plain
 from fast.sentinels import PAD_SLOT_ID
 
 AHEAD: Final = 16
-"""How many requests ahead an entry of the table is prefetched."""
+"""How many requests ahead entries of the table are prefetched."""
 
 
 def fill_slots(
@@ -34,22 +34,18 @@ def fill_slots(
     layout: tuple[int, int, int, int, int],
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the slots of a batch, and -1 wherever there is none.
+    """Return the slots of a batch, and -1 for tokens without a slot.
 
     Args:
         block_table: int32[at least num_reqs, max_blocks] on the CPU, with any strides.
         query_start_loc: int32[num_reqs + 1] on the CPU.
         positions: int64[num_tokens] on the CPU.
-        layout: block size, kernel block size, context-parallel ranks, rank and interleave.
-        out: int64[at least num_tokens] on the CPU, written to its end. None: a new tensor.
+        layout: Block size, kernel block size, context-parallel ranks, rank and interleave.
+        out: int64[at least num_tokens] on the CPU; past the tokens it becomes -1. None: a new
+            tensor.
 
     Returns:
         int64[num_tokens]: a view of `out`, or the new tensor.
-
-    Raises:
-        TypeError: a tensor of another type, dtype or kind.
-        ValueError: a tensor of another number of dimensions, with too few rows, elsewhere, or
-            without memory; more tokens than positions: nothing is written.
     """
     table_at, table, row_stride, column_stride = locate_table("block_table", block_table, INT32)
     starts_at, starts = locate("query_start_loc", query_start_loc, INT32)
@@ -79,13 +75,7 @@ def fill_slots(
 
 
 def check_slots_out(out: torch.Tensor, positions: torch.Tensor) -> None:
-    """Refuse an `out` that cannot take a slot for each position.
-
-    Raises:
-        TypeError: it is no int64 tensor.
-        ValueError: it has another number of dimensions or too few entries, is on another device,
-            or cannot be written entry by entry.
-    """
+    """Check that `out` can hold a slot for each position."""
     check_tensor("out", out, torch.int64, 1, positions.device)
     if len(out) < len(positions):
         raise ValueError(f"out has {len(out)} entries, expected at least {len(positions)}")
@@ -99,11 +89,11 @@ def check_slots_out(out: torch.Tensor, positions: torch.Tensor) -> None:
 def slot_of(
     blocks: Int32s, start: Int, step: Int, num_blocks: Int, block_size: Int, position: Int
 ) -> Any:  # noqa: ANN401  (the compiler's int)
-    """Return the slot of one position, -1 where there is none.
+    """Return the slot of one position, -1 if it has none.
 
-    A row of a block table is every `step`-th entry of `blocks` from `start` on, `num_blocks` of
-    them. Of a batch of decodes this is all: asked for each token, it takes a third of what the two
-    loops below do for a run of one.
+    A row of a block table is every `step`-th entry of `blocks` from `start` on, `num_blocks`
+    entries. A batch of decodes needs only this: called for each token, it takes a third of the time
+    that the two loops below take for a run of one.
     """
     # Unsigned, a negative position is far outside the table.
     column = np.uint64(position) // np.uint64(block_size)
@@ -117,12 +107,12 @@ def slot_of(
 
 @inlined
 def are_consecutive(positions: Int64s, begin: Int, end: Int) -> Any:  # noqa: ANN401  (the compiler's bool)
-    """Say whether the positions of some tokens follow one another, from 0 at least."""
+    """Return whether the positions of some tokens are consecutive and at least 0."""
     first = positions[begin]
     differences = np.int64(0)
     for at in range(np.uint64(begin), np.uint64(end)):
         differences |= positions[at] - first - (np.int64(at) - begin)
-    # The last is less than the first where they wrap around.
+    # The last is less than the first if they wrap around.
     return first >= 0 and differences == 0 and positions[end - 1] >= first
 
 
@@ -140,10 +130,9 @@ def fill_consecutive(
 ) -> None:
     """Write the slots of consecutive positions from `first` on, as `slot_of` gives them.
 
-    In a block slots lie one behind another: counted on, they take a fifth of the time of a
-    division for each.
+    Slots in a block are consecutive: counting takes a fifth of the time of a division for each.
     """
-    # Unsigned: a signed division is mended for negative numbers, other indices tested for them.
+    # Unsigned: a signed division corrects for negative numbers, a signed index is tested for them.
     size = np.uint64(block_size)
     column = np.uint64(first) // size
     in_block = np.uint64(first) - column * size
@@ -185,10 +174,10 @@ def write_slots(
     rank: int,
     interleave: int,
 ) -> bool:
-    """Write the slots of a batch, and -1 wherever there is none, to the end of `slots`.
+    """Write the slots of a batch, and -1 for tokens without one, to the end of `slots`.
 
-    Reads an int32 table of at least so many rows, stepped through by its strides; int32[num_reqs +
-    1], the starts; and int64[num_positions]. Says whether there are as many positions as tokens;
+    Reads an int32 table of at least `num_reqs` rows, through its strides; int32[num_reqs + 1], the
+    starts; and int64[num_positions]. Returns whether there are as many positions as tokens;
     otherwise nothing is written.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
@@ -242,9 +231,9 @@ def fill_first_slots(
 ) -> None:
     """Write the slots of each request's first token, for every group.
 
-    A step finds the tables in no near cache. So entries are prefetched, and there is no branch that
-    cannot be predicted, such as whether there is a second token: it would hold up the loads behind
-    it. 1024 mixed requests take a fifth less, 4096 a quarter.
+    The tables of a step are in no near cache. So entries are prefetched, and there is no
+    unpredictable branch, such as whether there is a second token: it would delay the loads behind
+    it. 1024 mixed requests take a fifth less time, 4096 a quarter.
     """
     token = np.int64(0)
     for request in range(len(starts) - 1):
@@ -279,10 +268,10 @@ def write_slots_of_groups(
     slots_of_group: int,
     used: Int64s,
 ) -> bool:
-    """Write the slots of a batch for every group, and -1 behind them where the last step wrote.
+    """Write the slots of a batch for every group, and -1 past them where the last step wrote.
 
-    Returns whether there are as many positions as tokens; otherwise nothing is written. The tables
-    lie as `fast.kernels.block_table` says, int32[num_entries]; a group's slots, int64, begin
+    Returns whether there are as many positions as tokens; otherwise nothing is written. The tables,
+    int32[num_entries], are laid out as in `fast.kernels.block_table`; a group's slots, int64, begin
     `slots_of_group` after those of the group before. `used[1]` is how many slots of each group the
     last step wrote.
     """

@@ -1,4 +1,4 @@
-"""The requests of micro-batches, and their starts, lengths and computed tokens."""
+"""Find the requests of micro-batches, and their starts, lengths and computed tokens."""
 
 from typing import Any
 
@@ -12,19 +12,17 @@ from fast._native.memory import check_written, locate
 
 
 def add_up(num_tokens: npt.NDArray[np.int64]) -> tuple[int, bool]:
-    """Return the sum of some numbers, and whether it and all partial sums fit in an int64."""
+    """Return the sum of some numbers, and whether it and all partial sums fit into an int64."""
     check_written("num_scheduled_tokens", num_tokens, np.int64, 1)
     total, fits = add_checked(num_tokens)
     return (total, True) if fits else (sum(num_tokens.tolist()), False)
 
 
 def find_requests(num_tokens: npt.NDArray[np.int64], cuts: list[int], fits: bool) -> list[int]:
-    """Return, for what lies between each two cuts, its first request and the end of its requests.
+    """Return, for each interval between two cuts, its first request and the end of its requests.
 
-    Args:
-        num_tokens: int64[at least 1], each request's tokens.
-        cuts: tokens that increase, from 0 to the sum.
-        fits: whether partial sums fit in an int64; if not, Python's ints are used.
+    `num_tokens` is int64[at least 1], each request's tokens; `cuts` increase from 0 to the sum. If
+    partial sums do not fit into an int64 (`fits` is False), Python ints are used.
     """
     if not fits:
         limits = [0] * (2 * len(cuts) - 2)
@@ -40,11 +38,8 @@ def find_requests(num_tokens: npt.NDArray[np.int64], cuts: list[int], fits: bool
 class BatchVectors:
     """A batch's vectors on the host, verified once for all its micro-batches.
 
-    Args:
-        query_start_loc_cpu: int32[num_reqs + 1].
-        seq_lens_cpu: int32[num_reqs].
-        num_computed_tokens_cpu: int32[num_reqs].
-        num_reqs: requests, at least 0.
+    They are `query_start_loc_cpu`, int32[num_reqs + 1], `seq_lens_cpu` and
+    `num_computed_tokens_cpu`, int32[num_reqs].
     """
 
     def __init__(
@@ -67,11 +62,8 @@ class BatchVectors:
     def cut(self, r0: int, r1: int, t0: int, t1: int) -> tuple[npt.NDArray[np.int32], int]:
         """Return a micro-batch's starts, lengths and computed tokens, and its longest query.
 
-        They stand one behind another in one array. The longest query is -1 if the tokens do not
-        begin in the first request, or go on behind the last.
-
-        Raises:
-            ValueError: requests that are not in the batch.
+        They follow one another in one array. The longest query is -1 if the tokens do not begin in
+        the first request, or go past the last. Requests outside the batch are a ValueError.
         """
         if not 0 <= r0 < r1 <= self.num_reqs:
             raise ValueError(f"requests {r0} to {r1} are not among {self.num_reqs}")
@@ -81,7 +73,7 @@ class BatchVectors:
 
 @compiled("Tuple((int64, boolean))(int64[::1])")
 def add_checked(num_tokens: Int64s) -> tuple[Any, Any]:
-    """Add numbers up; return whether no partial sum wrapped around, too."""
+    """Return the sum of some numbers, and whether no partial sum overflowed."""
     total = np.int64(0)
     wrapped = np.int64(0)
     for i in range(len(num_tokens)):
@@ -93,7 +85,7 @@ def add_checked(num_tokens: Int64s) -> tuple[Any, Any]:
 
 
 def write_requests(num_tokens: Int64s, cuts: Int64s, bounds: Int64s) -> None:
-    """Write the first request of what lies between each two cuts, and the end of its requests."""
+    """Write the first request of each interval between two cuts, and the end of its requests."""
     request = 0
     last = len(num_tokens) - 1
     end = num_tokens[0]  # of the request's tokens
@@ -125,8 +117,8 @@ def cut_requests(
 ) -> Any:  # noqa: ANN401  (the compiler's int)
     """Write the starts, lengths and computed tokens of a micro-batch; return its longest query.
 
-    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], lengths and computed tokens. It is
-    -1 where the tokens do not begin in the first request, or go on behind the last.
+    Reads int32[num_reqs + 1], the starts, and int32[num_reqs], lengths and computed tokens. Returns
+    -1 if the tokens do not begin in the first request, or go past the last.
     """
     starts = int32s_at(starts_address, num_reqs + 1)
     seq_lens = int32s_at(seq_lens_address, num_reqs)

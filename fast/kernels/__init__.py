@@ -1,1 +1,1 @@
-"""The GPU kernels of `fast`: those of `fast/x.py` are in `fast/kernels/x.py`."""
+"""The GPU kernels of `fast`: those of `fast.x` are in `fast.kernels.x`."""

@@ -1,14 +1,14 @@
 """Kernels for block tables and slots.
 
-All KV cache groups lie in one array, group after group; a group's tables are rows of one width.
+All KV cache groups are in one array, group after group; a group's tables are rows of one width.
 `groups[g]` is `(offset of its first row, width, block size)`.
 
-Indices that come from the caller's data are compared with the bounds before they are used: numba
-wraps a negative index, and nothing stops one that is too great.
+Indices from the caller's data are compared with the bounds before they are used: numba wraps a
+negative index, and does not check one that is too large.
 
-Of `BlockTables` the host keeps rows, columns and tokens below 2**31, positions in a row below
-2**32. A table of the caller's may be wider, and its slots more, but not its requests. Where a row
-begins, and a slot, takes 64 bits.
+For `BlockTables` the host keeps rows, columns and tokens below 2**31, positions in a row below
+2**32. A caller's own table may be wider, and its slots more, but not its requests. The offset of a
+row, and a slot, takes 64 bits.
 """
 
 import numpy as np
@@ -23,15 +23,14 @@ from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 def append_block_ids(
     tables: Int32s, num_blocks: Int32s, groups: Int64s, plan: Int64s, num_listed: int
 ) -> None:
-    """Append block ids to rows: one block of threads for each listed request slot (x), group (y).
+    """Append block IDs to rows: one block of threads for each listed request slot (x), group (y).
 
-    Its threads share the new ids: each copies every `blockDim.x`-th of them from `plan` to the
-    row in `tables`; thread 0 then counts them in `num_blocks`. `plan` is the request slots, the
-    ends of each one's ids in `plan` for each group (from the start of the first), the ids, and
-    whether each row is overwritten.
+    Its threads share the new IDs: each copies every `blockDim.x`-th of them from `plan` to the row
+    in `tables`; thread 0 then counts them in `num_blocks`. `plan` is laid out as in
+    `fast.appending`.
 
-    Reads plan, groups, num_blocks; writes the rows' new entries and num_blocks of the rows.
-    A request slot is listed once, so no other block touches its row.
+    Reads plan, groups, num_blocks; writes the rows' new entries and num_blocks of the rows. A
+    request slot is listed once, so no other block writes to its row.
     """
     listed = np.uint32(cuda.blockIdx.x)
     group = np.uint32(cuda.blockIdx.y)
@@ -61,8 +60,8 @@ def append_block_ids(
 def move_row(tables: Int32s, num_blocks: Int32s, groups: Int64s, src: int, dst: int) -> None:
     """Move a request slot's row to another: one block of threads for each group (x).
 
-    Each thread copies every `blockDim.x`-th block id of the row; thread 0 then hands over the
-    count. Reads groups, row src; writes row dst, num_blocks of both. src and dst differ.
+    Each thread copies every `blockDim.x`-th block ID of the row; thread 0 then moves the count.
+    Reads groups, row src; writes row dst, num_blocks of both. src and dst differ.
     """
     group = np.uint32(cuda.blockIdx.x)
     row_src, row_dst = np.uint32(src), np.uint32(dst)
@@ -122,12 +121,12 @@ def gather_block_tables(
 ) -> None:
     """Gather rows in batch order: one block of threads for each row (x) of each group (y).
 
-    All rows of the persistent buffer have one, those past `num_reqs` too. Each thread writes every
-    `blockDim.x`-th entry of its row in `gathered`: the request slot's block ids, then nulls up to
-    what the step before left there, which thread 0 finds in `num_gathered` and replaces.
+    All rows of the persistent buffer have a block, those past `num_reqs` too. Each thread writes
+    every `blockDim.x`-th entry of its row in `gathered`: the request slot's block IDs, then nulls
+    up to where the previous step wrote, which thread 0 reads from `num_gathered` and replaces.
 
     Reads tables, num_blocks, groups, idx_mapping (every `idx_stride`-th); writes its own row of
-    gathered and num_gathered, which no other block touches.
+    gathered and num_gathered, which no other block accesses.
     """
     row = np.uint32(cuda.blockIdx.x)
     group = np.uint32(cuda.blockIdx.y)
@@ -159,7 +158,7 @@ def gather_block_tables(
 def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int) -> np.uint32:
     """Return the last request that starts at or before a token.
 
-    There is one, and fewer than 2**31.
+    There is one, and its number is below 2**31.
     """
     low = np.uint32(0)
     high = np.uint32(num_reqs)
@@ -176,10 +175,10 @@ def find_request(query_start_loc: Int32s, stride: int, num_reqs: int, token: int
 def find_column(
     position: int, block_size: int, kernel_block_size: int, world: int, rank: int, interleave: int
 ) -> tuple[np.int64, np.uint32]:
-    """Return the column of a position in its row and its offset in that block.
+    """Return the column of a position in its row, and its offset in that block.
 
-    Of what another rank holds, and of a negative position, the column is negative. A table may be
-    so wide that positions need 64 bits; what a position is in its virtual block is below 2**31.
+    The column is negative if another rank holds the position, or if that is negative. A table may
+    be so wide that positions need 64 bits; the offset in a virtual block is below 2**31.
     """
     if position < 0:
         return np.int64(-1), np.uint32(0)
@@ -221,8 +220,8 @@ def compute_slot_mapping(
     """Compute the slots of a batch: one thread for each entry of `slots`.
 
     Reads table, query_start_loc, positions; writes its own entries of slots: -1 for padding, for
-    what another rank holds, and for what is not in the table. The arrays are flat, and are stepped
-    through by the strides.
+    tokens of another rank, and for positions that are not in the table. The arrays are flat, and
+    are accessed through their strides.
     """
     num_tokens = np.int64(0)
     if num_reqs > 0:
@@ -267,7 +266,7 @@ def compute_slot_mappings(
     """Compute the slots of all groups: one thread for every `gridsize`-th token (x), group (y).
 
     Reads tables, groups, query_start_loc, positions; writes its own entries of slots, to the end of
-    the group's row: -1 for padding, and for what is not in the table.
+    the group's row: -1 for padding, and for positions that are not in the table.
     """
     group = np.uint32(cuda.blockIdx.y)
     offset = groups[group, 0]

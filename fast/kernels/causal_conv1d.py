@@ -1,4 +1,4 @@
-"""The kernel for the causal convolution's lists of programs."""
+"""A kernel that lists the programs of a causal convolution."""
 
 from typing import Final
 
@@ -29,14 +29,14 @@ def fill_programs(
     batch_ptr: Int32s,
     token_chunk_offset_ptr: Int32s,
 ) -> None:
-    """List the programs of all sequences: blocks of threads for some sequences (x) each.
+    """List the programs of all sequences: each block of threads (x) has some of the sequences.
 
     The threads of a block add up the programs of all sequences and of those before its own; then
-    they share each sequence's programs, and all blocks share the padding behind the last.
+    they share each sequence's programs, and all blocks share the padding after the last.
 
     Reads query_start_loc (every `stride`-th entry); writes its own sequences' entries of batch_ptr
-    and token_chunk_offset_ptr, as long as each other, and every `gridsize`-th of the padding. There
-    are fewer than 2**30 sequences, and so, with 2**31 tokens at most, lists below 2**32.
+    and token_chunk_offset_ptr, which have the same length, and every `gridsize`-th of the padding.
+    There are fewer than 2**30 sequences and at most 2**31 tokens, so lists are below 2**32.
     """
     sums = cuda.shared.array(2, np.int64)
     thread = np.uint32(cuda.threadIdx.x)

@@ -1,13 +1,13 @@
-"""How kernels are declared and compiled; the one module that imports numba's `cuda`.
+"""Declare and compile kernels; the only module that imports numba's `cuda`.
 
-It does so only when a kernel is launched on a GPU (or compiled by hand): until then the names in
-kernels stand for nothing, so that `fast` imports in no time, and without numba-cuda.
+It imports `cuda` only when a kernel is launched on a GPU (or compiled explicitly): until then it is
+a placeholder in kernels, so that `import fast` is quick and works without numba-cuda.
 
-A successor of numba-cuda with the same kernel language, such as numba-cuda-mlir, is swapped in
+A successor of numba-cuda with the same kernel language, such as numba-cuda-mlir, can be swapped in
 here: in `import_cuda`, whose `jit`, `compile_ptx`, `gpus`, `external_stream` and `as_cuda_array`
-are wanted beside what kernels say; in `import_intrinsic`, for what moves 16 bytes; and in
-`array_members`, which says how its kernels take an array. Where that is not numba-cuda's way, or
-until its name is among `fast.direct_launch.TESTED`, its own dispatcher launches the kernels
+are used in addition to what kernels use; in `import_intrinsic`, for moves of 16 bytes; and in
+`array_members`, which says how its kernels take an array. If that differs from numba-cuda, or until
+its name is in `fast.direct_launch.TESTED`, its own dispatcher launches the kernels
 (`fast.numba_launch`).
 """
 
@@ -24,59 +24,45 @@ from typing import Any, Final, NamedTuple, NoReturn
 INSTALL: Final = "kernels need numba-cuda: pip install kvtwin[cuda]"
 TOOLKIT: Final = "kernels need a CUDA toolkit's compiler: set CUDA_HOME to the toolkit's folder"
 PARAMETER: Final = re.compile(r"u?int(8|16|32|64)(\[(?::, )?::1\])|int64")
-"""A parameter in a signature; of an array, the bits of an item and the dimensions."""
+"""A parameter in a signature; for an array, the bits of an item and the dimensions."""
 
 
 class _Undefined:
-    """What kernels call `cuda` until they are compiled or simulated."""
+    """The placeholder for `cuda` in kernels until they are compiled or simulated."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"cuda.{name} is for kernels, compiled or simulated")
 
 
 cuda: Final[Any] = _Undefined()
-"""The namespace that kernels import from here. Who runs one puts the real thing in its place."""
+"""The namespace that kernels import from here, replaced when a kernel is compiled or simulated."""
 
 
 class DeviceFunction:
-    """A function that kernels call.
-
-    Attributes:
-        py_func: the function as it is written.
-        name: its name.
-    """
+    """A function that kernels call: `py_func`, as written, and its `name`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.py_func: Any = function
         self.name: str = self.py_func.__name__
 
     def __call__(self, *_args: object) -> Any:  # noqa: ANN401  (its result is the kernel's affair)
-        """Refuse: kernels call it, once they are compiled or simulated."""
+        """Raise: only compiled or simulated kernels can call it."""
         raise TypeError(f"{self.name} is called by kernels only")
 
     def for_numba(self) -> Any:  # noqa: ANN401  (numba is untyped)
-        """Return the function as kernels that numba compiles call it.
-
-        Raises:
-            ImportError: numba-cuda is not installed.
-        """
+        """Return the function as kernels that numba compiles call it."""
         return import_cuda().jit(device=True)(_bind(self.py_func))
 
 
 class Instruction(DeviceFunction):
     """A device function that is one load or store, or both, of up to 16 bytes.
 
-    Numba moves elements of an array, 8 bytes at most; what moves more is said to its compiler in
-    the compiler's own words. The function in Python says what that does, byte by byte, and is what
-    a simulator runs.
-
-    Attributes:
-        py_func: the function as it is written.
-        name: its name.
+    Numba moves elements of an array, 8 bytes at most; larger moves are written in the compiler's
+    IR. The Python function does the same byte by byte, for a simulator.
 
     Args:
-        function: the function as it is written.
-        make: called with numba's `intrinsic` decorator, returns the function for numba.
+        function: The Python function.
+        make: Called with numba's `intrinsic` decorator, returns the function for numba.
     """
 
     def __init__(self, function: Callable[..., Any], make: Callable[[Any], Any]) -> None:
@@ -84,35 +70,26 @@ class Instruction(DeviceFunction):
         self._make = make
 
     def for_numba(self) -> Any:  # noqa: ANN401  (numba is untyped)
-        """Return the function as kernels that numba compiles call it.
-
-        Raises:
-            ImportError: numba-cuda is not installed.
-        """
+        """Return the function as kernels that numba compiles call it."""
         return self._make(import_intrinsic())
 
 
 class Array(NamedTuple):
-    """What a signature says of a parameter that is an array, which is contiguous.
-
-    Attributes:
-        num_dims: its dimensions.
-        item_bytes: bytes of an item.
-    """
+    """A contiguous array parameter of a signature: its dimensions and the bytes of an item."""
 
     num_dims: int
     item_bytes: int
 
 
 class Kernel:
-    """A kernel for the GPU, not compiled before its first launch.
+    """A kernel for the GPU, compiled at its first launch.
 
     Attributes:
-        py_func: the function as it is written; its global `cuda` is a placeholder.
-        signature: numba's signature, as text.
-        threads: threads in a block, when nothing else is asked for.
-        name: its name.
-        loaded: for GPUs by their index, what is launched on them past numba.
+        py_func: The function as written; its global `cuda` is a placeholder.
+        signature: Numba's signature, as text.
+        threads: Threads in a block, by default.
+        name: Its name.
+        loaded: For GPUs by index, what `fast.direct_launch` launches on them.
     """
 
     def __init__(self, function: Callable[..., None], signature: str, threads: int) -> None:
@@ -124,11 +101,7 @@ class Kernel:
 
     @cached_property
     def parameters(self) -> tuple[Array | None, ...]:
-        """What the signature says of each parameter: an array, or None for an int64.
-
-        Raises:
-            ValueError: the signature has neither, or an array of more than two dimensions.
-        """
+        """The parameters of the signature: an `Array`, or None for an int64."""
         found = list(PARAMETER.finditer(self.signature))
         if self.signature != f"void({', '.join(one[0] for one in found)})":
             raise ValueError(
@@ -139,22 +112,11 @@ class Kernel:
         )
 
     def for_numba(self) -> Any:  # noqa: ANN401  (what numba takes is a function)
-        """Return the kernel as numba compiles it: with numba's `cuda` where it says `cuda`.
-
-        Raises:
-            ImportError: numba-cuda is not installed.
-        """
+        """Return the kernel as numba compiles it, with numba's `cuda` as its global `cuda`."""
         return _bind(self.py_func)
 
     def compile_ptx(self, compute_capability: tuple[int, int]) -> tuple[str, str]:
-        """Compile the kernel; no GPU is needed where numba can be told of one.
-
-        Returns:
-            The PTX, and the name of the entry in it.
-
-        Raises:
-            ImportError: numba-cuda is not installed, or finds no compiler.
-        """
+        """Compile the kernel without a GPU; return the PTX, and the name of the entry in it."""
         cuda = import_cuda()
         with compiling():
             ptx, _ = cuda.compile_ptx(self.for_numba(), self.signature, cc=compute_capability)
@@ -169,12 +131,12 @@ KERNELS: Final[list[Kernel]] = []
 def kernel(signature: str, threads: int = 128) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel.
 
-    The body refers to the global `cuda`, to NumPy's dtypes and to device functions only. It must be
-    right for every number of threads in a block.
+    The body may use the global `cuda`, NumPy's dtypes and device functions only. It must be correct
+    for every number of threads in a block.
 
     Args:
-        signature: numba's signature, such as `"void(int32[::1], int64)"`; scalars are int64.
-        threads: threads in a block.
+        signature: Numba's signature, such as `"void(int32[::1], int64)"`; scalars are int64.
+        threads: Threads in a block.
     """
 
     def declare(function: Callable[..., None]) -> Kernel:
@@ -191,18 +153,13 @@ def device_function(function: Callable[..., Any]) -> DeviceFunction:
 
 
 def is_installed() -> bool:
-    """Return whether numba-cuda is there to be imported."""
+    """Return whether numba-cuda can be imported."""
     return importlib.util.find_spec("numba_cuda") is not None
 
 
 @cache
 def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
-    """Import numba-cuda's `cuda`.
-
-    Raises:
-        ImportError: it is not installed, or numba's own `cuda`, which is deprecated, was imported
-            in its place.
-    """
+    """Import numba-cuda's `cuda`, not numba's own deprecated one; or raise ImportError."""
     # Puts numba-cuda in the place of numba's own `cuda`. A .pth file of numba-cuda does it when
     # Python starts, but not from a folder of PYTHONPATH, where Python reads no .pth files.
     with suppress(ModuleNotFoundError):
@@ -223,13 +180,10 @@ def import_cuda() -> Any:  # noqa: ANN401  (numba is untyped)
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Say what to set where numba-cuda finds no compiler (NVVM, libdevice) while it compiles.
+    """Explain what to set if numba-cuda finds no compiler (NVVM, libdevice) while it compiles.
 
-    It looks among the installed packages and in `CUDA_HOME`. It does not guess that folder where
-    another library of the toolkit, as torch's wheels bring them, is a package.
-
-    Raises:
-        ImportError: it finds none.
+    It searches the installed packages and `CUDA_HOME`. It does not guess that folder if another
+    library of the toolkit is installed as a package, as with torch's wheels.
     """
     try:
         yield
@@ -241,11 +195,7 @@ def compiling() -> Iterator[None]:
 
 
 def import_intrinsic() -> Any:  # noqa: ANN401  (numba is untyped)
-    """Import numba-cuda's `intrinsic`, which makes functions of its compiler's own words.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Import numba-cuda's `intrinsic`, which makes functions from its compiler's IR."""
     import_cuda()
     from numba.cuda.extending import intrinsic  # noqa: PLC0415  (numba takes 0.3 s to import)
 
@@ -255,9 +205,7 @@ def import_intrinsic() -> Any:  # noqa: ANN401  (numba is untyped)
 def array_members(array: Array) -> tuple[str, ...]:
     """Return what a compiled kernel takes for an array, member by member in order.
 
-    Raises:
-        ImportError: it is not installed, or says so elsewhere.
-        AttributeError: it says so in other words.
+    Raises ImportError or AttributeError if this version of numba-cuda does not tell.
     """
     import_cuda()
     types: Any = importlib.import_module("numba.cuda.types")

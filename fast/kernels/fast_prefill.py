@@ -1,4 +1,4 @@
-"""The kernel for KV-sharing fast prefill."""
+"""A kernel for fast prefill with a shared KV cache."""
 
 import numpy as np
 
@@ -16,12 +16,12 @@ def count_logits_indices(
     num_indices: int,
     logits_start_loc: Int32s,
 ) -> None:
-    """Count the wanted tokens before each request: one thread for every `gridsize`-th request.
+    """Count the needed tokens before each request: one thread for every `gridsize`-th request.
 
-    The indices increase, so those before a request's first token are found by halving: the counts
-    by request and their running total are one search each, and no thread needs another's.
+    The indices increase, so those before a request's first token are found by binary search: no
+    thread needs the result of another.
 
-    Reads query_start_loc, the first `num_indices` of indices (arrays are stepped through by their
+    Reads query_start_loc, the first `num_indices` of indices (arrays are accessed through their
     strides); writes its own entries of logits_start_loc, `num_reqs + 1` of them, the first one 0.
     The host keeps `num_reqs` and `num_indices` below 2**31.
     """

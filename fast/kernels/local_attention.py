@@ -1,4 +1,4 @@
-"""The kernel for the block table of chunked local attention."""
+"""A kernel for the block table of chunked local attention."""
 
 import numpy as np
 
@@ -20,11 +20,11 @@ def gather_columns(
 ) -> None:
     """Copy columns of some rows of a table: one block of threads for each row of `gathered` (x).
 
-    Its threads share the columns: each copies every `blockDim.x`-th of them. Where the table has no
-    further column, its last is copied again; where it has no such row, or no columns, the null
-    block is written.
+    Its threads share the columns: each copies every `blockDim.x`-th of them. Past the table's last
+    column, that is copied again; if the table has no such row, or no columns, the null block is
+    written.
 
-    Reads rows, first_columns, table (flat, stepped through by the strides); writes its own row of
+    Reads rows, first_columns, table (flat, accessed through its strides); writes its own row of
     gathered, which has fewer than 2**31 columns.
     """
     here = np.uint32(cuda.blockIdx.x)

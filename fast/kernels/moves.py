@@ -1,6 +1,6 @@
-"""Moves of 1 to 16 bytes at once, of which the kernels for rows are made.
+"""Move 1 to 16 bytes at once, for the kernels that move rows.
 
-Arrays are of bytes; every address must be a multiple of the number of bytes that move.
+Arrays are of bytes; every address must be a multiple of the number of bytes that are moved.
 """
 
 from typing import Any, Final, TypeAlias
@@ -15,7 +15,7 @@ WIDEST: Final = 16
 
 
 def _copy_instruction(size: int) -> Instruction:
-    """Return what copies `size` bytes of one array to another."""
+    """Return the instruction that copies `size` bytes from one array to another."""
 
     def copy(target: Bytes, at: int, source: Bytes, start: int) -> None:
         for k in range(size):
@@ -39,7 +39,7 @@ def _copy_instruction(size: int) -> Instruction:
 
 
 def _fill_instruction(size: int) -> Instruction:
-    """Return what stores the first `size` bytes of a pattern of 8, which repeats."""
+    """Return the instruction that stores the first `size` bytes of a repeating pattern of 8."""
 
     def fill(target: Bytes, at: int, pattern: int) -> None:
         for k in range(size):
@@ -71,13 +71,13 @@ def _fill_instruction(size: int) -> Instruction:
 
 
 def _word(size: int) -> Any:  # noqa: ANN401  (llvmlite is untyped)
-    """Return the compiler's type of so many bytes."""
+    """Return the compiler's type of `size` bytes."""
     ir = _import_ir()
     return ir.VectorType(ir.IntType(64), 2) if size > 8 else ir.IntType(8 * size)
 
 
 def _import_ir() -> Any:  # noqa: ANN401  (llvmlite is untyped)
-    """Import the words of numba's compiler."""
+    """Import the IR of numba's compiler."""
     from llvmlite import ir  # type: ignore[import-untyped]  # noqa: PLC0415  # it ships no types; it comes with numba
 
     return ir
@@ -110,9 +110,9 @@ def copy_bytes(target: Bytes, at: int, source: Bytes, start: int, size: int) -> 
 
 @device_function
 def fill_bytes(target: Bytes, at: int, pattern: int, size: int) -> None:
-    """Store the first 16, 8, 4, 2 or 1 bytes of a pattern of 8, which repeats, at once.
+    """Store the first 16, 8, 4, 2 or 1 bytes of a repeating pattern of 8, at once.
 
-    The pattern is an int64 that is not negative; its first byte is the lowest.
+    The pattern is an int64 of at least 0; its first byte is the lowest.
     """
     if size == 16:
         _fill_16(target, at, pattern)

@@ -1,8 +1,8 @@
-"""Kernels for placeholders: a scan over the mask, then rows moved as bytes.
+"""Kernels for placeholders: a scan over the mask, then moves of rows as bytes.
 
-The scan takes two launches, and no block waits for another: `count_embeds` counts the True entries
-of each tile of the mask, `rank_embeds` adds up the tiles before its own. A tile is `PER_THREAD`
-entries for each thread of a block, in both. Then a kernel for rows reads the ranks.
+The scan takes two launches, so that no block waits for another: `count_embeds` counts the True
+entries of each tile of the mask, `rank_embeds` adds up the tiles before its own. In both, a tile is
+`PER_THREAD` entries for each thread of a block. Then a kernel for rows reads the ranks.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ from fast.kernels.moves import Bytes, copy_bytes, fill_bytes
 from fast.kernels.unsigned import divide, divide_up
 
 PER_THREAD: Final = 8
-"""Entries of the mask for each thread of a block; with the block's threads they make a tile."""
+"""Entries of the mask for each thread of a block; those of all its threads are a tile."""
 
 MAX_THREADS: Final = 1024
 """The most threads that a block can have."""
@@ -28,8 +28,9 @@ NO_RANK: Final = -1
 def count_embeds(mask: Bytes, mask_stride: int, num_placeholders: int, counts: Int32s) -> None:
     """Count the True entries of a mask: one block of threads for each tile.
 
-    In each round a thread looks at one entry, and all its block's threads are counted at once.
-    Reads its tile of mask (every `mask_stride`-th entry); writes its tile's entry of counts.
+    In each round a thread reads one entry, and the entries of all threads of its block are counted
+    at once. Reads its tile of mask (every `mask_stride`-th entry); writes its tile's entry of
+    counts.
     """
     first = np.int64(cuda.blockIdx.x) * cuda.blockDim.x * PER_THREAD
     count = np.int64(0)
@@ -49,13 +50,13 @@ def rank_embeds(
 ) -> None:
     """Number the True entries of a mask: one block of threads for each tile.
 
-    Each thread has `PER_THREAD` entries, one after another. The block's threads add up the counts
-    of the tiles before, and the True entries of the threads before (a scan in shared memory); then
-    each numbers its own.
+    Each thread has `PER_THREAD` consecutive entries. The block's threads add up the counts of the
+    tiles before, and the True entries of the threads before (a scan in shared memory); then each
+    numbers its own.
 
     Reads its tile of mask, counts of the tiles up to its own; writes its tile of ranks: how many
-    True entries stand before a True one, `NO_RANK` for the others. The last tile's thread 0 writes
-    the number of all True entries behind them.
+    True entries are before a True one, `NO_RANK` for the others. Thread 0 of the last tile writes
+    the number of all True entries after them.
     """
     before = cuda.shared.array(1, np.int32)
     scan = cuda.shared.array(MAX_THREADS, np.int32)
@@ -103,7 +104,7 @@ def rank_embeds(
 
 @device_function
 def find_share(num_things: int, share: int, block: int) -> tuple[np.int64, np.int64]:
-    """Return the first of a block's things and how many it has; none, or fewer, for the last."""
+    """Return the first item of a block and how many it has; the last blocks have fewer or none."""
     first = np.int64(block) * share
     return first, min(np.int64(share), num_things - first)
 
@@ -121,14 +122,14 @@ def scatter_rows(
     size: int,
     nan: int,
 ) -> None:
-    """Put rows where the mask is True, NaN elsewhere: blocks of threads for some rows (x) each.
+    """Put rows where the mask is True, NaN elsewhere: each block of threads (x) has some rows.
 
     The blocks along x share the placeholders, those along y the `num_units` units of `size` bytes
     of a row: `unit_share` each, fewer than 2**31. The threads of a block take units in turn, row
-    after row. A row that the embeddings do not have is NaN too.
+    after row. A True entry past `num_embeds` gives a row of NaN too.
 
     Reads embeds, whose rows begin every `embeds_stride` bytes, ranks; writes its own bytes of
-    placeholders, whose rows lie one behind another. `nan` is 8 bytes of the dtype's NaNs.
+    placeholders, whose rows are contiguous. `nan` is 8 bytes of the dtype's NaNs.
     """
     row_share = divide_up(num_placeholders, cuda.gridDim.x)
     first_row, rows = find_share(num_placeholders, row_share, cuda.blockIdx.x)
@@ -166,15 +167,15 @@ def gather_rows(
     unit_share: int,
     size: int,
 ) -> None:
-    """Take the rows where the mask is True: blocks of threads for some rows (x) each.
+    """Take the rows where the mask is True: each block of threads (x) has some rows.
 
     The blocks along x share the placeholders, those along y the `num_units` units of `size` bytes
     of a row: `unit_share` each, fewer than 2**31. The threads of a block take units in turn, row
-    after row. True entries past `num_embeds` are left out; where there are fewer, the rest of
-    `embeds` becomes 0: row `i` of it is the business of those who look at placeholder `i`.
+    after row. True entries past `num_embeds` are dropped; if there are fewer, the rest of `embeds`
+    becomes 0: the threads of placeholder `i` write row `i` of it.
 
     Reads placeholders, whose rows begin every `placeholders_stride` bytes, ranks; writes the rows
-    of embeds, which lie one behind another, that belong to its own placeholders.
+    of embeds, which are contiguous, that belong to its own placeholders.
     """
     total = np.int64(ranks[np.uint64(num_placeholders)])
     row_share = divide_up(num_placeholders, cuda.gridDim.x)

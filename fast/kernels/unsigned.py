@@ -1,15 +1,15 @@
-"""Unsigned numbers in kernels: when they serve, and how they are divided.
+"""Unsigned numbers in kernels: when to use them, and how to divide them.
 
-Numba tests each signed index for being negative, to wrap it around, and each signed quotient, to
-round it down; a `range` with a step begins with a division. So an index is unsigned where it is
-used, what is divided is unsigned, and what goes by steps is an `np.uint32` in a `while` loop.
+Numba tests whether each signed index is negative, to wrap it, and each signed quotient, to round it
+down; a `range` with a step begins with a division. So an index is unsigned where it is used,
+dividends are unsigned, and loops with a step use an `np.uint32` in a `while` loop.
 
-- What comes from the caller's data stays signed until it has been compared with the bounds.
-- `np.uint32` is what the host keeps below 2**31: rows, columns, requests, threads, tokens of a
-  batch. One more step of a whole grid is below 2**32.
-- `np.uint64` casts what is an index by now: a product with a stride, a place in tables that may
-  have 2**32 entries. It is not compared with what has a sign, nor is the sum of two `np.uint32`,
-  which has 64 bits too: numba compares such numbers as floats.
+- A number from the caller's data stays signed until it has been compared with the bounds.
+- `np.uint32` is for numbers that the host keeps below 2**31: rows, columns, requests, threads,
+  tokens of a batch. One more step of a whole grid is below 2**32.
+- `np.uint64` casts a checked index: a product with a stride, a place in tables that may have 2**32
+  entries. It is not compared with signed numbers, nor is the sum of two `np.uint32`, which has 64
+  bits too: numba compares such numbers as floats.
 """
 
 import numpy as np
