@@ -41,7 +41,7 @@ NANS: Final = {
     torch.float8_e4m3fn: 0x7F,
     torch.float8_e5m2: 0x7E,
 }
-"""The bits of the NaN that fills placeholders without an embedding: positive, quiet, no other bit."""
+"""The bits of the NaN in placeholders without an embedding: positive, quiet, no other bit set."""
 
 
 @operator

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 Int32s: TypeAlias = Any
 """An int32 array in a compiled loop or a kernel. Its elements are the compiler's ints, not NumPy's
-or Python's: no checker of types knows them."""
+or Python's, so type checkers do not know them."""
 
 Int64s: TypeAlias = Any
 """An int64 array in a compiled loop or a kernel."""
