@@ -1,4 +1,7 @@
-"""Recognises a lost GPU context: after an illegal access every later call of the process fails."""
+"""What a process may no longer do after it has used a GPU.
+
+After an illegal memory access its context is lost: every later call fails. And it cannot be forked.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,13 @@ class ContextLostError(BaseException):  # no check may catch it, and Hypothesis 
 
     def __init__(self, error: str) -> None:
         super().__init__(f"the GPU context was lost by this call or the one before it: {error}")
+
+
+class UsedGpuError(BaseException):
+    """The process has used a GPU, so a forked child of it cannot."""
+
+    def __init__(self) -> None:
+        super().__init__("this process has used a GPU, so it cannot be forked")
 
 
 def lost_context(device: str | None) -> ContextLostError | None:
@@ -34,3 +44,15 @@ def lost_context(device: str | None) -> ContextLostError | None:
     except RuntimeError as error:
         return ContextLostError(str(error).partition("\n")[0])
     return None
+
+
+def check_can_fork() -> None:
+    """Check that a forked child of this process can use a GPU.
+
+    Raises:
+        UsedGpuError: This process has used one.
+
+    >>> check_can_fork()
+    """
+    if torch.cuda.is_initialized():
+        raise UsedGpuError

@@ -26,11 +26,11 @@ def _draw() -> None:
         data.draw(batches(MINIMAL))
 
 
-# A process that has used CUDA cannot be forked, and asking its runtime for GPUs uses it.
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# A process that has used CUDA cannot be forked. Without this, asking torch for GPUs uses it.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 torch.set_num_threads(1)  # a fork copies one thread alone
-with mock.patch.dict(os.environ, _NO_GPU):
+with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
     all_checks()  # imports the harness
     fast.warmup()  # a case that compiles a loop takes so long that it seems to hang
     warm_checked_mode()

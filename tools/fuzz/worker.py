@@ -47,6 +47,9 @@ START_SECONDS: Final = 120.0
 LOST_CONTEXT_EXIT: Final = 78
 """The exit status of a child whose GPU context was lost."""
 
+USED_GPU: Final = "used GPU"
+"""Why a child gives a job back: it must fork, and has used a GPU."""
+
 STARTING: Final = threading.Lock()
 """Held while a child is started, or asked whether it has ended.
 
@@ -125,13 +128,18 @@ class LocalWorker:
             self._child = _Child(self._start)
             self._has_started = True
         child = self._child
+        is_new, child.is_new = child.is_new, False
         if self._stopped.is_set():
             child.stop()
         for event in child.run(job, self.limits, lambda: self._closed):
             if isinstance(event, Lost):
                 self._child = None
                 child.end()
-                event = dataclasses.replace(event, worker=self.name)  # noqa: PLW2901
+                if event.reason == USED_GPU and not is_new:
+                    yield from self.run(job)
+                    return
+                reason = "error" if event.reason == USED_GPU else event.reason
+                event = dataclasses.replace(event, reason=reason, worker=self.name)  # noqa: PLW2901
             elif isinstance(event, Finished) and event.rss_bytes > self.limits.recycle_bytes:
                 self._child = None
                 self.recycled += 1
@@ -159,6 +167,7 @@ class _Child:
     def __init__(self, start: Start) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvtwin-fuzz-")
         folder = Path(self._folder.name)
+        self.is_new = True
         self.shared = _SharedInput(folder / "input", create=True)
         self._stacks = folder / "stacks"
         self._stacks.touch()
@@ -205,7 +214,7 @@ class _Child:
                     if kind == "finished":
                         yield Finished(job, *content)
                     else:
-                        yield Lost(job, "error", self.shared.read(), content)
+                        yield Lost(job, kind, self.shared.read(), content)
                     return
             except (EOFError, OSError, TypeError, ValueError):  # the last two if `close` closed it
                 reason = "stopped" if is_closed() else self._how_it_ended()
@@ -358,10 +367,14 @@ def _main(pipe: Connection, folder: Path, parent: int, preload: Sequence[str]) -
         try:
             result = job.run(context)
         except BaseException as error:  # noqa: BLE001  # the coordinator reports it
-            from conformance.gpu_context import ContextLostError  # noqa: PLC0415  # an actor of Ray lacks it
+            # An actor of Ray, which imports this module, need not have the harness.
+            from conformance.gpu_context import ContextLostError, UsedGpuError  # noqa: PLC0415
 
             if isinstance(error, ContextLostError):
                 os._exit(LOST_CONTEXT_EXIT)  # a new process has a new context
+            if isinstance(error, UsedGpuError):
+                pipe.send((USED_GPU, traceback.format_exc()))
+                return
             pipe.send(("error", traceback.format_exc()))
             return
         gc.collect()

@@ -19,6 +19,7 @@ from tests.tools.fuzz.ray_jobs import CountingJob, CrashingJob, RaisingJob
 from tests.tools.fuzz.worker_jobs import (
     ContextLosingJob,
     ExitingJob,
+    ForkingJob,
     HangingJob,
     KeepingJob,
     PidJob,
@@ -107,6 +108,18 @@ def test_an_exit_is_lost(job: Job, reason: str, worker: LocalWorker) -> None:
     lost = end_of(worker, job)
     assert isinstance(lost, Lost)
     assert (reason, b"exits") == (lost.reason, lost.input)
+
+
+def test_a_job_that_forks_gets_a_process_without_a_gpu(worker: LocalWorker) -> None:
+    """It is run again in a new one; if that has used a GPU too, the fuzzer is at fault."""
+    before = result_of(worker, ForkingJob(succeeds=True))
+    assert before != result_of(worker, ForkingJob(succeeds=True))
+    assert 1 == worker.restarts
+    lost = end_of(worker, ForkingJob(succeeds=False))
+    assert isinstance(lost, Lost)
+    assert "error" == lost.reason
+    assert "UsedGpuError: this process has used a GPU" in lost.detail
+    assert 2 == worker.restarts
 
 
 def test_an_exit_is_seen_while_others_start(

@@ -8,11 +8,14 @@ import sys
 import time
 from typing import Final
 
-from conformance.gpu_context import ContextLostError
+from conformance.gpu_context import ContextLostError, UsedGpuError
 from tools.fuzz.jobs import WorkerContext
 
 KEPT: Final[list[bytes]] = []
 """What `KeepingJob` keeps."""
+
+RUNS: Final[list[str]] = []
+"""The jobs that `ForkingJob` ran in this process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,27 @@ class ContextLosingJob:
         """Raise as a case does that has lost it."""
         worker.note_input(b"exits")
         raise ContextLostError("planted")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForkingJob:
+    """Fork a child that uses a GPU, in a process that has used one unless it is new.
+
+    Attributes:
+        succeeds: Whether a new process has used none.
+    """
+
+    succeeds: bool
+    name: str = "forking"
+    needs_gpu: bool = True
+
+    def run(self, worker: WorkerContext) -> int:
+        """Return the process id, unless the process has used a GPU."""
+        worker.note_input(b"forks")
+        if RUNS or not self.succeeds:
+            raise UsedGpuError
+        RUNS.append(self.name)
+        return os.getpid()
 
 
 @dataclasses.dataclass(frozen=True)
