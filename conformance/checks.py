@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.contracts import Call, Contract, Draw, InvalidInput
-from conformance.gpu_context import lost_context
+from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.implementations import is_of_fast
 from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.profiles import Kind, Profile
@@ -107,15 +107,16 @@ class Check:
             LEDGER.count(self.function, target.name, self.meets(example))
             with counting_launches(lambda: LEDGER.launches.update([self.function])):
                 try:
-                    self.body(target, example)
+                    with noticing_lost_context(target.device):
+                        self.body(target, example)
+                except ContextLostError as error:
+                    FAILURES.append((self, example, error))
+                    raise
                 except RAISED as error:
-                    lost = lost_context(target.device)
-                    if lost is None and target.excuses(self.function, error):
+                    if target.excuses(self.function, error):
                         return
-                    FAILURES.append((self, example, lost or error))
+                    FAILURES.append((self, example, error))
                     note_failure(self.function, LOOKED_UP)
-                    if lost is not None:
-                        raise lost from error
                     raise
 
         name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}".replace(".", "_")

@@ -5,6 +5,9 @@ After an illegal memory access its context is lost: every later call fails. And 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 
@@ -26,24 +29,33 @@ class UsedGpuError(BaseException):
         super().__init__("this process has used a GPU, so it cannot be forked")
 
 
-def lost_context(device: str | None) -> ContextLostError | None:
-    """Return an error if the GPU context is lost; None otherwise.
+@contextlib.contextmanager
+def noticing_lost_context(device: str | None) -> Iterator[None]:
+    """Turn whatever is raised inside into a `ContextLostError` if the GPU context is lost.
 
-    It waits for the device, so it is called after a failure only: waiting after every call would
-    hide calls that return before their result is there.
+    It synchronises after a failure only: after every call that would hide functions that return
+    before their result is there.
 
     Args:
-        device: The type of device that the failed check used.
+        device: The type of device that is used inside.
 
-    >>> lost_context("cpu")
+    Raises:
+        ContextLostError: Something was raised, and the context is lost.
+
+    >>> with noticing_lost_context("cpu"):
+    ...     1 / 0
+    Traceback (most recent call last):
+    ZeroDivisionError: division by zero
     """
-    if device != "cuda":
-        return None
     try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        return ContextLostError(str(error).partition("\n")[0])
-    return None
+        yield
+    except (Exception, SystemExit) as error:
+        if device == "cuda" and torch.cuda.is_initialized():
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as lost:
+                raise ContextLostError(str(lost).partition("\n")[0]) from error
+        raise
 
 
 def check_can_fork() -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from conformance.absent import Absent
 from conformance.checks import Check
-from conformance.gpu_context import lost_context
+from conformance.gpu_context import noticing_lost_context
 from conformance.life.machine import NAME, LifeMachine
 from conformance.life.situations import SITUATIONS
 from conformance.life.strategies import SCALES
@@ -56,11 +56,9 @@ class LifeCheck(Check):
             machine = cast("type[LifeMachine]", factory)  # whatever makes one will do
             with counting_launches(lambda: LEDGER.launches.update([self.function])):
                 try:
-                    run_state_machine_as_test(machine, settings=options)
+                    with noticing_lost_context(target.device):
+                        run_state_machine_as_test(machine, settings=options)
                 except RAISED as error:
-                    lost = lost_context(target.device)
-                    if lost is not None:
-                        raise lost from error
                     declared = target.under_test.deviations if target.under_test else ()
                     known = next((one for one in declared if one.explains(error)), None)
                     if known is None:

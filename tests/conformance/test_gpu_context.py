@@ -7,47 +7,72 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.checks import FAILURES, law
-from conformance.gpu_context import ContextLostError, lost_context
+from conformance.gpu_context import (
+    ContextLostError,
+    UsedGpuError,
+    check_can_fork,
+    noticing_lost_context,
+)
 from conformance.profiles import PROFILES
 from conformance.targets import TARGETS
 
 pytest_plugins = ["pytester"]
 
 RUN = """
-import conformance.checks
+from conformance.checks import law
 from conformance.gpu_context import ContextLostError
 from hypothesis import strategies as st
 
-conformance.checks.lost_context = lambda device: ContextLostError("planted")
-
-@conformance.checks.law("toy", lambda preset: st.integers(0, 9))
+@law("toy", lambda preset: st.integers(0, 9))
 def test_lost(target, n):
     "Fails."
-    raise ZeroDivisionError("a consequence")
+    raise ContextLostError("planted")
 
-@conformance.checks.law("toy", lambda preset: st.integers(0, 9))
+@law("toy", lambda preset: st.integers(0, 9))
 def test_next(target, n):
     "Would fail too."
-    raise ZeroDivisionError("another consequence")
+    raise ZeroDivisionError("a consequence")
 """
 
 
-def _fail(*_: object) -> None:
+def _fail() -> None:
     raise RuntimeError("CUDA error: device-side assert triggered\nand more lines")
+
+
+def _fail_somehow() -> None:
+    raise ZeroDivisionError("planted")
 
 
 def test_only_a_gpu_can_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what CUDA said, in a line; a device that answers has lost nothing."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert lost_context("cuda") is None
+    with pytest.raises(ZeroDivisionError), noticing_lost_context("cuda"):
+        _fail_somehow()
     monkeypatch.setattr(torch.cuda, "synchronize", _fail)
-    assert lost_context("cpu") is None
-    assert lost_context(None) is None
-    assert str(lost_context("cuda")).endswith("before it: CUDA error: device-side assert triggered")
+    for device in ("cpu", None):
+        with pytest.raises(ZeroDivisionError), noticing_lost_context(device):
+            _fail_somehow()
+    with noticing_lost_context("cuda"):
+        pass  # it waits after a failure only
+    with (
+        pytest.raises(ContextLostError, match=r"it: CUDA error: device-side assert triggered$"),
+        noticing_lost_context("cuda"),
+    ):
+        _fail_somehow()
+
+
+def test_a_process_that_has_used_a_gpu_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its children could not use the GPU."""
+    check_can_fork()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UsedGpuError):
+        check_can_fork()
 
 
 def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example that lost it is kept as it is: any other would fail from now on."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", _fail)
     tried = []
 

@@ -24,7 +24,6 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.absent import Absent
 from conformance.drawing import AnewProvider
-from conformance.gpu_context import lost_context
 from conformance.situations import LEDGER
 from conformance.targets import LOOKED_UP, RAISED
 from tools.fuzz.properties import Property
@@ -156,9 +155,6 @@ def run_data(
         except (StopTest, UnsatisfiedAssumption, Absent):
             status = Status.INVALID
         except RAISED as raised:
-            lost = lost_context(prop.target.device)
-            if lost is not None:
-                raise lost from raised
             if prop.target.excuses(prop.check.function, raised):
                 status = Status.INVALID
             else:

@@ -16,6 +16,9 @@ from typing import IO, Any, Final
 from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 
+from conformance.gpu_context import ContextLostError, check_can_fork
+from tools.fuzz.worker import LOST_CONTEXT_EXIT
+
 CASE_SECONDS: Final = 20.0
 """A case that takes longer hangs; a worker waits a little longer for one."""
 
@@ -24,6 +27,9 @@ HANG_SECONDS: Final = 3.0
 
 MEMORY_EXIT: Final = 77
 """The exit status of a child that ran out of memory."""
+
+HOW: Final = {0: "", MEMORY_EXIT: "out of memory", LOST_CONTEXT_EXIT: "lost GPU context"}
+"""How a child ended, by its exit status."""
 
 
 class ProcessDiedError(Exception):
@@ -48,9 +54,13 @@ def run_in_child(call: Callable[[], None], seconds: float = CASE_SECONDS) -> str
     Returns:
         How the child died; empty if it came to its end.
 
+    Raises:
+        UsedGpuError: This process has used a GPU, so its children cannot.
+
     >>> run_in_child(lambda: None), run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
     ('', 'SIGKILL')
     """
+    check_can_fork()
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which ours only waits
@@ -62,6 +72,8 @@ def run_in_child(call: Callable[[], None], seconds: float = CASE_SECONDS) -> str
             call()
         except MemoryError:
             os._exit(MEMORY_EXIT)
+        except ContextLostError:
+            os._exit(LOST_CONTEXT_EXIT)
         except BaseException:  # noqa: BLE001  # a failure of another kind, found without a child
             os._exit(0)
         os._exit(0)
@@ -77,8 +89,7 @@ def run_in_child(call: Callable[[], None], seconds: float = CASE_SECONDS) -> str
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
-    code = os.WEXITSTATUS(status)
-    return "" if code == 0 else "out of memory" if code == MEMORY_EXIT else f"exit {code}"
+    return HOW.get(os.WEXITSTATUS(status), f"exit {os.WEXITSTATUS(status)}")
 
 
 def draw_in_child(

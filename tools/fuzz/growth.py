@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from conformance.gpu_context import check_can_fork
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.failures import Failure, with_artefacts
 from tools.fuzz.jobs import WorkerContext
@@ -106,6 +107,7 @@ class GrowthJob:
 
     def _measure(self, prop: Property, note: Callable[[bytes], None]) -> list[int]:
         """Return the resident bytes after each round but the first, in a child that then ends."""
+        check_can_fork()
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -17,6 +17,7 @@ import conformance
 from conformance.checks import Check, checks_in
 from conformance.contracts import Draw
 from conformance.functions import choose_functions
+from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
 from conformance.life.check import LifeCheck
 from conformance.life.machine import LifeMachine
@@ -88,11 +89,16 @@ class Property:
         return sized()
 
     def run(self, example: Any) -> None:
-        """Raise if an example contradicts the statement."""
-        if self.is_stateful:
-            self._machine(example)
-        else:
-            self.check.body(self.target, example)
+        """Raise if an example contradicts the statement.
+
+        Raises:
+            ContextLostError: It contradicts it, and the GPU context is lost.
+        """
+        with noticing_lost_context(self.target.device):
+            if self.is_stateful:
+                self._machine(example)
+            else:
+                self.check.body(self.target, example)
 
     def meets(self, example: Any) -> Iterable[str]:
         """Return the situations that an example meets."""
