@@ -50,7 +50,7 @@ def noticing_lost_context(device: str | None) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if device == "cuda" and torch.cuda.is_initialized():
+        if device == "cuda" and _has_used_gpu():
             try:
                 torch.cuda.synchronize()
             except RuntimeError as lost:
@@ -66,5 +66,9 @@ def check_can_fork() -> None:
 
     >>> check_can_fork()
     """
-    if torch.cuda.is_initialized():
+    if _has_used_gpu():
         raise UsedGpuError
+
+
+def _has_used_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's own
