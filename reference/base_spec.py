@@ -88,7 +88,18 @@ class KVCacheSpec:
         raise NotImplementedError(f"{type(self).__name__} has no max_memory_usage_bytes")
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
-        """Return the same spec with another block size."""
+        """Return the same spec with another block size.
+
+        Args:
+            block_size: Positions in a block, at least 1.
+
+        Returns:
+            A new spec of the same class.
+
+        Raises:
+            TypeError: A block size that is not an int.
+            ValueError: A block size below 1.
+        """
         return dataclasses.replace(self, block_size=block_size)
 
     @classmethod

@@ -178,6 +178,9 @@ class AttentionMetadataBuilder(ABC, Generic[MetadataT]):
             common_attn_metadata: The batch.
             fast_build: Whether a fast build matters more than fast kernels, as for a metadata that
                 is used once.
+
+        Returns:
+            The metadata that the backend's kernels read.
         """
 
     def build_for_cudagraph_capture(
