@@ -182,15 +182,23 @@ def _are_replayed(out: Path, functions: set[str], started: float) -> bool:
     )
 
 
+def _end_when_done(night: subprocess.Popen[str], out: Path, bug: str, seconds: float) -> None:
+    """End a night as soon as a bug was found and made small."""
+    try:
+        nights.until(lambda: is_done(out, [bug]), seconds)
+        night.terminate()
+        nights.ended(night)
+    finally:
+        night.kill()
+
+
 @long
 def test_a_flaky_bug_says_how_often_it_fails(tmp_path: Path) -> None:
     """It is found, and not made small: that would follow chance."""
     night = nights.start(
         *options("flaky"), "--minutes", "5", "--out", tmp_path, PLANTED_BUGS="flaky"
     )
-    nights.until(lambda: is_done(tmp_path, ["flaky"]))
-    night.terminate()
-    nights.ended(night)
+    _end_when_done(night, tmp_path, "flaky", nights.SECONDS)
     found = nights.report(tmp_path)["findings"]
     assert any(0 < one["fails"] < one["attempts"] for one in found), found
 
@@ -201,9 +209,7 @@ def test_a_combination_is_found_step_by_step(tmp_path: Path) -> None:
     night = nights.start(
         *options("combination"), "--minutes", "10", "--out", tmp_path, PLANTED_BUGS="combination"
     )
-    nights.until(lambda: is_done(tmp_path, ["combination"]), 660)
-    night.terminate()
-    nights.ended(night)
+    _end_when_done(night, tmp_path, "combination", 660)
     [found] = nights.report(tmp_path)["findings"]
     assert ("get_dcp_local_seq_lens", "same answer") == (found["function"], found["kind"])
 
