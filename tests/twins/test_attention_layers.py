@@ -211,7 +211,7 @@ class Backend:
         return cls.name
 
     @classmethod
-    def get_builder_cls(cls) -> Any:  # of any kind
+    def get_builder_cls(cls) -> Any:
         """Return the class of the builders."""
         return cls.builder_cls
 
@@ -292,7 +292,7 @@ class Sharing(Builder):
         self.taken.append(buffer)
 
 
-def backend_of(name: str, builder_cls: Any) -> type[Any]:  # of any kind
+def backend_of(name: str, builder_cls: Any) -> type[Any]:
     """Make a backend of a name, with builders of a class."""
     return type("Made", (Backend,), {"name": name, "builder_cls": builder_cls})
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.twins.arrays import int64
-
-BatchMaker: TypeAlias = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ BatchMaker: TypeAlias = Callable[..., Any]
 )
 def test_split_in_two(
     twin: Any,
-    make_batch: BatchMaker,
+    make_batch: Any,
     query_lens: list[int],
     threshold: int,
     uniform: bool,
@@ -48,7 +45,7 @@ def test_split_in_two(
     assert {int} == {type(count) for count in counts}
 
 
-def test_padding_tokens_go_with_the_last_kind(twin: Any, make_batch: BatchMaker) -> None:
+def test_padding_tokens_go_with_the_last_kind(twin: Any, make_batch: Any) -> None:
     """Tokens past the last request count with the prefills, or the decodes if there are none."""
     assert (1, 1, 1, 11) == twin.split_decodes_and_prefills(
         make_batch([1, 8], [4, 0], padding_tokens=3)
@@ -77,7 +74,7 @@ def test_padding_tokens_go_with_the_last_kind(twin: Any, make_batch: BatchMaker)
 )
 def test_split_in_three(
     twin: Any,
-    make_batch: BatchMaker,
+    make_batch: Any,
     query_lens: list[int],
     computed: list[int],
     threshold: int,
@@ -98,7 +95,7 @@ def test_split_in_three(
     ],
 )
 def test_refusals_of_thresholds(
-    twin: Any, make_batch: BatchMaker, kwargs: dict[str, Any], message: str
+    twin: Any, make_batch: Any, kwargs: dict[str, Any], message: str
 ) -> None:
     """A threshold that cannot be is refused by all three functions, in these words."""
     batch = make_batch([1], [1])
@@ -111,7 +108,7 @@ def test_refusals_of_thresholds(
             call()
 
 
-def test_refusals_of_splits(twin: Any, make_batch: BatchMaker) -> None:
+def test_refusals_of_splits(twin: Any, make_batch: Any) -> None:
     """The flag must be a bool, and the batch valid."""
     batch = make_batch([1], [1])
     with twin.refuses("TypeError: require_uniform must be a bool, got 1 of int"):

@@ -77,7 +77,7 @@ def test_a_builder_is_generic_in_its_metadata(twin: Any) -> None:
     assert (int,) == twin.AttentionMetadataBuilder[int].__args__
 
 
-def test_shortcuts_to_build(make_builder: Callable[..., Any]) -> None:
+def test_shortcuts_to_build(make_builder: Any) -> None:
     """Capture and drafting build without common prefix, drafting fast; both by keyword."""
     builder, batch = make_builder(), object()
     assert {"common_prefix_len": 0, "common_attn_metadata": batch} == (
@@ -88,7 +88,7 @@ def test_shortcuts_to_build(make_builder: Callable[..., Any]) -> None:
     assert expected == builder.build_for_drafting(batch, 0)
 
 
-def test_no_cascade_attention(twin: Any, make_builder: Callable[..., Any]) -> None:
+def test_no_cascade_attention(twin: Any, make_builder: Any) -> None:
     """Whatever it is asked, the answer is no."""
     assert make_builder().use_cascade_attention() is False
     assert make_builder().use_cascade_attention(5, twin.convert(np.zeros(3)), num_sms=4) is False
@@ -115,7 +115,7 @@ def test_no_cascade_attention(twin: Any, make_builder: Callable[..., Any]) -> No
     ],
 )
 def test_reorder_batch_threshold(
-    make_builder: Callable[..., Any],
+    make_builder: Any,
     recorder: Any,
     num_drafts: int | None,
     dcp_size: int,
@@ -133,7 +133,7 @@ def test_reorder_batch_threshold(
     assert recorder.reorder_batch_threshold is None
 
 
-def test_no_speculation(make_builder: Callable[..., Any]) -> None:
+def test_no_speculation(make_builder: Any) -> None:
     """Without speculative config, or in one that lacks the number, the threshold is not raised."""
     for speculative_config in (None, SimpleNamespace()):
         builder = make_builder()
@@ -142,7 +142,7 @@ def test_no_speculation(make_builder: Callable[..., Any]) -> None:
         assert 2 == builder.reorder_batch_threshold
 
 
-def test_no_threshold_reads_no_configuration(make_builder: Callable[..., Any]) -> None:
+def test_no_threshold_reads_no_configuration(make_builder: Any) -> None:
     """None is set whatever the configuration lacks, also in place of an earlier threshold."""
     builder = make_builder()
     builder._init_reorder_batch_threshold(3)
@@ -171,7 +171,7 @@ def test_no_threshold_reads_no_configuration(make_builder: Callable[..., Any]) -
 )
 def test_refusals_of_thresholds(
     twin: Any,
-    make_builder: Callable[..., Any],
+    make_builder: Any,
     num_drafts: Any,
     dcp_size: Any,
     arguments: tuple[Any, ...],
@@ -186,9 +186,7 @@ def test_refusals_of_thresholds(
 
 
 @pytest.mark.parametrize("name", ["parallel_config", "speculative_config"])
-def test_thresholds_need_a_configuration(
-    twin: Any, make_builder: Callable[..., Any], name: str
-) -> None:
+def test_thresholds_need_a_configuration(twin: Any, make_builder: Any, name: str) -> None:
     """A configuration that lacks what is read is refused, and the threshold is as it was."""
     builder = make_builder(3)
     fields = {key: value for key, value in vars(builder.vllm_config).items() if key != name}
@@ -281,7 +279,7 @@ def test_refusals_of_micro_batches(twin: Any, ubatch_id: Any, message: str) -> N
         twin.AttentionGroup(Backend, [1, 2], [], None).get_metadata_builder(ubatch_id)
 
 
-def test_what_is_not_supported_is_not_read(make_builder: Callable[..., Any]) -> None:
+def test_what_is_not_supported_is_not_read(make_builder: Any) -> None:
     """Without `supports_spec_as_decode` a broken speculative configuration does no harm."""
     builder = make_builder("many")
     builder._init_reorder_batch_threshold(2)

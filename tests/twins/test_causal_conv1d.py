@@ -6,14 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from tests.twins.arrays import int32
-
-EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
-
-QUERY_LENS = st.lists(st.sampled_from((0, 1, 7, 8, 9, 16, 17, 40)), max_size=8)
 
 
 def starts_of(twin: Any, query_lens: list[int]) -> Any:

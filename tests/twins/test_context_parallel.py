@@ -6,13 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from tests.twins.arrays import int32
-
-pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
-
-EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.twins.arrays import int64
-
-BatchMaker: TypeAlias = Callable[..., Any]
-
 
 SAME_OBJECTS = (
     *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
@@ -55,7 +51,7 @@ def test_the_protocol(twin: Any) -> None:
 
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_the_example(twin: Any, make_batch: BatchMaker, padding: int, dtype: type[Any]) -> None:
+def test_the_example(twin: Any, make_batch: Any, padding: int, dtype: type[Any]) -> None:
     """The worked example, every field of it."""
     batch = make_batch(
         [15, 5, 8],
@@ -101,7 +97,7 @@ def test_the_example(twin: Any, make_batch: BatchMaker, padding: int, dtype: typ
 )
 def test_corners(
     twin: Any,
-    make_batch: BatchMaker,
+    make_batch: Any,
     query_lens: list[int],
     indices: list[int],
     starts: list[int],
@@ -125,13 +121,13 @@ def test_corners(
         {"query_start_loc": None},
     ],
 )
-def test_the_metadata_itself(twin: Any, make_batch: BatchMaker, changes: dict[str, Any]) -> None:
+def test_the_metadata_itself(twin: Any, make_batch: Any, changes: dict[str, Any]) -> None:
     """With one token at most of each, or not armed, it comes back, whatever else it holds."""
     batch = make_batch([3, 2], [0, 0], **changes)
     assert batch is wanted_of(twin, batch)
 
 
-def test_the_class_of_the_result(twin: Any, make_batch: BatchMaker) -> None:
+def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
     """A subclass's fields are kept; an engine's own metadata gives ours, also of NumPy's counts."""
     batch = make_batch([3, 2], [0, 0], **logits_of([2, 4]))
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
@@ -204,7 +200,7 @@ def test_the_class_of_the_result(twin: Any, make_batch: BatchMaker) -> None:
         ),
     ],
 )
-def test_refusals(twin: Any, make_batch: BatchMaker, changes: dict[str, Any], message: str) -> None:
+def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
     """Each wrong field is refused, in these words; tokens of padding are none."""
     batch = make_batch([3, 2], [0, 0], padding_tokens=1, **changes)
     with twin.refuses(message):
@@ -212,9 +208,7 @@ def test_refusals(twin: Any, make_batch: BatchMaker, changes: dict[str, Any], me
 
 
 @pytest.mark.parametrize("lacking", ["logits_indices_padded", "seq_lens_cpu"])
-def test_a_metadata_that_lacks_what_is_read(
-    twin: Any, make_batch: BatchMaker, lacking: str
-) -> None:
+def test_a_metadata_that_lacks_what_is_read(twin: Any, make_batch: Any, lacking: str) -> None:
     """An engine's own metadata without a field is refused."""
     values = vars(make_batch([3], [0], **logits_of([2])))
     own: Any = SimpleNamespace(**{name: values[name] for name in values if name != lacking})

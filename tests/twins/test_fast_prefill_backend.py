@@ -8,17 +8,14 @@ import enum
 import gc
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import reference
 from tests.twins.arrays import int32
-
-BatchMaker: TypeAlias = Callable[..., reference.CommonAttentionMetadata]
 
 INDICES = int32(2, 3, 4, 0)
 
@@ -30,10 +27,7 @@ def make_backend(twin: Any, make_metadata: Any) -> type[Any]:
         """Builds, and remembers it."""
 
         def build(
-            self,
-            common_prefix_len: int,
-            common_attn_metadata: Any,
-            fast_build: bool = False,
+            self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
         ) -> object:
             """Return a metadata."""
             self.arguments = common_prefix_len, common_attn_metadata, fast_build
@@ -56,7 +50,7 @@ def make_builder(backend: Any) -> Any:  # a class or an instance
 
 
 @pytest.fixture
-def batch(make_batch: BatchMaker) -> Any:
+def batch(make_batch: Any) -> Any:
     """Return a batch of two requests, of which three tokens are wanted."""
     return make_batch([3, 2], [0, 4], logits_indices_padded=INDICES, num_logits_indices=3)
 
@@ -121,7 +115,7 @@ def test_what_the_other_builder_is_given(twin: Any, batch: Any) -> None:
     ],
 )
 def test_where_fast_prefill_is_not_armed(
-    twin: Any, make_batch: BatchMaker, changes: dict[str, Any]
+    twin: Any, make_batch: Any, changes: dict[str, Any]
 ) -> None:
     """The other builds of the batch itself; the fields are the batch's, None too."""
     batch = make_batch([3, 2], [0, 4], **changes)
@@ -355,7 +349,7 @@ def test_an_engines_own_builder(twin: Any, batch: Any) -> None:
     class Builder:
         """Builds a namespace."""
 
-        def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:  # likewise
+        def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
             """Return what was given."""
             return SimpleNamespace(prefix=common_prefix_len, given=common_attn_metadata)
 
@@ -449,7 +443,7 @@ def test_a_backend_without_builders(twin: Any) -> None:
         twin.create_fast_prefill_custom_backend("Fast", instance)
 
 
-def test_a_builder_that_changes_the_batch(twin: Any, make_batch: BatchMaker) -> None:
+def test_a_builder_that_changes_the_batch(twin: Any, make_batch: Any) -> None:
     """Where the batch itself is built from, its fields are those from before."""
 
     def disarm(batch: Any) -> Frozen:

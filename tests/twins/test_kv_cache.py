@@ -30,9 +30,7 @@ class Backend:
     """A backend that holds the keys of all blocks before the values."""
 
     @staticmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, heads: int, size: int
-    ) -> Any:  # a shape
+    def get_kv_cache_shape(num_blocks: int, block_size: int, heads: int, size: int) -> Any:
         """Return the logical shape."""
         return 2, num_blocks, block_size, heads, size
 

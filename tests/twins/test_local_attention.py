@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
-
-BatchMaker: TypeAlias = Callable[..., Any]
 
 
 def columns(twin: Any, num_reqs: int, width: int) -> Any:
@@ -22,7 +19,7 @@ def query_lens_of(metadata: Any) -> list[int]:
     return lens
 
 
-def test_the_example(twin: Any, make_batch: BatchMaker) -> None:
+def test_the_example(twin: Any, make_batch: Any) -> None:
     """The worked example, every field of it."""
     batch = make_batch(
         [4, 10, 5],
@@ -82,7 +79,7 @@ def test_the_example(twin: Any, make_batch: BatchMaker) -> None:
 )
 def test_corners(
     twin: Any,
-    make_batch: BatchMaker,
+    make_batch: Any,
     query_lens: list[int],
     computed: list[int],
     chunk: int,
@@ -101,14 +98,14 @@ def test_corners(
     )
 
 
-def test_a_table_of_no_columns(twin: Any, make_batch: BatchMaker) -> None:
+def test_a_table_of_no_columns(twin: Any, make_batch: Any) -> None:
     """Where there is no last column to repeat, there are nulls."""
     batch = make_batch([0, 0], [0, 0], block_table_tensor=twin.convert(np.zeros((2, 0), np.int32)))
     virtual = twin.make_local_attention_virtual_batches(6, batch, 2)
     assert [[0, 0, 0], [0, 0, 0]] == virtual.block_table_tensor.tolist()
 
 
-def test_no_requests(twin: Any, make_batch: BatchMaker) -> None:
+def test_no_requests(twin: Any, make_batch: Any) -> None:
     """A batch of no requests has no virtual ones, and its tables keep their shape."""
     virtual = twin.make_local_attention_virtual_batches(6, make_batch([], [], padding_tokens=3), 2)
     virtual.validate(block_size=2)
@@ -122,7 +119,7 @@ def test_no_requests(twin: Any, make_batch: BatchMaker) -> None:
     )
 
 
-def test_positions_follow_from_the_lengths(twin: Any, make_batch: BatchMaker) -> None:
+def test_positions_follow_from_the_lengths(twin: Any, make_batch: Any) -> None:
     """After fast prefill computed tokens say less than s - q; the last positions are meant."""
     batch = make_batch([2], [5], num_computed_tokens_cpu=twin.int32(1))
     virtual = twin.make_local_attention_virtual_batches(4, batch, 2)
@@ -133,7 +130,7 @@ def test_positions_follow_from_the_lengths(twin: Any, make_batch: BatchMaker) ->
     )
 
 
-def test_counts_are_python_ints(twin: Any, make_batch: BatchMaker) -> None:
+def test_counts_are_python_ints(twin: Any, make_batch: Any) -> None:
     """An engine's NumPy counts come back as ints."""
     batch = make_batch([2], [5])
     batch.num_actual_tokens = np.int64(2)
@@ -149,7 +146,7 @@ def test_counts_are_python_ints(twin: Any, make_batch: BatchMaker) -> None:
     }
 
 
-def test_lengths_near_32_bits(twin: Any, make_batch: BatchMaker) -> None:
+def test_lengths_near_32_bits(twin: Any, make_batch: Any) -> None:
     """Lengths and chunks near 2^31 do not overflow."""
     length = twin.int32(2**31 - 1)
     batch = make_batch(
@@ -186,14 +183,14 @@ def test_lengths_near_32_bits(twin: Any, make_batch: BatchMaker) -> None:
     ],
 )
 def test_refusals(
-    twin: Any, make_batch: BatchMaker, chunk: object, block_size: object, message: str
+    twin: Any, make_batch: Any, chunk: object, block_size: object, message: str
 ) -> None:
     """Sizes that do not fit, and rows too short for them, are refused, in these words."""
     with twin.refuses(message):
         twin.make_local_attention_virtual_batches(chunk, make_batch([2], [5]), block_size)
 
 
-def test_the_block_size_must_be_given(twin: Any, make_batch: BatchMaker) -> None:
+def test_the_block_size_must_be_given(twin: Any, make_batch: Any) -> None:
     """The default is no block size at all."""
     with twin.refuses("ValueError: block_size is 0, expected 1 to 2147483647"):
         twin.make_local_attention_virtual_batches(4, make_batch([2], [5]))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ import pytest
 import reference
 import reference.invariants
 from tests.twins.arrays import int32, int64
-
-BatchMaker: TypeAlias = Callable[..., Any]
 
 
 def test_fields(twin: Any) -> None:
@@ -45,7 +42,7 @@ def test_the_constructor_checks_nothing(twin: Any) -> None:
     [([], [], 0), ([], [], 3), ([1, 0, 4], [5, 0, 0], 0), ([2, 0, 0], [0, 7, 0], 6)],
 )
 def test_valid_batches(
-    make_batch: BatchMaker, query_lens: list[int], computed: list[int], padding_tokens: int
+    make_batch: Any, query_lens: list[int], computed: list[int], padding_tokens: int
 ) -> None:
     """Padded requests and tokens are valid, and a batch of nothing is."""
     metadata = make_batch(query_lens, computed, padding_tokens=padding_tokens)
@@ -67,7 +64,7 @@ def test_valid_batches(
         {"logits_indices_padded": np.zeros(9, np.int64), "num_logits_indices": 2},
     ],
 )
-def test_valid_changes(make_batch: BatchMaker, changes: dict[str, Any]) -> None:
+def test_valid_changes(make_batch: Any, changes: dict[str, Any]) -> None:
     """What no invariant forbids is valid."""
     make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes).validate(block_size=2)
 
@@ -175,7 +172,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSALS)
-def test_refusals(twin: Any, make_batch: BatchMaker, changes: dict[str, Any], message: str) -> None:
+def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
     """Each invariant broken in turn is refused, in these words; an engine's own object's too."""
     metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
     with twin.refuses(message):
@@ -184,7 +181,7 @@ def test_refusals(twin: Any, make_batch: BatchMaker, changes: dict[str, Any], me
         twin.metadata.validate_metadata(SimpleNamespace(**vars(metadata)), 2)
 
 
-def test_rows_need_a_block_size(twin: Any, make_batch: BatchMaker) -> None:
+def test_rows_need_a_block_size(twin: Any, make_batch: Any) -> None:
     """The rows of the table are judged with a block size only, and just so wide as needed."""
     metadata = make_batch([1], [16], block_table_tensor=twin.convert(np.zeros((1, 1), np.int32)))
     metadata.validate()
@@ -201,7 +198,7 @@ def test_rows_need_a_block_size(twin: Any, make_batch: BatchMaker) -> None:
 @pytest.mark.parametrize(
     "name", [f.name for f in dataclasses.fields(reference.CommonAttentionMetadata)]
 )
-def test_absent_fields_are_not_checked(twin: Any, make_batch: BatchMaker, name: str) -> None:
+def test_absent_fields_are_not_checked(twin: Any, make_batch: Any, name: str) -> None:
     """An engine's own metadata may lack any field, or have only that one."""
     fields = vars(make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2))
     lacking = {other: value for other, value in fields.items() if other != name}
@@ -220,13 +217,13 @@ def test_fields_that_need_others(twin: Any) -> None:
     )
 
 
-def test_the_last_request_counts(make_batch: BatchMaker) -> None:
+def test_the_last_request_counts(make_batch: Any) -> None:
     """The greatest lengths bound the last request's too."""
     with pytest.raises(ValueError, match=r"^max_query_len is 2, less than the query length 3"):
         make_batch([2, 3], [3, 5], max_query_len=2).validate()
 
 
-def test_equal_only_to_itself(make_batch: BatchMaker) -> None:
+def test_equal_only_to_itself(make_batch: Any) -> None:
     """Metadata are compared by identity: arrays have no one truth value."""
     one, other = make_batch([2], [3]), make_batch([2], [3])
     assert one == one  # noqa: PLR0124  # the point
@@ -234,7 +231,7 @@ def test_equal_only_to_itself(make_batch: BatchMaker) -> None:
     assert len({one, other}) == 2
 
 
-def test_lengths_without_num_reqs(twin: Any, make_batch: BatchMaker) -> None:
+def test_lengths_without_num_reqs(twin: Any, make_batch: Any) -> None:
     """Without num_reqs the starts, or else the sequence lengths, say how many there are."""
     fields = vars(make_batch([2, 3], [3, 5]))
     del fields["num_reqs"]
@@ -246,7 +243,7 @@ def test_lengths_without_num_reqs(twin: Any, make_batch: BatchMaker) -> None:
         twin.metadata.validate_metadata(SimpleNamespace(**fields))
 
 
-def test_unpadded_cuts_every_field(twin: Any, make_batch: BatchMaker) -> None:
+def test_unpadded_cuts_every_field(twin: Any, make_batch: Any) -> None:
     """Per-request fields are cut to the requests, slots to the tokens; the rest is as it was."""
     metadata = make_batch(
         [2, 3, 0],
@@ -283,7 +280,7 @@ def test_unpadded_cuts_every_field(twin: Any, make_batch: BatchMaker) -> None:
             assert twin.shares_memory(value, getattr(metadata, name)), name
 
 
-def test_unpadded_keeps_the_class_and_python_ints(twin: Any, make_batch: BatchMaker) -> None:
+def test_unpadded_keeps_the_class_and_python_ints(twin: Any, make_batch: Any) -> None:
     """A subclass's metadata is cut to one of the same subclass; counts are ints."""
     subclass = type("Ours", (twin.CommonAttentionMetadata,), {})
     metadata = subclass(**vars(make_batch([2], [3])))
@@ -292,7 +289,7 @@ def test_unpadded_keeps_the_class_and_python_ints(twin: Any, make_batch: BatchMa
     assert type(cut.num_actual_tokens) is type(cut.num_reqs) is int
 
 
-def test_unpadded_to_nothing(make_batch: BatchMaker) -> None:
+def test_unpadded_to_nothing(make_batch: Any) -> None:
     """All requests can be cut off."""
     cut = make_batch([2, 3], [3, 5]).unpadded(0, 0)
     cut.validate(block_size=2)
@@ -310,7 +307,7 @@ def test_unpadded_to_nothing(make_batch: BatchMaker) -> None:
     ],
 )
 def test_refusals_of_unpadded(
-    twin: Any, make_batch: BatchMaker, num_tokens: object, num_reqs: object, message: str
+    twin: Any, make_batch: Any, num_tokens: object, num_reqs: object, message: str
 ) -> None:
     """More than there is, less than nothing, or too few tokens is refused, in these words."""
     metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2)
@@ -361,7 +358,7 @@ def test_an_engines_own_metadata(twin: Any) -> None:
     ],
 )
 def test_unpadded_reads_valid_fields(
-    twin: Any, make_batch: BatchMaker, changes: dict[str, Any], message: str
+    twin: Any, make_batch: Any, changes: dict[str, Any], message: str
 ) -> None:
     """Fields of another type or length than they must have are not cut."""
     batch = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)

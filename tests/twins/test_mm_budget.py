@@ -104,18 +104,18 @@ def test_refusals_of_encoder_budget(
 class Registry:
     """What an engine knows of a model's modalities; it keeps what it was called with."""
 
-    def __init__(self, limits: Any, sizes: Any) -> None:  # of wrong types too
+    def __init__(self, limits: Any, sizes: Any) -> None:
         self.limits, self.sizes = limits, sizes
         self.calls: list[Any] = []
 
-    def get_mm_limits_per_prompt(self, model_config: object, *, cache: object) -> Any:  # as given
+    def get_mm_limits_per_prompt(self, model_config: object, *, cache: object) -> Any:
         """Return the limits."""
         self.calls.append(("limits", model_config, cache))
         return self.limits
 
     def get_max_tokens_per_item_by_modality(
         self, model_config: object, *, cache: object, profiler_limits: object
-    ) -> Any:  # as given
+    ) -> Any:
         """Return the sizes."""
         self.calls.append(("sizes", model_config, cache, profiler_limits))
         return self.sizes
@@ -124,7 +124,7 @@ class Registry:
 class CachingRegistry(Registry):
     """A registry with a processor cache."""
 
-    def processor_only_cache_from_config(self, model_config: object) -> Any:  # an engine's own
+    def processor_only_cache_from_config(self, model_config: object) -> Any:
         """Return a cache that counts how often it was cleared."""
         self.calls.append(("cache", model_config))
         self.cache = SimpleNamespace(num_clears=0)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
 
 import reference
 from tests.twins.arrays import int32, int64
-
-BatchMaker: TypeAlias = Callable[..., Any]
-
 
 QUERY_LENS = [4, 10, 5]
 COMPUTED = [2, 7, 4]
@@ -154,7 +150,7 @@ def test_refusals_of_starts(twin: Any) -> None:
 )
 def test_make_with_slice(
     twin: Any,
-    make_batch: BatchMaker,
+    make_batch: Any,
     one: Any,
     starts: list[int],
     seq_lens: list[int],
@@ -182,7 +178,7 @@ def test_make_with_slice(
     assert part.causal is False
 
 
-def test_what_must_be_made_anew(twin: Any, make_batch: BatchMaker) -> None:
+def test_what_must_be_made_anew(twin: Any, make_batch: Any) -> None:
     """The logits fields and the local lengths of a part are None; the batch keeps its own."""
     batch = make_batch(
         QUERY_LENS,
@@ -200,7 +196,7 @@ def test_what_must_be_made_anew(twin: Any, make_batch: BatchMaker) -> None:
     assert not twin.shares_memory(part.query_start_loc, batch.query_start_loc)
 
 
-def test_counts_are_python_ints(twin: Any, make_batch: BatchMaker) -> None:
+def test_counts_are_python_ints(twin: Any, make_batch: Any) -> None:
     """An engine's NumPy counts come back as ints."""
     batch = make_batch([0], [3], padding_tokens=2, max_query_len=np.int32(7))
     batch.num_actual_tokens, batch.max_seq_len = np.int64(2), np.int64(8)
@@ -210,14 +206,14 @@ def test_counts_are_python_ints(twin: Any, make_batch: BatchMaker) -> None:
     assert {int} == {type(count) for count in counts}
 
 
-def test_padding_behind_an_idle_request(twin: Any, make_batch: BatchMaker) -> None:
+def test_padding_behind_an_idle_request(twin: Any, make_batch: Any) -> None:
     """A slice of padding may name a request without tokens that later requests follow."""
     batch = make_batch([0, 4], [0, 0], padding_tokens=2)
     part = twin._make_metadata_with_slice(twin.convert(ubatch(0, 1, 4, 6)), batch)
     assert [0, 0] == part.query_start_loc.tolist()
 
 
-def test_padding_behind_the_last_request(twin: Any, make_batch: BatchMaker) -> None:
+def test_padding_behind_the_last_request(twin: Any, make_batch: Any) -> None:
     """Tokens of a slice may pass the last request's end; they belong to nobody."""
     batch = make_batch([2, 3, 0], [4, 0, 0], padding_tokens=4)
     part = twin._make_metadata_with_slice(twin.convert(ubatch(1, 3, 3, 9)), batch)
@@ -229,7 +225,7 @@ def test_padding_behind_the_last_request(twin: Any, make_batch: BatchMaker) -> N
 
 
 @pytest.mark.parametrize("request_slice", [slice(1, 2), slice(3, 4), slice(1, 4)])
-def test_a_slice_of_padding_alone(twin: Any, make_batch: BatchMaker, request_slice: slice) -> None:
+def test_a_slice_of_padding_alone(twin: Any, make_batch: Any, request_slice: slice) -> None:
     """Wholly in the padding all starts are 0, and the greatest query length is the batch's own."""
     batch = make_batch([2, 0, 3, 0], [4, 5, 0, 0], padding_tokens=4)
     part = twin._make_metadata_with_slice(twin.UBatchSlice(request_slice, slice(6, 8)), batch)
@@ -248,7 +244,7 @@ def test_a_slice_of_padding_alone(twin: Any, make_batch: BatchMaker, request_sli
     ],
 )
 def test_what_is_not_wholly_in_the_padding(
-    twin: Any, make_batch: BatchMaker, one: Any, first_tokens: str
+    twin: Any, make_batch: Any, one: Any, first_tokens: str
 ) -> None:
     """A padded request needs a token past all requests, and such a token a padded request."""
     batch = make_batch([2, 0, 3], [4, 5, 0], padding_tokens=4)
@@ -299,7 +295,7 @@ def test_what_is_not_wholly_in_the_padding(
         ),
     ],
 )
-def test_refusals_of_a_slice(twin: Any, make_batch: BatchMaker, one: Any, message: str) -> None:
+def test_refusals_of_a_slice(twin: Any, make_batch: Any, one: Any, message: str) -> None:
     """A slice that does not fit the batch is refused, in these words, by both functions."""
     batch = make_batch(QUERY_LENS, COMPUTED)
     kind, text = message.split(": ", maxsplit=1)
@@ -309,7 +305,7 @@ def test_refusals_of_a_slice(twin: Any, make_batch: BatchMaker, one: Any, messag
         twin.split_attn_metadata(twin.convert([ubatch(0, 3, 0, 19), one]), batch)
 
 
-def test_other_refusals(twin: Any, make_batch: BatchMaker) -> None:
+def test_other_refusals(twin: Any, make_batch: Any) -> None:
     """The batch is validated, slices come in a list, and an object without them says so."""
     batch = make_batch(QUERY_LENS, COMPUTED)
     with twin.refuses("TypeError: ubatch_slices must be a list, got tuple"):
