@@ -59,6 +59,15 @@ def test_negative_block_unchecked() -> None:
     assert slots.tolist() == [-1, 8]
 
 
+def test_lengths_in_any_mode() -> None:
+    """Starts and rows of lengths that do not fit are refused before a loop reads past an end."""
+    with fast.checks(enabled=False):
+        with pytest.raises(ValueError, match=r"query_start_loc is empty, expected num_reqs \+ 1"):
+            fast.compute_slot_mapping(TABLE, STARTS[:0], POSITIONS, 2)
+        with pytest.raises(ValueError, match="query_start_loc has 2 requests, but block_table has"):
+            fast.compute_slot_mapping(TABLE[:1], STARTS, POSITIONS, 2)
+
+
 def test_too_many_tokens_on_the_host() -> None:
     """On the host one value is read in any mode: tokens without a position."""
     with fast.checks(enabled=False), pytest.raises(ValueError, match="positions has 3 entries"):

@@ -40,7 +40,8 @@ def test_split_in_two(
 ) -> None:
     """The worked examples, and batches with requests of zero tokens anywhere."""
     batch = make_batch(query_lens, [5] * len(query_lens))
-    counts = twin.split_decodes_and_prefills(batch, threshold, uniform)
+    with twin.checked():
+        counts = twin.split_decodes_and_prefills(batch, threshold, uniform)
     assert expected == counts
     assert {int} == {type(count) for count in counts}
 
@@ -83,7 +84,8 @@ def test_split_in_three(
 ) -> None:
     """Each kind may be absent; padding goes with the last one that has requests."""
     batch = make_batch(query_lens, computed, padding_tokens=padding)
-    counts = twin.split_decodes_prefills_and_extends(batch, threshold)
+    with twin.checked():
+        counts = twin.split_decodes_prefills_and_extends(batch, threshold)
     assert expected == counts
     assert {int} == {type(count) for count in counts}
 
@@ -203,7 +205,8 @@ def test_reorder_into_four_regions(twin: Any) -> None:
     """With four regions a short extend is no decode, and a short prefill is a prefill."""
     batch = Batch(list("fedcba"), [0, 0, 9, 4, 9, 12], [3, 20, 20, 8, 9, 10])
     tokens = [2, 11, 11, 1, 1, 2]
-    assert reorder(twin, batch, tokens, decode_threshold=2, regions=4)
+    with twin.checked():
+        assert reorder(twin, batch, tokens, decode_threshold=2, regions=4)
     # f and e have no computed tokens; d is long; c is within its prompt; b and a are past it
     assert ["b", "a", "c", "d", "f", "e"] == batch.req_ids
     scheduled = dict(zip("fedcba", tokens, strict=True))
@@ -258,6 +261,12 @@ def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
             {"a": 9, "b": 1},
             4,
             "ValueError: num_prompt_tokens has 1 entries, expected at least 2",
+        ),
+        (
+            {"num_computed_tokens_cpu": np.array([0.0, 3.0])},
+            {"a": 9, "b": 1},
+            3,
+            "TypeError: num_computed_tokens_cpu must be int32 or int64, got float64",
         ),
         (
             {"num_computed_tokens_cpu": [0, 3]},

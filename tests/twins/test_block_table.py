@@ -44,6 +44,7 @@ def test_append_and_overwrite(twin: Any) -> None:
     append(tables, 1, [5, 6])
     append(tables, 1, [7])
     append(tables, 1, [])
+    tables.append_block_ids([], [[0]], [[]], [])
     assert [[[5, 6, 7, 0]]] == gather(twin, tables, 1)
     append(tables, 1, [8], overwrite=True)
     assert [[[8, 0, 0, 0]]] == gather(twin, tables, 1)

@@ -27,7 +27,8 @@ def test_examples(
     twin: Any, seq_lens: list[int], args: tuple[Any, ...], expected: list[Any]
 ) -> None:
     """The worked example, one rank, and sequences shorter than a round."""
-    result = twin.get_dcp_local_seq_lens(twin.array(seq_lens, "int32"), *args)
+    with twin.checked():
+        result = twin.get_dcp_local_seq_lens(twin.array(seq_lens, "int32"), *args)
     assert expected == result.tolist()
     assert result.dtype == twin.dtype("int32")
 

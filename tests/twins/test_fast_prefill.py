@@ -177,6 +177,10 @@ def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
             "ValueError: num_logits_indices is -1, expected 0 to 2147483647",
         ),
         (
+            logits_of([2], dtype=np.int16),
+            "TypeError: logits_indices_padded must be int32 or int64, got int16",
+        ),
+        (
             {"logits_indices_padded": np.array([[2]]), "num_logits_indices": 1},
             "ValueError: logits_indices_padded must have 1 dimension, got shape (1, 1)",
         ),

@@ -90,7 +90,8 @@ def test_corners(
     """Lengths at, just below and just above a chunk's end, empty requests, and narrow tables."""
     table = columns(twin, len(query_lens), width)
     batch = make_batch(query_lens, computed, block_table_tensor=table)
-    virtual = twin.make_local_attention_virtual_batches(chunk, batch, block_size)
+    with twin.checked():
+        virtual = twin.make_local_attention_virtual_batches(chunk, batch, block_size)
     assert expected == (
         query_lens_of(virtual),
         virtual.seq_lens.tolist(),

@@ -165,6 +165,10 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "ValueError: block_table_tensor must have 2 dimensions, got shape (12,)",
     ),
     (
+        {"logits_indices_padded": np.zeros(2, np.float64)},
+        "TypeError: logits_indices_padded must be int32 or int64, got float64",
+    ),
+    (
         {"num_logits_indices": -1},
         "ValueError: num_logits_indices is -1, expected 0 to 9223372036854775807",
     ),

@@ -117,6 +117,7 @@ def test_masks_that_are_none(twin: Any, function: str, is_embed: Any, message: s
 @pytest.mark.parametrize(
     ("embeds", "mask", "message"),
     [
+        (ROWS.tolist(), "xx", "TypeError: embeds must be an array, got list"),
         (ROWS[0], "xxx", "ValueError: embeds must have 2 dimensions, got shape (3,)"),
         (ROWS[None], "x", "ValueError: embeds must have 2 dimensions, got shape (1, 2, 3)"),
         (ROWS, "x..", "ValueError: embeds has 2 rows, but is_embed has 1 True entries"),
@@ -210,6 +211,7 @@ CAUSE = "; the likely cause is the model's embedding method"
             f"ValueError: mm_embeddings[0] has shape (3,), expected 2 dimensions{CAUSE}",
         ),
         ([ROWS], -1, "ValueError: expected_num_items is -1, expected at least 0"),
+        ([ROWS, None], 2, "TypeError: mm_embeddings[1] must be an array, got NoneType"),
     ],
 )
 def test_encoder_outputs_that_are_not(

@@ -95,6 +95,11 @@ def test_what_decides_not_is_not_read(twin: Any) -> None:
             8,
             "ValueError: parallel_config.tensor_parallel_size is 0, expected at least 1",
         ),
+        (
+            {"splitting_ops": OPS, "compile_sizes": [8, "16"]},
+            8,
+            "TypeError: compilation_config.compile_sizes[1] must be an int, got '16' of str",
+        ),
     ],
 )
 def test_refusals(twin: Any, changes: dict[str, Any], num_input_tokens: Any, message: str) -> None:

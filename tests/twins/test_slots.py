@@ -254,7 +254,8 @@ def test_out_that_is_an_input(twin: Any) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
 def test_map_of_the_example(twin: Any, dtype: str) -> None:
     """The worked example, for every dtype."""
-    result = twin.map_to_kernel_blocks(twin.array([0, 3], dtype), 2)
+    with twin.checked():
+        result = twin.map_to_kernel_blocks(twin.array([0, 3], dtype), 2)
     assert [0, 1, 6, 7] == result.tolist()
     assert twin.dtype(dtype) == result.dtype
 
@@ -316,6 +317,12 @@ def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
             ),
         ),
         (np.array(3), 2, "ValueError: block_ids must have at least 1 dimension, got shape ()"),
+        (
+            np.array([0], np.uint16),
+            2,
+            "TypeError: block_ids must be int8 or int16 or int32 or int64 or uint8, got uint16",
+        ),
+        ([0, 3], 2, "TypeError: block_ids must be an array, got list"),
         (int64(0), 0, "ValueError: blocks_per_kv_block is 0, expected 1 to 2147483647"),
         (
             np.array([0], np.int8),

@@ -80,6 +80,7 @@ QUERY = np.zeros((6, 2, 2))
 @pytest.mark.parametrize(
     ("query", "batch_size", "message"),
     [
+        (QUERY.tolist(), 2, "TypeError: query must be an array, got list"),
         (QUERY[0], 2, "ValueError: query must have 3 dimensions, got shape (2, 2)"),
         (QUERY[None], 2, "ValueError: query must have 3 dimensions, got shape (1, 6, 2, 2)"),
         (QUERY, 4, "ValueError: batch_size is 4, expected a divisor of the 6 tokens of query"),

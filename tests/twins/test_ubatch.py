@@ -85,6 +85,7 @@ def test_create_past_32_bits(twin: Any) -> None:
         (int64(3), [0, 1], "ValueError: split_points[0] is 0, expected 1 to 2"),
         (int64(3), [1, 3], "ValueError: split_points[1] is 3, expected 1 to 2"),
         (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
+        (int64(3), (1,), "TypeError: split_points must be an int or a list, got tuple"),
         (int64(3), [2, 1], "ValueError: split_points[1] is 1, expected more than 2 before it"),
     ],
 )
