@@ -41,7 +41,7 @@ SHORT_RUNS = {
     "tools.bench": "--quick --functions get_dcp_local_seq_lens",
     "tools.bench.launches": "",
     "tools.bugs": "--functions AttentionMetadata --workers 1",
-    "tools.fuzz": "--functions UBatchSlice --minutes 0.2 --workers 1 --out {folder}/night",
+    "tools.fuzz": "--functions UBatchSlice --minutes 0.05 --workers 1 --out {folder}/night",
     "tools.fuzz.default_run": "--functions UBatchSlice --target host",
     "tools.kernels": "--arch sm_90",
     "tools.mutate": "--list-survivors --modules sentinels --db {folder}/session.sqlite",
