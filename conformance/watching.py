@@ -10,11 +10,11 @@ from conformance.absent import Absent
 from conformance.checks import FAILURES, Check
 from conformance.corpus import add_failure
 from conformance.gpu_context import ContextLostError
-from conformance.life.check import LifeCheck
 from conformance.report import Mismatch
 from conformance.reports.failure import told_failure
 from conformance.script import attach_script, forget_script
 from conformance.shrinking import Purses, in_our_words
+from conformance.stateful.check import StatefulCheck
 from conformance.summary import CHECKED, Run
 from conformance.targets import LOOKED_UP, RAISED
 from conformance.vectors.kept import CaseCheck
@@ -46,7 +46,7 @@ class Watching:
         FAILURES.clear()
         forget_script(item, self._scripts)
         try:
-            with self._purses.limiting(check.function, uses_all=isinstance(check, LifeCheck)):
+            with self._purses.limiting(check.function, uses_all=isinstance(check, StatefulCheck)):
                 return (yield)
         except Absent as absent:
             pytest.skip(str(absent))
@@ -61,7 +61,7 @@ class Watching:
     def _tell(self, item: pytest.Item, error: BaseException) -> None:
         """Note what a failed check used and what differs; write its script; keep its example."""
         check, target = item.stash[CHECKED]
-        uses = ["*"] if isinstance(check, LifeCheck) else sorted(LOOKED_UP)
+        uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP)
         found = error.difference.line if isinstance(error, Mismatch) else _first_line(error, check)
         failure = FAILURES[-1] if FAILURES else None
         item.user_properties += [

@@ -29,8 +29,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 import fast
+from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.traffic.batches import servable
-from conformance.traffic.scheduler import Scheduler, Step
+from conformance.traffic.engine import TraceEngine
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error.args[0] if isinstance(error, KeyError) else error))
     fast.warmup()
     with fast.checks(options.checked):
-        replay = Replay(Scheduler(requests, model, settings, seed=options.seed), model.name)
+        replay = Replay(TraceEngine(requests, model, settings, seed=options.seed), model.name)
         mismatch = replay.run(options.steps)
     replay.print_table(num_left_out=len(trace) - len(requests))
     if mismatch is None:
@@ -155,17 +156,17 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 class Replay:
-    """A run of a scheduler's steps in both twins, and what is counted of it.
+    """A run of an engine's steps in both twins, and what is counted of it.
 
     Args:
-        scheduler: Makes the steps.
+        engine: Makes the steps.
         model: The model's name in the zoo.
     """
 
-    def __init__(self, scheduler: Scheduler, model: str) -> None:
-        self.scheduler = scheduler
+    def __init__(self, engine: TraceEngine, model: str) -> None:
+        self.engine = engine
         self.model = model
-        self.twins = Twins(get_model(model), scheduler.settings)
+        self.twins = Twins(get_model(model), engine.settings)
         self.num_steps = 0
         self.num_tokens = 0
         self.num_batches_by_kind: Counter[str] = Counter()
@@ -183,7 +184,7 @@ class Replay:
         """
         started = time.perf_counter()
         with tqdm(total=num_steps, desc=self.model, unit="step", file=sys.stderr) as progress:
-            for step in islice(self.scheduler, num_steps):
+            for step in islice(self.engine, num_steps):
                 mismatch = self.twins.execute(step)
                 self.num_steps += 1
                 self.num_tokens += sum(step.num_scheduled_tokens.values())
@@ -195,9 +196,9 @@ class Replay:
                 progress.update()
         return None
 
-    def _kind(self, step: Step) -> str:
+    def _kind(self, step: SchedulerOutput) -> str:
         """Say which kinds of requests a batch has."""
-        threshold = self.scheduler.settings.decode_threshold
+        threshold = self.engine.settings.decode_threshold
         kinds = {
             "decode only"
             if num_tokens <= threshold
@@ -218,10 +219,10 @@ class Replay:
         table.add_column("what")
         table.add_column("how many", justify="right")
         table.add_row("steps", f"{self.num_steps:,}")
-        table.add_row("requests finished", f"{self.scheduler.num_finished:,}")
+        table.add_row("requests finished", f"{self.engine.scheduler.num_finished:,}")
         if num_left_out:
             table.add_row("requests left out, too long", f"{num_left_out:,}")
-        table.add_row("preemptions", f"{self.scheduler.num_preemptions:,}")
+        table.add_row("preemptions", f"{self.engine.scheduler.num_preemptions:,}")
         for kind in KINDS:
             table.add_row(f"batches, {kind}", f"{self.num_batches_by_kind[kind]:,}")
         table.add_row("tokens", f"{self.num_tokens:,}")

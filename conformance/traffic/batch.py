@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from conformance.engine.padded_batch import PaddedBatch
 from conformance.traffic.fast_prefill import FastPrefill
 from conformance.traffic.settings import Settings
 from conformance.zoo.calls import Answer
@@ -17,17 +15,13 @@ GROUPS_IN_TURN = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(PaddedBatch):
     """A batch of one step, in the order in which it is computed.
 
     Attributes:
         step_index: The step's number.
         settings: Of the engine.
         groups: The KV cache groups that take blocks.
-        req_ids: The requests, in batch order.
-        query_lens: int32[num_reqs], their new tokens.
-        num_padded_reqs: Requests with those of CUDA-graph padding.
-        num_padded_tokens: Tokens with those of CUDA-graph padding.
         positions: int64[num_padded_tokens], of the implementation's kind, as `metadata` is.
         metadata: The `CommonAttentionMetadata` of each group, padding included.
         config: The `VllmConfig` of the engine.
@@ -37,24 +31,10 @@ class Batch:
     step_index: int
     settings: Settings
     groups: tuple[CacheGroup, ...]
-    req_ids: list[str]
-    query_lens: np.ndarray[Any, np.dtype[np.int32]]
-    num_padded_reqs: int
-    num_padded_tokens: int
     positions: Answer
     metadata: list[Answer]
     config: Answer
     fast_prefill: FastPrefill | None
-
-    @property
-    def num_reqs(self) -> int:
-        """Requests without padding."""
-        return len(self.req_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens without padding."""
-        return int(self.query_lens.sum())
 
     @property
     def num_decodes(self) -> int:

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.traffic.scheduler import Scheduler, Step
+from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.traffic.engine import TraceEngine
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, TraceRequest, read_trace
 from conformance.zoo.models import get_model
@@ -109,23 +110,23 @@ def _trace_steps(
     requests = servable(read_trace(path), model, settings)
     if not requests:
         raise ValueError(f"{path} has no request that settings {settings} can serve")
-    scheduler = Scheduler(requests, get_model(model), settings, seed=seed)
+    engine = TraceEngine(requests, get_model(model), settings, seed=seed)
     rows: dict[str, tuple[list[int], ...]] = {}
     batches = []
-    for step in islice(scheduler, limit):
+    for step in islice(engine, limit):
         for req_id, new_block_ids in step.new_block_ids.items():
-            if step.overwrite[req_id]:
-                rows[req_id] = tuple([] for _ in scheduler.groups)
+            if req_id in step.admitted_req_ids:
+                rows[req_id] = tuple([] for _ in engine.groups)
             for row, ids in zip(rows[req_id], new_block_ids, strict=True):
                 row.extend(ids)
         batches.append(
-            _make_batch(step, rows, tuple(group.block_size for group in scheduler.groups), settings)
+            _make_batch(step, rows, tuple(group.block_size for group in engine.groups), settings)
         )
     return tuple(batches)
 
 
 def _make_batch(
-    step: Step,
+    step: SchedulerOutput,
     rows: dict[str, tuple[list[int], ...]],
     block_sizes: tuple[int, ...],
     settings: Settings,
@@ -145,7 +146,7 @@ def _make_batch(
     )
 
 
-def _region(step: Step, req_id: str, settings: Settings) -> int:
+def _region(step: SchedulerOutput, req_id: str, settings: Settings) -> int:
     """Return the place of a request in batch order: decode, extend or prefill."""
     if step.num_scheduled_tokens[req_id] <= settings.decode_threshold:
         return 0

@@ -12,17 +12,18 @@ from types import ModuleType
 
 import numpy as np
 
+from conformance.engine.input_batch import InputBatch
+from conformance.engine.padded_batch import PADDED_REQUEST
+from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.engine.table_rows import TableRows
 from conformance.traffic import derived, model_inputs
 from conformance.traffic.batch import Batch
-from conformance.traffic.buffers import NUM_CP_RANKS, PADDED_REQUEST, Buffers
+from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
 from conformance.traffic.coordinates import coordinates_of
 from conformance.traffic.fast_prefill import FastPrefill, make_fast_prefill
-from conformance.traffic.input_batch import InputBatch
 from conformance.traffic.layers import build_for_layers, deploy_small
 from conformance.traffic.locate import Coordinates
 from conformance.traffic.mm_budget import make_budget
-from conformance.traffic.rows import TableRows
-from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
 from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.deployment import Deployment
@@ -69,12 +70,12 @@ class Runner:
 
     Example:
         >>> import reference
-        >>> from conformance.traffic.scheduler import Scheduler
+        >>> from conformance.traffic.engine import TraceEngine
         >>> from conformance.traffic.trace import TraceRequest
         >>> from conformance.zoo.models import get_model
         >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
         >>> runner = Runner(reference, model, settings=settings)
-        >>> step = next(iter(Scheduler([TraceRequest(0.0, 5, 2)], model, settings)))
+        >>> step = next(iter(TraceEngine([TraceRequest(0.0, 5, 2)], model, settings)))
         >>> runner.execute(step)["slot_mappings"].tolist()
         [[16, 17, 18, 19, 20, -1, -1, -1]]
     """
@@ -105,7 +106,7 @@ class Runner:
         self._coordinates: dict[str, Coordinates] = {}
         self._overwrites = False
 
-    def execute(self, step: Step) -> dict[str, Answer]:
+    def execute(self, step: SchedulerOutput) -> dict[str, Answer]:
         """Do the whole of a step.
 
         Args:
@@ -124,13 +125,15 @@ class Runner:
             self._fast_prefill = make_fast_prefill(self.call, self.deployment)
             self.results["fast_prefill"] = self._fast_prefill.attn_groups
             self.results["mm_budget"] = make_budget(self.call, self._persistent.config)
-        if step.index % STEPS_BETWEEN_DUMMY_RUNS == 0:
+        if step.step_index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
-        self._overwrites = step.index % STEPS_BETWEEN_OVERWRITES == STEPS_BETWEEN_OVERWRITES - 1
+        self._overwrites = (
+            step.step_index % STEPS_BETWEEN_OVERWRITES == STEPS_BETWEEN_OVERWRITES - 1
+        )
         if self._overwrites:
             self._persistent.all_slots[...] = STALE_SLOT
-        compacts = step.index % 2 == 0
-        self.rows.free(step, compacts=compacts)
+        compacts = step.step_index % 2 == 0
+        self.rows.remove(step.removed_req_ids, compacts=compacts)
         self.rows.append(step)
         self._show_rows("rows")
         self._order(step, swaps_rows=compacts)
@@ -163,11 +166,11 @@ class Runner:
         """Call a method of the block tables."""
         return self.call.method(self._persistent.tables, name, *args)
 
-    def _run_dummy(self, step: Step) -> None:
+    def _run_dummy(self, step: SchedulerOutput) -> None:
         """Ask for what a dummy run gets, as for capturing a CUDA graph: all of it is cleared."""
         persistent = self._persistent
-        num_reqs = 1 + step.index % self.settings.max_num_seqs
-        num_tokens = 1 + step.index % self.settings.token_budget
+        num_reqs = 1 + step.step_index % self.settings.max_num_seqs
+        num_tokens = 1 + step.step_index % self.settings.token_budget
         dummy_tables = self._on_tables("get_dummy_block_tables", num_reqs)
         dummy_slots = self._on_tables("get_dummy_slot_mappings", num_tokens)
         self.results["config"] = persistent.config
@@ -176,7 +179,7 @@ class Runner:
         self.results["cleared_block_tables"] = [_copy(table) for table in persistent.all_tables]
         self.results["cleared_slot_mappings"] = _copy(persistent.all_slots)
 
-    def _order(self, step: Step, *, swaps_rows: bool) -> None:
+    def _order(self, step: SchedulerOutput, *, swaps_rows: bool) -> None:
         """Bring the batch into the order that attention backends want, and a copy into another."""
         self._input_batch.on_swap = self._swap_rows if swaps_rows else None
         self._input_batch.update(step)
@@ -202,7 +205,7 @@ class Runner:
         """Gather every request slot, the free ones too, as a result."""
         tables = self._on_tables("gather_block_tables", self._persistent.all_rows)
         self.results[name] = [_copy(table) for table in tables]
-        self._coordinates[name] = Coordinates(list(self.rows.slots.last_req_ids))
+        self._coordinates[name] = Coordinates(list(self.rows.last_req_ids))
         if self._overwrites:
             for table in tables:
                 table[...] = PADDED_REQUEST
@@ -216,15 +219,15 @@ class Runner:
         """Swap the rows of the requests at two positions of the batch."""
         self.rows.swap(self._input_batch.req_ids[i], self._input_batch.req_ids[j])
 
-    def _make_batch(self, step: Step) -> Batch:
+    def _make_batch(self, step: SchedulerOutput) -> Batch:
         """Gather the batch and put its metadata together, padded for a CUDA graph."""
         persistent, req_ids = self._persistent, list(self._input_batch.req_ids)
         query_lens = np.array([step.num_scheduled_tokens[r] for r in req_ids], np.int32)
         computed = self._input_batch.num_computed_tokens_cpu[: len(req_ids)]
         num_padded_reqs = self.settings.padded(len(req_ids))
         num_padded_tokens = self.settings.padded(int(query_lens.sum()))
-        slots = [self.rows.slots.slot_of(req_id) for req_id in req_ids]
-        persistent.fill(slots, query_lens, computed, num_padded_reqs)
+        rows = [self.rows.row_of(req_id) for req_id in req_ids]
+        persistent.fill(rows, query_lens, computed, num_padded_reqs)
         positions = persistent.to_device(persistent.positions, num_padded_tokens)
         metadata = self._make_metadata(len(req_ids), num_padded_reqs, positions)
         self.results["metadata"] = metadata
@@ -234,7 +237,7 @@ class Runner:
             built = build_for_layers(self.call, self.deployment, persistent, metadata)
             self.results["attn_metadata"], self.results["attn_metadata_of_layers"] = built
         return Batch(
-            step_index=step.index,
+            step_index=step.step_index,
             settings=self.settings,
             groups=self._groups,
             req_ids=req_ids,

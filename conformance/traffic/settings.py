@@ -1,55 +1,42 @@
-"""The settings of an engine that serves traffic, for the scheduler and the runner alike."""
+"""The settings of an engine that serves a model of the zoo."""
 
-import bisect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import reference
+from conformance.engine.scheduler import longest_request
+from conformance.engine.settings import NO_LIMIT, EngineSettings
 from conformance.zoo.calls import Calls
 from conformance.zoo.groups import CacheGroup, make_groups
 from conformance.zoo.layer import CROSS, MAMBA
 from conformance.zoo.model import Model
 from conformance.zoo.serving import Serving
 
-MOST = 2**31 - 1
-"""Of each setting: counts, lengths and block ids are int32."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(EngineSettings):
     """How an engine is set up.
 
+    A model may be published for longer sequences than `max_model_len`, or for shorter ones, which
+    then are the limit. Block tables have columns for all of it, so engines limit it too.
+
     Attributes:
-        token_budget: The most tokens in one step.
-        max_num_seqs: The most requests running at once.
-        max_model_len: The longest sequence that is served, in tokens, unless the model is published
-            for less. It may be published for more: block tables have columns for all of it, so
-            engines limit it too.
         block_size: Tokens in a block, but for what hybrid models make of it; None: what the
             model's backends want.
         num_blocks: Blocks in the pool that all KV cache groups share; None: enough for
             `DEFAULT_POOL_TOKENS` tokens in `DEFAULT_POOL_REQUESTS` requests.
-        long_prefill_token_threshold: The most tokens of one request in one step, so that several
-            prompts are prefilled side by side. The default is what vLLM takes for that, 4% of
-            `max_model_len`; chunks of it do not end where those of chunked local attention do.
-        num_speculative_tokens: Draft tokens that each decode brings along.
-        micro_batches: Parts that each batch is cut into; 1: not at all.
-        padding: CUDA graphs are captured for multiples of so many requests and tokens.
+        long_prefill_token_threshold: The default is what vLLM takes for it, 4% of `max_model_len`;
+            chunks of it do not end where those of chunked local attention do.
 
     Raises:
         TypeError: A setting is no int.
         ValueError: A setting is too small, or too large for an int32.
     """
 
-    token_budget: int = 2048
-    max_num_seqs: int = 64
-    max_model_len: int = 16_384
     block_size: int | None = None
     num_blocks: int | None = None
     long_prefill_token_threshold: int = 655
-    num_speculative_tokens: int = 0
     micro_batches: int = 2
-    padding: int = 8
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -61,28 +48,8 @@ class Settings:
             least = 0 if field.name == "num_speculative_tokens" else 1
             if value < least:
                 raise ValueError(f"{field.name} is {value}, but should be at least {least}")
-            if value > MOST:
-                raise ValueError(f"{field.name} is {value}, but should be at most {MOST}")
-
-    @property
-    def decode_threshold(self) -> int:
-        """The most new tokens of a decode: the last one sampled, and the drafts after it."""
-        return 1 + self.num_speculative_tokens
-
-    def padded(self, count: int) -> int:
-        """Round a number of requests or tokens up to one that a CUDA graph was captured for.
-
-        Args:
-            count: Of requests or tokens.
-
-        Returns:
-            The next multiple of `padding`.
-
-        Example:
-            >>> Settings(padding=8).padded(9)
-            16
-        """
-        return -(-count // self.padding) * self.padding
+            if value > NO_LIMIT:
+                raise ValueError(f"{field.name} is {value}, but should be at most {NO_LIMIT}")
 
     def serving(self, model: Model) -> Serving:
         """Say how a model is served with these settings.
@@ -162,17 +129,9 @@ class Settings:
             >>> Settings(num_blocks=5).longest_request(get_model("llama-3.1-8b"))
             64
         """
-        groups = self.cache_groups(model)
-        usable_blocks = self.pool_blocks(model) - 1  # the null block is never handed out
-
-        def num_blocks(num_tokens: int) -> int:
-            return sum(group.num_blocks(num_tokens) for group in groups)
-
-        most = self.serving(model).max_model_len
-        longest = bisect.bisect_right(range(1, most + 1), usable_blocks, key=num_blocks)
-        if longest == most:
-            return longest
-        return max(longest - self.num_speculative_tokens, 0)
+        served = replace(self, max_model_len=self.serving(model).max_model_len)
+        # The null block is never handed out.
+        return longest_request(served, self.cache_groups(model), self.pool_blocks(model) - 1)
 
 
 @cache

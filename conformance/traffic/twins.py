@@ -11,11 +11,11 @@ import torch
 import fast
 import reference
 from conformance.comparison import Difference, Verdict, first_difference
+from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.targets import RAISED
 from conformance.traffic.layers import deploy_small
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
-from conformance.traffic.scheduler import Step
 from conformance.traffic.settings import Settings
 from conformance.zoo.calls import Calls
 from conformance.zoo.deployment import Deployment
@@ -62,13 +62,13 @@ class Twins:
         seconds: For each step that was run, the time spent in the two implementations' functions.
 
     Example:
-        >>> from conformance.traffic.scheduler import Scheduler
+        >>> from conformance.traffic.engine import TraceEngine
         >>> from conformance.traffic.settings import Settings
         >>> from conformance.traffic.trace import TraceRequest
         >>> from conformance.zoo.models import get_model
         >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
         >>> twins = Twins(model, settings)
-        >>> steps = Scheduler([TraceRequest(0.0, 5, 2)], model, settings)
+        >>> steps = TraceEngine([TraceRequest(0.0, 5, 2)], model, settings)
         >>> [twins.execute(step) for step in steps]
         [None, None]
     """
@@ -91,7 +91,7 @@ class Twins:
             implementation, model, device=device, settings=settings, groups=groups, deploy=deploy
         )
 
-    def execute(self, step: Step) -> Mismatch | None:
+    def execute(self, step: SchedulerOutput) -> Mismatch | None:
         """Run a step in both.
 
         Args:
@@ -114,7 +114,7 @@ class Twins:
             return None
         coordinates = self.expected.coordinates(self.expected.results)
         req_ids = locate(difference.path, difference.index, coordinates)
-        return Mismatch(step.index, difference, req_ids)
+        return Mismatch(step.step_index, difference, req_ids)
 
     def _first_difference(self) -> Difference | None:
         """Compare result by result, in the order in which they were computed."""
@@ -150,7 +150,7 @@ class Twins:
         return Difference(Verdict.OUTCOME, raising.call.last, None, got, wanted)
 
 
-def _execute(runner: Runner, step: Step) -> BaseException | None:
+def _execute(runner: Runner, step: SchedulerOutput) -> BaseException | None:
     """Run a step, and return what it raises."""
     try:
         runner.execute(step)

@@ -26,8 +26,8 @@ from conformance.contracts import Call
 from conformance.corpus import add_example, corpus_checks
 from conformance.implementations import Implementation, load_implementation
 from conformance.kept import deviation_checks
-from conformance.life import check as life
 from conformance.profiles import PROFILES
+from conformance.stateful import check as life
 from conformance.strategies.presets import MINIMAL
 from conformance.summary import Run
 from conformance.supplied import is_supplied
@@ -160,7 +160,7 @@ def test_a_declared_deviation_excuses_a_life(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError(says[0])
 
     monkeypatch.setattr(life, "run_state_machine_as_test", go_wrong)
-    lives = life.life_check().bind(widening(), FEW, "minimal")
+    lives = life.stateful_check().bind(widening(), FEW, "minimal")
     with pytest.raises(Absent, match=r"get_dcp_local_seq_lens deviates \(declared\)"):
         lives()
     says[0] = "a slot is written twice"

@@ -468,7 +468,7 @@ def test_of_many_functions_those_are_told_that_stand_out() -> None:
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_hypothesis_own_statistics_are_shown(runner: Runner, workers: tuple[str, ...]) -> None:
     """`--hypothesis-show-statistics` prints what it does elsewhere, of checks and of lives."""
-    life = "from conformance.life.check import life_check\ntest_life = life_check()\n"
+    life = "from conformance.stateful.check import stateful_check\ntest_life = stateful_check()\n"
     runner.pytester.makepyfile(test_toy=GREEN, test_life=life)
     options = ("--target", "host", "--profile", "dev", "-k", "minimal")
     result = runner.pytester.runpytest_subprocess(

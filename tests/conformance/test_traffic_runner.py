@@ -13,11 +13,13 @@ import torch
 
 import fast
 import reference
+from conformance.engine.input_batch import InputBatch
+from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.engine.table_rows import TableRows
 from conformance.traffic.batches import servable
-from conformance.traffic.input_batch import InputBatch, RequestSlots
+from conformance.traffic.engine import TraceEngine
 from conformance.traffic.locate import Coordinates, describe, locate
 from conformance.traffic.runner import Runner
-from conformance.traffic.scheduler import Scheduler, Step
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import Twins
@@ -44,12 +46,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_steps(model: Model | str, settings: Settings, num_steps: int) -> list[Step]:
+def make_steps(model: Model | str, settings: Settings, num_steps: int) -> list[SchedulerOutput]:
     """Make the first steps of the project's own trace."""
     found = get_model(model) if isinstance(model, str) else model
     trace = [request for request in make_trace(60) if request.total_tokens <= 1500]
     requests = servable(trace, found.name, settings)
-    return list(islice(Scheduler(requests, found, settings), num_steps))
+    return list(islice(TraceEngine(requests, found, settings), num_steps))
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -64,8 +66,8 @@ def test_the_twins_agree(model: str, checked: bool) -> None:
     with fast.checks(checked):
         assert [None] * 60 == [twins.execute(step) for step in steps]
     if not settings.serving(found).is_hybrid and not found.encoder_tokens:
-        assert sum(len(step.preempted_ids) for step in steps) > 0
-        assert sum(len(step.resumed_ids) for step in steps) > 0
+        assert sum(len(step.preempted_req_ids) for step in steps) > 0
+        assert sum(len(step.resumed_req_ids) for step in steps) > 0
     assert all(min(seconds) > 0 for seconds in twins.seconds)
 
 
@@ -240,20 +242,31 @@ def test_a_swap_takes_everything_along() -> None:
     assert twin.num_computed_tokens_cpu.tolist() == [4, 0, 0]
 
 
-def test_slots_are_compacted_from_the_end() -> None:
-    """The last slot moves into the first hole until there is none before it."""
-    slots = RequestSlots(6)
+def test_rows_are_compacted_from_the_end() -> None:
+    """The last row moves into the first hole until there is none before it."""
+    calls: list[tuple[object, ...]] = []
+    rows = TableRows(lambda *call: calls.append(call), 6, num_groups=1)
     for req_id in "abcde":
-        slots.add(req_id)
-    slots.remove("a")
-    slots.remove("d")
-    moves = []
-    while (move := slots.next_move()) is not None:
-        slots.move(*move)
-        moves.append(move)
-    assert moves == [(4, 0)]
-    assert slots.req_ids == ["e", "b", "c", None, None, None]
-    assert slots.last_req_ids == ["e", "b", "c", "d", "e", None]
+        rows.add(req_id)
+    rows.remove(["a", "d"], compacts=True)
+    assert [("clear_row", 0), ("clear_row", 3), ("move_row", 4, 0)] == calls
+    assert [(4, 0)] == rows.moved
+    assert ["e", "b", "c", None, None, None] == rows.req_ids
+    assert ["e", "b", "c", "d", "e", None] == rows.last_req_ids
+
+
+def test_holes_stay_until_a_newcomer_takes_them() -> None:
+    """Without compaction no row is cleared or moved."""
+    calls: list[tuple[object, ...]] = []
+    rows = TableRows(lambda *call: calls.append(call), 3, num_groups=1)
+    for req_id in "abc":
+        rows.add(req_id)
+    rows.remove(["a"], compacts=False)
+    assert [None, "b", "c"] == rows.req_ids
+    assert 0 == rows.add("d")
+    rows.swap("d", "c")
+    assert ["c", "b", "d"] == rows.req_ids
+    assert [("swap_rows", 0, 2)] == calls
 
 
 def test_a_difference_leads_to_its_request() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 
 from conformance.checks import Check
-from conformance.life.machine import LifeMachine
 from conformance.profiles import Kind
 from conformance.situations import LEDGER
+from conformance.stateful.machine import EngineStateMachine
 from conformance.targets import Target
 from tools.bugs import command_line, evaluation
 from tools.bugs.catalogue import Bug, read_catalogue
@@ -154,13 +154,13 @@ def test_the_number_is_of_the_life_that_went_wrong(monkeypatch: pytest.MonkeyPat
     bug = "a moved row changes places with what was left in the hole"
     (entry,) = [one for one in BUGS if one.what == bug]
     begun: list[int] = []
-    fail = LifeMachine._fail
+    fail = EngineStateMachine._fail
 
-    def failing(machine: LifeMachine, *args: Any) -> None:  # noqa: ANN401
+    def failing(machine: EngineStateMachine, *args: Any) -> None:  # noqa: ANN401
         begun.append(LEDGER.examples[entry.function, "host"] - before)
         fail(machine, *args)
 
-    monkeypatch.setattr(LifeMachine, "_fail", failing)
+    monkeypatch.setattr(EngineStateMachine, "_fail", failing)
     before = LEDGER.examples[entry.function, "host"]
     outcome = command_line.evaluate(entry)
     assert begun[0] == outcome.example

@@ -25,9 +25,9 @@ from typing import Any
 import fast
 import reference
 from conformance.checks import Check
-from conformance.life.check import LifeCheck
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
+from conformance.stateful.check import StatefulCheck
 from conformance.targets import Target
 from tools.fuzz import coverage, preload
 from tools.fuzz.properties import Subject, properties_of
@@ -73,14 +73,14 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
         for source in sources:
             source.begin()
         check, sizes = prop.check, prop.check.sizes(prop.target)
-        if isinstance(check, LifeCheck):
+        if isinstance(check, StatefulCheck):
             sizes = [prop.size]
         observed, seen = _observed(check, sources)
         before = LEDGER.examples.copy()
         for size in sizes:
             LEDGER.met.clear()
             observed.bind(prop.target, PROFILES["default"], size)()
-            if isinstance(check, LifeCheck):
+            if isinstance(check, StatefulCheck):
                 for source in sources:
                     source.see(check.function, [name for _, name in LEDGER.met], None)
         cases += seen.total() or (LEDGER.examples - before).total()
@@ -109,6 +109,6 @@ def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, 
                 stack.enter_context(source.watching(is_varied=False))
             check.body(target, example)
 
-    if isinstance(check, LifeCheck):
+    if isinstance(check, StatefulCheck):
         return check, seen
     return dataclasses.replace(check, meets=meets, body=body), seen

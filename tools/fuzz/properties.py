@@ -19,10 +19,10 @@ from conformance.contracts import Draw
 from conformance.functions import choose_functions
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
-from conformance.life.check import LifeCheck
-from conformance.life.machine import LifeMachine
-from conformance.life.strategies import SCALES
 from conformance.profiles import PROFILES
+from conformance.stateful.check import StatefulCheck
+from conformance.stateful.machine import EngineStateMachine
+from conformance.stateful.strategies import SCALES
 from conformance.strategies.presets import MINIMAL, SIZES, Preset
 from conformance.targets import Target, choose_targets
 from tools.fuzz import sizes
@@ -70,7 +70,7 @@ class Property:
     @property
     def is_stateful(self) -> bool:
         """Whether it draws while it runs."""
-        return isinstance(self.check, LifeCheck)
+        return isinstance(self.check, StatefulCheck)
 
     @functools.cached_property
     def strategy(self) -> SearchStrategy[Any]:
@@ -108,8 +108,8 @@ class Property:
     def _machine(self) -> Callable[[Any], None]:
         target, scale = self.target, SCALES[self.size]
 
-        def factory() -> LifeMachine:
-            return LifeMachine(target, scale)
+        def factory() -> EngineStateMachine:
+            return EngineStateMachine(target, scale)
 
         settings = PROFILES["nightly"].life_settings(
             simulated=target.is_simulated, large=self.size == "real"
@@ -147,7 +147,7 @@ def properties_of(subject: Subject) -> dict[str, Property]:
         for target in filter(check.runs_on, targets):
             if target.lacks(check.function):
                 continue
-            of_sizes = check.sizes(target) if isinstance(check, LifeCheck) else [""]
+            of_sizes = check.sizes(target) if isinstance(check, StatefulCheck) else [""]
             found += [Property(where, check, target, size) for size in of_sizes]
     if not found:
         raise ValueError("there is nothing to check: the implementation lacks all that was chosen")

@@ -1,0 +1,15 @@
+"""A small engine's host side: it schedules requests and keeps track of their batch and blocks.
+
+Three things run on it: the replay of traces (`conformance.traffic`), the stateful test
+(`conformance.stateful`) and the runner of real models (`tools.runner`). It imports neither
+`reference` nor `fast`, so each of these can use it with the implementation that it runs.
+
+- `request`, `block_pool`, `cache_group`: what is scheduled, and the blocks that it gets;
+- `scheduler`: one step after another, within the `settings` and as a `policy` says;
+- `scheduler_output`: a step, as it is given to a worker;
+- `arrivals`: when requests come;
+- `input_batch`, `table_rows`: the worker's order of requests, and their rows of the block tables;
+- `padded_batch`: a step's batch in the worker's buffers.
+
+The names are those of vLLM's scheduler and model runner where these have one.
+"""

@@ -1,0 +1,49 @@
+"""When requests arrive: an engine's simulated clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Arrivals(Generic[Item]):
+    """What arrives over time.
+
+    Args:
+        items: Pairs of a time and what arrives then, by time.
+
+    Attributes:
+        clock: The time, in any unit; whoever runs the engine advances it.
+
+    Example:
+        >>> arrivals = Arrivals([(0, "a"), (2, "b"), (9, "c")])
+        >>> arrivals.receive(is_idle=True)
+        ['a']
+        >>> arrivals.clock += 3
+        >>> arrivals.receive(is_idle=False), arrivals.receive(is_idle=True), arrivals.clock
+        (['b'], ['c'], 9)
+    """
+
+    def __init__(self, items: Iterable[tuple[float, Item]]) -> None:
+        self.clock = 0.0
+        self._items = deque(items)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def receive(self, *, is_idle: bool) -> list[Item]:
+        """Return what has arrived since the last call.
+
+        Args:
+            is_idle: Whether there is nothing else to do, so that the clock jumps to the next
+                arrival.
+        """
+        if is_idle and self._items:
+            self.clock = max(self.clock, self._items[0][0])
+        received = []
+        while self._items and self._items[0][0] <= self.clock:
+            received.append(self._items.popleft()[1])
+        return received

@@ -1,0 +1,117 @@
+"""The pool of blocks that all KV cache groups of an engine share."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import TypeAlias
+
+BlockKey: TypeAlias = tuple[int, tuple[int, ...]]
+"""What is in a full block: its KV cache group, and all tokens of the sequence up to its end."""
+
+
+class BlockPool:
+    """Free blocks, and how many requests hold each of the others.
+
+    A full block can be cached under a key. It is found by that key until it is handed out again,
+    even after it was freed.
+
+    Args:
+        num_blocks: Blocks of the pool, including the null block (number 0), which is never handed
+            out.
+        reuses_latest: Whether the block freed last is handed out first, so that ids are soon
+            scattered. Otherwise it is the one freed longest ago, so that cached blocks last.
+
+    Example:
+        >>> pool = BlockPool(5)
+        >>> pool.get_new_blocks(3), pool.num_free_blocks
+        ([1, 2, 3], 1)
+        >>> pool.free_blocks([1, 2])  # a request's last block is reused first
+        >>> pool.get_new_blocks(3)
+        [4, 2, 1]
+        >>> pool = BlockPool(5, reuses_latest=True)
+        >>> pool.free_blocks(pool.get_new_blocks(2))
+        >>> pool.get_new_blocks(3)
+        [2, 1, 3]
+    """
+
+    def __init__(self, num_blocks: int, *, reuses_latest: bool = False) -> None:
+        self._reuses_latest = reuses_latest
+        self._unused = range(1, max(num_blocks, 1))  # no list: a pool may be huge
+        self._freed: OrderedDict[int, None] = OrderedDict()
+        self._ref_counts: Counter[int] = Counter()
+        self._cached_blocks: dict[BlockKey, int] = {}
+        self._key_of: dict[int, BlockKey] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many blocks can be handed out."""
+        return len(self._unused) + len(self._freed)
+
+    @property
+    def free_block_ids(self) -> frozenset[int]:
+        """The blocks that no request holds."""
+        return frozenset((*self._unused, *self._freed))
+
+    def ref_count(self, block_id: int) -> int:
+        """Count the requests that hold a block."""
+        return self._ref_counts[block_id]
+
+    def get_new_blocks(self, count: int) -> list[int]:
+        """Hand out free blocks. They are no longer found by what was in them.
+
+        Args:
+            count: How many.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            ValueError: Fewer are free.
+        """
+        if count > self.num_free_blocks:
+            raise ValueError(f"count is {count}, but only {self.num_free_blocks} blocks are free")
+        return [self._get_new_block() for _ in range(count)]
+
+    def touch(self, block_id: int) -> None:
+        """Let one more request hold a block, which may be free."""
+        if not self._ref_counts[block_id]:
+            del self._freed[block_id]
+        self._ref_counts[block_id] += 1
+
+    def free_blocks(self, block_ids: Sequence[int]) -> None:
+        """Let one request less hold each of some blocks.
+
+        Args:
+            block_ids: A request's blocks, in order. The last ones are handed out first, since
+                fewer sequences begin with them.
+        """
+        for block_id in block_ids if self._reuses_latest else reversed(block_ids):
+            self._ref_counts[block_id] -= 1
+            if not self._ref_counts[block_id]:
+                self._freed[block_id] = None
+
+    def cache_block(self, key: BlockKey, block_id: int) -> None:
+        """Let a full block be found, unless it or another with the same content is."""
+        if key not in self._cached_blocks and block_id not in self._key_of:
+            self._cached_blocks[key] = block_id
+            self._key_of[block_id] = key
+
+    def get_cached_block(self, key: BlockKey) -> int | None:
+        """Return the block that is cached under a key, None where there is none."""
+        return self._cached_blocks.get(key)
+
+    def _get_new_block(self) -> int:
+        """Hand out a block."""
+        if self._freed and (self._reuses_latest or not self._unused):
+            block_id, _ = self._freed.popitem(last=self._reuses_latest)
+        else:
+            block_id, self._unused = self._unused[0], self._unused[1:]
+        self._evict(block_id)
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def _evict(self, block_id: int) -> None:
+        """Remove a block from the cache, since its content will be overwritten."""
+        if block_id in self._key_of:
+            del self._cached_blocks[self._key_of.pop(block_id)]

@@ -1,0 +1,52 @@
+"""The settings of an engine that the scheduler and the worker read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NO_LIMIT = 2**31 - 1
+"""Counts, lengths and block ids are int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How an engine is set up.
+
+    Attributes:
+        token_budget: The most tokens in one step.
+        max_num_seqs: The most requests running at once.
+        max_model_len: The longest sequence that is served, in tokens.
+        long_prefill_token_threshold: The most tokens of one request in one step, so that several
+            prompts are prefilled side by side.
+        num_speculative_tokens: The most draft tokens of a decode.
+        micro_batches: Parts that each batch is cut into; 1: not at all.
+        padding: CUDA graphs are captured for multiples of so many requests and tokens.
+    """
+
+    token_budget: int = 2048
+    max_num_seqs: int = 64
+    max_model_len: int = 16_384
+    long_prefill_token_threshold: int = NO_LIMIT
+    num_speculative_tokens: int = 0
+    micro_batches: int = 1
+    padding: int = 8
+
+    @property
+    def decode_threshold(self) -> int:
+        """The most new tokens of a decode: the last one sampled, and the drafts after it."""
+        return 1 + self.num_speculative_tokens
+
+    def padded(self, count: int) -> int:
+        """Round a number of requests or tokens up to one that a CUDA graph was captured for.
+
+        Args:
+            count: Of requests or tokens.
+
+        Returns:
+            The next multiple of `padding`.
+
+        Example:
+            >>> EngineSettings(padding=8).padded(9)
+            16
+        """
+        return -(-count // self.padding) * self.padding

@@ -1,0 +1,93 @@
+"""The stateful test as a check, which the conformance run makes tests of as of any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import cast
+
+from hypothesis import seed
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from conformance.absent import Absent
+from conformance.checks import Check
+from conformance.gpu_context import noticing_lost_context
+from conformance.profiles import Kind, Profile
+from conformance.situations import LEDGER
+from conformance.stateful.goals import GOALS
+from conformance.stateful.machine import NAME, EngineStateMachine
+from conformance.stateful.strategies import SCALES
+from conformance.targets import RAISED, Target, counting_launches
+
+
+@dataclasses.dataclass(frozen=True)
+class StatefulCheck(Check):
+    """The check that runners of both twins agree after each step, and keep the invariants."""
+
+    def bind(
+        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
+    ) -> Callable[[], None]:
+        """Return a stateful test on a target, a function of no arguments.
+
+        Args:
+            target: What is under test.
+            profile: How many examples the test runs.
+            size: `minimal` or `real`; of the latter there are fewer.
+            shrink: Whether a failing example is made short.
+
+        Returns:
+            The test, which raises at the first failure: `Absent` where it is a declared deviation.
+        """
+        name = f"{self.kind.name}_{size}"
+        options = profile.life_settings(
+            simulated=target.is_simulated, large=size == "real", shrink=shrink
+        )
+
+        def factory() -> EngineStateMachine:
+            return EngineStateMachine(target, SCALES[size])
+
+        if profile.seed is not None:
+            factory = seed(zlib.crc32(f"{profile.seed} {name}".encode()))(factory)
+
+        def test() -> None:
+            __tracebackhide__ = True
+            machine = cast("type[EngineStateMachine]", factory)  # whatever makes one will do
+            with counting_launches(lambda: LEDGER.launches.update([self.function])):
+                try:
+                    with noticing_lost_context(target.device):
+                        run_state_machine_as_test(machine, settings=options)
+                except RAISED as error:
+                    declared = target.under_test.deviations if target.under_test else ()
+                    known = next((one for one in declared if one.explains(error)), None)
+                    if known is None:
+                        raise
+                    # Steps after it depend on its result, so they are not compared.
+                    raise Absent(f"{known.function} deviates (declared)") from error
+
+        test.__name__ = test.__qualname__ = name
+        test.__doc__ = self.description
+        return test
+
+
+def stateful_check() -> StatefulCheck:
+    """Return the check that a target's runner and `reference`'s agree after each step.
+
+    All results are equal. In addition each runner by itself keeps the invariants: no block belongs
+    to two requests except for a common prefix, no slot is written twice, free blocks are not
+    written, and each token reads the keys of its own sequence.
+    """
+
+    def run(_target: Target, _example: object) -> None:
+        raise NotImplementedError("a stateful test draws its steps; bind the check")
+
+    return StatefulCheck(
+        function=NAME,
+        kind=Kind.LIFE,
+        examples=lambda _: st.nothing(),
+        body=run,
+        description="Two runners of the same steps agree after each step, and keep the invariants.",
+        expects=GOALS,
+        has_kernel=True,
+    )

@@ -1,0 +1,209 @@
+"""The state machine: Hypothesis draws what happens, and each step is checked."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from conformance.situations import LEDGER
+from conformance.stateful import same_reads
+from conformance.stateful.coverage import of_setup, of_step
+from conformance.stateful.deployment import deploy_setup
+from conformance.stateful.invariants import (
+    check_blocks,
+    check_order,
+    check_reads,
+    check_rows,
+    check_writes,
+)
+from conformance.stateful.model_cache import ModelCache
+from conformance.stateful.plan import Plan
+from conformance.stateful.scheduler import PlannedScheduler
+from conformance.stateful.setup import Setup
+from conformance.stateful.snapshot import Snapshot
+from conformance.stateful.strategies import Scale, arrivals, new_token_counts, plans, setups
+from conformance.stateful.view import BrokenInvariantError, view_of
+from conformance.targets import Target
+from conformance.traffic.runner import Runner
+from conformance.traffic.twins import Mismatch, Twins
+
+NAME = "a runner's life"
+"""Its name in the closing table."""
+
+MAX_UNFINISHED = 7
+"""The most requests that wait or run: with more, the last ones would never be admitted."""
+
+
+class StatefulMismatchError(AssertionError):
+    """The first failure of a stateful test, with a log of what happened before it."""
+
+
+def _setups() -> st.SearchStrategy[Setup]:
+    return st.runner().flatmap(lambda machine: setups(machine.scale))
+
+
+def _plans() -> st.SearchStrategy[Plan]:
+    return st.runner().flatmap(lambda machine: plans(machine.scale))
+
+
+class EngineStateMachine(RuleBasedStateMachine):
+    """A scheduler with two runners, `reference`'s and a target's.
+
+    Each rule lets requests arrive, or none, and is followed by a step, whose plan also says which
+    requests are preempted or finished.
+
+    Args:
+        target: What is compared with `reference`.
+        scale: The sizes.
+    """
+
+    scheduler: PlannedScheduler
+    twins: Twins
+
+    def __init__(self, target: Target, scale: Scale) -> None:
+        super().__init__()
+        self.target, self.scale = target, scale
+        self._model_caches: dict[str, ModelCache] = {}
+        self._num_reqs_before = 0
+
+    @initialize(setup=_setups())
+    def set_up(self, setup: Setup) -> None:
+        """Set the engine up."""
+        LEDGER.count(NAME, self.target.name, (goal.value for goal in of_setup(setup)))
+        self.scheduler = PlannedScheduler(setup)
+        self.twins = Twins(
+            setup.model,
+            setup.settings,
+            implementation=self.target.implementation,
+            device=self.target.device or "cpu",
+            groups=setup.groups,
+            deploy=partial(deploy_setup, setup=setup),
+        )
+        self._model_caches = {
+            name: ModelCache(setup.block_sizes) for name in ("reference", self.target.name)
+        }
+
+    @rule(
+        new=st.runner().flatmap(lambda machine: arrivals(machine.scale)),
+        plan=_plans(),
+    )
+    def arrive(self, new: list[tuple[int, int]], plan: Plan) -> None:
+        """Let requests arrive, with tokens of their own."""
+        for length, max_new_tokens in new:
+            self._arrive(self.scheduler.fresh_tokens(length), max_new_tokens)
+        self._step(plan)
+
+    @rule(
+        which=st.integers(0, 7),
+        sixths=st.sampled_from((6, 6, 5, 4, 3, 1)),
+        num_own_tokens=st.integers(0, 4),
+        max_new_tokens=new_token_counts(),
+        plan=_plans(),
+    )
+    def arrive_with_a_prefix(
+        self, which: int, sixths: int, num_own_tokens: int, max_new_tokens: int, plan: Plan
+    ) -> None:
+        """Let a request arrive that begins like an earlier one, preferably a late one."""
+        known = sorted(self.scheduler.requests, key=lambda r: -int(r.request_id.split("-")[1]))
+        if known:
+            tokens = known[which % len(known)].token_ids
+            self._arrive_like(tokens, sixths, num_own_tokens, max_new_tokens)
+        self._step(plan)
+
+    @rule(
+        which=st.integers(0, 1),
+        num_own_tokens=st.integers(0, 2),
+        max_new_tokens=new_token_counts(),
+        plan=_plans(),
+    )
+    def fork(self, which: int, num_own_tokens: int, max_new_tokens: int, plan: Plan) -> None:
+        """Let two requests arrive that begin like a running one with many computed tokens."""
+        running = sorted(self.scheduler.running, key=lambda r: -r.num_computed_tokens)
+        if running:
+            tokens = running[which % len(running)].token_ids
+            for _ in range(2):
+                self._arrive_like(tokens, 6, num_own_tokens, max_new_tokens)
+        self._step(plan)
+
+    @rule(plan=_plans())
+    def go_on(self, plan: Plan) -> None:
+        """Let nothing arrive."""
+        self._step(plan)
+
+    def _arrive_like(
+        self, tokens: list[int], sixths: int, num_own_tokens: int, max_new_tokens: int
+    ) -> None:
+        """Let a request arrive that begins like another."""
+        prefix = tokens[: max(len(tokens) * sixths // 6, 1)]
+        self._arrive([*prefix, *self.scheduler.fresh_tokens(num_own_tokens)], max_new_tokens)
+
+    def _arrive(self, prompt: list[int], max_new_tokens: int) -> None:
+        """Let a request arrive, unless too many wait."""
+        if len(self.scheduler.running) + len(self.scheduler.waiting) < MAX_UNFINISHED:
+            self.scheduler.arrive(prompt, max_new_tokens)
+
+    def _step(self, plan: Plan) -> None:
+        """Schedule a step, let both twins execute it, and check it."""
+        __tracebackhide__ = True
+        if not self.scheduler.running and not self.scheduler.waiting:
+            for _ in range(2):  # without requests there is nothing to check
+                self.scheduler.arrive(self.scheduler.fresh_tokens(self.scale.prompt_lens[0]), 3)
+        snapshot = self.scheduler.start_step(plan)
+        if snapshot is None:
+            return
+        setup = self.scheduler.setup
+        with self.target.running(
+            checked=setup.is_checked, seed=setup.seed + snapshot.step.step_index
+        ):
+            mismatch = self.twins.execute(snapshot.step)
+        runners = {"reference": self.twins.expected, self.target.name: self.twins.actual}
+        broken = {
+            name: self._find_broken_invariant(name, runner, snapshot, mismatch)
+            for name, runner in runners.items()
+        }
+        if mismatch is not None or any(broken.values()):
+            self._fail(snapshot, mismatch, broken)
+        met = set(of_step(setup, snapshot, self.twins.expected, self._num_reqs_before))
+        self._num_reqs_before = len(snapshot.requests)
+        self.scheduler.finish_step(plan)
+        met |= self.scheduler.take_goals()
+        LEDGER.met.update((NAME, goal.value) for goal in met)
+
+    def _find_broken_invariant(
+        self, name: str, runner: Runner, snapshot: Snapshot, mismatch: Mismatch | None
+    ) -> str | None:
+        """Return which invariant a runner's step breaks first, None where it breaks none."""
+        model = self._model_caches[name]
+        try:
+            view = view_of(runner, snapshot)
+            check_blocks(view)
+            check_writes(view, model, snapshot.step.step_index)
+            check_reads(view, model)
+            check_rows(view)
+            check_order(view)
+            for check in same_reads.CHECKS:
+                check(view)
+        except BrokenInvariantError as error:
+            return str(error)
+        except Exception:
+            if mismatch is None:
+                raise
+            # After a wrong result anything may be raised; the mismatch is reported.
+        return None
+
+    def _fail(
+        self, snapshot: Snapshot, mismatch: Mismatch | None, broken: dict[str, str | None]
+    ) -> None:
+        """Raise what went wrong, with the log."""
+        __tracebackhide__ = True
+        index = snapshot.step.step_index
+        lines = [f"{name}: step {index}: {why}" for name, why in broken.items() if why]
+        if len(set(broken.values())) == 1 and lines:
+            lines = [f"both twins: step {index}: {broken['reference']}"]
+        if mismatch is not None:
+            lines.insert(0, mismatch.line)
+        report = [f"{NAME} on {self.target.name} goes wrong", *(f"    {line}" for line in lines)]
+        report += ["  after", *(f"    {line}" for line in self.scheduler.log)]
+        raise StatefulMismatchError("\n".join(report))

@@ -1,0 +1,360 @@
+"""Each invariant of the stateful test by itself: broken by hand, it is named with its request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import cast
+
+import pytest
+
+import fast
+import reference
+from conformance.profiles import PROFILES, Profile
+from conformance.situations import LEDGER
+from conformance.stateful import same_reads
+from conformance.stateful.check import stateful_check
+from conformance.stateful.deployment import deploy_setup
+from conformance.stateful.invariants import (
+    check_blocks,
+    check_order,
+    check_reads,
+    check_rows,
+    check_writes,
+)
+from conformance.stateful.machine import EngineStateMachine, StatefulMismatchError
+from conformance.stateful.model_cache import Key, ModelCache
+from conformance.stateful.plan import Plan
+from conformance.stateful.scheduler import PlannedScheduler
+from conformance.stateful.setup import Setup
+from conformance.stateful.snapshot import Snapshot
+from conformance.stateful.strategies import SMALL
+from conformance.stateful.view import BrokenInvariantError, View, view_of
+from conformance.targets import TARGETS, Target
+from conformance.traffic.runner import Runner
+
+SETUP = Setup(block_sizes=(2, 4), kinds=("full", "chunked_local"), padding=8)
+
+
+def execute_a_step() -> tuple[Snapshot, Runner]:
+    """Let two requests be computed in one step: five tokens in blocks 1..3, two in block 6."""
+    scheduler = PlannedScheduler(SETUP)
+    scheduler.arrive([101, 102, 103, 104, 105], 9)
+    scheduler.arrive([201, 202], 9)
+    snapshot = scheduler.start_step(Plan())
+    assert snapshot is not None
+    runner = Runner(
+        reference,
+        SETUP.model,
+        settings=SETUP.settings,
+        groups=SETUP.groups,
+        deploy=partial(deploy_setup, setup=SETUP),
+    )
+    runner.execute(snapshot.step)
+    return snapshot, runner
+
+
+def check_all(view: View, model: ModelCache) -> None:
+    """Check all invariants."""
+    check_blocks(view)
+    check_writes(view, model, step=0)
+    check_reads(view, model)
+    check_rows(view)
+    check_order(view)
+    for check in same_reads.CHECKS:
+        check(view)
+
+
+def test_a_right_step_breaks_none() -> None:
+    """What the runner makes of a step is right, and its keys stand where they should."""
+    snapshot, runner = execute_a_step()
+    model = ModelCache(SETUP.block_sizes)
+    view = view_of(runner, snapshot)
+    check_all(view, model)
+    assert [("request-0", 0), ("request-0", 1)] == view.tokens[:2]
+    assert "the key of position 1 of request-1, written in step 0" == str(model.read(0, 13))
+
+
+def set_slot(group: int, token: int, slot: int) -> Callable[[Runner], None]:
+    """Write a token elsewhere."""
+
+    def change(runner: Runner) -> None:
+        assert runner.batch is not None
+        runner.batch.metadata[group].slot_mapping[token] = slot
+
+    return change
+
+
+def set_block(row: int, column: int, block_id: int) -> Callable[[Runner], None]:
+    """Put another block into a row of the first group's table."""
+
+    def change(runner: Runner) -> None:
+        assert runner.batch is not None
+        runner.batch.metadata[0].block_table_tensor[row, column] = block_id
+
+    return change
+
+
+def with_padding_of_a_length(runner: Runner) -> None:
+    """Leave a length in a padded request."""
+    assert runner.batch is not None
+    runner.batch.metadata[0].seq_lens[7] = 5
+
+
+def renamed(runner: Runner) -> None:
+    """Take another request for the second one."""
+    assert runner.batch is not None
+    runner.batch.req_ids[1] = "request-7"
+
+
+def lengthened(runner: Runner) -> None:
+    """Count a token more than there is."""
+    assert runner.batch is not None
+    runner.batch.metadata[0].seq_lens[1] += 1
+
+
+def too_short(runner: Runner) -> None:
+    """Say that no sequence has more than a token."""
+    assert runner.batch is not None
+    runner.batch.metadata[0].max_seq_len = 1
+
+
+G0, G1 = "group 0 (blocks of 2):", "group 1 (blocks of 4):"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_slot(0, 3, -1), f"{G0} token 3 of request-0 is written nowhere"),
+        (
+            set_slot(0, 3, 4),
+            f"{G0} token 3 of request-0 and token 2 of request-0 are both written to slot 4",
+        ),
+        (
+            set_slot(0, 7, 40),
+            f"{G0} token 7 of the batch, which is padding, is written to slot 40",
+        ),
+        (
+            set_slot(0, 3, 40),
+            f"{G0} token 3 of request-0 is written to slot 40 in block 20, which is free",
+        ),
+        (
+            set_slot(0, 6, 7),
+            (
+                f"{G0} token 1 of request-1 is written to slot 7 in block 3, which is none of its "
+                "request's, [6]"
+            ),
+        ),
+        (
+            set_slot(1, 4, 23),
+            (f"{G1} token 4 of request-0 reads slot 20 for position 4, which was never written"),
+        ),
+        (
+            set_block(1, 0, 2),
+            (
+                f"{G0} block 2 is block 0 of request-1, but also block 1 of request-0 in group 0, "
+                "and no computed prefix of both ends with it"
+            ),
+        ),
+        (
+            set_block(1, 0, 0),
+            f"{G0} block 0 is block 0 of request-1, but is the null block",
+        ),
+        (
+            set_block(0, 1, 5),
+            (
+                f"{G1} block 5 is block 1 of request-0, but also block 1 of request-0 "
+                "in group 0, and no computed prefix of both ends with it"
+            ),
+        ),
+        (
+            set_block(1, 1, 7),
+            f"{G0} block 1 of request-1 is 7, but should be 0",
+        ),
+        (
+            set_block(2, 0, 1),
+            f"{G0} block 0 of request 2 of the batch, which is padding, is 1, but should be 0",
+        ),
+        (
+            with_padding_of_a_length,
+            f"{G0} request 7 of the batch, which is padding, has a sequence of 5 tokens",
+        ),
+        (renamed, "the batch has ['request-0', 'request-7'], but the step has "),
+        (
+            lengthened,
+            f"{G0} token 0 of request-1 reads slot 13 for position 1, which comes after it",
+        ),
+        (too_short, "the batch is not valid: max_seq_len is 1, "),
+    ],
+)
+def test_a_broken_invariant_is_named(change: Callable[[Runner], None], message: str) -> None:
+    """What is wrong with a runner's batch is said in one sentence."""
+    snapshot, runner = execute_a_step()
+    change(runner)
+    with pytest.raises(BrokenInvariantError) as caught:
+        check_all(view_of(runner, snapshot), ModelCache(SETUP.block_sizes))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_key_of_another_is_told_from_ones_own() -> None:
+    """What stands in a slot is known by its tokens, by whom it was written, and for which group."""
+    snapshot, runner = execute_a_step()
+    view = view_of(runner, snapshot)
+    model = ModelCache(SETUP.block_sizes)
+    check_writes(view, model, step=0)
+    model.write(0, 3, Key(99, 5, "request-9", 4))
+    with pytest.raises(BrokenInvariantError) as caught:
+        check_reads(view, model)
+    assert str(caught.value) == (
+        f"{G0} token 1 of request-0 reads slot 3 for position 1, which holds the key of "
+        "position 5 of request-9, written in step 4"
+    )
+    model.write(1, 4, Key(99, 5, "request-9", 4))
+    with pytest.raises(BrokenInvariantError) as caught:
+        check_reads(view, model)
+    assert str(caught.value) == (
+        f"{G0} token 0 of request-0 reads slot 2 for position 0, whose block group 1 has written "
+        "to since"
+    )
+
+
+def test_a_batch_is_in_order() -> None:
+    """A prefill before a decode is found."""
+    snapshot, runner = execute_a_step()
+    view = view_of(runner, snapshot)
+    decode = dataclasses.replace(snapshot.requests["request-1"], start=1)
+    view.snapshot = dataclasses.replace(
+        snapshot, requests={**snapshot.requests, "request-1": decode}
+    )
+    with pytest.raises(BrokenInvariantError) as caught:
+        check_order(view)
+    assert "request-0, a prefill, comes before request-1, a decode" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["unpadded", "micro_batches", "small_chunks", "wanted_tokens", "cp_slot_mappings"],
+)
+def test_what_is_not_made_is_missed(name: str) -> None:
+    """A runner that makes nothing of a batch does not pass for one that makes it right."""
+    snapshot, runner = execute_a_step()
+    runner.results[name] = []
+    with pytest.raises(ValueError, match=r"^zip\(\) argument"):
+        check_all(view_of(runner, snapshot), ModelCache(SETUP.block_sizes))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unpadded", "in the batch without padding, token 0 of request-0 does not read slot 2"),
+        ("micro_batches", "in micro-batches, token 0 of request-0 does not read slot 2"),
+        ("small_chunks", "in the virtual batch of chunks of 16, token 0 of request-0 does not"),
+        ("wanted_tokens", "in the batch of wanted tokens, token 4 of request-0 does not read"),
+        ("kernel_block_tables", "in the table of kernel blocks, token 0 of request-0 does not"),
+        ("cp_slot_mappings", "in the slots of rank 0, token 0 of request-0 does not write slot 2"),
+    ],
+)
+def test_what_is_made_of_a_batch_reads_what_it_does(name: str, message: str) -> None:
+    """Other blocks in what is derived of the first group are found, by the derivation's name."""
+    snapshot, runner = execute_a_step()
+    made = runner.results[name][0]
+    first = made[0] if name == "micro_batches" else made
+    if name == "cp_slot_mappings":
+        made[0] = 3
+    else:
+        table = first if name == "kernel_block_tables" else first.block_table_tensor.copy()
+        table[0] += 20
+        if name != "kernel_block_tables":
+            first.block_table_tensor = table
+    with pytest.raises(BrokenInvariantError) as caught:
+        check_all(view_of(runner, snapshot), ModelCache(SETUP.block_sizes))
+    assert str(caught.value).startswith(f"{G0} {message}")
+
+
+def test_what_builders_are_given_is_the_batch() -> None:
+    """A layer that is given another batch than its group's is found."""
+    snapshot, runner = execute_a_step()
+    built = runner.results["attn_metadata"][0]
+    built.common.block_table_tensor = built.common.block_table_tensor + 20
+    with pytest.raises(BrokenInvariantError, match=r"in the layer's batch, token 0 of request-0"):
+        check_all(view_of(runner, snapshot), ModelCache(SETUP.block_sizes))
+
+
+def test_a_failure_is_told_with_all_that_came_before() -> None:
+    """The first line says what is wrong, then come the engine and the steps, blocks and drafts."""
+
+    class Impostor(ModuleType):
+        """`fast`, which refuses its third micro-batches."""
+
+        calls = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(fast, name)
+
+        def split_attn_metadata(self, *args: object) -> object:
+            """Split, or refuse."""
+            self.calls += 1
+            if self.calls > 4:
+                raise ValueError("refused")
+            return fast.split_attn_metadata(*args)  # type: ignore[arg-type]
+
+    target = Target("host", cast("ModuleType", Impostor("impostor")))
+    machine = EngineStateMachine(target, SMALL)  # type: ignore[no-untyped-call]
+    machine.set_up(dataclasses.replace(SETUP, num_speculative_tokens=1))
+    machine.scheduler.arrive([7, 8, 9], 6)
+    machine.go_on(Plan(num_drafts=1))
+    machine.go_on(Plan(num_drafts=1))
+    with pytest.raises(StatefulMismatchError) as caught:
+        machine.go_on(Plan(num_drafts=1))
+    lines = str(caught.value).splitlines()
+    assert [
+        "a runner's life on host goes wrong",
+        (
+            "    step 2: split_attn_metadata = ValueError('refused'), but should be an answer "
+            "(of request-0)"
+        ),
+        "  after",
+    ] == lines[:3]
+    assert lines[3].startswith("    an engine with full attention in blocks of 2 and chunked_local")
+    assert [
+        "    request-0 arrives with the tokens [7 8 9], and wants 6 more",
+        "    step 0:",
+        "      request-0 computes 0..2 in the blocks [1 2] and [3]",
+        "    step 1:",
+        "      request-0 computes 3..4 (1 drafts) in the blocks [1 2 4] and [3 5]",
+        "      request-0 accepts 0 of 1",
+        "    step 2:",
+        "      request-0 computes 4..5 (1 drafts) in the blocks [1 2 4] and [3 5]",
+    ] == lines[4:]
+
+
+def test_examples_are_the_same_each_time() -> None:
+    """Two runs of the same profile meet the same, and another seed's meet something else."""
+
+    def met(profile: Profile) -> dict[tuple[str, str], int]:
+        before = LEDGER.met.copy()
+        stateful_check().bind(TARGETS["host"], profile, "minimal")()
+        return dict(LEDGER.met - before)
+
+    few = dataclasses.replace(PROFILES["default"], lives=2)
+    first = met(few)
+    assert first
+    assert first == met(few)
+    assert first != met(dataclasses.replace(few, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("dev", (3, 1, 1, 1)), ("default", (20, 5, 5, 1)), ("nightly", (1000, 250, 100, 25))],
+)
+def test_profiles_say_how_many_examples(name: str, numbers: tuple[int, ...]) -> None:
+    """On host and in the simulator, of small sizes and a quarter as many of large ones."""
+    options = [
+        PROFILES[name].life_settings(simulated=simulated, large=large)
+        for simulated in (False, True)
+        for large in (False, True)
+    ]
+    assert numbers == tuple(option.max_examples for option in options)
+    assert {31} == {option.stateful_step_count for option in options}

@@ -1,0 +1,259 @@
+"""The engine of a trace: what its steps promise, seen from the steps alone."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, pairwise
+
+import pytest
+
+from conformance.engine.block_pool import BlockPool
+from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.traffic.batches import servable, trace_steps
+from conformance.traffic.engine import TraceEngine
+from conformance.traffic.settings import Settings
+from conformance.traffic.trace import TraceRequest, make_trace
+from conformance.zoo.models import MODELS, get_model
+
+SMALL = Settings(token_budget=96, max_num_seqs=6, max_model_len=2048, num_blocks=160)
+SPECULATIVE = Settings(
+    token_budget=256,
+    max_num_seqs=9,
+    max_model_len=2048,
+    num_blocks=150,
+    num_speculative_tokens=3,
+    long_prefill_token_threshold=100,
+)
+ONE_AT_A_TIME = Settings(token_budget=7, max_num_seqs=1, max_model_len=600, num_blocks=90)
+TIGHT = Settings(token_budget=20, max_num_seqs=30, num_blocks=50, num_speculative_tokens=4)
+RUNS = [
+    pytest.param(model, settings, id=f"{model}-{name}")
+    for model in ("llama-3.1-8b", "llama-4-scout")
+    for name, settings in (
+        ("small", SMALL),
+        ("speculative", SPECULATIVE),
+        ("one", ONE_AT_A_TIME),
+        ("tight", TIGHT),
+    )
+] + [
+    pytest.param(model, replace(settings, num_blocks=num_blocks), id=f"{model}-{name}")
+    for model, num_blocks in (("jamba-v0.1", 30), ("whisper-large-v3", 200))
+    for name, settings in (("small", SMALL), ("speculative", SPECULATIVE))
+]
+
+
+def make_engine(model: str, settings: Settings, *, num_requests: int = 40) -> TraceEngine:
+    """Make an engine for the start of the project's own trace."""
+    requests = servable(make_trace(num_requests), model, settings)
+    return TraceEngine(requests, get_model(model), settings, seed=5)
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_no_block_is_owned_twice(model: str, settings: Settings) -> None:
+    """A block is one request's, in one group, until that ends or is preempted; 0 is nobody's."""
+    engine = make_engine(model, settings)
+    owned: dict[str, list[int]] = {}
+    for step in engine:
+        for req_id in step.removed_req_ids:
+            del owned[req_id]
+        for req_id, new_block_ids in step.new_block_ids.items():
+            assert (req_id in step.admitted_req_ids) == (req_id not in owned)
+            for ids in new_block_ids:
+                owned.setdefault(req_id, []).extend(ids)
+        all_ids = [block_id for ids in owned.values() for block_id in ids]
+        assert len(all_ids) == len(set(all_ids))
+        assert all(0 < block_id < (settings.num_blocks or 0) for block_id in all_ids)
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_every_token_has_its_block(model: str, settings: Settings) -> None:
+    """After a step each request has as many blocks in each group as its tokens need, no more."""
+    engine = make_engine(model, settings)
+    num_blocks: dict[str, list[int]] = {}
+    for step in engine:
+        for req_id, new_block_ids in step.new_block_ids.items():
+            if req_id in step.admitted_req_ids:
+                num_blocks[req_id] = [0] * len(new_block_ids)
+            end = step.num_computed_tokens[req_id] + step.num_scheduled_tokens[req_id]
+            assert end <= settings.max_model_len
+            for number, group in enumerate(engine.groups):
+                num_blocks[req_id][number] += len(new_block_ids[number])
+                needed = group.num_blocks(end)
+                drafts = settings.num_speculative_tokens  # rejected ones leave blocks to spare
+                spare = group.num_blocks(end + drafts) - needed
+                assert needed <= num_blocks[req_id][number] <= needed + spare
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_the_bounds_are_kept(model: str, settings: Settings) -> None:
+    """No step passes the token budget or the number of requests, or is empty."""
+    for step in make_engine(model, settings):
+        assert 1 <= sum(step.num_scheduled_tokens.values()) <= settings.token_budget
+        assert 1 <= len(step.num_scheduled_tokens) <= settings.max_num_seqs
+        longest = max(step.num_scheduled_tokens.values())
+        assert longest <= settings.long_prefill_token_threshold
+        assert min(step.num_scheduled_tokens.values()) >= 1
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_every_request_finishes_with_exactly_its_tokens(model: str, settings: Settings) -> None:
+    """Each request ends once, and then all its tokens but the last have been computed."""
+    requests = servable(make_trace(40), model, settings)
+    engine = make_engine(model, settings)
+    ends: dict[str, int] = {}
+    finished: Counter[str] = Counter()
+    for step in engine:
+        finished.update(step.finished_req_ids)
+        for req_id, num_tokens in step.num_scheduled_tokens.items():
+            ends[req_id] = step.num_computed_tokens[req_id] + num_tokens
+    assert len(requests) == engine.scheduler.num_finished
+    assert set(finished.values()) <= {1}
+    assert {f"request-{i}" for i in range(len(requests))} == set(ends)
+    for i, request in enumerate(requests):
+        past_end = ends[f"request-{i}"] - (request.total_tokens - 1)
+        assert 0 <= past_end <= settings.num_speculative_tokens  # drafts that came too late
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_computed_tokens_only_grow_but_for_preemption(model: str, settings: Settings) -> None:
+    """A request goes on where it stopped, less rejected drafts; a preempted one from the start."""
+    ends: dict[str, int] = {}
+    num_preempted = 0
+    for step in make_engine(model, settings):
+        for req_id in step.preempted_req_ids:
+            ends[req_id] = 0
+            num_preempted += 1
+        for req_id, computed in step.num_computed_tokens.items():
+            before = ends.get(req_id, 0)
+            assert before - settings.num_speculative_tokens <= computed <= before
+            ends[req_id] = computed + step.num_scheduled_tokens[req_id]
+            if req_id in step.resumed_req_ids:
+                assert computed == 0
+    assert num_preempted > 0 or settings is ONE_AT_A_TIME
+
+
+@pytest.mark.parametrize(("model", "settings"), RUNS)
+def test_first_come_is_first_served(model: str, settings: Settings) -> None:
+    """A step's requests are in order of arrival, and only the latest of those running lose out."""
+    running: list[int] = []
+    for step in make_engine(model, settings):
+        ended = {number(req_id) for req_id in step.finished_req_ids}
+        running = [i for i in running if i not in ended]
+        preempted = [number(req_id) for req_id in step.preempted_req_ids]
+        assert sorted(running)[len(running) - len(preempted) :] == sorted(preempted)
+        running = [i for i in running if i not in preempted]
+        admitted = sorted(number(req_id) for req_id in step.admitted_req_ids)
+        assert all(i > max(running, default=-1) for i in admitted)
+        running += admitted
+        scheduled = [number(req_id) for req_id in step.num_scheduled_tokens]
+        assert running[: len(scheduled)] == scheduled
+
+
+def number(req_id: str) -> int:
+    """Return a request's number, which is its place in the trace."""
+    return int(req_id.removeprefix("request-"))
+
+
+def test_some_running_requests_may_not_be_scheduled() -> None:
+    """When decodes alone pass the budget, the latest of them have to wait a step."""
+    waiting = 0
+    running: set[str] = set()
+    for step in make_engine("llama-3.1-8b", TIGHT):
+        running -= set(step.removed_req_ids)
+        running |= set(step.num_scheduled_tokens)
+        waiting += len(running) > len(step.num_scheduled_tokens)
+    assert waiting > 0
+
+
+def test_drafts_are_brought_along_and_some_rejected() -> None:
+    """Every decode has its drafts, and after it between none and all of them are computed."""
+    settings = Settings(num_speculative_tokens=3)
+    trace = [TraceRequest(0.0, 10, 200)]
+    steps = list(TraceEngine(trace, get_model("llama-3.1-8b"), settings))[1:]
+    assert {4} == {step.num_scheduled_tokens["request-0"] for step in steps}
+    computed = [step.num_computed_tokens["request-0"] for step in steps]
+    gains = {b - a for a, b in pairwise(computed)}
+    assert {1, 2, 3, 4} == gains
+
+
+def test_the_longest_sequence_is_not_passed_by_drafts() -> None:
+    """At the end of the longest sequence there is no room for drafts."""
+    settings = Settings(num_speculative_tokens=3, max_model_len=32)
+    steps = list(TraceEngine([TraceRequest(0.0, 2, 30)], get_model("llama-3.1-8b"), settings))
+    ends = [step.num_computed_tokens["request-0"] for step in steps]
+    assert max(ends) <= 31
+
+
+def test_arrivals_follow_the_clock() -> None:
+    """A request is not scheduled before it arrives, and an idle engine waits for it."""
+    trace = [TraceRequest(0.0, 4, 1), TraceRequest(100.0, 4, 1)]
+    engine = TraceEngine(trace, get_model("llama-3.1-8b"), Settings())
+    first, second = list(engine)
+    assert list(first.num_scheduled_tokens) == ["request-0"]
+    assert list(second.num_scheduled_tokens) == ["request-1"]
+    assert second.finished_req_ids == ("request-0",)
+    assert engine.clock_seconds > 100
+
+
+def test_the_same_seed_makes_the_same_steps() -> None:
+    """Steps depend on the trace, the settings and the seed alone."""
+
+    def run(seed: int) -> list[SchedulerOutput]:
+        engine = TraceEngine(make_trace(20), get_model("gpt-oss-20b"), settings, seed=seed)
+        return list(islice(engine, 60))
+
+    settings = Settings(num_speculative_tokens=2)
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    """A request longer than the pool or the engine's longest sequence is refused by its number."""
+    trace = [TraceRequest(0.0, 4, 1), TraceRequest(0.0, 60, 5)]
+    for settings in (Settings(num_blocks=5), Settings(max_model_len=64)):
+        with pytest.raises(ValueError, match=r"requests\[1\] has 65 tokens, but at most 64 fit"):
+            TraceEngine(trace, get_model("llama-3.1-8b"), settings)
+
+
+def test_a_pool_hands_out_what_was_freed_last() -> None:
+    """Ids come back scattered, never the null block, and no more than there are."""
+    pool = BlockPool(8, reuses_latest=True)
+    taken = pool.get_new_blocks(7)
+    assert taken == [1, 2, 3, 4, 5, 6, 7]
+    pool.free_blocks([4, 2])
+    pool.free_blocks([7])
+    assert pool.get_new_blocks(3) == [7, 2, 4]
+    with pytest.raises(ValueError, match="count is 1, but only 0 blocks are free"):
+        pool.get_new_blocks(1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_batches_are_cut_from_the_run(model: str) -> None:
+    """The harness's batches are in order by kind, and have the blocks that their sequences need."""
+    batches = trace_steps(model=model, limit=120)
+    assert len(batches) == 120
+    kinds: Counter[tuple[bool, bool]] = Counter()
+    for batch in batches:
+        is_long = batch.query_lens > batch.decode_threshold
+        is_prefill = is_long & (batch.num_computed_tokens == 0)
+        order = [long + prefill for long, prefill in zip(is_long, is_prefill, strict=True)]
+        assert sorted(order) == order
+        kinds[bool(is_long.any()), bool(is_long.all())] += 1
+        seq_lens = batch.num_computed_tokens + batch.query_lens
+        groups = Settings().cache_groups(get_model(model))
+        assert tuple(group.block_size for group in groups) == batch.block_sizes
+        for group, rows in zip(groups, batch.block_ids, strict=True):
+            assert [group.num_blocks(int(s)) for s in seq_lens] == [len(row) for row in rows]
+        written = [int(i) for rows in batch.block_ids for row in rows for i in row]
+        assert len(written) == len(set(written))
+    assert {(False, False), (True, False), (True, True)} == set(kinds)
+
+
+def test_batches_are_made_once_and_cannot_be_written() -> None:
+    """The same arguments give the same batches, in a list of the caller's own."""
+    first, again = trace_steps(limit=5), trace_steps(limit=5)
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    assert first is not again
+    with pytest.raises(ValueError, match="read-only"):
+        first[0].query_lens[0] = 1
+    assert trace_steps(limit=5, settings=Settings(token_budget=9))[0].query_lens.sum() <= 9
+    with pytest.raises(ValueError, match=r"has no request that .* can serve"):
+        trace_steps(settings=Settings(num_blocks=1))
