@@ -6,11 +6,12 @@ serves requests with four architectures of `transformers` (random weights, creat
 compares every token with what the model's own `generate` returns for the request alone. The exit
 status is 0 if all are equal, 1 at the first difference, 2 for a wrong command line.
 
-It is written to be read. A step goes through these modules:
+It is written to be read, and imports nothing of this project except `fast` and `conformance.engine`,
+which it shares with the stateful test. A step goes through these modules:
 
 1. `scheduler`: which requests run, with how many tokens and in which blocks.
 2. `worker`: executes the step, using
-   `rows`: which request has which row of the block tables, and the blocks in it;
+   `conformance.engine`: which request has which row of the block tables;
    `batch`: the requests in the order of the batch, padded; `buffers`: the same on the device;
    `parts`: the batch or its micro-batches, and the metadata that `backends` build for the layers;
    `forward`: the forward pass of the model, in which each layer writes and reads its cache, with

@@ -87,7 +87,7 @@ def make_caches(
             backend, names, spec, vllm_config, device, num_builders
         )
 
-    num_builders = settings.num_micro_batches
+    num_builders = settings.micro_batches
     attn_groups = [
         make_attn_group(number, names, backends[number], num_builders)
         for number, names in enumerate(names_of_groups)

@@ -94,7 +94,7 @@ def _serve_with(name: str, options: argparse.Namespace) -> str | None:
                 model,
                 requests,
                 expected,
-                Settings(num_micro_batches=count),
+                Settings(micro_batches=count),
                 wrong_slot_step=options.wrong_slot,
                 on_finished=progress.update,
             )

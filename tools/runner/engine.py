@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from conformance.engine.arrivals import Arrivals
+from conformance.engine.request import Request
 from tools.runner.models import generate
-from tools.runner.requests import Request
-from tools.runner.scheduler import Scheduler
+from tools.runner.scheduler import make_scheduler
 from tools.runner.settings import Settings
 from tools.runner.worker import Worker
 from tools.runner.wrong_slot import WrongSlot
@@ -47,20 +48,22 @@ class Outcome:
 
 
 def expect(
-    model: PreTrainedModel, requests: Sequence[Request], on_request: Callable[[], object]
+    model: PreTrainedModel,
+    requests: Sequence[tuple[int, Request]],
+    on_request: Callable[[], object],
 ) -> dict[str, list[int]]:
     """Say what each request must get: what `generate` gives for it alone.
 
     Args:
         model: The model, before a worker has it.
-        requests: What is to be served.
+        requests: What is to be served, each with the step in which it arrives.
         on_request: Called after each.
 
     Returns:
         The new tokens of each request, by id.
     """
     expected = {}
-    for request in requests:
+    for _, request in requests:
         tokens = generate(model, request.prompt_token_ids, request.max_new_tokens)
         expected[request.request_id] = tokens
         on_request()
@@ -69,7 +72,7 @@ def expect(
 
 def serve(
     model: PreTrainedModel,
-    requests: Sequence[Request],
+    requests: Sequence[tuple[int, Request]],
     expected: dict[str, list[int]],
     settings: Settings,
     *,
@@ -80,7 +83,7 @@ def serve(
 
     Args:
         model: The model; a copy is plugged into its caches.
-        requests: What to serve, by arrival; copies are served.
+        requests: What to serve, each with the step in which it arrives; copies are served.
         expected: The tokens that each must get, by id.
         settings: Of the engine.
         wrong_slot_step: The step in which to put a slot wrong, None: in none.
@@ -89,20 +92,28 @@ def serve(
     Returns:
         What came of it.
     """
-    wrong_slot = None if wrong_slot_step is None else WrongSlot(wrong_slot_step)
+    requests = copy.deepcopy(requests)
+    by_id = {request.request_id: request for _, request in requests}
+    arrivals = Arrivals(requests)
+    wrong_slot = None if wrong_slot_step is None else WrongSlot(wrong_slot_step, by_id)
     worker = Worker(copy.deepcopy(model), settings, wrong_slot)
-    scheduler = Scheduler(copy.deepcopy(requests), settings, len(worker.caches.builders))
+    scheduler = make_scheduler(settings, len(worker.caches.builders))
     outcome = Outcome()
     started = time.perf_counter()
-    while scheduler.has_requests and outcome.difference is None:
+    while (arrivals or scheduler.has_requests) and outcome.difference is None:
+        for request in arrivals.receive(is_idle=not scheduler.has_requests):
+            scheduler.add_request(request)
         step = scheduler.schedule()
         sampled_token_ids = worker.execute(step)
-        finished = scheduler.update(step, sampled_token_ids)
+        finished = scheduler.update_from_output(
+            step, {req_id: [token_id] for req_id, token_id in sampled_token_ids.items()}
+        )
+        arrivals.clock += 1
 
         outcome.num_steps += 1
         outcome.num_computed_tokens += sum(step.num_scheduled_tokens.values())
         for req_id, token_id in sampled_token_ids.items():
-            number = len(step.scheduled[req_id].request.output_token_ids) - 1
+            number = len(by_id[req_id].output_token_ids) - 1
             if token_id != expected[req_id][number]:
                 outcome.difference = (
                     f"{req_id}: token {number} is {token_id}, but generate gives "

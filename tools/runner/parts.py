@@ -71,7 +71,7 @@ class PartBuilder:
             The whole batch, or its micro-batches: to be computed in this order, since a request
             that is cut reads what its tokens before the cut have written.
         """
-        if 1 < self._settings.num_micro_batches <= batch.query_lens.sum():
+        if 1 < self._settings.micro_batches <= batch.num_tokens:
             return self._cut_into_micro_batches(batch, block_tables, slot_mappings)
         return [self._make_whole(batch, block_tables, slot_mappings)]
 
@@ -81,11 +81,11 @@ class PartBuilder:
         """Let the builders tell the layers of the whole batch."""
         attn_metadata = fast.build_attn_metadata(
             self._caches.builders,
-            batch.num_reqs,
-            batch.num_tokens,
+            batch.num_padded_reqs,
+            batch.num_padded_tokens,
             self._buffers.query_start_loc,
             self._buffers.seq_lens,
-            self._buffers.num_computed_tokens_cpu,
+            self._buffers.num_computed_tokens.cpu,
             block_tables,
             slot_mappings,
             self._caches.config,
@@ -94,7 +94,9 @@ class PartBuilder:
             group: self._make_common(batch, block_tables[group], slot_mappings[group])
             for group in self._caches.fast_prefill_groups
         }
-        return self._make_part(0, slice(0, batch.num_tokens), batch.wanted, attn_metadata, common)
+        return self._make_part(
+            0, slice(0, batch.num_padded_tokens), batch.logits_indices, attn_metadata, common
+        )
 
     def _make_common(
         self, batch: Batch, block_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -104,15 +106,15 @@ class PartBuilder:
         `build_attn_metadata` does so for whole batches, and keeps it to itself. Micro-batches are
         cut from it, and fast prefill needs to know the wanted tokens besides.
         """
-        buffers, num_reqs = self._buffers, batch.num_reqs
+        buffers, num_reqs = self._buffers, batch.num_padded_reqs
         return fast.CommonAttentionMetadata(
             query_start_loc=buffers.query_start_loc.gpu[: num_reqs + 1],
             query_start_loc_cpu=buffers.query_start_loc.cpu[: num_reqs + 1],
             seq_lens=buffers.seq_lens.gpu[:num_reqs],
             seq_lens_cpu=buffers.seq_lens.cpu[:num_reqs],
-            num_computed_tokens_cpu=buffers.num_computed_tokens_cpu[:num_reqs],
+            num_computed_tokens_cpu=buffers.num_computed_tokens.cpu[:num_reqs],
             num_reqs=num_reqs,
-            num_actual_tokens=batch.num_tokens,
+            num_actual_tokens=batch.num_padded_tokens,
             max_query_len=int(batch.query_lens.max()),
             max_seq_len=int(buffers.seq_lens.np[:num_reqs].max()),
             block_table_tensor=block_table,
@@ -123,17 +125,17 @@ class PartBuilder:
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
     ) -> list[Part]:
         """Cut the batch into micro-batches of about as many tokens, in the midst of requests."""
-        count, num_tokens = self._settings.num_micro_batches, int(batch.query_lens.sum())
+        count, num_tokens = self._settings.micro_batches, batch.num_tokens
         points = [num_tokens * k // count for k in range(1, count)]
         slices = fast.create_ubatch_slices(batch.query_lens, points)
-        starts = self._buffers.query_start_loc.np[: batch.num_reqs + 1]
+        starts = self._buffers.query_start_loc.np[: batch.num_padded_reqs + 1]
         self.num_micro_batched_steps += 1
         self.num_cut_requests += len(set(points) - set(starts.tolist()))
         # The padding goes with the last one.
         last = slices[-1]
         slices[-1] = fast.UBatchSlice(
-            slice(last.request_slice.start, batch.num_reqs),
-            slice(last.token_slice.start, batch.num_tokens),
+            slice(last.request_slice.start, batch.num_padded_reqs),
+            slice(last.token_slice.start, batch.num_padded_tokens),
         )
         common_of_groups = [
             fast.split_attn_metadata(slices, self._make_common(batch, table, slots))
@@ -147,8 +149,10 @@ class PartBuilder:
                 built = attn_group.get_metadata_builder(number).build(0, common[group])
                 attn_metadata |= dict.fromkeys(attn_group.layer_names, built)
             tokens = ubatch_slice.token_slice
-            is_inside = (tokens.start <= batch.wanted) & (batch.wanted < tokens.stop)
-            wanted = batch.wanted[is_inside] - tokens.start
+            is_inside = (tokens.start <= batch.logits_indices) & (
+                batch.logits_indices < tokens.stop
+            )
+            wanted = batch.logits_indices[is_inside] - tokens.start
             parts.append(self._make_part(number, tokens, wanted, attn_metadata, common))
         return parts
 
@@ -171,7 +175,7 @@ class PartBuilder:
         """
         # Counting the wanted tokens of each request, fast prefill's builders wait for the device.
         # All parts are made before the first one runs: it has nothing else to do yet.
-        logits_indices = self._buffers.copy_wanted(number, wanted)
+        logits_indices = self._buffers.copy_logits_indices(number, wanted)
         is_narrowed = False
         for group, attn_group in self._caches.fast_prefill_groups.items():
             of_group = common[group]

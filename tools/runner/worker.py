@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from transformers import PreTrainedModel
 
 import fast
+from conformance.engine.input_batch import InputBatch
+from conformance.engine.scheduler_output import SchedulerOutput
+from conformance.engine.table_rows import TableRows
 from tools.runner.batch import Batch, make_batch
 from tools.runner.buffers import Buffers
 from tools.runner.caches import make_caches
 from tools.runner.forward import ForwardContext, forward, plug_in
 from tools.runner.layers import find_layers
 from tools.runner.parts import Part, PartBuilder
-from tools.runner.rows import Rows
-from tools.runner.scheduler import Step
 from tools.runner.settings import Settings
 from tools.runner.wrong_slot import WrongSlot
 
@@ -48,19 +51,24 @@ class Worker:
         self._decode_threshold = min(
             builder.reorder_batch_threshold for builder in self.caches.builders
         )
-        self._tables = fast.BlockTables(
+        self._buffers = Buffers(settings, device)
+        self._tables = tables = fast.BlockTables(
             self.caches.block_sizes,
-            settings.pad_reqs(settings.max_num_seqs),
-            settings.pad_tokens(settings.token_budget),
+            self._buffers.max_num_reqs,
+            self._buffers.max_num_tokens,
             settings.max_model_len,
             device,
             pin_memory=device.type == "cuda",
         )
-        self._rows = Rows(self._tables, self.caches.blocks_per_kv_block)
-        self._buffers = Buffers(settings, device)
+        self._rows = TableRows(
+            lambda method, *args: getattr(tables, method)(*args),
+            self._buffers.max_num_reqs,
+            len(self.caches.block_sizes),
+        )
+        self._input_batch = InputBatch(self._buffers.max_num_reqs)
         self.part_builder = PartBuilder(self.caches, self._buffers, settings)
 
-    def execute(self, step: Step) -> dict[str, int]:
+    def execute(self, step: SchedulerOutput) -> dict[str, int]:
         """Execute a step.
 
         Args:
@@ -69,9 +77,11 @@ class Worker:
         Returns:
             The next token of each request whose known tokens are all computed now, by id.
         """
-        self._rows.update(step)
-        batch = make_batch(step, self._settings, self._decode_threshold)
-        self._buffers.fill(batch, self._rows)
+        self._rows.remove(step.removed_req_ids, compacts=True)
+        self._rows.append(self._with_kernel_blocks(step))
+        batch = make_batch(step, self._input_batch, self._settings, self._decode_threshold)
+        rows = [self._rows.row_of(req_id) for req_id in batch.req_ids]
+        self._buffers.copy_batch(step, batch, self._input_batch, rows)
         block_tables, slot_mappings = self._find_slots(batch)
         if self._wrong_slot is not None:
             self._wrong_slot.put(step, batch, slot_mappings, self.caches.block_sizes)
@@ -85,21 +95,35 @@ class Worker:
             for part, padded in zip(parts, sampled, strict=True)
             for token_id in padded.tolist()[: part.num_logits]
         ]
-        req_ids = [entry.request.request_id for entry in batch.entries if entry.is_sampled]
-        return dict(zip(req_ids, token_ids, strict=True))
+        return dict(zip(batch.sampled_req_ids, token_ids, strict=True))
+
+    def _with_kernel_blocks(self, step: SchedulerOutput) -> SchedulerOutput:
+        """Replace new blocks of the scheduler by the smaller ones that the kernels work on."""
+        return dataclasses.replace(
+            step,
+            new_block_ids={
+                req_id: tuple(
+                    fast.map_to_kernel_blocks(torch.tensor(ids, dtype=torch.int32), count).tolist()
+                    for ids, count in zip(by_group, self.caches.blocks_per_kv_block, strict=True)
+                )
+                for req_id, by_group in step.new_block_ids.items()
+            },
+        )
 
     def _find_slots(self, batch: Batch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """Gather each group's block tables in the batch's order, and find the tokens' slots."""
         buffers = self._buffers
-        block_tables = self._tables.gather_block_tables(buffers.idx_mapping.gpu[: batch.num_reqs])
+        block_tables = self._tables.gather_block_tables(
+            buffers.idx_mapping.gpu[: batch.num_padded_reqs]
+        )
         slot_mappings = self._tables.compute_slot_mappings(
-            buffers.query_start_loc.gpu[: batch.num_reqs + 1],
-            buffers.positions.gpu[: batch.num_tokens],
+            buffers.query_start_loc.gpu[: batch.num_padded_reqs + 1],
+            buffers.positions.gpu[: batch.num_padded_tokens],
         )
         return block_tables, slot_mappings
 
     def _run(self, part: Part) -> torch.Tensor:
-        """Run the model over a part, and return the likeliest token at each wanted place."""
+        """Run the model over a part, and return the likeliest token at each logits index."""
         logits = forward(
             self._model,
             ForwardContext(self._layers, part.attn_metadata),

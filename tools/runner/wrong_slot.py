@@ -2,70 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from conformance.engine.request import Request
+from conformance.engine.scheduler_output import SchedulerOutput
 from tools.runner.batch import Batch
-from tools.runner.scheduler import ScheduledRequest, Step
 
 MIN_READERS = 4
 """How many tokens the request generates after the step, at least: each reads the wrong place."""
 
 
 class WrongSlot:
-    """Puts one token's slot one further, in one step.
+    """Shifts one token's slot by one, in one step.
 
     It is the last token of the step of a request that goes on: the shortest such request. Among few
     keys a wrong one counts; among many it may change no token, only a number behind one.
 
     Args:
         step_index: The step; where no token suits in it, the next one that has one.
+        requests: All requests, by id.
 
     Attributes:
         line: What was done; None before.
     """
 
-    def __init__(self, step_index: int) -> None:
+    def __init__(self, step_index: int, requests: Mapping[str, Request]) -> None:
         self.line: str | None = None
         self._step_index = step_index
+        self._requests = requests
 
     def put(
-        self, step: Step, batch: Batch, slot_mappings: torch.Tensor, block_sizes: Sequence[int]
+        self,
+        step: SchedulerOutput,
+        batch: Batch,
+        slot_mappings: torch.Tensor,
+        block_sizes: Sequence[int],
     ) -> None:
         """Put the slot wrong, if it is time.
 
         Args:
-            step: The step, with the requests in order of arrival.
+            step: The step, before its tokens are computed.
             batch: The same in the batch's order.
             slot_mappings: int64[num_groups, num_tokens], which is changed.
             block_sizes: Tokens in a block of each group's kernels.
         """
-        if self.line is not None or step.index < self._step_index:
+        if self.line is not None or step.step_index < self._step_index:
             return
-        suited = (e for e in step.scheduled.values() if _is_suited(e, block_sizes))
-        entry = min(suited, key=_last_position, default=None)
-        if entry is None:
+        last_positions = {
+            req_id: step.num_computed_tokens[req_id] + num_tokens - 1
+            for req_id, num_tokens in step.num_scheduled_tokens.items()
+        }
+        suited = [
+            req_id
+            for req_id, last_position in last_positions.items()
+            if self._num_readers(step, req_id) >= MIN_READERS
+            # The slot behind a block's last may be another request's: two would be wrong.
+            and all((last_position + 1) % block_size for block_size in block_sizes)
+        ]
+        if not suited:
             return
-        token = batch.query_lens.cumsum()[batch.entries.index(entry)] - 1
+        req_id = min(suited, key=last_positions.__getitem__)
+        token = batch.query_lens.cumsum()[batch.req_ids.index(req_id)] - 1
         slot_mappings[:, token] += 1
         self.line = (
-            f"step {step.index}: the slot of {entry.request.request_id}'s token "
-            f"{_last_position(entry)} is one too far"
+            f"step {step.step_index}: the slot of {req_id}'s token {last_positions[req_id]} is one "
+            f"too far"
         )
 
-
-def _is_suited(entry: ScheduledRequest, block_sizes: Sequence[int]) -> bool:
-    """Say whether enough will read a request's last token, and its slot is no block's last.
-
-    The slot behind a block's last may be that of another request: two would be wrong.
-    """
-    num_readers = entry.request.num_missing_tokens - entry.is_sampled
-    return num_readers >= MIN_READERS and all(
-        (_last_position(entry) + 1) % block_size for block_size in block_sizes
-    )
-
-
-def _last_position(entry: ScheduledRequest) -> int:
-    """Return the position of the last token that a step computes of a request."""
-    return entry.request.num_computed_tokens + entry.num_new_tokens - 1
+    def _num_readers(self, step: SchedulerOutput, req_id: str) -> int:
+        """Count the tokens that a request generates after a step."""
+        return self._requests[req_id].num_missing_tokens - (req_id in step.sampled_req_ids)
