@@ -11,5 +11,6 @@
 - `comparison`: the exact comparison; `report`: the message of a difference;
 - `situations`: coverage goals, hard cases that a run must reach;
 - `simulator`: runs numba CUDA kernels without a GPU; `traffic`: batches cut from real requests;
+- `engine`: a small engine's scheduler, block pool and batch; `stateful`: the test that drives it;
 - `test_x.py`: the contracts, laws and worked examples of module `x` of the two twins.
 """

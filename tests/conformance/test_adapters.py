@@ -27,7 +27,7 @@ from conformance.corpus import add_example, corpus_checks
 from conformance.implementations import Implementation, load_implementation
 from conformance.kept import deviation_checks
 from conformance.profiles import PROFILES
-from conformance.stateful import check as life
+from conformance.stateful import check as stateful
 from conformance.strategies.presets import MINIMAL
 from conformance.summary import Run
 from conformance.supplied import is_supplied
@@ -152,20 +152,20 @@ def widening() -> Target:
     return target
 
 
-def test_a_declared_deviation_excuses_a_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A life that goes wrong as declared is not checkable; one that goes wrong otherwise fails."""
+def test_a_declared_deviation_excuses_a_stateful_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A declared deviation makes it not checkable; any other failure is one."""
     says = ["dtype = torch.int64"]
 
     def go_wrong(*_: object, **__: object) -> None:
         raise AssertionError(says[0])
 
-    monkeypatch.setattr(life, "run_state_machine_as_test", go_wrong)
-    lives = life.stateful_check().bind(widening(), FEW, "minimal")
+    monkeypatch.setattr(stateful, "run_state_machine_as_test", go_wrong)
+    test = stateful.stateful_check().bind(widening(), FEW, "minimal")
     with pytest.raises(Absent, match=r"get_dcp_local_seq_lens deviates \(declared\)"):
-        lives()
+        test()
     says[0] = "a slot is written twice"
     with pytest.raises(AssertionError, match="a slot is written twice"):
-        lives()
+        test()
 
 
 def test_a_declared_deviation_excuses_other_words() -> None:

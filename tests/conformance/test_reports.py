@@ -467,9 +467,11 @@ def test_of_many_functions_those_are_told_that_stand_out() -> None:
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_hypothesis_own_statistics_are_shown(runner: Runner, workers: tuple[str, ...]) -> None:
-    """`--hypothesis-show-statistics` prints what it does elsewhere, of checks and of lives."""
-    life = "from conformance.stateful.check import stateful_check\ntest_life = stateful_check()\n"
-    runner.pytester.makepyfile(test_toy=GREEN, test_life=life)
+    """`--hypothesis-show-statistics` prints what it does elsewhere, of checks and of the stateful test."""
+    stateful = (
+        "from conformance.stateful.check import stateful_check\ntest_stateful = stateful_check()\n"
+    )
+    runner.pytester.makepyfile(test_toy=GREEN, test_stateful=stateful)
     options = ("--target", "host", "--profile", "dev", "-k", "minimal")
     result = runner.pytester.runpytest_subprocess(
         *options, "--hypothesis-show-statistics", *workers
@@ -478,7 +480,7 @@ def test_hypothesis_own_statistics_are_shown(runner: Runner, workers: tuple[str,
     told = result.stdout.str()
     for name in (
         "test_toy.py::test_toy[[]host-minimal]:",
-        "test_life.py::test_life[[]host-minimal]:",
+        "test_stateful.py::test_stateful[[]host-minimal]:",
     ):
         result.stdout.fnmatch_lines([name])
     assert 2 == told.count("- Stopped because")

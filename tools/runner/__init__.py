@@ -6,8 +6,8 @@ serves requests with four architectures of `transformers` (random weights, creat
 compares every token with what the model's own `generate` returns for the request alone. The exit
 status is 0 if all are equal, 1 at the first difference, 2 for a wrong command line.
 
-It is written to be read, and imports nothing of this project except `fast` and `conformance.engine`,
-which it shares with the stateful test. A step goes through these modules:
+It is written to be read. Of this project it imports only `fast` and `conformance.engine`, which
+knows neither `fast` nor `reference`. A step goes through these modules:
 
 1. `scheduler`: which requests run, with how many tokens and in which blocks.
 2. `worker`: executes the step, using
