@@ -467,7 +467,7 @@ def test_of_many_functions_those_are_told_that_stand_out() -> None:
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_hypothesis_own_statistics_are_shown(runner: Runner, workers: tuple[str, ...]) -> None:
-    """`--hypothesis-show-statistics` prints what it does elsewhere, of checks and of the stateful test."""
+    """`--hypothesis-show-statistics` prints what it does elsewhere, stateful test included."""
     stateful = (
         "from conformance.stateful.check import stateful_check\ntest_stateful = stateful_check()\n"
     )
