@@ -116,14 +116,13 @@ def run_case(
     Args:
         prop: The property.
         wanted: The input.
-        note: Writes down the input: at first as it is wanted and, when all of it is drawn, as its
-            choices.
+        note: Writes down the input before it is drawn: drawn again, it is the same.
         watching: The context in which it is checked.
     """
     note(wanted.to_bytes())
     chance = random.Random(wanted.seed)  # noqa: S311  # no secret
     data = ConjectureData(random=chance, provider=AnewProvider, prefix=wanted.prefix)
-    return run_data(prop, data, note, watching)
+    return run_data(prop, data, watching=watching)
 
 
 def run_data(
