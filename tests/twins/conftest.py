@@ -15,7 +15,7 @@ import fast
 import reference
 from conformance.conversion import Carrier
 from fast.launch import simulated_by
-from tests.twins.arrays import int32, int64
+from tests.twins.arrays import batch_fields
 
 
 def owner_of(array: Any) -> Any:
@@ -131,7 +131,7 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
 
 @pytest.fixture
 def make_batch(twin: Twin) -> Callable[..., Any]:
-    """Return what makes a batch of query lengths and computed tokens."""
+    """Return what makes a batch of query lengths and computed tokens, as `batch_fields` says."""
 
     def make(
         query_lens: list[int],
@@ -141,31 +141,7 @@ def make_batch(twin: Twin) -> Callable[..., Any]:
         padding_tokens: int = 0,
         **changes: Any,
     ) -> Any:
-        """Make a batch whose requests own distinct blocks, in an order that is not the slots'."""
-        num_reqs = len(query_lens)
-        starts = [sum(query_lens[:i]) for i in range(num_reqs + 1)]
-        seq_lens = [c + q for c, q in zip(computed, query_lens, strict=True)]
-        width = -(-max(seq_lens, default=0) // block_size) + 1
-        table = np.zeros((num_reqs, width), np.int32)
-        table[:, ::-1] = np.arange(1, num_reqs * width + 1).reshape(width, num_reqs).T
-        slots = [
-            table[i, position // block_size] * block_size + position % block_size
-            for i in range(num_reqs)
-            for position in range(computed[i], seq_lens[i])
-        ]
-        fields = {
-            "query_start_loc": int32(*starts),
-            "query_start_loc_cpu": int32(*starts),
-            "seq_lens": int32(*seq_lens),
-            "seq_lens_cpu": int32(*seq_lens),
-            "num_computed_tokens_cpu": int32(*computed),
-            "num_reqs": num_reqs,
-            "num_actual_tokens": starts[-1] + padding_tokens,
-            "max_query_len": max(query_lens, default=0),
-            "max_seq_len": max(seq_lens, default=0),
-            "block_table_tensor": table,
-            "slot_mapping": int64(*slots, *[reference.PAD_SLOT_ID] * padding_tokens),
-        }
+        fields = batch_fields(query_lens, computed, block_size, padding_tokens)
         return twin.CommonAttentionMetadata(**twin.convert_all(fields | changes))
 
     return make
