@@ -94,9 +94,9 @@ def pack_lists(
 ) -> Int64 | None:
     """Pack lists of Python ints and bools into a plan, without checking their values.
 
-    A plan is one int64 array, so that a single copy uploads it: the rows; for each group, where
-    each row's IDs end (counted from the first ID of the plan); the IDs; whether each row is
-    overwritten.
+    A plan is one int64 array, so that a single copy uploads it: the rows; for each group, its list
+    of `cu_num_new_blocks`; for each group, its new IDs; whether each row is overwritten. It is
+    *completed* when the ends from `cu_num_new_blocks` are changed to indices of the plan.
 
     Returns:
         The plan; `NOTHING` if no row is listed; None if a type or length is wrong or an int is

@@ -37,7 +37,7 @@ def split_decodes_and_prefills(
 
     An engine's own metadata is accepted. Outside checked mode only `num_reqs`, `num_actual_tokens`,
     `query_start_loc_cpu` and, if there is one, `max_query_len` are read: if `max_query_len` is at
-    most the threshold, no value of a tensor is.
+    most the threshold, no value of a tensor is read, except with `require_uniform`.
 
     Definition: `reference.split_decodes_and_prefills`.
     """
@@ -70,7 +70,7 @@ def split_decodes_prefills_and_extends(
 
     An engine's own metadata is accepted. Outside checked mode only `num_reqs`, `num_actual_tokens`,
     `query_start_loc_cpu`, `num_computed_tokens_cpu` and, if there is one, `max_query_len` are read:
-    if `max_query_len` is at most the threshold, no value of a tensor is.
+    if `max_query_len` is at most the threshold, no value of a tensor is read.
 
     Definition: `reference.split_decodes_prefills_and_extends`.
     """

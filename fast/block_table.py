@@ -39,8 +39,8 @@ class BlockTables(RequestRows):
 
     Methods return views of persistent buffers whose addresses never change, so a CUDA graph can be
     captured over them. On a GPU no method synchronises, except in checked mode. The host counts the
-    blocks of each row itself: it counts a captured call once, not its replays, so replays must not
-    move, swap or clear rows.
+    blocks of each row itself, for a captured call once: replays that move, swap or clear rows are
+    not counted.
 
     A caller may write into the views with torch operations: the next call notices and rewrites the
     whole buffer. Writes that torch does not see are not allowed: through NumPy arrays of the
@@ -50,7 +50,8 @@ class BlockTables(RequestRows):
     An object can be copied (`copy.deepcopy`, `pickle`, to another process); the copy has its own
     buffers. If a signal handler raises, the interrupted call is either complete or had no effect.
 
-    `device` is where the tables are. With `pin_memory`, uploads to a GPU go through pinned memory.
+    `device` is where the tables are; a device that does not exist is a ValueError. With
+    `pin_memory`, uploads to a GPU go through pinned memory.
 
     Definition: `reference.BlockTables`.
     """

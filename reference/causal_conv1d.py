@@ -41,7 +41,6 @@ def compute_causal_conv1d_metadata(
         - `batch_ptr` and `token_chunk_offset_ptr`: the same two arrays that are returned. They are
           int32[2 * max(1024, mlist_len)] and hold `mlist` and `offsetlist`, then `PAD_SLOT_ID`.
 
-
     Raises:
         TypeError: An argument that is not an array, or of the wrong dtype.
         ValueError: Not one dimension, no entries, a first entry that is not 0, an entry that is

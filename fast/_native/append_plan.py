@@ -10,7 +10,7 @@ from fast._native.compiler import Int, Int32s, Int64s, compiled, inlined
 
 @inlined
 def complete(plan: Int64s, num_listed: Int, widths: Int64s, num_blocks: Int32s) -> Any:  # noqa: ANN401, C901  (the compiler's bool; numba keeps each loop on its own)
-    """Validate a plan's values, and make the ends of its IDs count from the plan's start.
+    """Validate a plan's values, and change the ends of its IDs to indices of the plan.
 
     Returns whether they are valid; if not, the plan is unusable afterwards. Reads widths, and
     num_blocks of each group's rows.
