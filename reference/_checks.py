@@ -22,7 +22,7 @@ IntArray: TypeAlias = NDArray[np.integer[Any]]
 Dtypes: TypeAlias = type[Any] | Sequence[type[Any]]
 
 MAX_INT32 = 2**31 - 1
-"""The greatest size, and the greatest block id."""
+"""The greatest size, and the greatest block ID."""
 
 MAX_INT64 = 2**63 - 1
 """The greatest number of bytes, of a request's scheduled tokens, and of entries in a dimension."""

@@ -43,7 +43,7 @@ def kv_reads(
     Raises:
         TypeError: An argument or a field of the wrong type or dtype.
         ValueError: A size below 1 or one that does not divide as stated, a rank that does not
-            exist, an invalid metadata, a sequence with blocks outside its row, a negative block id
+            exist, an invalid metadata, a sequence with blocks outside its row, a negative block ID
             that is read.
 
     Example:

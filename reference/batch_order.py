@@ -160,7 +160,7 @@ class SchedulerOutput(Protocol):
     """What `reorder_batch_to_split_decodes_and_prefills` needs of a scheduler's decision.
 
     Attributes:
-        num_scheduled_tokens: The tokens of this step, by request id.
+        num_scheduled_tokens: The tokens of this step, by request ID.
     """
 
     num_scheduled_tokens: dict[Any, int]

@@ -115,21 +115,21 @@ class BlockTables:
         new_block_ids: list[list[int]],
         overwrite: list[bool],
     ) -> None:
-        """Append block ids to the rows of request slots, or replace whole rows.
+        """Append block IDs to the rows of request slots, or replace whole rows.
 
         Args:
             req_indices: The request slots, each at most once.
             cu_num_new_blocks: For each group, `len(req_indices) + 1` ints, from 0 to
-                `len(new_block_ids[g])`, that do not decrease: the `j`-th request slot gets the ids
+                `len(new_block_ids[g])`, that do not decrease: the `j`-th request slot gets the IDs
                 `cu_num_new_blocks[g][j] .. cu_num_new_blocks[g][j + 1] - 1` of its group.
-            new_block_ids: For each group, the ids for all request slots, one slot after another.
-            overwrite: For each request slot, whether the ids become the whole row.
+            new_block_ids: For each group, the IDs for all request slots, one slot after another.
+            overwrite: For each request slot, whether the IDs become the whole row.
 
         Raises:
             TypeError: What is not a list, or an entry of the wrong type.
             IndexError: A request slot that does not exist.
             ValueError: A request slot listed twice, lengths that disagree, starts that do not run
-                from 0 to the number of ids, an id outside 0 .. 2**31 - 1, a row that would have
+                from 0 to the number of IDs, an ID outside 0 .. 2**31 - 1, a row that would have
                 more than `ceil(max_model_len / block_size)` blocks. Nothing is written.
 
         Example:
@@ -183,7 +183,7 @@ class BlockTables:
         return slots
 
     def _check_starts(self, group: int, value: object, num_slots: int, num_ids: int) -> list[int]:
-        """Return where each request slot's new ids of a group start, and the end of the last."""
+        """Return where each request slot's new IDs of a group start, and the end of the last."""
         name = f"cu_num_new_blocks[{group}]"
         check_list(name, value, num_slots + 1)
         starts = check_ints(name, value, 0, num_ids)

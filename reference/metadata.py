@@ -45,7 +45,7 @@ class CommonAttentionMetadata:
         num_actual_tokens: Number of tokens in the batch; may include padding.
         max_query_len: An upper bound of the query lengths, in tokens.
         max_seq_len: An upper bound of the sequence lengths, in tokens.
-        block_table_tensor: int32[at least num_reqs, max_blocks_per_req], block ids.
+        block_table_tensor: int32[at least num_reqs, max_blocks_per_req], block IDs.
         slot_mapping: int64[at least num_actual_tokens], the slot that each token is written to.
         causal: Whether a token does not see later tokens.
         logits_indices_padded: int32 or int64[at least num_logits_indices], the tokens whose logits
@@ -184,7 +184,7 @@ def build_attn_metadata(
             those of this step.
         num_computed_tokens_cpu: int32[at least num_reqs], tokens of each request that are in the
             cache before the step.
-        block_tables: For each group int32[at least num_reqs, max_blocks_per_req], block ids; a list
+        block_tables: For each group int32[at least num_reqs, max_blocks_per_req], block IDs; a list
             or tuple of arrays.
         slot_mappings: For each group int64[at least num_tokens], in slots; a list or tuple of
             arrays, or one int64[num_groups, at least num_tokens], whose rows are passed on as

@@ -23,7 +23,7 @@ NULL_BLOCK_ID = 0
 """The block that no request owns; it fills the entries of a table without a block."""
 
 INTEGER_DTYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8)
-"""The dtypes of block ids that `map_to_kernel_blocks` takes."""
+"""The dtypes of block IDs that `map_to_kernel_blocks` takes."""
 
 
 def compute_slot_mapping(
@@ -50,7 +50,7 @@ def compute_slot_mapping(
     `n = block_size / kernel_block_size`.
 
     Args:
-        block_table: int32[num_rows, max_blocks], the block ids of each request,
+        block_table: int32[num_rows, max_blocks], the block IDs of each request,
             `num_rows >= num_reqs`.
         query_start_loc: int32[num_reqs + 1], where each request's tokens start; tokens past the
             last entry are padding, and their positions are not read.
@@ -67,14 +67,14 @@ def compute_slot_mapping(
             entries none with each other; any other stride is allowed.
 
     Returns:
-        int64[num_tokens], in slots: `block id * kernel_block_size + offset`; `PAD_SLOT_ID` for
+        int64[num_tokens], in slots: `block ID * kernel_block_size + offset`; `PAD_SLOT_ID` for
         padding and for tokens that another rank holds. With `out`, its first `num_tokens` entries.
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
         ValueError: A size below 1 or one that does not divide as stated, a rank that does not
             exist, more requests than rows or more tokens than positions, a negative position, or,
-            on the rank that holds the token, a column outside the table or a negative block id.
+            on the rank that holds the token, a column outside the table or a negative block ID.
             Nothing is written.
 
     Example:
@@ -157,7 +157,7 @@ def _place_on_rank(position: int, layout: BlockLayout) -> tuple[int, int] | None
 
 
 def map_to_kernel_blocks(block_ids: IntArray, blocks_per_kv_block: int) -> IntArray:
-    """Replace each of a manager's block ids by the ids of its kernel blocks.
+    """Replace each of a manager's block IDs by the IDs of its kernel blocks.
 
     Args:
         block_ids: int8, int16, int32, int64 or uint8[..., k], none negative.
@@ -169,7 +169,7 @@ def map_to_kernel_blocks(block_ids: IntArray, blocks_per_kv_block: int) -> IntAr
 
     Raises:
         TypeError: An argument of the wrong type or dtype.
-        ValueError: No dimensions, a negative id, an id that the dtype cannot hold, a number of
+        ValueError: No dimensions, a negative ID, an ID that the dtype cannot hold, a number of
             kernel blocks outside 1 .. 2**31 - 1.
 
     Example:
