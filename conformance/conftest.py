@@ -8,6 +8,7 @@ situation was met by no example. The options stand in `options`, what happens ar
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from conformance.checks import checks_in
 from conformance.explain import explained
+from conformance.functions import modules_about
 from conformance.kept import deviation_checks, kept_items
 from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
@@ -66,6 +68,15 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what is under test."""
     return header_lines(config, config.stash[RUN])
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the modules that have no check of the chosen functions."""
+    functions = config.stash[RUN].functions
+    if functions is None or collection_path.parent != Path(__file__).parent:
+        return None
+    is_module = collection_path.match("test_*.py")
+    return True if is_module and collection_path not in modules_about(functions) else None
 
 
 def pytest_pycollect_makeitem(

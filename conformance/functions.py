@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from conformance.checks import checks_in
 from conformance.lists import names_in, near
 
 
-def checked_functions() -> list[str]:
-    """Return the functions that the conformance modules have checks of, sorted."""
-    modules = [
+def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
+    """Return the functions that conformance modules have checks of, sorted.
+
+    Args:
+        modules: The files of the modules; None for all.
+    """
+    found = [
         importlib.import_module(f"conformance.{path.stem}")
-        for path in sorted(Path(__file__).parent.glob("test_*.py"))
+        for path in (_modules() if modules is None else modules)
     ]
-    return sorted({check.function for module in modules for _, check in checks_in(vars(module))})
+    return sorted({check.function for module in found for _, check in checks_in(vars(module))})
+
+
+def modules_about(functions: Iterable[str]) -> list[Path]:
+    """Return the files of the conformance modules that may have checks of some functions.
+
+    A module is not imported for that: it has no check of a function that its text does not name.
+
+    >>> [path.name for path in modules_about(["slice_query_start_locs"])]
+    ['test_ubatch.py']
+    """
+    parts = [[rf"\b{re.escape(part)}\b" for part in name.split(".")] for name in functions]
+    texts = {path: path.read_text(encoding="utf-8") for path in _modules()}
+    return [
+        path
+        for path, text in texts.items()
+        if any(all(re.search(part, text) for part in name) for name in parts)
+    ]
+
+
+def _modules() -> list[Path]:
+    return sorted(Path(__file__).parent.glob("test_*.py"))
 
 
 def choose_functions(names: str | None) -> Sequence[str] | None:
@@ -29,14 +55,15 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
     """
     if names is None:
         return None
-    known, chosen = checked_functions(), []
     try:
         wanted = names_in(names)
     except ValueError as error:
         raise ValueError(f"--functions {error}") from error
+    known, chosen = checked_functions(modules_about(wanted)), []
     for name in wanted:
         found = [other for other in known if other == name or other.startswith(f"{name}.")]
         if not found:
+            known = checked_functions()
             raise ValueError(
                 f"function {name!r} is unknown; there are {len(known)}, such as {near(name, known)}"
             )

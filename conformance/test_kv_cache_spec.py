@@ -107,7 +107,7 @@ test_mamba_specs = same_answer(MAMBA)
 test_mamba_specs_refuse = same_refusal(MAMBA)
 
 UNIFORM_SPECS = Contract(
-    UNIFORM,
+    "UniformTypeKVCacheSpecs",
     constructor_calls(UNIFORM),
     {
         "several specs": lambda call: len(call.arguments["kv_cache_specs"]) > 1,

@@ -1,4 +1,7 @@
-"""The stateful test: requests share prefixes, are preempted and finish, in both twins alike."""
+"""The stateful test: requests share prefixes, are preempted and finish, in both twins alike.
+
+The closing table calls it "a runner's life".
+"""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+import conformance
 import fast
 from conformance import corpus
 from conformance.__main__ import arguments_for_pytest
-from conformance.functions import choose_functions
+from conformance.functions import checked_functions, choose_functions, modules_about
 from conformance.implementations import (
     Implementation,
     load_implementation,
@@ -36,6 +37,7 @@ def get_dcp_local_seq_lens(*args, **kwargs):
     return found + 1
 """
 
+HARNESS = Path(conformance.__file__).parent
 FILES = ("test_context_parallel.py", "test_sequence_parallel.py", "test_batch_order.py")
 LIGHT = ("-q", "--profile", "dev", "--target", "host", "--failures", "scripts")
 
@@ -252,6 +254,27 @@ def test_names_are_cleaned() -> None:
     with pytest.raises(ValueError, match="function 'e' is unknown") as refused:
         choose_functions("e")
     assert 5 == len(str(refused.value).partition("such as ")[2].split(", "))
+
+
+def test_a_module_names_the_functions_that_it_checks() -> None:
+    """So the others need not be imported to run the checks of a few functions."""
+    for name in checked_functions():
+        about = modules_about([name])
+        others = set(HARNESS.glob("test_*.py")) - set(about)
+        assert name not in checked_functions(others)
+
+
+def test_other_modules_are_not_imported(run: pytest.Pytester) -> None:
+    """To run a function's checks, only the modules that name it are, and what these import."""
+    code = """
+import sys, pytest
+pytest.main([*sys.argv[1:], "-q"])
+print("imported:", *(name for name in sys.modules if name.startswith("conformance.test_")))
+"""
+    names = ("--functions", "slice_query_start_locs", "--collect-only")
+    result = run.run(sys.executable, "-c", code, str(HARNESS), *names)
+    imported = {name.removeprefix("conformance.test_") for name in result.outlines[-1].split()[1:]}
+    assert {"ubatch"} <= imported <= {"ubatch", "backend", "buffers"}
 
 
 def test_without_checked_mode_the_header_says_so(run: pytest.Pytester) -> None:
