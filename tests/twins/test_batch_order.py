@@ -287,6 +287,12 @@ def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
             3,
             "TypeError: req_ids[1] must be hashable, got list",
         ),
+        (
+            {},
+            {"a": 9, "b": None},
+            3,
+            "TypeError: num_scheduled_tokens of req_ids[1] must be an int, got None of NoneType",
+        ),
         ({}, {"a": 9, "b": 1}, 2, "ValueError: regions is 2, expected 3 to 4"),
         ({}, {"a": 9, "b": 1}, 5, "ValueError: regions is 5, expected 3 to 4"),
     ],

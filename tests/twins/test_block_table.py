@@ -9,6 +9,8 @@ import pytest
 
 from tests.twins.arrays import int32, int64
 
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
 
 def make_tables(twin: Any, block_sizes: list[int] | None = None) -> Any:
     """Make tables for 4 requests of at most 7 tokens, 6 tokens in a step."""

@@ -9,6 +9,8 @@ import pytest
 
 from tests.twins.arrays import int32
 
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
 
 def starts_of(twin: Any, query_lens: list[int]) -> Any:
     """Return where each sequence starts."""

@@ -9,6 +9,8 @@ import pytest
 
 from tests.twins.arrays import int32
 
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
 
 @pytest.mark.parametrize(
     ("seq_lens", "args", "expected"),

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
 
 def columns(twin: Any, num_reqs: int, width: int) -> Any:
     """Return a block table in which each block id is its own column."""

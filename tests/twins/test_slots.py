@@ -9,6 +9,8 @@ import pytest
 
 from tests.twins.arrays import int32, int64
 
+pytestmark = pytest.mark.parametrize("twin", ["reference", "fast", "kernels"], indirect=True)
+
 TABLE = [[5, 9], [7, 3]]
 STARTS = [0, 3, 4]
 POSITIONS = [1, 2, 3, 0]
