@@ -182,6 +182,8 @@ def test_checked(num_embeds: int) -> None:
     """In checked mode there are as many embeddings as True entries; one is not repeated."""
     mask = make_mask("x.x")
     with fast.checks(enabled=True):
+        assert (2, 1) == gather(torch.zeros(3, 1), mask, num_embeds=2).shape
+    with fast.checks(enabled=True):
         with pytest.raises(ValueError, match=f"embeds has {num_embeds} rows, but is_embed"):
             scatter(torch.zeros(num_embeds, 1), mask)
         with pytest.raises(ValueError, match=f"num_embeds is {num_embeds}, but is_emb"):
