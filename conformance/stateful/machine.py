@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from conformance.situations import LEDGER
 from conformance.stateful import same_reads
 from conformance.stateful.coverage import of_setup, of_step
-from conformance.stateful.deployment import deploy_setup
 from conformance.stateful.invariants import (
     check_blocks,
     check_order,
@@ -79,7 +76,7 @@ class EngineStateMachine(RuleBasedStateMachine):
             implementation=self.target.implementation,
             device=self.target.device or "cpu",
             groups=setup.groups,
-            deploy=partial(deploy_setup, setup=setup),
+            deploy=setup.deploy,
         )
         self._model_caches = {
             name: ModelCache(setup.block_sizes) for name in ("reference", self.target.name)

@@ -53,13 +53,19 @@ class Deployment:
         return {name: layer.kv_cache[0] for name, layer in self.layers.items() if layer.kv_cache}
 
 
-def deploy(call: Calls, serving: Serving, memory_bytes: int) -> Deployment:
+def deploy(
+    call: Calls,
+    serving: Serving,
+    memory_bytes: int,
+    groups: tuple[CacheGroup, ...] | None = None,
+) -> Deployment:
     """Deploy a model: everything that an engine does with these functions when it starts.
 
     Args:
         call: The calls of an implementation.
         serving: The model, and how it is served.
         memory_bytes: What there is for its caches on each device.
+        groups: Its KV cache groups; None: as `make_groups` sorts the layers.
 
     Returns:
         What it comes to.
@@ -80,7 +86,7 @@ def deploy(call: Calls, serving: Serving, memory_bytes: int) -> Deployment:
     backends = Backends(call)
     layers = make_forward_context(call, serving, backends.get)
     vllm_config = make_vllm_config(call, serving, layers)
-    groups = make_groups(call, serving)
+    groups = make_groups(call, serving) if groups is None else groups
     kv_cache_config = make_kv_cache_config(call, serving, groups, memory_bytes)
     attn_groups = [
         _make_attn_groups(call, group_spec, vllm_config, layers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import cast
 
@@ -16,7 +15,6 @@ from conformance.profiles import PROFILES, Profile
 from conformance.situations import LEDGER
 from conformance.stateful import same_reads
 from conformance.stateful.check import stateful_check
-from conformance.stateful.deployment import deploy_setup
 from conformance.stateful.invariants import (
     check_blocks,
     check_order,
@@ -50,7 +48,7 @@ def execute_a_step() -> tuple[Snapshot, Runner]:
         SETUP.model,
         settings=SETUP.settings,
         groups=SETUP.groups,
-        deploy=partial(deploy_setup, setup=SETUP),
+        deploy=SETUP.deploy,
     )
     runner.execute(snapshot.step)
     return snapshot, runner

@@ -165,9 +165,9 @@ def trace_batches(path: Path | None, num_batches: int) -> list[Batch]:
     return [
         Batch(
             f"trace, step {at}",
-            steps[at].query_lens,
-            steps[at].num_computed_tokens,
-            steps[at].decode_threshold,
+            np.array(steps[at].query_lens, np.int32),
+            np.array(steps[at].num_computed_tokens, np.int32),
+            settings.decode_threshold,
         )
         for at in picked.tolist()
     ]
