@@ -9,6 +9,10 @@ from pathlib import Path
 
 from conformance.checks import checks_in
 from conformance.lists import names_in, near
+from conformance.targets import STATEFUL_TEST
+
+RENAMED = {"a runner's life": STATEFUL_TEST}
+"""Former names, which are still accepted."""
 
 
 def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
@@ -56,7 +60,7 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
     if names is None:
         return None
     try:
-        wanted = names_in(names)
+        wanted = [RENAMED.get(name, name) for name in names_in(names)]
     except ValueError as error:
         raise ValueError(f"--functions {error}") from error
     known, chosen = checked_functions(modules_about(wanted)), []

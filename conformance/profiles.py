@@ -21,12 +21,12 @@ class Kind(enum.Enum):
     SAME_ANSWER = "same answer"
     SAME_REFUSAL = "same refusal"
     LAW = "law"
-    LIFE = "a life"
+    STATEFUL = "stateful"
 
 
-STEPS_OF_A_LIFE = 30
+STATEFUL_STEPS = 30
 """Steps of a state machine's run, its setup apart."""
-LIVES_FOR_A_LARGE_ONE = 4
+SMALL_FOR_A_LARGE_ONE = 4
 """Lives with blocks of an engine's sizes show little that small ones do not, and take longer."""
 
 
@@ -41,8 +41,8 @@ class Profile:
         is_random: Whether each run draws new examples.
         seed: What the draws of all checks come from; None for a new one each time.
         judges_situations: Whether a situation that no example met fails the run.
-        lives: Runs of the state machine, of small sizes.
-        simulated_lives: Likewise, where kernels run in the simulator.
+        stateful_examples: Runs of the state machine, of small sizes.
+        simulated_stateful_examples: Likewise, where kernels run in the simulator.
         shrink_seconds: What a function's failing tests may take, in a process, to be made small.
     """
 
@@ -52,8 +52,8 @@ class Profile:
     is_random: bool = False
     judges_situations: bool = True
     seed: int | None = 0
-    lives: int = 20
-    simulated_lives: int = 5
+    stateful_examples: int = 20
+    simulated_stateful_examples: int = 5
     shrink_seconds: float = 16
 
     def settings(self, kind: Kind, *, simulated: bool, shrink: bool = True) -> hypothesis.settings:
@@ -71,7 +71,7 @@ class Profile:
         number = self.same_answer_examples if plenty else self.other_examples
         return self._settings(number, shrink=shrink)
 
-    def life_settings(
+    def stateful_settings(
         self, *, simulated: bool, large: bool, shrink: bool = True
     ) -> hypothesis.settings:
         """Return Hypothesis' settings for a state machine.
@@ -84,10 +84,10 @@ class Profile:
         Returns:
             Settings, of the machine's setup and so many steps.
         """
-        number = self.simulated_lives if simulated else self.lives
-        number = max(number // LIVES_FOR_A_LARGE_ONE, 1) if large else number
+        number = self.simulated_stateful_examples if simulated else self.stateful_examples
+        number = max(number // SMALL_FOR_A_LARGE_ONE, 1) if large else number
         return hypothesis.settings(
-            self._settings(number, shrink=shrink), stateful_step_count=STEPS_OF_A_LIFE + 1
+            self._settings(number, shrink=shrink), stateful_step_count=STATEFUL_STEPS + 1
         )
 
     def _settings(self, max_examples: int, *, shrink: bool) -> hypothesis.settings:
@@ -111,7 +111,14 @@ class Profile:
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("dev", 25, 25, judges_situations=False, lives=3, simulated_lives=1),
+        Profile(
+            "dev",
+            25,
+            25,
+            judges_situations=False,
+            stateful_examples=3,
+            simulated_stateful_examples=1,
+        ),
         Profile("default", 200, 50),
         Profile(
             "nightly",
@@ -119,8 +126,8 @@ PROFILES = {
             10_000,
             is_random=True,
             seed=None,
-            lives=1000,
-            simulated_lives=100,
+            stateful_examples=1000,
+            simulated_stateful_examples=100,
             shrink_seconds=600,
         ),
     )

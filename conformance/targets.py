@@ -32,6 +32,9 @@ from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.lists import names_in
 from fast import launch
 
+STATEFUL_TEST: Final = "stateful test"
+"""What the stateful test is called where a check has the name of a function."""
+
 RAISED = (Exception, SystemExit)
 """What a call may raise and be judged for: whoever calls `sys.exit` ends no run with it."""
 
@@ -85,13 +88,12 @@ class Target:
         """Return the names without which there is no checking a function here: its own, or many.
 
         Args:
-            function: A name of `reference`, or what else a check is about (a runner's life), which
-                takes all names.
+            function: A name of `reference`, or `STATEFUL_TEST`, which uses all names.
         """
         if self.under_test is None:
             return []
         if not hasattr(reference, function.partition(".")[0]):
-            if not function.startswith("a "):  # a toy
+            if function != STATEFUL_TEST:  # a toy
                 return []
             return [name for name in NAMES if not self.under_test.offers(name)]
         return [] if self.under_test.offers(function) else [function]

@@ -250,7 +250,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add(
         "--thorough",
         action="store_true",
-        help="let checks of no one function judge too, a runner's life: a minute for each survivor",
+        help="also run checks of many functions, as the stateful test: a minute for each survivor",
     )
     add(
         "--survivors-again",

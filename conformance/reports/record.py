@@ -16,7 +16,7 @@ from conformance.reports.statistics import added
 from conformance.reports.versions import versions
 from conformance.situations import Ledger
 from conformance.summary import Run, skip_reason
-from conformance.targets import Target
+from conformance.targets import STATEFUL_TEST, Target
 
 SCHEMA_VERSION = "1.0"
 """The first number changes where an old reader would read wrong, the second where there is more."""
@@ -209,11 +209,11 @@ def told(report: pytest.TestReport) -> dict[str, Any]:
 def module_of(function: str) -> str:
     """Return the module of a function, the same in both twins; empty where it is none of theirs.
 
-    >>> module_of("BlockTables.append_block_ids"), module_of("a runner's life"), module_of("toy")
-    ('block_table', 'life', '')
+    >>> module_of("BlockTables.append_block_ids"), module_of("stateful test"), module_of("toy")
+    ('block_table', 'stateful', '')
     """
-    if function.startswith("a "):
-        return "life"
+    if function == STATEFUL_TEST:
+        return "stateful"
     found = getattr(reference, function.partition(".")[0], None)
     name = getattr(found, "__module__", None) or ""
     return name.rpartition(".")[2] if name.startswith("reference") else ""

@@ -17,9 +17,9 @@ from conformance.gpu_context import noticing_lost_context
 from conformance.profiles import Kind, Profile
 from conformance.situations import LEDGER
 from conformance.stateful.goals import GOALS
-from conformance.stateful.machine import NAME, EngineStateMachine
+from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
-from conformance.targets import RAISED, Target, counting_launches
+from conformance.targets import RAISED, STATEFUL_TEST, Target, counting_launches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StatefulCheck(Check):
             The test, which raises at the first failure: `Absent` where it is a declared deviation.
         """
         name = f"{self.kind.name}_{size}"
-        options = profile.life_settings(
+        options = profile.stateful_settings(
             simulated=target.is_simulated, large=size == "real", shrink=shrink
         )
 
@@ -83,8 +83,8 @@ def stateful_check() -> StatefulCheck:
         raise NotImplementedError("a stateful test draws its steps; bind the check")
 
     return StatefulCheck(
-        function=NAME,
-        kind=Kind.LIFE,
+        function=STATEFUL_TEST,
+        kind=Kind.STATEFUL,
         examples=lambda _: st.nothing(),
         body=run,
         description="Two runners of the same steps agree after each step, and keep the invariants.",

@@ -22,12 +22,9 @@ from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import Scale, arrivals, new_token_counts, plans, setups
 from conformance.stateful.view import BrokenInvariantError, view_of
-from conformance.targets import Target
+from conformance.targets import STATEFUL_TEST, Target
 from conformance.traffic.runner import Runner
 from conformance.traffic.twins import Mismatch, Twins
-
-NAME = "a runner's life"
-"""Its name in the closing table."""
 
 MAX_UNFINISHED = 7
 """The most requests that wait or run: with more, the last ones would never be admitted."""
@@ -68,7 +65,7 @@ class EngineStateMachine(RuleBasedStateMachine):
     @initialize(setup=_setups())
     def set_up(self, setup: Setup) -> None:
         """Set the engine up."""
-        LEDGER.count(NAME, self.target.name, (goal.value for goal in of_setup(setup)))
+        LEDGER.count(STATEFUL_TEST, self.target.name, (goal.value for goal in of_setup(setup)))
         self.scheduler = PlannedScheduler(setup)
         self.twins = Twins(
             setup.model,
@@ -166,7 +163,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         self._num_reqs_before = len(snapshot.requests)
         self.scheduler.finish_step(plan)
         met |= self.scheduler.take_goals()
-        LEDGER.met.update((NAME, goal.value) for goal in met)
+        LEDGER.met.update((STATEFUL_TEST, goal.value) for goal in met)
 
     def _find_broken_invariant(
         self, name: str, runner: Runner, snapshot: Snapshot, mismatch: Mismatch | None
@@ -201,6 +198,9 @@ class EngineStateMachine(RuleBasedStateMachine):
             lines = [f"both twins: step {index}: {broken['reference']}"]
         if mismatch is not None:
             lines.insert(0, mismatch.line)
-        report = [f"{NAME} on {self.target.name} goes wrong", *(f"    {line}" for line in lines)]
+        report = [
+            f"{STATEFUL_TEST} on {self.target.name} fails",
+            *(f"    {line}" for line in lines),
+        ]
         report += ["  after", *(f"    {line}" for line in self.scheduler.log)]
         raise StatefulMismatchError("\n".join(report))

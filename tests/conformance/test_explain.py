@@ -87,7 +87,7 @@ def test_a_method_is_explained() -> None:
 
 
 def test_everything_that_is_checked_or_public_is_explained() -> None:
-    """No name ends in an error: functions, methods, classes, constants, a runner's life."""
+    """No name ends in an error: functions, methods, classes, constants, the stateful test."""
     for name in [*entries(), *reference.__all__]:
         told = explained(name, {})
         assert told[0].startswith(name)

@@ -244,6 +244,7 @@ def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch)
 
 def test_names_are_cleaned() -> None:
     """Blanks and doubles in a list are no names; a list of nothing is refused."""
+    assert ["stateful test"] == choose_functions("a runner's life")  # its former name
     names = choose_functions(" get_dcp_local_seq_lens, CpuGpuBuffer,get_dcp_local_seq_lens,")
     assert ["get_dcp_local_seq_lens", "CpuGpuBuffer"] == names
     assert ["host"] == [target.name for target in choose_targets("host, host")]

@@ -308,7 +308,7 @@ def test_a_failure_is_told_with_all_that_came_before() -> None:
         machine.go_on(Plan(num_drafts=1))
     lines = str(caught.value).splitlines()
     assert [
-        "a runner's life on host goes wrong",
+        "stateful test on host fails",
         (
             "    step 2: split_attn_metadata = ValueError('refused'), but should be an answer "
             "(of request-0)"
@@ -336,7 +336,7 @@ def test_examples_are_the_same_each_time() -> None:
         stateful_check().bind(TARGETS["host"], profile, "minimal")()
         return dict(LEDGER.met - before)
 
-    few = dataclasses.replace(PROFILES["default"], lives=2)
+    few = dataclasses.replace(PROFILES["default"], stateful_examples=2)
     first = met(few)
     assert first
     assert first == met(few)
@@ -350,7 +350,7 @@ def test_examples_are_the_same_each_time() -> None:
 def test_profiles_say_how_many_examples(name: str, numbers: tuple[int, ...]) -> None:
     """On host and in the simulator, of small sizes and a quarter as many of large ones."""
     options = [
-        PROFILES[name].life_settings(simulated=simulated, large=large)
+        PROFILES[name].stateful_settings(simulated=simulated, large=large)
         for simulated in (False, True)
         for large in (False, True)
     ]

@@ -164,7 +164,7 @@ def test_the_number_is_of_the_life_that_went_wrong(monkeypatch: pytest.MonkeyPat
     before = LEDGER.examples[entry.function, "host"]
     outcome = command_line.evaluate(entry)
     assert begun[0] == outcome.example
-    assert "a life" == outcome.kind
+    assert "stateful" == outcome.kind
 
 
 def test_examples_of_tests_that_passed_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
             try:
                 named.check.bind(TARGETS[target], profile, size, shrink=False)()
             except Exception as error:  # noqa: BLE001  # the caller decides what it shows
-                # Hypothesis runs the example that failed again, to report it: a life twice.
+                # Hypothesis runs the example that failed again, to report it.
                 again = len(FAILURES) - 1 if FAILURES else 2
                 last = LEDGER.examples[key] - again
                 test = named.test(target, size)

@@ -26,8 +26,8 @@ class Failure:
         function: The function that the failed check is about.
         target: The target.
         property_name: The name of the property.
-        kind: What the check looks at: `same answer`, `same refusal`, `law`, `a life`, `exhaustive`;
-            or `crash`, `hang`, `memory`.
+        kind: What the check looks at: `same answer`, `same refusal`, `law`, `stateful`,
+            `exhaustive`; or `crash`, `hang`, `memory`.
         field: The path of the first difference, without indices; empty if it is none.
         error: The class of the exception; of a crash the signal.
         line: The failure in a line.

@@ -25,7 +25,7 @@ from tools.fuzz.failures import Failure
 
 FORMAT: Final = "kvtwin findings 1"
 
-KINDS: Final = ("crash", "hang", "memory growth", "same answer", "same refusal", "law", "a life")
+KINDS: Final = ("crash", "hang", "memory growth", "same answer", "same refusal", "law", "stateful")
 """The kinds of failures, those that say most about a function first."""
 
 
@@ -224,7 +224,7 @@ def _explains(cause: Finding, found: Finding) -> bool:
     if ours.function == theirs.function:
         if ours.kind == theirs.kind == "law":
             return ours.id < theirs.id
-        return theirs.kind in {"law", "a life"} and ours.kind not in {"law", "a life"}
+        return theirs.kind in {"law", "stateful"} and ours.kind not in {"law", "stateful"}
     root = ours.function.partition(".")[0]
     used = {name.partition(".")[0] for name in theirs.uses}
     is_alone = not {name.partition(".")[0] for name in ours.uses} - {root}
@@ -232,7 +232,7 @@ def _explains(cause: Finding, found: Finding) -> bool:
     return (
         is_alone
         and is_user
-        and (theirs.kind == ours.kind or theirs.kind in {"law", "a life", "same answer"})
+        and (theirs.kind == ours.kind or theirs.kind in {"law", "stateful", "same answer"})
     )
 
 

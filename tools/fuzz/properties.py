@@ -111,7 +111,7 @@ class Property:
         def factory() -> EngineStateMachine:
             return EngineStateMachine(target, scale)
 
-        settings = PROFILES["nightly"].life_settings(
+        settings = PROFILES["nightly"].stateful_settings(
             simulated=target.is_simulated, large=self.size == "real"
         )
         machine: Any = factory

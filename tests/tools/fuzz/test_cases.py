@@ -119,7 +119,7 @@ def test_a_strategy_that_raises_fails() -> None:
 @pytest.mark.usefixtures("fuzz_profile")
 def test_a_state_machine_is_drawn_again() -> None:
     """Its steps are choices like any other."""
-    found = properties_of(Subject(target="host", functions="a runner's life"))
+    found = properties_of(Subject(target="host", functions="stateful test"))
     name, prop = next(iter(found.items()))
     assert prop.is_stateful
     first = run_case(prop, Input(name, 3))
