@@ -180,15 +180,6 @@ class InvalidInput:
         return f"{self.argument} and {self.also}" if self.also else self.argument
 
 
-def replaced(argument: str, value: object) -> Change:
-    """Return the change that puts one fixed value in an argument's place.
-
-    >>> replaced("block_size", 0)(Call("f", {"block_size": 2}))
-    f(block_size=0)
-    """
-    return lambda call: call.replacing(**{argument: value})
-
-
 class Relation(enum.Enum):
     """What a part of a result is to an argument, if it is no new memory."""
 

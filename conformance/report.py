@@ -138,7 +138,7 @@ def render(call: Call) -> str:
 
 def _cells(name: str, value: object, starts: list[int]) -> list[str] | None:
     """Return what stands in a column for each request, None where the value has no such column."""
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or not value.ndim:
         return None
     num_reqs = len(starts) - 1
     if name in PER_REQUEST and len(value) >= num_reqs:

@@ -9,7 +9,7 @@ import pytest
 
 import reference
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Call, Contract, plain
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.batch_order import (
     REORDER_INVALID_INPUTS,
@@ -146,8 +146,8 @@ def _observed(arguments: Any) -> dict[str, Any]:
     batch = arguments["input_batch"]
     return {
         "req_ids": batch.req_ids,
-        "num_computed_tokens_cpu": batch.num_computed_tokens_cpu.tolist(),
-        "num_prompt_tokens": batch.num_prompt_tokens.tolist(),
+        "num_computed_tokens_cpu": plain(batch.num_computed_tokens_cpu),
+        "num_prompt_tokens": plain(batch.num_prompt_tokens),
         "num_scheduled_tokens": arguments["scheduler_output"].num_scheduled_tokens,
     }
 

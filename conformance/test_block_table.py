@@ -15,8 +15,8 @@ from conformance.comparison import first_difference
 from conformance.contracts import Call, Contract
 from conformance.devices import ELSEWHERE, check_refused_elsewhere
 from conformance.invalid_inputs.block_table import (
-    BAD_OPERATIONS,
     CONSTRUCTOR_INVALID_INPUTS,
+    INVALID_OPERATIONS,
     REFUSALS,
 )
 from conformance.laws import obeys
@@ -83,7 +83,7 @@ test_block_tables = session_check(
 
 test_block_tables_refuse = session_check(
     "BlockTables",
-    lambda preset: block_tables_sessions(preset, tried=BAD_OPERATIONS),
+    lambda preset: block_tables_sessions(preset, tried=INVALID_OPERATIONS),
     _everything,
     refusals=REFUSALS,
     has_kernel=True,

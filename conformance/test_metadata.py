@@ -16,7 +16,7 @@ from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
-    metadata_faults,
+    invalid_metadata,
 )
 from conformance.laws import obeys
 from conformance.meanings.metadata import KEPT_REQUESTS
@@ -101,7 +101,7 @@ VALIDATE = Contract(
         **OPTIONAL_FIELDS,
         "a block size is given": lambda call: call.arguments["block_size"] is not None,
     },
-    invalid_inputs=[*metadata_faults("self", is_value=False), *VALIDATE_INVALID_INPUTS],
+    invalid_inputs=[*invalid_metadata("self", is_value=False), *VALIDATE_INVALID_INPUTS],
 )
 
 test_validate = same_answer(VALIDATE)

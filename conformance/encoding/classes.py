@@ -67,9 +67,9 @@ def code_path(function: types.FunctionType) -> str:
     Raises:
         TypeError: A function whose code cannot be told by it.
 
-    >>> from conformance.contracts import replaced
-    >>> code_path(replaced("a", 1))
-    'conformance.contracts:replaced.<locals>.<lambda>'
+    >>> from conformance.blueprints import DEVICE
+    >>> code_path(type(DEVICE).make)
+    'conformance.blueprints:Device.make'
     """
     path = f"{function.__module__}:{function.__qualname__}"
     try:

@@ -1,102 +1,162 @@
-"""Faults of any argument that is an array or an int."""
+"""Kinds of parameters that are arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import changed, element, with_element
+from conformance.invalid_inputs.kinds import Kind, Violation, derived
+from conformance.strategies.arrays import Array as NumpyArray
 
 
-def changed(argument: str, change: Callable[[Any], Any]) -> Change:
-    """Return a fault that puts a changed copy of an argument in its place.
+@dataclasses.dataclass(frozen=True)
+class Array(Kind):
+    """An array.
 
-    >>> changed("x", lambda x: x + 1)(Call("f", {"x": 1}), None)
-    f(x=2)
-    """
-    return lambda call: call.replacing(**{argument: change(call.arguments[argument])})
-
-
-def int_faults(argument: str, *, least: int = 1) -> list[InvalidInput]:
-    """Return the faults of an int argument that must be at least `least`, and fit an int32."""
-    bad: tuple[tuple[str, type[Exception], object], ...] = (
-        (f"{least - 1}", ValueError, least - 1),
-        ("2**31", ValueError, 2**31),
-        ("past int64", ValueError, 2**64),
-        ("a bool", TypeError, True),
-        ("NumPy's bool", TypeError, np.True_),
-        ("a float", TypeError, float(least)),
-    )
-    return [
-        InvalidInput(f"{argument} is {what}", error, argument, replaced(argument, value))
-        for what, error, value in bad
-    ]
-
-
-def array_faults(argument: str, dtype: type[np.generic]) -> list[InvalidInput]:
-    """Return the faults of an array argument: no array, another dtype, another number of axes."""
-    return [
-        InvalidInput(
-            f"{argument} is a list", TypeError, argument, changed(argument, np.ndarray.tolist)
-        ),
-        InvalidInput(
-            f"{argument} has another dtype",
-            TypeError,
-            argument,
-            changed(argument, lambda a: a.astype(dtype)),
-        ),
-        InvalidInput(
-            f"{argument} has one axis too many",
-            ValueError,
-            argument,
-            changed(argument, lambda a: a[None].copy()),
-        ),
-    ]
-
-
-def element(argument: str, value: Callable[[Any, int], int | None]) -> Change:
-    """Return a fault that changes one element of a vector argument.
-
-    Args:
-        argument: The argument's name.
-        value: The new element from the array and an index; None where it is to be left as it is.
-            The first index with a new element is changed.
+    Attributes:
+        other_dtypes: Dtypes that it must not have.
+        ndim: Its number of axes; None for any but 0.
+        ndim_error: The exception for another number.
+        length: The entries that a call needs; None where nothing says how many.
+        is_length_value: Whether that stands in the elements of an array.
+        least: The least element, among those that a call needs; None for any.
     """
 
-    def breaks(call: Call) -> Call | None:
-        array = call.arguments[argument]
-        for i in range(len(array)):
-            new = value(array, i)
-            if new is not None:
-                bad = array.copy()
-                bad[i] = new
-                return call.replacing(**{argument: bad})
-        return None
+    other_dtypes: Sequence[type[np.generic]] = ()
+    ndim: int | None = 1
+    ndim_error: type[Exception] = ValueError
+    length: Callable[[Call], int] | None = None
+    is_length_value: bool = False
+    least: int | None = None
 
-    return breaks
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no array, and one of another dtype, number of axes, length or range."""
+        yield from super().violations()
+        yield derived("is a list", TypeError, np.ndarray.tolist)
+        for dtype in self.other_dtypes:
+            of_dtype = operator.methodcaller("astype", dtype)
+            yield derived(f"is {np.dtype(dtype).name}", TypeError, of_dtype)
+        if self.ndim != 1:
+            yield derived("has no axis", self.ndim_error, lambda a: np.zeros((), a.dtype))
+        if self.ndim is not None:
+            yield derived("has one axis too many", self.ndim_error, lambda a: a[None].copy())
+            yield derived("has one axis too few", self.ndim_error, _with_one_axis_fewer)
+        if self.length is not None:
+            change = self._by_length(lambda a, length: a[: length - 1] if length > 0 else None)
+            yield Violation("is too short", ValueError, change, self.is_length_value)
+        if self.least is not None:
+            change = self._by_length(self._with_one_too_small)
+            what = f"has an element below {self.least}"
+            yield Violation(what, ValueError, change, is_value=True)
+
+    def _by_length(self, change: Callable[[NumpyArray, int], Any]) -> Callable[[str], Change]:
+        """Return the change of an array that depends on how many entries a call needs."""
+
+        def at(path: str) -> Change:
+            def invalidate(call: Call) -> Call | None:
+                length = self.length and self.length(call)
+                return changed(path, lambda a: change(a, len(a) if length is None else length))(
+                    call
+                )
+
+            return invalidate
+
+        return at
+
+    def _with_one_too_small(self, array: NumpyArray, length: int) -> NumpyArray | None:
+        """Return a copy whose last needed element is too small; None where none is needed."""
+        assert self.least is not None
+        return with_element(array, length - 1, self.least - 1) if length > 0 else None
 
 
-def query_start_loc_faults(argument: str = "query_start_loc") -> list[InvalidInput]:
-    """Return the faults of query starts: not from 0, decreasing, none at all."""
+def _with_one_axis_fewer(array: NumpyArray) -> NumpyArray:
+    return np.zeros(array.shape[:-1], array.dtype)
 
-    def decreasing(starts: Any, i: int) -> int | None:
-        return -1 if i and i == len(starts) - 1 else None
 
-    return [
-        *array_faults(argument, np.int64),
-        InvalidInput(
-            "starts are empty", ValueError, argument, replaced(argument, np.zeros(0, np.int32))
-        ),
-        InvalidInput(
-            "starts do not start at 0",
-            ValueError,
-            argument,
-            element(argument, lambda _, i: 1 if i == 0 else None),
-            is_value=True,
-        ),
-        InvalidInput(
-            "starts decrease", ValueError, argument, element(argument, decreasing), is_value=True
-        ),
-    ]
+@dataclasses.dataclass(frozen=True)
+class Starts(Kind):
+    """Where each request's tokens start, and the end: int32, from 0, never decreasing."""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what no vector of int32 is, and values that are no starts."""
+        yield from Array([np.int64]).violations()
+        yield derived("is empty", ValueError, lambda starts: starts[:0])
+        begin = lambda path: element(path, lambda _, i: 1 if i == 0 else None)  # noqa: E731
+        yield Violation("does not start at 0", ValueError, begin, is_value=True)
+        yield Violation("decreases", ValueError, lambda p: element(p, _negative_end), is_value=True)
+
+
+def _negative_end(starts: NumpyArray, i: int) -> int | None:
+    return -1 if i and i == len(starts) - 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Output(Kind):
+    """An array that takes the result; every call has a place for one.
+
+    Attributes:
+        like: Returns an array that would do for a call.
+        other_dtype: A dtype that it must not have.
+        is_contiguous: Whether its elements must lie one behind another.
+        is_exact: Whether it must not be longer.
+        is_length_value: Whether its length stands in the elements of an array.
+    """
+
+    like: Callable[[Call], NumpyArray]
+    other_dtype: type[np.generic]
+    is_contiguous: bool = True
+    is_exact: bool = False
+    is_length_value: bool = False
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what takes no result of this kind."""
+        yield self._made("is a list", TypeError, np.ndarray.tolist)
+        name = np.dtype(self.other_dtype).name
+        yield self._made(f"is {name}", TypeError, lambda a: np.zeros(a.shape, self.other_dtype))
+        yield self._made("has one axis too many", ValueError, lambda a: a[None].copy())
+        yield self._made("is one element repeated", ValueError, _one_element)
+        if self.is_contiguous:
+            yield self._made("lies in pieces", ValueError, _in_pieces)
+        is_value = self.is_length_value
+        yield self._made("is too short", ValueError, _one_shorter)._replace(is_value=is_value)
+        if self.is_exact:
+            yield self._made("is too long", ValueError, _one_longer)._replace(is_value=is_value)
+
+    def _made(
+        self, what: str, error: type[Exception], change: Callable[[NumpyArray], Any]
+    ) -> Violation:
+        return Violation(what, error, lambda path: made(path, self.like, change))
+
+
+def _one_shorter(array: NumpyArray) -> NumpyArray | None:
+    return array[1:].copy() if len(array) else None
+
+
+def _one_longer(array: NumpyArray) -> NumpyArray:
+    return np.zeros((len(array) + 1, *array.shape[1:]), array.dtype)
+
+
+def made(path: str, like: Callable[[Call], Any], change: Callable[[Any], Any]) -> Change:
+    """Return the change that puts in an argument's place what is made of one that would do."""
+
+    def invalidate(call: Call) -> Call | None:
+        bad = change(like(call))
+        return None if bad is None else call.replacing(**{path: bad})
+
+    return invalidate
+
+
+def _one_element(array: NumpyArray) -> NumpyArray | None:
+    strides = (0,) * array.ndim
+    one = np.zeros(1, array.dtype)
+    return np.ndarray(array.shape, array.dtype, one, strides=strides) if array.size > 1 else None
+
+
+def _in_pieces(array: NumpyArray) -> NumpyArray | None:
+    return np.repeat(array, 2, axis=-1)[..., ::2] if array.size > 1 else None

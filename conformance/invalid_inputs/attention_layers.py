@@ -1,4 +1,4 @@
-"""Bad calls of the functions about layers: configurations, layers and groups that do not fit."""
+"""Invalid inputs of the functions about layers: wrong configurations, layers and groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import prepared, refusals, replaced, showing, where
+from conformance.invalid_inputs.kinds import (
+    Class,
+    Dtype,
+    Int,
+    Kind,
+    List,
+    Object,
+    Str,
+    invalid_by_kind,
+)
 from conformance.strategies.attention_layers import (
     ATTENTION,
     GroupPlan,
@@ -25,148 +36,92 @@ NOWHERE = "layers.99.attn"
 BAD = "layers.77.attn"
 """A layer with something wrong, put beside those of a valid call."""
 
+CONFIG: dict[str, Kind] = {
+    "vllm_config": Object(reads="compilation_config"),
+    "vllm_config.compilation_config": Object(reads="static_forward_context"),
+}
+"""A configuration, of which the layers are read."""
 
-def config_faults() -> list[InvalidInput]:
-    """Return the faults of a configuration that lacks the layers."""
-    return [
-        InvalidInput(
-            "vllm_config is None",
-            AttributeError,
-            "compilation_config",
-            replaced("vllm_config", None),
-        ),
-        InvalidInput(
-            "compilation_config is None",
-            AttributeError,
-            "static_forward_context",
-            lambda call: call.replacing(
-                vllm_config=replacing_parts(call.arguments["vllm_config"], compilation_config=None)
-            ),
-        ),
-    ]
-
-
-def names_faults() -> list[InvalidInput]:
-    """Return the faults of an argument `layer_names`."""
-    return [
-        InvalidInput("names are a tuple", TypeError, "layer_names", replaced("layer_names", ())),
-        InvalidInput(
-            "names are a str", TypeError, "layer_names", replaced("layer_names", "layers.0")
-        ),
-        InvalidInput("a name is an int", TypeError, "layer_names", replaced("layer_names", [0])),
-        InvalidInput(
-            "a name is unknown",
-            KeyError,
-            "layer_names",
-            replaced("layer_names", [NOWHERE]),
-            also=NOWHERE,
-        ),
-    ]
-
+UNKNOWN_NAME = showing(
+    NOWHERE,
+    refusals(KeyError, layer_names={"a name is unknown": replaced("layer_names", [NOWHERE])}),
+)
 
 GET_LAYERS_INVALID_INPUTS = [
-    *config_faults(),
-    *names_faults(),
-    InvalidInput(
-        "the type is a name", TypeError, "layer_type", replaced("layer_type", "Attention")
-    ),
-    InvalidInput("the type is None", TypeError, "layer_type", replaced("layer_type", None)),
+    *invalid_by_kind(layer_type=Class(), layer_names=List(Str(), is_optional=True), **CONFIG),
+    *UNKNOWN_NAME,
 ]
 
+ATTRIBUTES: dict[str, Any] = {
+    "attn_type": reference.AttentionType.DECODER,
+    "num_kv_heads": 2,
+    "head_size": 8,
+    "sliding_window": None,
+}
+"""What is read of an attention layer."""
 
-def _with_layer(**changes: Any) -> Change:
-    """Return a fault that adds an attention layer with these attributes in place of good ones."""
-    return lambda call: _adding_layer(call, **changes)
 
-
-def _adding_layer(call: Call, **changes: Any) -> Call:
-    good: dict[str, Any] = {"attn_type": reference.AttentionType.DECODER}
-    good |= {"num_kv_heads": 2, "head_size": 8, "sliding_window": None}
-    attributes = {k: v for k, v in {**good, **changes}.items() if v is not ...}
-    layer = Own(ATTENTION, BAD, attributes)
+def _with_layer(call: Call) -> Call:
+    """Return the call with one more attention layer, and a cache configuration."""
+    layer = Own(ATTENTION, BAD, ATTRIBUTES)
     config = replacing_layers(call.arguments["vllm_config"], **{BAD: layer})
-    return call.replacing(vllm_config=config)
+    cache = reference.CacheConfig(block_size=16)
+    return call.replacing(vllm_config=replacing_parts(config, cache_config=cache))
 
 
-def _with_block_size(block_size: object) -> Change:
-    cache = reference.CacheConfig(block_size=block_size)  # type: ignore[arg-type]  # a fault
-
-    def breaks(call: Call) -> Call:
-        # A configuration without layers makes no spec.
-        config = _adding_layer(call).arguments["vllm_config"]
-        return call.replacing(vllm_config=replacing_parts(config, cache_config=cache))
-
-    return breaks
-
+LAYER = f"vllm_config.compilation_config.static_forward_context[{BAD}]"
 
 GET_KV_CACHE_SPEC_INVALID_INPUTS = [
-    *config_faults()[1:],
-    InvalidInput(
-        "vllm_config is None",
-        AttributeError,
-        "cache_config|compilation_config",
-        replaced("vllm_config", None),
+    *invalid_by_kind(
+        vllm_config=Object(reads="cache_config|compilation_config"),
+        kv_cache_dtype=Dtype(),
+        **{
+            "vllm_config.compilation_config": CONFIG["vllm_config.compilation_config"],
+            "vllm_config.cache_config": Object(reads="block_size"),
+        },
     ),
-    *(
-        InvalidInput(f"a layer is of type {kind!r}", ValueError, BAD, _with_layer(attn_type=kind))
-        for kind in ("encoder", "encoder_only", "encoder_decoder", "Decoder", None)
-    ),
-    *(
-        InvalidInput(
-            f"the dtype is {what}", TypeError, "kv_cache_dtype", replaced("kv_cache_dtype", bad)
-        )
-        for what, bad in (
-            ("a name", "float16"),
-            ("Python's", float),
-            ("None", None),
-            ("of objects", np.dtype(object)),
-            ("of records", np.dtype([("a", np.int32)])),
-        )
-    ),
-    *(
-        InvalidInput(f"{name} is {bad!r}", error, name, _with_layer(**{name: bad}), also=BAD)
-        for name in ("num_kv_heads", "head_size", "sliding_window")
-        for error, bad in ((ValueError, 0), (TypeError, True), (TypeError, 4.0))
-    ),
-    *(
-        InvalidInput(f"a layer has no {name}", AttributeError, name, _with_layer(**{name: ...}))
-        for name in ("num_kv_heads", "head_size", "sliding_window")
-    ),
-    InvalidInput("the block size is 0", ValueError, "block_size", _with_block_size(0)),
-    InvalidInput("the block size is a float", TypeError, "block_size", _with_block_size(16.0)),
-    InvalidInput(
-        "cache_config is None",
-        AttributeError,
-        "block_size",
-        lambda call: call.replacing(
-            vllm_config=replacing_parts(call.arguments["vllm_config"], cache_config=None)
-        ),
+    *prepared(
+        _with_layer,
+        [
+            *refusals(
+                ValueError,
+                **{
+                    BAD: {
+                        f"a layer is of type {kind!r}": replaced(f"{LAYER}.attn_type", kind)
+                        for kind in ("encoder", "encoder_only", "encoder_decoder", "Decoder", None)
+                    }
+                },
+            ),
+            *invalid_by_kind(
+                **{
+                    f"{LAYER}.num_kv_heads": Int(also=BAD, is_attribute=True),
+                    f"{LAYER}.head_size": Int(also=BAD, is_attribute=True),
+                    f"{LAYER}.sliding_window": Int(is_optional=True, also=BAD, is_attribute=True),
+                    "vllm_config.cache_config.block_size": Int(),
+                }
+            ),
+        ],
     ),
 ]
 
 
-Broken = Callable[[GroupPlan], "tuple[list[str], Any, Mapping[str, Any]] | None"]
-"""Makes a group bad: its names, its spec, and layers that are added or replaced."""
+Broken = Callable[[GroupPlan], "tuple[object, Any, Mapping[str, Any]]"]
+"""Makes a group invalid: its names, its spec, and layers that are added or replaced."""
 
 
 def _group(change: Broken) -> Change:
-    """Return a fault of the last group, which is checked before the first group's builder."""
+    """Return the change of the last group, which is checked before the first group's builder."""
 
-    def breaks(call: Call) -> Call | None:
-        plans = call.facts
-        broken = change(plans[-1]) if plans else None
-        if broken is None:
+    def invalidate(call: Call) -> Call | None:
+        if not call.facts:
             return None
-        names, spec, layers = broken
-        given = call.arguments["kv_cache_config"]
-        bad = reference.KVCacheGroupSpec(names, spec)
-        groups = [*given.kv_cache_groups[:-1], bad]
-        return call.replacing(
-            kv_cache_config=dataclasses.replace(given, kv_cache_groups=groups),
-            vllm_config=replacing_layers(call.arguments["vllm_config"], **layers),
-        )
+        names, spec, layers = change(call.facts[-1])
+        config = replacing_layers(call.arguments["vllm_config"], **layers)
+        bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # whatever
+        group = replaced("kv_cache_config.kv_cache_groups[-1]", bad)
+        return group(call.replacing(vllm_config=config))
 
-    return breaks
+    return invalidate
 
 
 def _unlike(*, is_alike: bool) -> Broken:
@@ -198,11 +153,6 @@ def _foreign_specs(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
     return list(plan.names), uniform, {}
 
 
-def _where_groups(breaks: Change) -> Change:
-    """Return a fault of calls with groups alone: without, the layers need not be read."""
-    return lambda call: breaks(call) if call.facts else None
-
-
 class _Nameless(BackendClass):
     """A backend that has not been given a name."""
 
@@ -218,58 +168,45 @@ def _nameless(_: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
 
 
 INIT_ATTN_BACKEND_INVALID_INPUTS = [
-    *(dataclasses.replace(fault, change=_where_groups(fault.change)) for fault in config_faults()),
-    InvalidInput("a group is empty", ValueError, "layer_names", _group(lambda p: ([], p.spec, {}))),
-    InvalidInput(
-        "a group's names are a tuple",
-        TypeError,
-        "layer_names",
-        _group(lambda p: (p.names, p.spec, {})),  # type: ignore[arg-type,return-value]  # a fault
+    # Without groups, the layers need not be read.
+    *where(lambda call: call.facts, invalid_by_kind(**CONFIG)),
+    *invalid_by_kind(
+        kv_cache_config=Object(reads="kv_cache_groups"),
+        **{
+            "kv_cache_config.kv_cache_groups": List(),
+            "kv_cache_config.kv_cache_groups[-1].layer_names": List(Str()),
+        },
     ),
-    InvalidInput(
-        "a group's name is an int",
-        TypeError,
-        "layer_names",
-        _group(lambda p: ([*p.names, 3], p.spec, {})),  # type: ignore[list-item]  # a fault
+    *refusals(
+        ValueError, layer_names={"a group is empty": _group(lambda plan: ([], plan.spec, {}))}
     ),
-    InvalidInput(
-        "a layer is unknown",
-        KeyError,
-        "kv_cache_groups",
-        _group(lambda p: ([*p.names, NOWHERE], p.spec, {})),
-        also=NOWHERE,
-    ),
-    InvalidInput(
-        "backends are unlike", ValueError, "kv_cache_groups", _group(_unlike(is_alike=False))
-    ),
-    InvalidInput(
-        "backends are equal, but not one", ValueError, BAD, _group(_unlike(is_alike=True))
-    ),
-    InvalidInput("a group's own specs are unlike", ValueError, BAD, _group(_unlike_specs)),
-    InvalidInput(
-        "no layer has a spec of its own", KeyError, "kv_cache_spec", _group(_foreign_specs)
-    ),
-    InvalidInput(
-        "a layer has no backend",
-        AttributeError,
-        "get_attn_backend",
-        _group(lambda _: ([BAD], full_spec(), {BAD: Own(ATTENTION, BAD)})),
-    ),
-    InvalidInput("a backend has no name", AttributeError, "get_name", _group(_nameless)),
-    InvalidInput(
-        "groups are a tuple",
-        TypeError,
-        "kv_cache_groups",
-        lambda call: call.replacing(
-            kv_cache_config=dataclasses.replace(
-                call.arguments["kv_cache_config"], kv_cache_groups=()
-            )
+    *showing(
+        NOWHERE,
+        refusals(
+            KeyError,
+            kv_cache_groups={
+                "a layer is unknown": _group(lambda plan: ([*plan.names, NOWHERE], plan.spec, {}))
+            },
         ),
     ),
-    InvalidInput(
-        "kv_cache_config is None",
+    *refusals(
+        ValueError,
+        kv_cache_groups={"backends are unlike": _group(_unlike(is_alike=False))},
+        **{
+            BAD: {
+                "backends are equal, but not one": _group(_unlike(is_alike=True)),
+                "a group's own specs are unlike": _group(_unlike_specs),
+            }
+        },
+    ),
+    *refusals(KeyError, kv_cache_spec={"no layer has a spec of its own": _group(_foreign_specs)}),
+    *refusals(
         AttributeError,
-        "kv_cache_groups",
-        replaced("kv_cache_config", None),
+        get_attn_backend={
+            "a layer has no backend": _group(
+                lambda _: ([BAD], full_spec(), {BAD: Own(ATTENTION, BAD)})
+            )
+        },
+        get_name={"a backend has no name": _group(_nameless)},
     ),
 ]

@@ -1,154 +1,109 @@
-"""Bad calls of `build_attn_metadata`: counts that do not agree, batches that make no sense."""
+"""Invalid inputs of `build_attn_metadata`: wrong counts, and batches that contradict themselves."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
-from conformance.strategies.attn_metadata import BOUNDS, Buffer
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.arrays import Array
+from conformance.invalid_inputs.changes import (
+    changed,
+    changed_with_facts,
+    checked_refusals,
+    refusals,
+    replaced,
+    with_element,
+)
+from conformance.invalid_inputs.kinds import MAX_INT32, Int, List, Object, invalid_by_kind
+from conformance.strategies.attn_metadata import BOUNDS, Buffer, Step
 from conformance.strategies.engines import Own, OwnClass
+
+COMPUTED, STARTS, LENS = "num_computed_tokens_cpu", "query_start_loc", "seq_lens"
+BUILDERS, TABLES, SLOTS = "attn_metadata_builders", "block_tables", "slot_mappings"
+GROUPS = "kv_cache_config.kv_cache_groups"
 
 
 def _one_more(argument: str) -> Change:
-    """Return a fault that gives the last entry twice, for a group that there is not."""
+    """Return the change that gives the last entry twice, for a group that there is not."""
 
-    def breaks(call: Call) -> Call | None:
-        given = call.arguments[argument]
-        if not isinstance(given, list) or not given:
-            return None
-        return call.replacing(**{argument: [*given, given[-1]]})
+    def change(entries: Any) -> list[Any] | None:
+        is_one_array = isinstance(entries, np.ndarray)
+        return None if is_one_array or not entries else [*entries, entries[-1]]
 
-    return breaks
+    return changed(argument, change)
 
 
 def _one_fewer(argument: str) -> Change:
-    """Return a fault that leaves out the last group's."""
-
-    def breaks(call: Call) -> Call | None:
-        given = call.arguments[argument]
-        return call.replacing(**{argument: given[:-1]}) if len(given) else None
-
-    return breaks
+    """Return the change that leaves out the last group's."""
+    return changed(argument, lambda entries: entries[:-1] if len(entries) else None)
 
 
-def _last(argument: str, change: Callable[[Any, Call], Any]) -> Change:
-    """Return a fault of the last group's entry; None where there is nothing to break."""
+def _both_halves(argument: str, change: Callable[[Any, Step], Any]) -> Change:
+    """Return the same change of both halves of a buffer."""
 
-    def breaks(call: Call) -> Call | None:
-        given = call.arguments[argument]
-        if isinstance(given, np.ndarray) or not given:
+    def changed_buffer(buffer: Buffer, step: Step) -> Buffer | None:
+        halves = {half: change(getattr(buffer, half), step) for half in ("cpu", "gpu")}
+        if any(array is None for array in halves.values()):
             return None
-        bad = change(given[-1], call)
-        return None if bad is None else call.replacing(**{argument: [*given[:-1], bad]})
+        return Buffer(argument, **halves)
 
-    return breaks
-
-
-def _halves(argument: str, half: str, change: Callable[[Any, Call], Any]) -> Change:
-    """Return a fault of one half of a buffer, or of "both"."""
-
-    def breaks(call: Call) -> Call | None:
-        buffer: Buffer = call.arguments[argument]
-        names = ("cpu", "gpu") if half == "both" else (half,)
-        bad = {name: change(getattr(buffer, name), call) for name in names}
-        if any(array is None for array in bad.values()):
-            return None
-        halves = {"cpu": buffer.cpu, "gpu": buffer.gpu, **bad}
-        return call.replacing(**{argument: Buffer(argument, **halves)})
-
-    return breaks
+    return changed_with_facts(argument, changed_buffer)
 
 
-def _buffer_faults(argument: str, more: int) -> list[InvalidInput]:
-    """Return the faults of a buffer that needs `num_reqs + more` entries."""
-
-    def cut(array: Any, call: Call) -> Any:
-        length = call.facts.batch.num_reqs + more - 1
-        return array[:length] if length >= 0 else None
-
-    ways: Sequence[tuple[str, str, type[Exception], Callable[[Any, Call], Any]]] = (
-        ("cpu", "has an entry too few", ValueError, cut),
-        ("gpu", "has an entry too few", ValueError, cut),
-        ("cpu", "has two axes", ValueError, lambda array, _: array[None].copy()),
-        ("gpu", "is a column", ValueError, lambda array, _: array[:, None].copy()),
-        ("gpu", "has no axis", ValueError, lambda *_: np.array(3, np.int32)),
-        ("gpu", "is int64", TypeError, lambda array, _: array.astype(np.int64)),
-    )
-    lacking = Own(OwnClass("Buffer"), "buffer", {"cpu": np.zeros(99, np.int32)})
+def _invalid_buffer(argument: str, more: int) -> list[InvalidInput]:
+    """Return the invalid inputs of a buffer that needs `num_reqs + more` entries."""
+    half = Array([np.int64], length=lambda call: _num_reqs(call) + more, names=argument)
+    without_gpu = Own(OwnClass("Buffer"), "buffer", {"cpu": np.zeros(99, np.int32)})
     return [
-        *(
-            InvalidInput(
-                f"{argument}.{half} {what}", error, argument, _halves(argument, half, change)
-            )
-            for half, what, error, change in ways
-        ),
-        InvalidInput(
-            f"{argument} has no half on the device",
+        *invalid_by_kind(**{f"{argument}.cpu": half, f"{argument}.gpu": half}),
+        *refusals(
             AttributeError,
-            "gpu",
-            replaced(argument, lacking),
+            gpu={f"{argument} has no half on the device": replaced(argument, without_gpu)},
         ),
     ]
 
 
-def _int_faults(argument: str) -> list[InvalidInput]:
-    return [
-        InvalidInput(f"{argument} is {bad!r}", error, argument, replaced(argument, bad))
-        for error, bad in ((ValueError, -1), (TypeError, True), (TypeError, 1.0))
-    ]
-
-
-def _with(array: Any, index: int, value: int) -> Any:
-    bad = array.copy()
-    bad[index] = value
-    return bad
-
-
-def _busy(call: Call) -> int | None:
-    """Return the first request with tokens; None where there is no such, or no group."""
-    lens = call.facts.batch.query_lens if call.facts.batches else ()
+def _first_with_tokens(step: Step) -> int | None:
+    lens = step.batch.query_lens if step.batches else ()
     return next((i for i, q in enumerate(lens) if q), None)
 
 
-def _start_decreases(array: Any, call: Call) -> Any:
-    i = _busy(call)
-    if i is None or i == call.facts.batch.num_reqs - 1:
+def _start_decreases(starts: Any, step: Step) -> Any:
+    i = _first_with_tokens(step)
+    if i is None or i == step.batch.num_reqs - 1:
         return None
-    return _with(array, i + 2, int(array[i]))
+    return with_element(starts, i + 2, int(starts[i]))
 
 
-def _shorter_than_query(array: Any, call: Call) -> Any:
-    i = _busy(call)
-    return None if i is None else _with(array, i, call.facts.batch.query_lens[i] - 1)
+def _shorter_than_query(lens: Any, step: Step) -> Any:
+    i = _first_with_tokens(step)
+    return None if i is None else with_element(lens, i, step.batch.query_lens[i] - 1)
 
 
-def _unlike_half(array: Any, call: Call) -> Any:
-    is_there = call.facts.batches and call.facts.batch.num_reqs
-    return _with(array, 0, int(array[0]) + 1) if is_there else None
+def _unlike_half(array: Any, step: Step) -> Any:
+    is_there = step.batches and step.batch.num_reqs
+    return with_element(array, 0, int(array[0]) + 1) if is_there else None
 
 
-def _computed(value: Callable[[Call, int], int]) -> Change:
-    def breaks(call: Call) -> Call | None:
-        i = _busy(call)
-        if i is None:
-            return None
-        bad = _with(call.arguments["num_computed_tokens_cpu"], i, value(call, i))
-        return call.replacing(num_computed_tokens_cpu=bad)
+def _computed(value: Callable[[Step, int], int]) -> Change:
+    """Return the change of the computed tokens of a request with a query."""
 
-    return breaks
+    def change(computed: Any, step: Step) -> Any:
+        i = _first_with_tokens(step)
+        return None if i is None else with_element(computed, i, value(step, i))
+
+    return changed_with_facts(COMPUTED, change)
 
 
 def _below_maximum(name: str) -> Change:
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call | None:
         maximum = call.facts.maximum(name)
         return call.replacing(**{name: maximum - 1}) if maximum and call.facts.batches else None
 
-    return breaks
+    return invalidate
 
 
 def _fewer_tokens(call: Call) -> Call | None:
@@ -156,188 +111,86 @@ def _fewer_tokens(call: Call) -> Call | None:
     return call.replacing(num_tokens=tokens - 1) if tokens and call.facts.batches else None
 
 
-def _computed_too_few(call: Call) -> Call | None:
-    num_reqs = call.facts.batch.num_reqs
-    array = call.arguments["num_computed_tokens_cpu"]
-    return call.replacing(num_computed_tokens_cpu=array[: num_reqs - 1]) if num_reqs else None
+def _num_reqs(call: Call) -> int:
+    return int(call.facts.batch.num_reqs)
 
 
-def _rows_too_few(table: Any, call: Call) -> Any:
-    num_reqs = call.facts.batch.num_reqs
-    return table[: num_reqs - 1] if num_reqs else None
+def _num_tokens(call: Call) -> int:
+    return int(call.facts.batch.num_actual_tokens)
 
 
-def _slots_too_few(slots: Any, call: Call) -> Any:
-    tokens = call.facts.batch.num_actual_tokens
-    return slots[: tokens - 1] if tokens else None
+def _one_array_too_short(slots: Any, step: Step) -> Any:
+    tokens = step.batch.num_actual_tokens
+    is_array = isinstance(slots, np.ndarray) and tokens and len(slots)
+    return slots[:, : tokens - 1] if is_array else None
 
 
-def _slots_of_one_array(call: Call) -> Call | None:
-    slots = call.arguments["slot_mappings"]
-    tokens = call.facts.batch.num_actual_tokens
-    if not isinstance(slots, np.ndarray) or not tokens or not len(slots):
-        return None
-    return call.replacing(slot_mappings=slots[:, : tokens - 1])
+def _counts(argument: str) -> dict[str, Change]:
+    """Return the changes of how many entries an argument has, which needs one for each group."""
+    return {
+        f"{argument} has an entry too many": _one_more(argument),
+        f"{argument} has an entry too few": _one_fewer(argument),
+    }
 
-
-def _config_fault(change: Callable[[Any], Any]) -> Change:
-    return changed("kv_cache_config", lambda c: dataclasses.replace(c, kv_cache_groups=change(c)))
-
-
-COUNTS = [
-    InvalidInput(f"one entry too {what} in {name}", ValueError, name, breaks(name))
-    for name in ("attn_metadata_builders", "block_tables", "slot_mappings")
-    for what, breaks in (("many", _one_more), ("few", _one_fewer))
-]
 
 BUILD_ATTN_METADATA_INVALID_INPUTS = [
-    *COUNTS,
-    *_int_faults("num_reqs"),
-    *_int_faults("num_tokens"),
-    *_int_faults("max_query_len"),
-    *_int_faults("max_seq_len"),
-    *(
-        InvalidInput(f"{name} is above int32", ValueError, name, replaced(name, 2**31))
-        for name in BOUNDS
+    *invalid_by_kind(
+        num_reqs=Int(0),
+        num_tokens=Int(0),
+        max_query_len=Int(0, MAX_INT32, is_optional=True),
+        max_seq_len=Int(0, MAX_INT32, is_optional=True),
+        num_computed_tokens_cpu=Array([np.int64], length=_num_reqs),
+        kv_cache_config=Object(reads="kv_cache_groups"),
+        attn_metadata_builders=List(Object(reads="build")),
+        block_tables=List(Array([np.int64], ndim=2, length=_num_reqs), takes_tuple=True),
+        slot_mappings=List(Array([np.int32], length=_num_tokens), takes_tuple=True),
+        **{GROUPS: List()},
     ),
-    *_buffer_faults("query_start_loc", 1),
-    *_buffer_faults("seq_lens", 0),
-    InvalidInput(
-        "computed counts are too few", ValueError, "num_computed_tokens_cpu", _computed_too_few
-    ),
-    InvalidInput(
-        "computed counts are a column",
+    *_invalid_buffer(STARTS, 1),
+    *_invalid_buffer(LENS, 0),
+    *refusals(ValueError, **{name: _counts(name) for name in (BUILDERS, TABLES, SLOTS)}),
+    *refusals(
         ValueError,
-        "num_computed_tokens_cpu",
-        changed("num_computed_tokens_cpu", lambda array: array[:, None].copy()),
+        slot_mappings={
+            "slots of one array are too few": changed_with_facts(SLOTS, _one_array_too_short),
+            "one array of slots has one axis": replaced(SLOTS, np.zeros(999, np.int64)),
+        },
+        attn_metadata_builders={
+            "a group more than there are builders": changed(
+                GROUPS, lambda groups: [*groups, groups[-1]] if groups else None
+            )
+        },
     ),
-    InvalidInput(
-        "computed counts have no axis",
+    *refusals(
+        TypeError,
+        slot_mappings={
+            "one array of slots is int32": replaced(SLOTS, np.zeros((3, 9999), np.int32))
+        },
+    ),
+    *checked_refusals(
         ValueError,
-        "num_computed_tokens_cpu",
-        replaced("num_computed_tokens_cpu", np.array(3, np.int32)),
-    ),
-    InvalidInput(
-        "computed counts are int64",
-        TypeError,
-        "num_computed_tokens_cpu",
-        changed("num_computed_tokens_cpu", lambda a: a.astype(np.int64)),
-    ),
-    InvalidInput(
-        "rows are too few", ValueError, "block_tables", _last("block_tables", _rows_too_few)
-    ),
-    InvalidInput(
-        "a table is int64",
-        TypeError,
-        "block_tables",
-        _last("block_tables", lambda t, _: t.astype(np.int64)),
-    ),
-    InvalidInput(
-        "a table has one axis",
-        ValueError,
-        "block_tables",
-        _last("block_tables", lambda t, _: t[:, 0].copy() if t.shape[1] else None),
-    ),
-    InvalidInput("tables are no list", TypeError, "block_tables", replaced("block_tables", {})),
-    InvalidInput(
-        "slots are too few", ValueError, "slot_mappings", _last("slot_mappings", _slots_too_few)
-    ),
-    InvalidInput(
-        "slots of one array are too few", ValueError, "slot_mappings", _slots_of_one_array
-    ),
-    InvalidInput(
-        "slots are int32",
-        TypeError,
-        "slot_mappings",
-        _last("slot_mappings", lambda s, _: s.astype(np.int32)),
-    ),
-    InvalidInput(
-        "one array of slots has one axis",
-        ValueError,
-        "slot_mappings",
-        replaced("slot_mappings", np.zeros(999, np.int64)),
-    ),
-    InvalidInput(
-        "one array of slots is int32",
-        TypeError,
-        "slot_mappings",
-        replaced("slot_mappings", np.zeros((3, 9999), np.int32)),
-    ),
-    InvalidInput("slots are no list", TypeError, "slot_mappings", replaced("slot_mappings", {})),
-    InvalidInput(
-        "builders are a tuple",
-        TypeError,
-        "attn_metadata_builders",
-        changed("attn_metadata_builders", tuple),
-    ),
-    InvalidInput(
-        "groups are a tuple",
-        TypeError,
-        "kv_cache_groups",
-        _config_fault(lambda c: tuple(c.kv_cache_groups)),
-    ),
-    InvalidInput(
-        "a group more than there are builders",
-        ValueError,
-        "attn_metadata_builders",
-        lambda call: (
-            _config_fault(lambda c: [*c.kv_cache_groups, c.kv_cache_groups[-1]])(call)
-            if call.facts.batches
-            else None
-        ),
-    ),
-    InvalidInput(
-        "kv_cache_config is None",
-        AttributeError,
-        "kv_cache_groups",
-        replaced("kv_cache_config", None),
-    ),
-    InvalidInput(
-        "a builder cannot build",
-        AttributeError,
-        "build",
-        _last("attn_metadata_builders", lambda *_: Own(OwnClass("Builder"), "none")),
-    ),
-    *(
-        InvalidInput(what, ValueError, argument, breaks, is_value=True)
-        for what, argument, breaks in (
-            (
-                "the first start is not 0",
-                "query_start_loc",
-                _halves(
-                    "query_start_loc",
-                    "both",
-                    lambda a, c: _with(a, 0, -1) if c.facts.batches else None,
-                ),
+        query_start_loc={
+            "the first start is not 0": _both_halves(
+                STARTS, lambda a, step: with_element(a, 0, -1) if step.batches else None
             ),
-            (
-                "starts decrease",
-                "query_start_loc",
-                _halves("query_start_loc", "both", _start_decreases),
+            "starts decrease": _both_halves(STARTS, _start_decreases),
+        },
+        seq_lens={"a sequence is shorter than its query": _both_halves(LENS, _shorter_than_query)},
+        num_computed_tokens_cpu={
+            "computed counts are negative": _computed(lambda *_: -1),
+            "more is computed than stands before the query": _computed(
+                lambda step, i: step.batch.num_computed_tokens[i] + 1
             ),
-            (
-                "the halves of the starts are unlike",
-                "query_start_loc_cpu|query_start_loc",
-                _halves("query_start_loc", "gpu", _unlike_half),
-            ),
-            (
-                "the halves of the lengths are unlike",
-                "seq_lens_cpu|seq_lens",
-                _halves("seq_lens", "gpu", _unlike_half),
-            ),
-            (
-                "a sequence is shorter than its query",
-                "seq_lens",
-                _halves("seq_lens", "both", _shorter_than_query),
-            ),
-            ("computed counts are negative", "num_computed_tokens_cpu", _computed(lambda *_: -1)),
-            (
-                "more is computed than stands before the query",
-                "num_computed_tokens_cpu",
-                _computed(lambda c, i: c.facts.batch.num_computed_tokens[i] + 1),
-            ),
-            *((f"{name} is below the maximum", name, _below_maximum(name)) for name in BOUNDS),
-            ("tokens are fewer than the requests have", "num_actual_tokens", _fewer_tokens),
-        )
+        },
+        num_actual_tokens={"tokens are fewer than the requests have": _fewer_tokens},
+        **{
+            f"{buffer}_cpu|{buffer}": {
+                f"the halves of {buffer} are unlike": changed_with_facts(
+                    f"{buffer}.gpu", _unlike_half
+                )
+            }
+            for buffer in (STARTS, LENS)
+        },
+        **{name: {f"{name} is below the maximum": _below_maximum(name)} for name in BOUNDS},
     ),
 ]

@@ -1,4 +1,4 @@
-"""Bad calls of the functions that choose the block sizes of kernels."""
+"""Invalid inputs of the functions that choose the block sizes of kernels."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
-from conformance.invalid_inputs.kv_cache_spec import bad_ints, field_faults
-from conformance.invalid_inputs.kv_views import foreign_mamba, groups_are_a_tuple
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import changed, refusals, set_arguments, showing
+from conformance.invalid_inputs.kinds import Int, List, Object, invalid_by_kind
+from conformance.invalid_inputs.kv_views import foreign_mamba
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import is_of_attention
 
-MULTIPLE_OF_INVALID_INPUTS = field_faults("base", bad_ints())
+MULTIPLE_OF_INVALID_INPUTS = invalid_by_kind(base=Int())
 
 
 def _listing(supported: object) -> SimpleNamespace:
@@ -25,21 +25,16 @@ def _listing(supported: object) -> SimpleNamespace:
 
 
 def _with_group(group: Any) -> Change:
-    """Return a fault that adds an attention group, behind the others."""
+    """Return the change that adds an attention group, behind the others."""
     return changed("attn_groups", lambda groups: [*groups, group])
 
 
-BAD_LISTS: tuple[tuple[str, type[Exception], object], ...] = (
-    ("0", ValueError, [0]),
-    ("negative", ValueError, [16, -16]),
-    ("a bool", ValueError, [True]),
-    ("a float", ValueError, [16.0]),
-    ("a str", ValueError, ["16"]),
-    ("None", ValueError, [16, None]),
-    ("a list", ValueError, [[16]]),
-)
+def _supporting(*supported: object) -> Change:
+    """Return the change that adds a group whose backend supports these sizes."""
+    return _with_group(_listing(list(supported)))
 
-WORD = "(attn_groups|get_supported_kernel_block_sizes)"
+
+LISTS = "(attn_groups|get_supported_kernel_block_sizes)"
 
 
 def _foreign(base: object) -> object:
@@ -48,153 +43,146 @@ def _foreign(base: object) -> object:
     return cls()
 
 
-def _no_common_size(call: Call) -> Call:
-    # Two sizes that are no multiples of each other, and each a divisor.
-    groups = [_listing([2]), _listing([3])]
-    return call.replacing(kv_manager_block_size=12, attn_groups=groups)
-
-
 SELECT_INVALID_INPUTS = [
-    *field_faults("kv_manager_block_size", bad_ints()),
-    InvalidInput("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
-    InvalidInput("groups are None", TypeError, "attn_groups", replaced("attn_groups", None)),
-    *(
-        InvalidInput(f"an entry is {what}", error, WORD, _with_group(_listing(supported)))
-        for what, error, supported in BAD_LISTS
-    ),
-    *(
-        InvalidInput(
-            f"a foreign base is {base!r}", ValueError, WORD, _with_group(_listing([_foreign(base)]))
-        )
-        for base in (0, True, 2.0, None)
-    ),
-    InvalidInput("a backend lists an int", TypeError, WORD, _with_group(_listing(16))),
-    InvalidInput("a backend lists a set", TypeError, WORD, _with_group(_listing({16}))),
-    InvalidInput("a backend lists None", TypeError, WORD, _with_group(_listing(None))),
-    InvalidInput("a backend supports nothing", ValueError, WORD, _with_group(_listing([]))),
-    InvalidInput("two sizes that never meet", ValueError, WORD, _no_common_size),
-    InvalidInput(
-        "a size that does not divide the manager's",
+    *invalid_by_kind(kv_manager_block_size=Int(), attn_groups=List()),
+    *refusals(
         ValueError,
-        "kv_manager_block_size",
-        lambda call: call.replacing(
-            kv_manager_block_size=48,
-            attn_groups=[_listing([32]), _listing([reference.MultipleOf(16)])],
-        ),
+        **{
+            LISTS: {
+                "an entry is 0": _supporting(0),
+                "an entry is negative": _supporting(16, -16),
+                "an entry is a bool": _supporting(True),
+                "an entry is a float": _supporting(16.0),
+                "an entry is a str": _supporting("16"),
+                "an entry is None": _supporting(16, None),
+                "an entry is a list": _supporting([16]),
+                **{
+                    f"a foreign base is {base!r}": _supporting(_foreign(base))
+                    for base in (0, True, 2.0, None)
+                },
+                "a backend supports nothing": _supporting(),
+                # Two sizes that are no multiples of each other, and each a divisor.
+                "two sizes that never meet": set_arguments(
+                    kv_manager_block_size=12, attn_groups=[_listing([2]), _listing([3])]
+                ),
+            },
+            "kv_manager_block_size": {
+                "a size that does not divide the manager's": set_arguments(
+                    kv_manager_block_size=48,
+                    attn_groups=[_listing([32]), _listing([reference.MultipleOf(16)])],
+                ),
+                "a divisor that is of multiples alone": set_arguments(
+                    kv_manager_block_size=48,
+                    attn_groups=[_listing([reference.MultipleOf(n)]) for n in (32, 16)],
+                ),
+            },
+        },
     ),
-    InvalidInput(
-        "a divisor that is of multiples alone",
-        ValueError,
-        "kv_manager_block_size",
-        lambda call: call.replacing(
-            kv_manager_block_size=48,
-            attn_groups=[
-                _listing([reference.MultipleOf(32)]),
-                _listing([reference.MultipleOf(16)]),
-            ],
-        ),
+    *refusals(
+        TypeError,
+        **{
+            LISTS: {
+                "a backend lists an int": _with_group(_listing(16)),
+                "a backend lists a set": _with_group(_listing({16})),
+                "a backend lists None": _with_group(_listing(None)),
+            }
+        },
     ),
-    InvalidInput(
-        "a group has no backend",
+    *refusals(
         AttributeError,
-        "backend",
-        _with_group(SimpleNamespace(layer_names=[])),
+        backend={"a group has no backend": _with_group(SimpleNamespace(layer_names=[]))},
     ),
 ]
 
 
 def _with_spec(spec: Any) -> Change:
-    """Return a fault that gives the first group another spec."""
+    """Return the change that puts a group with another spec before the others."""
 
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call:
         config = call.arguments["kv_cache_config"]
         groups = [reference.KVCacheGroupSpec(["layers.9.attn"], spec), *config.kv_cache_groups]
         config = dataclasses.replace(config, kv_cache_groups=groups)
-        lists = [[], *call.arguments["attn_groups"]]
-        return call.replacing(kv_cache_config=config, attn_groups=lists)
+        return call.replacing(
+            kv_cache_config=config, attn_groups=[[], *call.arguments["attn_groups"]]
+        )
 
-    return breaks
+    return invalidate
+
+
+def _needing(call: Call) -> list[int]:
+    """Return the KV cache groups that need a list of attention groups."""
+    groups = call.arguments["kv_cache_config"].kv_cache_groups
+    return [i for i, group in enumerate(groups) if is_of_attention(group.kv_cache_spec)]
 
 
 def _first_list(change: Callable[[list[Any]], object]) -> Change:
-    """Return a fault in the list of the first group that needs one."""
+    """Return the change of the list of the first group that needs one."""
 
-    def breaks(call: Call) -> Call | None:
-        lists = call.arguments["attn_groups"]
-        for i, group in enumerate(call.arguments["kv_cache_config"].kv_cache_groups):
-            if is_of_attention(group.kv_cache_spec):
-                bad = [change(one) if i == j else one for j, one in enumerate(lists)]
-                return call.replacing(attn_groups=bad)
-        return None
+    def invalidate(call: Call) -> Call | None:
+        needing = _needing(call)
+        if not needing:
+            return None
+        lists = list(call.arguments["attn_groups"])
+        lists[needing[0]] = change(lists[needing[0]])
+        return call.replacing(attn_groups=lists)
 
-    return breaks
+    return invalidate
 
 
 def _too_few_lists(call: Call) -> Call | None:
-    groups = call.arguments["kv_cache_config"].kv_cache_groups
-    needs = [is_of_attention(group.kv_cache_spec) for group in groups]
-    last = max((i for i, is_needed in enumerate(needs) if is_needed), default=-1)
-    if last < 0:
-        return None
-    return call.replacing(attn_groups=call.arguments["attn_groups"][:last])
+    needing = _needing(call)
+    lists = call.arguments["attn_groups"]
+    return call.replacing(attn_groups=lists[: needing[-1]]) if needing else None
 
 
 PREPARE_INVALID_INPUTS = [
-    InvalidInput("groups are a tuple", TypeError, "attn_groups", changed("attn_groups", tuple)),
-    InvalidInput(
-        "KV cache groups are a tuple",
-        TypeError,
-        "kv_cache_groups",
-        groups_are_a_tuple,
+    *invalid_by_kind(
+        attn_groups=List(),
+        kv_cache_config=Object(reads="kv_cache_groups"),
+        **{"kv_cache_config.kv_cache_groups": List()},
     ),
-    InvalidInput("fewer lists than groups need", ValueError, "attn_groups", _too_few_lists),
-    *(
-        InvalidInput(
-            f"the list of a group is {what}",
+    *showing(
+        r"attn_groups\[\d+",
+        refusals(
             TypeError,
-            "attn_groups",
-            _first_list(lambda _, bad=bad: bad),  # type: ignore[misc]  # which of them
-            also=r"attn_groups\[\d+",
-        )
-        for what, bad in (("None", None), ("one group", _listing([1])))
+            attn_groups={
+                "the list of a group is None": _first_list(lambda _: None),
+                "the list of a group is one group": _first_list(lambda _: _listing([1])),
+            },
+        ),
     ),
-    *(
-        InvalidInput(
-            f"a foreign Mamba group's block size is {size!r}",
-            error,
-            "block_size",
-            _with_spec(foreign_mamba(block_size=size)),
-        )
-        for error, size in ((ValueError, 0), (TypeError, 16.0))
+    *refusals(
+        TypeError,
+        block_size={
+            "a foreign Mamba group's block size is a float": _with_spec(
+                foreign_mamba(block_size=16.0)
+            )
+        },
     ),
-    InvalidInput(
-        "a backend of a group supports nothing",
+    *refusals(
         ValueError,
-        WORD,
-        _first_list(lambda groups: [*groups, _listing([])]),
+        attn_groups={"fewer lists than groups need": _too_few_lists},
+        block_size={
+            "a foreign Mamba group's block size is 0": _with_spec(foreign_mamba(block_size=0))
+        },
+        **{
+            LISTS: {
+                "a backend of a group supports nothing": _first_list(
+                    lambda groups: [*groups, _listing([])]
+                ),
+                "a backend of a group lists a float": _first_list(
+                    lambda groups: [_listing([1.0]), *groups]
+                ),
+            }
+        },
     ),
-    InvalidInput(
-        "a backend of a group lists a float",
-        ValueError,
-        WORD,
-        _first_list(lambda groups: [_listing([1.0]), *groups]),
-    ),
-    InvalidInput(
-        "a group of no kind",
+    *refusals(
         NotImplementedError,
-        "KVCacheSpec",
-        _with_spec(reference.KVCacheSpec(16)),
-    ),
-    InvalidInput(
-        "a uniform group whose first is of no kind",
-        NotImplementedError,
-        "KVCacheSpec",
-        _with_spec(reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})),
-    ),
-    InvalidInput(
-        "there is no configuration",
-        AttributeError,
-        "kv_cache_groups",
-        replaced("kv_cache_config", None),
+        KVCacheSpec={
+            "a group of no kind": _with_spec(reference.KVCacheSpec(16)),
+            "a uniform group whose first is of no kind": _with_spec(
+                reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})
+            ),
+        },
     ),
 ]

@@ -1,29 +1,21 @@
-"""Bad calls of `compute_causal_conv1d_metadata`."""
+"""Invalid inputs of `compute_causal_conv1d_metadata`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput
-from conformance.invalid_inputs.arrays import query_start_loc_faults
+from conformance.contracts import Call
+from conformance.invalid_inputs.arrays import Array, Starts
+from conformance.invalid_inputs.changes import (
+    checked_refusals,
+    hinted,
+    of_hint,
+    refusals,
+    with_element,
+)
+from conformance.invalid_inputs.kinds import invalid_by_kind, invalid_hint
 
 HINT = "query_start_loc_p_cpu"
-
-
-def _hinted(change: Callable[[Any], Any]) -> Change:
-    def breaks(call: Call) -> Call | None:
-        return call.hinting(**{HINT: change(call.hints[HINT])}) if HINT in call.hints else None
-
-    return breaks
-
-
-def _other(starts: Any) -> Any:
-    bad = starts.copy()
-    bad[-1] += 9
-    return bad
 
 
 def _none_for_many(call: Call) -> Call | None:
@@ -38,25 +30,29 @@ def _none_for_many(call: Call) -> Call | None:
 
 
 CONV1D_INVALID_INPUTS = [
-    InvalidInput(
-        "hint: no tokens for more programs than there is room for",
-        ValueError,
-        HINT,
-        _none_for_many,
-        is_value=True,
-        is_hint=True,
+    *invalid_by_kind(query_start_loc_p=Starts()),
+    *invalid_hint(HINT, Array([np.int64], is_optional=True)),
+    *of_hint(
+        refusals(
+            ValueError,
+            **{
+                HINT: {
+                    "hint: too short": hinted(HINT, lambda starts: starts[:-1]),
+                    "hint: too long": hinted(HINT, lambda starts: np.append(starts, starts[-1:])),
+                }
+            },
+        )
     ),
-    *query_start_loc_faults("query_start_loc_p"),
-    *(
-        InvalidInput(f"hint: {name}", error, HINT, _hinted(change), is_value, is_hint=True)
-        for name, error, change, is_value in (
-            ("a list", TypeError, np.ndarray.tolist, False),
-            ("int64", TypeError, lambda a: a.astype(np.int64), False),
-            ("two axes", ValueError, lambda a: a[None].copy(), False),
-            ("too short", ValueError, lambda a: a[:-1], False),
-            ("too long", ValueError, lambda a: np.append(a, a[-1:]), False),
-            ("more tokens", ValueError, _other, True),
-            ("does not start at 0", ValueError, lambda a: a + 1, True),
+    *of_hint(
+        checked_refusals(
+            ValueError,
+            **{
+                HINT: {
+                    "hint: no tokens for more programs than there is room for": _none_for_many,
+                    "hint: more tokens": hinted(HINT, lambda s: with_element(s, -1, s[-1] + 9)),
+                    "hint: does not start at 0": hinted(HINT, lambda starts: starts + 1),
+                }
+            },
         )
     ),
 ]

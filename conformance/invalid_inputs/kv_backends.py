@@ -1,4 +1,4 @@
-"""Bad calls of `_reshape_kv_cache`: of each thing that a backend answers."""
+"""Invalid inputs of `_reshape_kv_cache`: whatever a backend returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import changed, in_turn, refusals, without_key
 from conformance.invalid_inputs.kv_views import (
     Chosen,
     anyone,
@@ -20,94 +21,85 @@ from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import raw_bytes
 
 
-def _backend(chosen: Chosen, **methods: Callable[..., object] | None) -> Change:
-    """Return a fault that gives the backend of one attention layer other methods."""
+def _attention(chosen: Chosen) -> Chosen:
+    return lambda cache, layer: is_attention(cache, layer) and chosen(cache, layer)
 
-    def breaks(call: Call) -> Call | None:
-        layer = choose(call, lambda cache, one: not one.is_mamba and chosen(cache, one))
+
+def _backend(chosen: Chosen, **methods: Callable[..., object] | None) -> Change:
+    """Return the change that gives the backend of one attention layer other methods."""
+
+    def invalidate(call: Call) -> Call | None:
+        layer = choose(call, _attention(chosen))
         if layer is None:
             return None
-        found = call.arguments["attn_backends"]
-        bad = dataclasses.replace(found[layer.name], methods=methods)
-        return call.replacing(attn_backends={**found, layer.name: bad})
+        backends = call.arguments["attn_backends"]
+        bad = dataclasses.replace(backends[layer.name], methods=methods)
+        return call.replacing(attn_backends={**backends, layer.name: bad})
 
-    return breaks
+    return invalidate
 
 
 def _without_backend(call: Call) -> Call | None:
     layer = choose(call, is_attention)
     if layer is None:
         return None
-    found = dict(call.arguments["attn_backends"])
-    del found[layer.name]
-    return call.replacing(attn_backends=found)
+    return changed("attn_backends", lambda backends: without_key(backends, layer.name))(call)
 
 
 def _order(change: Callable[[tuple[int, ...]], object]) -> Change:
-    """Return a fault in the stride order of one attention layer, which may have any length."""
+    """Return the change of the stride order of one attention layer."""
 
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call | None:
         layer = choose(call, is_attention)
         if layer is None:
             return None
         bad = change(call.arguments["attn_backends"][layer.name].order)
-        return _backend(is_attention, get_kv_cache_stride_order=lambda: bad)(call)
+        return _backend(anyone, get_kv_cache_stride_order=lambda: bad)(call)
 
-    return breaks
+    return invalidate
 
 
 def _shape(change: Callable[[list[int]], object], chosen: Chosen = anyone) -> Change:
-    """Return a fault in the shape that the backend of one attention layer gives."""
+    """Return the change of the shape that the backend of one attention layer gives."""
 
-    def breaks(call: Call) -> Call | None:
-        layer = choose(call, lambda cache, one: not one.is_mamba and chosen(cache, one))
+    def invalidate(call: Call) -> Call | None:
+        layer = choose(call, _attention(chosen))
         if layer is None:
             return None
-        backend = call.arguments["attn_backends"][layer.name]
-        made = change([int(length) for length in call.facts.shape(layer)])
-        if made is None:
+        order = call.arguments["attn_backends"][layer.name].order
+        bad = change([int(length) for length in call.facts.shape(layer)])
+        if bad is None:
             return None
-        keeps_order = {"get_kv_cache_stride_order": lambda: backend.order}
-        bad = {"get_kv_cache_shape": lambda *_, **__: made}
-        return _backend(chosen, **keeps_order, **bad)(call)
+        return _backend(
+            chosen, get_kv_cache_stride_order=lambda: order, get_kv_cache_shape=lambda *_, **__: bad
+        )(call)
 
-    return breaks
+    return invalidate
 
 
 def _two_negative(shape: list[int]) -> list[int] | None:
     return [-shape[0], -shape[1], *shape[2:]] if len(shape) > 1 and all(shape) else None
 
 
-def _beside_mamba(cache: Cache, _: Layer) -> bool:
-    return cache.has_mamba
+def _beside_mamba(cache: Cache, layer: Layer) -> bool:
+    return cache.has_mamba and not layer.is_mamba
 
 
-def _growing(number: int) -> Callable[..., object]:
-    """Return a shape of no bytes that grows in so many dimensions."""
-    return lambda num_blocks, *_, **__: (0, *[num_blocks] * number)
+def _grows_in_two(num_blocks: int, *_: object, **__: object) -> tuple[int, ...]:
+    """Return a shape of no bytes that has two dimensions of the blocks."""
+    return (0, num_blocks, num_blocks)
 
 
-def _shape_of_nothing(number: int) -> Change:
-    """Return a fault of hybrid caches without blocks: no one dimension is that of the blocks."""
-
-    def is_beside(cache: Cache, layer: Layer) -> bool:
-        return cache.has_mamba and not layer.is_mamba
-
-    bad: dict[str, Callable[..., object] | None] = {
-        "get_kv_cache_shape": _growing(number),
-        "get_kv_cache_stride_order": None,
-    }
-
-    def breaks(call: Call) -> Call | None:
-        empty = with_raw(lambda *_: raw_bytes(0, 0), is_beside)(call)
-        return empty and _backend(is_beside, **bad)(empty)
-
-    return breaks
+NO_BLOCKS_GROWING_IN_TWO = in_turn(
+    with_raw(lambda *_: raw_bytes(0, 0), _beside_mamba),
+    _backend(_beside_mamba, get_kv_cache_shape=_grows_in_two, get_kv_cache_stride_order=None),
+)
+"""Hybrid caches without blocks, so that no one dimension is that of the blocks."""
 
 
 def _rank_grows(call: Call) -> Call | None:
     """Break a backend of a hybrid cache: one block more is one dimension more."""
-    layer = choose(call, lambda cache, one: cache.has_mamba and not one.is_mamba)
+    layer = choose(call, _beside_mamba)
     if layer is None:
         return None
     cache: Cache = call.facts
@@ -129,67 +121,58 @@ def _deep(*_: object, **__: object) -> object:
 
 
 SHAPE = "(get_kv_cache_shape|attn_backends)"
-
-
 ORDER = "(get_kv_cache_stride_order|attn_backends)"
 
 BACKEND_INVALID_INPUTS = [
-    InvalidInput("a layer has no backend", KeyError, "attn_backends", _without_backend),
-    InvalidInput(
-        "an attribute is missing inside a backend",
+    *refusals(KeyError, attn_backends={"a layer has no backend": _without_backend}),
+    *refusals(
         AttributeError,
-        "deep inside",
-        _backend(anyone, get_kv_cache_stride_order=_deep),
+        **{
+            "deep inside": {
+                "an attribute is missing inside a backend": _backend(
+                    anyone, get_kv_cache_stride_order=_deep
+                )
+            }
+        },
     ),
-    InvalidInput(
-        "an order names a dimension twice",
+    *refusals(
         ValueError,
-        ORDER,
-        _order(lambda p: (*p[:-1], p[0]) if len(p) > 1 else (1,)),
+        **{
+            ORDER: {
+                "an order names a dimension twice": _order(
+                    lambda p: (*p[:-1], p[0]) if len(p) > 1 else (1,)
+                ),
+                "an order is too short": _order(lambda p: p[:-1]),
+                "an order is too long": _order(lambda p: (*p, len(p))),
+                "an order counts from the end": _order(lambda p: tuple(d - len(p) for d in p)),
+                "an order counts from 1": _order(lambda p: tuple(d + 1 for d in p)),
+            },
+            SHAPE: {
+                "a shape too large": _shape(lambda s: [2 * s[0] + 1, *s[1:]], has_blocks),
+                "a shape too small": _shape(lambda s: [*s[:-1], s[-1] - 1] if all(s) else None),
+                "a shape of two negative lengths": _shape(_two_negative),
+                "no dimension of the blocks": _shape(lambda s: s, _beside_mamba),
+                "two dimensions of the blocks": NO_BLOCKS_GROWING_IN_TWO,
+                "a rank that grows": _rank_grows,
+            },
+            f"{SHAPE}|{ORDER}": {"a shape of no axes": _shape(lambda _: [])},
+        },
     ),
-    InvalidInput("an order is too short", ValueError, ORDER, _order(lambda p: p[:-1])),
-    InvalidInput("an order is too long", ValueError, ORDER, _order(lambda p: (*p, len(p)))),
-    InvalidInput(
-        "an order counts from the end",
-        ValueError,
-        ORDER,
-        _order(lambda p: tuple(d - len(p) for d in p)),
-    ),
-    InvalidInput(
-        "an order counts from 1", ValueError, ORDER, _order(lambda p: tuple(d + 1 for d in p))
-    ),
-    InvalidInput(
-        "an order has bools",
+    *refusals(
         TypeError,
-        ORDER,
-        _order(lambda p: tuple(bool(d) if d < 2 else d for d in p)),
+        **{
+            ORDER: {
+                "an order has bools": _order(lambda p: tuple(bool(d) if d < 2 else d for d in p)),
+                "an order has floats": _order(lambda p: tuple(float(d) for d in p)),
+                "an order is None": _order(lambda _: None),
+                "an order is an array": _order(np.array),
+            },
+            SHAPE: {
+                "a length is a float": _shape(lambda s: [float(s[0]), *s[1:]]),
+                "a length is a bool": _shape(lambda s: [True, *s]),
+                "a shape is an int": _shape(lambda _: 7),
+                "a shape is an array": _shape(np.array),
+            },
+        },
     ),
-    InvalidInput(
-        "an order has floats", TypeError, ORDER, _order(lambda p: tuple(float(d) for d in p))
-    ),
-    InvalidInput("an order is None", TypeError, ORDER, _order(lambda _: None)),
-    InvalidInput("an order is an array", TypeError, ORDER, _order(np.array)),
-    InvalidInput(
-        "a shape too large",
-        ValueError,
-        SHAPE,
-        _shape(lambda s: [2 * s[0] + 1, *s[1:]], has_blocks),
-    ),
-    InvalidInput(
-        "a shape too small",
-        ValueError,
-        SHAPE,
-        _shape(lambda s: [*s[:-1], s[-1] - 1] if all(s) else None),
-    ),
-    InvalidInput("a shape of no axes", ValueError, f"{SHAPE}|{ORDER}", _shape(lambda _: [])),
-    InvalidInput("a shape of two negative lengths", ValueError, SHAPE, _shape(_two_negative)),
-    InvalidInput("a length is a float", TypeError, SHAPE, _shape(lambda s: [float(s[0]), *s[1:]])),
-    InvalidInput("a length is a bool", TypeError, SHAPE, _shape(lambda s: [True, *s])),
-    InvalidInput("a shape is an int", TypeError, SHAPE, _shape(lambda _: 7)),
-    InvalidInput("a shape is an array", TypeError, SHAPE, _shape(np.array)),
-    InvalidInput(
-        "no dimension of the blocks", ValueError, SHAPE, _shape(lambda s: s, _beside_mamba)
-    ),
-    InvalidInput("two dimensions of the blocks", ValueError, SHAPE, _shape_of_nothing(2)),
-    InvalidInput("a rank that grows", ValueError, SHAPE, _rank_grows),
 ]

@@ -1,27 +1,25 @@
-"""Bad calls of what finds the index of layers and binds their caches."""
+"""Invalid inputs of what finds the index of layers and binds their caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
-from conformance.invalid_inputs.kv_cache_spec import bad_ints, field_faults
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import (
+    in_turn,
+    refusals,
+    replaced,
+    set_arguments,
+    without_key,
+)
+from conformance.invalid_inputs.kinds import Dict, Int, List, Str, invalid_by_kind
+
+MODULES = Int(is_optional=True)
 
 
-def _name(name: str, modules: int | None = 1) -> Change:
-    return lambda call: call.replacing(layer_name=name, num_attn_module=modules)
-
-
-def by_default(breaks: Change) -> Change:
-    """Return a fault of calls that leave the number of attention modules to its default."""
-
-    def breaks_it(call: Call) -> Call | None:
-        bad = breaks(call)
-        return bad and bad.without("num_attn_module")
-
-    return breaks_it
+def by_default(change: Change) -> Change:
+    """Return the change of calls that leave the number of attention modules to its default."""
+    return in_turn(change, lambda call: call.without("num_attn_module"))
 
 
 NAMES = (
@@ -45,101 +43,77 @@ NAMES = (
     ("layers.0x1.attn", 1),
     ("layers12attn", 2),
 )
+"""Names without an index, by the number of attention modules in a layer."""
 
 EXTRACT_INVALID_INPUTS = [
-    *(
-        InvalidInput(f"{name!r} with {modules}", ValueError, "layer_name", _name(name, modules))
-        for name, modules in NAMES
+    *invalid_by_kind(layer_name=Str(), num_attn_module=MODULES),
+    *refusals(
+        ValueError,
+        layer_name={
+            **{
+                f"{name!r} with {modules}": set_arguments(layer_name=name, num_attn_module=modules)
+                for name, modules in NAMES
+            },
+            "two integers, by default": by_default(set_arguments(layer_name="layers.0.attn.1")),
+        },
     ),
-    *(
-        InvalidInput(f"the name is {name!r}", TypeError, "layer_name", replaced("layer_name", name))
-        for name in (7, None, b"layers.0.attn", ["layers", "0"])
+    *refusals(
+        TypeError, layer_name={"layer_name is a list": replaced("layer_name", ["layers", "0"])}
     ),
-    InvalidInput(
-        "two integers, by default", ValueError, "layer_name", by_default(_name("layers.0.attn.1"))
-    ),
-    *field_faults("num_attn_module", bad_ints(may_be_none=True)),
 ]
 
 
-def _last(argument: str, change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Change:
-    """Return a fault at the last layer that has a cache, so that others come before it."""
+def _last_layer(change: Any, *arguments: str) -> Change:
+    """Return the change of the last layer that has a cache, so that others come before it.
 
-    def breaks(call: Call) -> Call | None:
+    Args:
+        change: Changes a dict by layer, and is given that layer's name.
+        *arguments: The dicts.
+    """
+
+    def invalidate(call: Call) -> Call | None:
         names = list(call.arguments["kv_caches"])
-        if not names:
-            return None
-        return call.replacing(**{argument: change(dict(call.arguments[argument]), names[-1])})
+        bad = {name: change(call.arguments[name], names[-1]) for name in arguments if names}
+        return call.replacing(**bad) if bad else None
 
-    return breaks
-
-
-def _without(entries: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in entries.items() if key != name}
+    return invalidate
 
 
 def _renamed(new: str) -> Change:
-    """Return a fault: the last layer has another name, in the context too."""
+    """Return the change of the last layer's name, in the context too."""
 
-    def breaks(call: Call) -> Call | None:
-        def change(entries: dict[str, Any], name: str) -> dict[str, Any]:
-            return {**_without(entries, name), new: entries[name]}
+    def change(entries: dict[str, Any], name: str) -> dict[str, Any]:
+        return {**without_key(entries, name), new: entries[name]}
 
-        context = _last("forward_context", change)(call)
-        return context and _last("kv_caches", change)(call).replacing(  # type: ignore[union-attr]  # both or none
-            forward_context=context.arguments["forward_context"]
-        )
-
-    return breaks
+    return _last_layer(change, "forward_context", "kv_caches")
 
 
 BIND_INVALID_INPUTS = [
-    InvalidInput("caches are a list", TypeError, "kv_caches", changed("kv_caches", list)),
-    InvalidInput(
-        "layers are a list", TypeError, "forward_context", changed("forward_context", list)
+    *invalid_by_kind(
+        kv_caches=Dict(), forward_context=Dict(), runner_kv_caches=List(), num_attn_module=MODULES
     ),
-    InvalidInput(
-        "layers are None", TypeError, "forward_context", replaced("forward_context", None)
-    ),
-    InvalidInput(
-        "the runner's list is a tuple",
-        TypeError,
-        "runner_kv_caches",
-        replaced("runner_kv_caches", ()),
-    ),
-    InvalidInput(
-        "the runner's list is None",
-        TypeError,
-        "runner_kv_caches",
-        replaced("runner_kv_caches", None),
-    ),
-    InvalidInput(
-        "the runner has caches", ValueError, "runner_kv_caches", replaced("runner_kv_caches", [0])
-    ),
-    InvalidInput(
-        "the last layer is not there",
-        KeyError,
-        "forward_context",
-        _last("forward_context", _without),
-    ),
-    InvalidInput(
-        "the last layer is None",
-        AttributeError,
-        "kv_cache",
-        _last("forward_context", lambda entries, name: {**entries, name: None}),
-    ),
-    InvalidInput(
-        "the last name has no index", ValueError, "layer_name", _renamed("layers.last.attn")
-    ),
-    InvalidInput("the last name has too many", ValueError, "layer_name", _renamed("a.1.b.2.c.3")),
-    InvalidInput(
-        "the last name has '²' for an index", ValueError, "layer_name", _renamed("layers.²")
-    ),
-    InvalidInput(
-        "the last name has two integers, by default",
+    *refusals(
         ValueError,
-        "layer_name",
-        by_default(_renamed("layers.0.attn.1")),
+        runner_kv_caches={"the runner has caches": replaced("runner_kv_caches", [0])},
+        layer_name={
+            "the last name has no index": _renamed("layers.last.attn"),
+            "the last name has too many": _renamed("a.1.b.2.c.3"),
+            "the last name has '²' for an index": _renamed("layers.²"),
+            "the last name has two integers, by default": by_default(_renamed("layers.0.attn.1")),
+        },
     ),
-    *field_faults("num_attn_module", bad_ints(may_be_none=True)),
+    *refusals(
+        KeyError,
+        forward_context={
+            "the last layer is not there": _last_layer(without_key, "forward_context")
+        },
+    ),
+    *refusals(
+        AttributeError,
+        kv_cache={
+            "the last layer is None": _last_layer(
+                lambda layers, name: {**layers, name: None}, "forward_context"
+            )
+        },
+    ),
 ]

@@ -1,106 +1,75 @@
-"""Bad calls of specs: of their classes, and of their methods."""
+"""Invalid inputs of specs: of their classes, and of their methods."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.changes import changed, refusals, replaced, set_arguments
+from conformance.invalid_inputs.kinds import Dict, Dtype, Int, Str, invalid_by_kind
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM
 
 SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
 """Some spec, of no kind that can be uniform."""
 
-Bad = tuple[str, type[Exception], object]
-"""What is wrong with a value, the error that it gets, and the value."""
 
-NO_INTS: tuple[Bad, ...] = (
-    ("a bool", TypeError, True),
-    ("NumPy's bool", TypeError, np.True_),
-    ("a float", TypeError, 2.0),
-    ("a str", TypeError, "2"),
-)
+def of_kinds(
+    kinds: Sequence[str],
+    invalid_inputs: Iterable[InvalidInput],
+    kind_of: Callable[[Call], str] = lambda call: call.function,
+    example: Callable[[str], Call] = lambda kind: Call(kind, vars(EXAMPLES[kind])),
+) -> list[InvalidInput]:
+    """Return invalid inputs that only some kinds of specs have.
 
-
-def bad_ints(least: int = 1, *, may_be_none: bool = False) -> tuple[Bad, ...]:
-    """Return values that are no ints, or less than the least."""
-    bad = (f"{least - 1}", ValueError, least - 1), ("far too small", ValueError, -(2**40))
-    return (*bad, *NO_INTS) if may_be_none else (*bad, *NO_INTS, ("None", TypeError, None))
-
-
-BAD_DTYPES: tuple[Bad, ...] = (
-    ("a str", TypeError, "float16"),
-    ("a type of Python's", TypeError, float),
-    ("a dtype of objects", TypeError, np.dtype(object)),
-    ("a dtype of two fields", TypeError, np.dtype([("a", np.int8), ("b", np.int8)])),
-    ("None", TypeError, None),
-)
-
-NO_STR: tuple[Bad, ...] = (("bytes", TypeError, b"auto"), ("an int", TypeError, 8))
-
-
-def guest(call: Call, kinds: Sequence[str], fault: object) -> str | None:
-    """Return the kind whose example is to be broken in the place of a call; mostly none.
-
-    Of a dozen kinds a run may draw one but rarely, and all its faults with it.
+    Of a dozen kinds a run may draw one but rarely, so now and then an example takes a call's place.
 
     Args:
-        call: The call; its facts are the chance that was drawn.
-        kinds: The kinds that have the fault.
-        fault: What tells it from others.
+        kinds: The kinds.
+        invalid_inputs: What is wrong with calls of those.
+        kind_of: Returns the kind of a call; its facts are the chance that was drawn.
+        example: Returns a call of a kind.
     """
-    chance = zlib.crc32(f"{call.facts} {fault}".encode())
-    return None if chance % 8 else kinds[chance // 8 % len(kinds)]
 
+    def of_kind(invalid: InvalidInput) -> InvalidInput:
+        def change(call: Call) -> Call | None:
+            if kind_of(call) in kinds:
+                return invalid.change(call)
+            chance = zlib.crc32(f"{call.facts} {invalid.name}".encode())
+            kind = kinds[chance // 8 % len(kinds)]
+            is_taken = chance % 8 == 0
+            return invalid.change(replace(example(kind), facts=call.facts)) if is_taken else None
 
-def field_faults(field: str, bad: Sequence[Bad], *, of: Sequence[str] = ()) -> list[InvalidInput]:
-    """Return the faults of one argument, of a call that makes one of some kinds (none: of any)."""
+        return replace(invalid, change=change)
 
-    def breaks(value: object) -> Change:
-        def broken(call: Call) -> Call | None:
-            if of and call.function not in of:
-                kind = guest(call, of, (field, value))
-                call = Call(str(kind), vars(EXAMPLES[kind])) if kind else call
-            return None if of and call.function not in of else call.replacing(**{field: value})
-
-        return broken
-
-    return [
-        InvalidInput(f"{field} is {what}", error, field, breaks(value))
-        for what, error, value in bad
-    ]
+    return [of_kind(invalid) for invalid in invalid_inputs]
 
 
 ATTENTION_INVALID_INPUTS = [
-    *field_faults("block_size", bad_ints()),
-    *field_faults("num_kv_heads", bad_ints(), of=(*ATTENTION,)),
-    *field_faults("head_size", bad_ints(), of=(*ATTENTION,)),
-    *field_faults("dtype", BAD_DTYPES, of=(*ATTENTION,)),
-    *field_faults("sliding_window", bad_ints(may_be_none=True), of=(*FULL, "SlidingWindowSpec")),
+    *invalid_by_kind(block_size=Int()),
+    *of_kinds(ATTENTION, invalid_by_kind(num_kv_heads=Int(), head_size=Int(), dtype=Dtype())),
+    *of_kinds(("SlidingWindowSpec",), invalid_by_kind(sliding_window=Int())),
+    *of_kinds(("ChunkedLocalAttentionSpec",), invalid_by_kind(attention_chunk_size=Int())),
     *(
-        InvalidInput(f"{field} is None where there must be one", TypeError, field, fault.change)
-        for field, kind in (
-            ("sliding_window", "SlidingWindowSpec"),
-            ("attention_chunk_size", "ChunkedLocalAttentionSpec"),
+        replace(invalid, name=f"{invalid.name}, of full attention")
+        for invalid in of_kinds(
+            FULL,
+            invalid_by_kind(
+                sliding_window=Int(is_optional=True), attention_chunk_size=Int(is_optional=True)
+            ),
         )
-        for fault in field_faults(field, [("None", TypeError, None)], of=(kind,))
     ),
-    *field_faults(
-        "attention_chunk_size",
-        bad_ints(may_be_none=True),
-        of=(*FULL, "ChunkedLocalAttentionSpec"),
-    ),
-    *field_faults("cache_dtype_str", NO_STR, of=("MLAAttentionSpec",)),
+    *of_kinds(("MLAAttentionSpec",), invalid_by_kind(cache_dtype_str=Str(is_optional=True))),
 ]
 
 
 def _first(argument: str, *values: object) -> Change:
-    """Return a fault that puts values in the place of the first entry of a sequence."""
+    """Return the change that puts values in the place of the first entry of a sequence."""
     return changed(argument, lambda entries: (*values, *entries[1:]))
 
 
@@ -111,54 +80,60 @@ def _too_small_page(call: Call) -> Call | None:
 
 
 MAMBA_INVALID_INPUTS = [
-    *field_faults("block_size", bad_ints()),
-    *field_faults("page_size_padded", bad_ints(may_be_none=True)),
-    InvalidInput(
-        "page_size_padded is a byte too small", ValueError, "page_size_padded", _too_small_page
+    *invalid_by_kind(
+        block_size=Int(),
+        page_size_padded=Int(is_optional=True),
+        num_speculative_blocks=Int(0),
+        mamba_type=Str(),
+        **{"dtypes[0]": Dtype()},
     ),
-    *field_faults("num_speculative_blocks", bad_ints(0)),
-    *field_faults("mamba_type", (*NO_STR, ("None", TypeError, None))),
-    *field_faults("shapes", (("an int", TypeError, 4), ("None", TypeError, None))),
-    InvalidInput("a shape is an int", TypeError, "shapes", _first("shapes", 4)),
-    InvalidInput("a shape is an array", TypeError, "shapes", _first("shapes", np.array([2, 3]))),
-    InvalidInput("a length is 0", ValueError, "shapes", _first("shapes", (2, 0))),
-    InvalidInput("a length is negative", ValueError, "shapes", _first("shapes", (-1, -1))),
-    InvalidInput("a length is a bool", TypeError, "shapes", _first("shapes", (True,))),
-    InvalidInput("a length is a float", TypeError, "shapes", _first("shapes", (2.0,))),
-    InvalidInput("a shape too many", ValueError, "shapes", _first("shapes", (1,), (1,))),
-    InvalidInput("a dtype too many", ValueError, "dtypes", _first("dtypes", np.int8, np.int8)),
-    InvalidInput(
-        "no states",
+    *refusals(
+        TypeError,
+        shapes={
+            "shapes is an int": replaced("shapes", 4),
+            "shapes is None": replaced("shapes", None),
+            "a shape is an int": _first("shapes", 4),
+            "a shape is an array": _first("shapes", np.array([2, 3])),
+            "a length is a bool": _first("shapes", (True,)),
+            "a length is a float": _first("shapes", (2.0,)),
+        },
+        dtypes={
+            "dtypes is a dtype": replaced("dtypes", np.dtype(np.int8)),
+            "dtypes is None": replaced("dtypes", None),
+        },
+    ),
+    *refusals(
         ValueError,
-        "shapes",
-        lambda call: call.replacing(shapes=(), dtypes=(), page_size_padded=1),
-    ),
-    *field_faults("dtypes", (("a dtype", TypeError, np.dtype(np.int8)), ("None", TypeError, None))),
-    *(
-        InvalidInput(f"a dtype is {what}", e, "dtypes", _first("dtypes", bad))
-        for what, e, bad in BAD_DTYPES
+        page_size_padded={"page_size_padded is a byte too small": _too_small_page},
+        shapes={
+            "a length is 0": _first("shapes", (2, 0)),
+            "a length is negative": _first("shapes", (-1, -1)),
+            "a shape too many": _first("shapes", (1,), (1,)),
+            "no states": set_arguments(shapes=(), dtypes=(), page_size_padded=1),
+        },
+        dtypes={"a dtype too many": _first("dtypes", np.int8, np.int8)},
     ),
 ]
 
 
-def specs_dict_faults(argument: str) -> list[InvalidInput]:
-    """Return the faults of an argument that is a dict of specs by layer name."""
+def invalid_specs(argument: str) -> list[InvalidInput]:
+    """Return the invalid inputs of an argument that is a dict of specs by layer name."""
 
     def with_entry(name: object, spec: object) -> Change:
         return changed(argument, lambda specs: {**specs, name: spec})
 
     return [
-        InvalidInput(f"{argument} is a list", TypeError, argument, changed(argument, list)),
-        InvalidInput(f"{argument} is None", TypeError, argument, replaced(argument, None)),
-        InvalidInput(f"{argument} is empty", ValueError, argument, replaced(argument, {})),
-        InvalidInput("a name is an int", TypeError, argument, with_entry(7, SPEC)),
-        InvalidInput("a spec is None", TypeError, argument, with_entry("layers.7.attn", None)),
-        InvalidInput("a spec is a dict", TypeError, argument, with_entry("layers.7.attn", {})),
-        InvalidInput(
-            "a spec is a class",
+        *invalid_by_kind(**{argument: Dict(key=Str())}),
+        *refusals(ValueError, **{argument: {f"{argument} is empty": replaced(argument, {})}}),
+        *refusals(
             TypeError,
-            argument,
-            with_entry("layers.7.attn", reference.FullAttentionSpec),
+            **{
+                argument: {
+                    "a spec is None": with_entry("layers.7.attn", None),
+                    "a spec is a dict": with_entry("layers.7.attn", {}),
+                    "a spec is a class": with_entry("layers.7.attn", reference.FullAttentionSpec),
+                }
+            },
         ),
     ]
 
@@ -170,41 +145,37 @@ def _unlike_block_size(call: Call) -> Call:
 
 
 UNIFORM_INVALID_INPUTS = [
-    *field_faults("block_size", bad_ints()),
-    *specs_dict_faults("kv_cache_specs"),
-    InvalidInput("a spec of another block size", ValueError, "kv_cache_specs", _unlike_block_size),
+    *invalid_by_kind(block_size=Int()),
+    *invalid_specs("kv_cache_specs"),
+    *refusals(ValueError, kv_cache_specs={"a spec of another block size": _unlike_block_size}),
 ]
 
-COPY_INVALID_INPUTS = field_faults("block_size", bad_ints())
+COPY_INVALID_INPUTS = invalid_by_kind(block_size=Int())
 
 
-def abstract_faults(method: str, *specs: Any, **arguments: Any) -> list[InvalidInput]:
-    """Return the faults of asking specs for what their kinds do not say."""
+def abstract_specs(method: str, *specs: Any, **arguments: Any) -> list[InvalidInput]:
+    """Return the invalid inputs of a method that the classes of some specs do not define."""
 
-    def breaks(spec: Any) -> Change:
-        name = f"{type(spec).__name__}.{method}"
-        return lambda _: Call(name, {"self": spec, **arguments})
+    def calling(spec: Any) -> Change:
+        return lambda _: Call(f"{type(spec).__name__}.{method}", {"self": spec, **arguments})
 
-    return [
-        InvalidInput(
-            f"{type(spec).__name__} does not say it",
-            NotImplementedError,
-            type(spec).__name__,
-            breaks(spec),
-        )
-        for spec in specs
-    ]
+    names = {type(spec).__name__: spec for spec in specs}
+    return refusals(
+        NotImplementedError,
+        **{name: {f"{name} does not say it": calling(spec)} for name, spec in names.items()},
+    )
 
+
+INNER = reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})
 
 PAGE_SIZE_INVALID_INPUTS = [
-    *abstract_faults("page_size_bytes", reference.KVCacheSpec(16)),
-    InvalidInput(
-        "an inner spec does not say it",
+    *abstract_specs("page_size_bytes", reference.KVCacheSpec(16)),
+    *refusals(
         NotImplementedError,
-        "KVCacheSpec",
-        lambda _: Call(
-            f"{UNIFORM}.page_size_bytes",
-            {"self": reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})},
-        ),
+        KVCacheSpec={
+            "an inner spec does not say it": lambda _: Call(
+                f"{UNIFORM}.page_size_bytes", {"self": INNER}
+            )
+        },
     ),
 ]

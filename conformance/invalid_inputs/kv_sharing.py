@@ -1,15 +1,15 @@
-"""Bad calls of the functions that give sharing layers the caches of others."""
+"""Invalid inputs of the functions that give sharing layers the caches of others."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import changed, refusals, replaced, without_key
+from conformance.invalid_inputs.kinds import Dict, invalid_by_kind
 
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
+SHARED, GROUPS = "shared_kv_cache_layers", "kv_cache_groups"
 
-SHARED = "shared_kv_cache_layers"
-GROUPS = "kv_cache_groups"
+LAYER = "layers.801.attn"
+"""A layer with a wrong target."""
 
 
 def _targets(call: Call) -> list[str]:
@@ -18,37 +18,37 @@ def _targets(call: Call) -> list[str]:
     return [name for name in names if name not in call.arguments[SHARED]]
 
 
-def _pair(layer: str, target: object) -> Change:
-    """Return a fault: one more pair, behind the others."""
-    return lambda call: call.replacing(**{SHARED: {**call.arguments[SHARED], layer: target}})
+def _more(call: Call, pairs: dict[str, str]) -> Call:
+    """Return the call with more pairs of a layer and its target, behind the others."""
+    return call.replacing(**{SHARED: {**call.arguments[SHARED], **pairs}})
 
 
-def _chain(*, is_first: bool) -> Change:
-    """Return a fault: a layer shares from one that itself shares."""
+def _pair(layer: object, target: object) -> Change:
+    return changed(SHARED, lambda pairs: {**pairs, layer: target})
 
-    def breaks(call: Call) -> Call:
-        target = _targets(call)[0]
-        pairs: dict[str, Any] = {"layers.801.attn": "layers.802.attn", "layers.802.attn": target}
-        if not is_first:
-            pairs = dict(reversed(pairs.items()))
-        return call.replacing(**{SHARED: {**call.arguments[SHARED], **pairs}})
 
-    return breaks
+def _chain_end_last(call: Call) -> Call:
+    """Let a layer share from one that itself shares."""
+    chain = {LAYER: "layers.802.attn", "layers.802.attn": _targets(call)[0]}
+    return _more(call, chain)
+
+
+def _chain_end_first(call: Call) -> Call:
+    chain = {"layers.802.attn": _targets(call)[0], LAYER: "layers.802.attn"}
+    return _more(call, chain)
 
 
 def _chain_in_its_group(call: Call) -> Call | None:
     """Share from a sharing layer that is in a group already, and has a cache."""
     in_groups = {name for group in call.arguments[GROUPS] for name in group.layer_names}
     sharing = [name for name in call.arguments[SHARED] if name in in_groups]
-    if not sharing:
-        return None
-    return _pair("layers.801.attn", sharing[0])(call)
+    return _more(call, {LAYER: sharing[0]}) if sharing else None
 
 
 def _itself(call: Call) -> Call | None:
     """Let a layer that nobody shares from share from itself."""
     free = [name for name in _targets(call) if name not in call.arguments[SHARED].values()]
-    return _pair(free[0], free[0])(call) if free else None
+    return _more(call, {free[0]: free[0]}) if free else None
 
 
 def _in_another_group(call: Call) -> Call | None:
@@ -58,71 +58,62 @@ def _in_another_group(call: Call) -> Call | None:
         return None
     first, last = groups[0].layer_names[0], groups[-1].layer_names[-1]
     shared = call.arguments[SHARED]
-    if {first, last} & {*shared, *shared.values()}:
-        return None
-    return call.replacing(**{SHARED: {**shared, last: first}})
+    is_free = not {first, last} & {*shared, *shared.values()}
+    return _more(call, {last: first}) if is_free else None
 
 
 def _gone_from_caches(call: Call) -> Call | None:
-    pairs = call.arguments[SHARED]
-    if not pairs:
+    if not call.arguments[SHARED]:
         return None
-    target = list(pairs.values())[-1]
-    caches = {k: v for k, v in call.arguments["kv_caches"].items() if k != target}
-    return call.replacing(kv_caches=caches)
-
-
-def _tuple_of_names(call: Call) -> Call:
-    groups = call.arguments[GROUPS]
-    bad = dataclasses.replace(groups[-1], layer_names=tuple(groups[-1].layer_names))
-    return call.replacing(**{GROUPS: [*groups[:-1], bad]})
+    *_, target = call.arguments[SHARED].values()
+    return changed("kv_caches", lambda caches: without_key(caches, target))(call)
 
 
 SHARING_INVALID_INPUTS = [
-    InvalidInput(
-        "a target is in no group",
+    *invalid_by_kind(shared_kv_cache_layers=Dict()),
+    *refusals(
         KeyError,
-        f"({SHARED}|{GROUPS})",
-        _pair("layers.801.attn", "layers.88.attn"),
+        shared_kv_cache_layers={
+            "a chain, its end last": _chain_end_last,
+            "a chain, its end first": _chain_end_first,
+            "a chain to a layer of a group": _chain_in_its_group,
+        },
+        **{f"({SHARED}|{GROUPS})": {"a target is in no group": _pair(LAYER, "layers.88.attn")}},
     ),
-    InvalidInput("a chain, its end last", KeyError, SHARED, _chain(is_first=True)),
-    InvalidInput("a chain, its end first", KeyError, SHARED, _chain(is_first=False)),
-    InvalidInput("a chain to a layer of a group", KeyError, SHARED, _chain_in_its_group),
-    InvalidInput("a layer is its own target", ValueError, SHARED, _itself),
-    InvalidInput("a layer stands in another group", ValueError, SHARED, _in_another_group),
-    InvalidInput(
-        "pairs are a list", TypeError, SHARED, changed(SHARED, lambda pairs: [*pairs.items()])
+    *refusals(
+        ValueError,
+        shared_kv_cache_layers={
+            "a layer is its own target": _itself,
+            "a layer stands in another group": _in_another_group,
+        },
     ),
-    InvalidInput("pairs are None", TypeError, SHARED, replaced(SHARED, None)),
-    InvalidInput("a target is None", TypeError, SHARED, _pair("layers.801.attn", None)),
-    InvalidInput("a target is an int", TypeError, SHARED, _pair("layers.801.attn", 0)),
-    InvalidInput(
-        "a layer is an int",
+    *refusals(
         TypeError,
-        SHARED,
-        lambda call: call.replacing(**{SHARED: {**call.arguments[SHARED], 801: _targets(call)[0]}}),
+        kv_cache_groups={"kv_cache_groups is a tuple": changed(GROUPS, tuple)},
+        layer_names={"layer_names is a tuple": changed(f"{GROUPS}[-1].layer_names", tuple)},
+        shared_kv_cache_layers={
+            "a target is None": _pair(LAYER, None),
+            "a target is an int": _pair(LAYER, 0),
+            "a layer is an int": lambda call: _pair(801, _targets(call)[0])(call),
+        },
     ),
-    InvalidInput("groups are a tuple", TypeError, GROUPS, changed(GROUPS, tuple)),
-    InvalidInput("layers of a group are a tuple", TypeError, "layer_names", _tuple_of_names),
 ]
 
 INITIALIZE_INVALID_INPUTS = [
     *SHARING_INVALID_INPUTS,
-    InvalidInput("caches are a list", TypeError, "kv_caches", changed("kv_caches", list)),
-    InvalidInput("the last target has no cache", KeyError, "kv_caches", _gone_from_caches),
+    *invalid_by_kind(kv_caches=Dict()),
+    *refusals(KeyError, kv_caches={"the last target has no cache": _gone_from_caches}),
 ]
 
+KNOWN = "runner_only_attn_layers"
 NO_SETS: tuple[object, ...] = ([], {}, "layers.0.attn", False, frozenset())
 
 ADD_INVALID_INPUTS = [
     *SHARING_INVALID_INPUTS,
-    *(
-        InvalidInput(
-            f"known layers are {value!r}",
-            TypeError,
-            "runner_only_attn_layers",
-            replaced("runner_only_attn_layers", value),
-        )
-        for value in NO_SETS
+    *refusals(
+        TypeError,
+        runner_only_attn_layers={
+            f"{KNOWN} is {value!r}": replaced(KNOWN, value) for value in NO_SETS
+        },
     ),
 ]

@@ -1,4 +1,4 @@
-"""Bad calls of `_reshape_kv_cache`."""
+"""Invalid inputs of `_reshape_kv_cache`, whatever its backends return."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
+from conformance.contracts import Call, Change
+from conformance.invalid_inputs.changes import changed, refusals, replaced, without_key
+from conformance.invalid_inputs.kinds import Dict, Int, List, Object, invalid_by_kind
 from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, raw_bytes
@@ -42,9 +43,9 @@ def choose(call: Call, chosen: Chosen) -> Layer | None:
 
 
 def with_raw(change: Callable[[Array, Layer], object], chosen: Chosen = anyone) -> Change:
-    """Return a fault of the raw tensor of one layer, and of those that share it."""
+    """Return the change of the raw tensor of one layer, and of those that share it."""
 
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call | None:
         layer = choose(call, chosen)
         if layer is None:
             return None
@@ -56,7 +57,7 @@ def with_raw(change: Callable[[Array, Layer], object], chosen: Chosen = anyone) 
         found = {name: bad if tensor is raw else tensor for name, tensor in tensors.items()}
         return call.replacing(kv_cache_raw_tensors=found)
 
-    return breaks
+    return invalidate
 
 
 def _itemsize(layer: Layer) -> int:
@@ -87,45 +88,25 @@ def _without_tensor(call: Call) -> Call | None:
     layer = choose(call, anyone)
     if layer is None:
         return None
-    tensors = dict(call.arguments["kv_cache_raw_tensors"])
-    del tensors[layer.name]
-    return call.replacing(kv_cache_raw_tensors=tensors)
+    return changed("kv_cache_raw_tensors", lambda raw: without_key(raw, layer.name))(call)
 
 
-def _kernel_sizes(change: Callable[[list[int]], object]) -> Change:
-    def breaks(call: Call) -> Call | None:
-        sizes = call.arguments.get("kernel_block_sizes")
-        bad = change(sizes) if sizes else None
-        return None if bad is None else call.replacing(kernel_block_sizes=bad)
+def _kernel_size(value: Callable[[int], int]) -> Change:
+    """Return the change of the kernel block size of a group that has an attention layer."""
 
-    return breaks
-
-
-def _no_divisor(value: Callable[[int], int]) -> Change:
-    """Return a fault in the kernel block size of a group that has an attention layer."""
-
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call | None:
         layer = choose(call, is_attention)
-        sizes = call.arguments.get("kernel_block_sizes")
-        if layer is None or not sizes:
+        if layer is None or not call.arguments.get("kernel_block_sizes"):
             return None
-        bad = [*sizes]
-        bad[layer.group] = value(layer.spec.block_size)
-        return call.replacing(kernel_block_sizes=bad)
+        size = value(layer.spec.block_size)
+        return replaced(f"kernel_block_sizes[{layer.group}]", size)(call)
 
-    return breaks
+    return invalidate
 
 
 def with_groups(call: Call, groups: list[Any]) -> Call:
     """Return a call with other groups in its configuration."""
     config = call.arguments["kv_cache_config"]
-    return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
-
-
-def groups_are_a_tuple(call: Call) -> Call:
-    """Return a call with a tuple of groups."""
-    config = call.arguments["kv_cache_config"]
-    groups = tuple(config.kv_cache_groups)
     return call.replacing(kv_cache_config=dataclasses.replace(config, kv_cache_groups=groups))
 
 
@@ -135,7 +116,7 @@ def cached_groups(call: Call) -> list[Any]:
 
 
 def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Change:
-    """Return a fault that gives the group of one layer, of one spec for all, another spec."""
+    """Return the change that gives the group of one layer, of one spec for all, another spec."""
 
     def is_of_plain_group(cache: Cache, layer: Layer) -> bool:
         return chosen(cache, layer) and any(
@@ -143,7 +124,7 @@ def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Change:
             for group in cache.config.kv_cache_groups
         )
 
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call | None:
         layer = choose(call, is_of_plain_group)
         if layer is None:
             return None
@@ -160,7 +141,7 @@ def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Change:
             ],
         )
 
-    return breaks
+    return invalidate
 
 
 def _shares_with_another_group(cache: Cache, layer: Layer) -> bool:
@@ -206,7 +187,7 @@ def _of_one_layer(spec: Any) -> Change:
     group = reference.KVCacheGroupSpec(["layers.0.mixer"], spec)
     config = reference.KVCacheConfig(2, [], [group])
 
-    def breaks(call: Call) -> Call:
+    def invalidate(call: Call) -> Call:
         return call.replacing(
             kv_cache_config=config,
             kv_cache_raw_tensors={"layers.0.mixer": raw_bytes(2 * spec.page_size_bytes, 0)},
@@ -214,7 +195,7 @@ def _of_one_layer(spec: Any) -> Change:
             kernel_block_sizes=None,
         )
 
-    return breaks
+    return invalidate
 
 
 def foreign_mamba(**members: object) -> Any:
@@ -231,16 +212,16 @@ def _foreign_states(page_size_bytes: int, *dtypes: object) -> Any:
 
 
 def named_twice(change: Callable[[list[Any]], list[Any]]) -> Change:
-    """Return a fault in the groups of a configuration, of which there must be some."""
+    """Return the change of the groups of a configuration, of which there must be some."""
 
-    def breaks(call: Call) -> Call | None:
+    def invalidate(call: Call) -> Call | None:
         layers = {layer.name for layer in call.facts.layers}
         groups = sorted(
             cached_groups(call), key=lambda group: not layers.intersection(group.layer_names)
         )
         return with_groups(call, change(groups)) if layers else None
 
-    return breaks
+    return invalidate
 
 
 def in_one_group(groups: list[Any]) -> list[Any]:
@@ -294,105 +275,83 @@ def _base_spec(spec: Any) -> Any:
 RAW = "(kv_cache_raw_tensors|raw tensor)"
 SIZES = "kernel_block_sizes"
 PAGE = "(page_size_bytes|pages|attn_backends)"
+STATES = "(dtypes|state|states)"
+
+TWICE_IN_GROUPS = {
+    "a layer twice in a group": named_twice(in_one_group),
+    "a layer in two groups": named_twice(in_two_groups),
+}
 
 RESHAPE_INVALID_INPUTS = [
-    InvalidInput("tensors are a list", TypeError, RAW, changed("kv_cache_raw_tensors", list)),
-    InvalidInput("backends are a list", TypeError, "attn_backends", changed("attn_backends", list)),
-    InvalidInput("backends are None", TypeError, "attn_backends", replaced("attn_backends", None)),
-    InvalidInput("a layer has no tensor", KeyError, f"{RAW}|kv_cache_specs", _without_tensor),
-    InvalidInput("a tensor is a list", TypeError, RAW, with_raw(lambda raw, _: raw.tolist())),
-    InvalidInput(
-        "a tensor is uint8", TypeError, RAW, with_raw(lambda raw, _: raw.astype(np.uint8))
+    *invalid_by_kind(
+        kv_cache_config=Object(reads="kv_cache_groups"),
+        kernel_block_sizes=List(Int(), is_optional=True),
+        attn_backends=Dict(),
+        kv_cache_raw_tensors=Dict(names=RAW),
+        **{"kv_cache_config.kv_cache_groups": List()},
     ),
-    InvalidInput(
-        "a tensor has two axes", ValueError, RAW, with_raw(lambda raw, _: raw[None].copy())
+    *refusals(
+        KeyError,
+        **{
+            f"{RAW}|kv_cache_specs": {"a layer has no tensor": _without_tensor},
+            "kv_cache_specs": {"a layer without a spec": _uniform_without},
+        },
     ),
-    InvalidInput("a tensor is not contiguous", ValueError, RAW, with_raw(_spread)),
-    InvalidInput("a tensor is not aligned", ValueError, RAW, with_raw(_misaligned, is_attention)),
-    InvalidInput(
-        "a tensor of states is not aligned", ValueError, RAW, with_raw(_misaligned, _is_mamba)
-    ),
-    InvalidInput("a byte too many", ValueError, RAW, with_raw(_longer_by(lambda _: 1))),
-    InvalidInput("a byte too few", ValueError, RAW, with_raw(_longer_by(lambda _: -1), has_blocks)),
-    InvalidInput(
-        "half a page too many",
-        ValueError,
-        RAW,
-        with_raw(_longer_by(lambda layer: int(layer.spec.page_size_bytes) // 2)),
-    ),
-    InvalidInput(
-        "unlike pages over one tensor",
-        ValueError,
-        PAGE,
-        _another_spec(_half_a_page, _shares_with_another_group),
-    ),
-    InvalidInput(
-        "unlike pages of states over one tensor",
-        ValueError,
-        PAGE,
-        _another_spec(_two_pages, _shares_with_attention),
-    ),
-    InvalidInput("kernel sizes are a tuple", TypeError, SIZES, _kernel_sizes(tuple)),
-    InvalidInput(
-        "a kernel size too few", ValueError, SIZES, _kernel_sizes(lambda sizes: sizes[:-1])
-    ),
-    InvalidInput(
-        "a kernel size too many", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes, 1])
-    ),
-    InvalidInput(
-        "a kernel size is 0", ValueError, SIZES, _kernel_sizes(lambda sizes: [*sizes[:-1], 0])
-    ),
-    InvalidInput(
-        "a kernel size is a bool", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], True])
-    ),
-    InvalidInput(
-        "a kernel size is a float", TypeError, SIZES, _kernel_sizes(lambda s: [*s[:-1], 1.0])
-    ),
-    InvalidInput(
-        "a kernel size is too large", ValueError, SIZES, _no_divisor(lambda size: 2 * size)
-    ),
-    InvalidInput(
-        "a kernel size does not divide", ValueError, SIZES, _no_divisor(lambda size: size + 1)
-    ),
-    InvalidInput(
-        "a spec of no kind", NotImplementedError, "_OddSpec", _another_spec(_odd_spec, anyone)
-    ),
-    InvalidInput(
-        "a spec of the base", NotImplementedError, "KVCacheSpec", _another_spec(_base_spec, anyone)
-    ),
-    InvalidInput(
-        "a state begins at an odd byte",
-        ValueError,
-        "(dtypes|state|states)",
-        _another_spec(_odd_offset, _is_mamba),
-    ),
-    InvalidInput(
-        "a page ends inside an element",
-        ValueError,
-        "(dtypes|state|states)",
-        _of_one_layer(reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)),
-    ),
-    InvalidInput(
-        "a foreign spec's dtype is a text",
+    *refusals(
         TypeError,
-        "(dtypes|state)",
-        _of_one_layer(_foreign_states(8, "float32")),
+        **{
+            RAW: {
+                "a tensor is a list": with_raw(lambda raw, _: raw.tolist()),
+                "a tensor is uint8": with_raw(lambda raw, _: raw.astype(np.uint8)),
+            },
+            "(dtypes|state)": {
+                "a foreign spec's dtype is a text": _of_one_layer(_foreign_states(8, "float32"))
+            },
+        },
     ),
-    InvalidInput(
-        "pages of no bytes", ValueError, "page_size_bytes", _of_one_layer(_foreign_states(0))
+    *refusals(
+        ValueError,
+        **{
+            RAW: {
+                "a tensor has two axes": with_raw(lambda raw, _: raw[None].copy()),
+                "a tensor is not contiguous": with_raw(_spread),
+                "a tensor is not aligned": with_raw(_misaligned, is_attention),
+                "a tensor of states is not aligned": with_raw(_misaligned, _is_mamba),
+                "a byte too many": with_raw(_longer_by(lambda _: 1)),
+                "a byte too few": with_raw(_longer_by(lambda _: -1), has_blocks),
+                "half a page too many": with_raw(
+                    _longer_by(lambda layer: int(layer.spec.page_size_bytes) // 2)
+                ),
+            },
+            PAGE: {
+                "unlike pages over one tensor": _another_spec(
+                    _half_a_page, _shares_with_another_group
+                ),
+                "unlike pages of states over one tensor": _another_spec(
+                    _two_pages, _shares_with_attention
+                ),
+            },
+            SIZES: {
+                "a kernel size too few": changed(
+                    SIZES, lambda sizes: sizes[:-1] if sizes else None
+                ),
+                "a kernel size too many": changed(SIZES, lambda s: [*s, 1] if s else None),
+                "a kernel size is too large": _kernel_size(lambda size: 2 * size),
+                "a kernel size does not divide": _kernel_size(lambda size: size + 1),
+            },
+            STATES: {
+                "a state begins at an odd byte": _another_spec(_odd_offset, _is_mamba),
+                "a page ends inside an element": _of_one_layer(
+                    reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)
+                ),
+            },
+            "page_size_bytes": {"pages of no bytes": _of_one_layer(_foreign_states(0))},
+            "kv_cache_groups": TWICE_IN_GROUPS,
+        },
     ),
-    InvalidInput("groups are a tuple", TypeError, "kv_cache_groups", groups_are_a_tuple),
-    InvalidInput(
-        "a layer twice in a group", ValueError, "kv_cache_groups", named_twice(in_one_group)
-    ),
-    InvalidInput(
-        "a layer in two groups", ValueError, "kv_cache_groups", named_twice(in_two_groups)
-    ),
-    InvalidInput("a layer without a spec", KeyError, "kv_cache_specs", _uniform_without),
-    InvalidInput(
-        "there is no configuration",
-        AttributeError,
-        "kv_cache_groups",
-        replaced("kv_cache_config", None),
+    *refusals(
+        NotImplementedError,
+        _OddSpec={"a spec of no kind": _another_spec(_odd_spec, anyone)},
+        KVCacheSpec={"a spec of the base": _another_spec(_base_spec, anyone)},
     ),
 ]

@@ -1,25 +1,15 @@
-"""Bad calls of `make_local_attention_virtual_batches`."""
+"""Invalid inputs of `make_local_attention_virtual_batches`."""
 
 from __future__ import annotations
 
-from conformance.contracts import InvalidInput
-from conformance.invalid_inputs.arrays import int_faults
-from conformance.invalid_inputs.metadata import metadata_faults
+from conformance.invalid_inputs.changes import refusals
+from conformance.invalid_inputs.kinds import invalid_by_kind, size
+from conformance.invalid_inputs.metadata import invalid_metadata
 
 LOCAL_ATTENTION_INVALID_INPUTS = [
-    *int_faults("attn_chunk_size"),
-    *int_faults("block_size"),
-    InvalidInput(
-        "the block size does not divide the chunk",
-        ValueError,
-        "block_size",
-        lambda call: call.replacing(block_size=call.arguments["attn_chunk_size"] + 1),
+    *invalid_by_kind(attn_chunk_size=size(), block_size=size(divides="attn_chunk_size")),
+    *refusals(
+        ValueError, block_size={"there is no block size": lambda call: call.without("block_size")}
     ),
-    InvalidInput(
-        "there is no block size",
-        ValueError,
-        "block_size",
-        lambda call: call.without("block_size"),
-    ),
-    *metadata_faults(has_block_size=True),
+    *invalid_metadata(has_block_size=True),
 ]

@@ -1,209 +1,170 @@
-"""Bad metadata, as every function that takes one must refuse it."""
+"""Invalid metadata, as every function that takes one must refuse it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.arrays import Array
+from conformance.invalid_inputs.changes import in_turn, refusals, with_element
+from conformance.invalid_inputs.kinds import Bool, Int, invalid_by_kind
 from conformance.strategies.batches import Batch
 
+Fields: TypeAlias = "Callable[[Any, Batch], dict[str, Any] | None]"
+"""Returns fields that make a metadata of a batch invalid; None where there is nothing to break."""
 
-def _fields(argument: str, change: Callable[[Any, Batch], dict[str, Any] | None]) -> Change:
-    """Return a fault that replaces fields of the metadata."""
 
-    def breaks(call: Call) -> Call | None:
+def _in(argument: str, fields: Fields) -> Change:
+    """Return the change that replaces fields of a metadata."""
+
+    def invalidate(call: Call) -> Call | None:
         metadata = call.arguments[argument]
-        fields = change(metadata, call.facts)
-        if fields is None:
+        bad = fields(metadata, call.facts)
+        if bad is None:
             return None
-        return call.replacing(**{argument: dataclasses.replace(metadata, **fields)})
+        return call.replacing(**{argument: dataclasses.replace(metadata, **bad)})
 
-    return breaks
-
-
-def _both(name: str, array: Any) -> dict[str, Any]:
-    """Return a field and its CPU twin."""
-    return {name: array, f"{name}_cpu": array}
+    return invalidate
 
 
-def _with(array: Any, index: int, value: int) -> Any:
-    changed = array.copy()
-    changed[index] = value
-    return changed
+def _one(name: str, change: Callable[[Any, Batch], Any]) -> Fields:
+    """Return the change of one field, by its value and the batch."""
+
+    def fields(metadata: Any, batch: Batch) -> dict[str, Any] | None:
+        bad = change(getattr(metadata, name), batch)
+        return None if bad is None else {name: bad}
+
+    return fields
 
 
-def _busy(batch: Batch) -> int | None:
-    """Return the first request with query tokens."""
+def _both(name: str, change: Callable[[Any, Batch], Any]) -> Fields:
+    """Return the same change of a field and of its copy on the CPU."""
+
+    def fields(metadata: Any, batch: Batch) -> dict[str, Any] | None:
+        bad = change(getattr(metadata, name), batch)
+        return None if bad is None else {name: bad, f"{name}_cpu": bad}
+
+    return fields
+
+
+def _first_with_tokens(batch: Batch) -> int | None:
     return next((i for i, q in enumerate(batch.query_lens) if q), None)
 
 
 def _seq_len_too_small(metadata: Any, batch: Batch) -> dict[str, Any] | None:
-    i = _busy(batch)
+    i = _first_with_tokens(batch)
     if i is None:
         return None
     needed = int(metadata.num_computed_tokens_cpu[i]) + batch.query_lens[i]
-    return _both("seq_lens", _with(metadata.seq_lens, i, needed - 1))
+    return _both("seq_lens", lambda lens, _: with_element(lens, i, needed - 1))(metadata, batch)
 
 
-def _computed_negative(metadata: Any, batch: Batch) -> dict[str, Any] | None:
-    i = _busy(batch)
-    if i is None:
-        return None
-    return {"num_computed_tokens_cpu": _with(metadata.num_computed_tokens_cpu, i, -1)}
+def _computed_negative(computed: Any, batch: Batch) -> Any:
+    i = _first_with_tokens(batch)
+    return None if i is None else with_element(computed, i, -1)
 
 
-def _starts_decrease(metadata: Any, batch: Batch) -> dict[str, Any] | None:
-    i = _busy(batch)
+def _starts_decrease(starts: Any, batch: Batch) -> Any:
+    i = _first_with_tokens(batch)
     if i is None or i == batch.num_reqs - 1:
         return None
-    return _both("query_start_loc", _with(metadata.query_start_loc, i + 2, batch.starts[i]))
+    return with_element(starts, i + 2, batch.starts[i])
 
 
-METADATA_INVALID_INPUTS: list[
-    tuple[str, type[Exception], str, Callable[[Any, Batch], dict[str, Any] | None]]
-]
-METADATA_INVALID_INPUTS = [
-    (
-        "starts do not start at 0",
-        ValueError,
-        "query_start_loc",
-        lambda m, _: _both("query_start_loc", _with(m.query_start_loc, 0, -1)),
-    ),
-    ("starts decrease", ValueError, "query_start_loc", _starts_decrease),
-    (
-        "starts are int64",
-        TypeError,
-        "query_start_loc",
-        lambda m, _: _both("query_start_loc", m.query_start_loc.astype(np.int64)),
-    ),
-    (
-        "starts are one short",
-        ValueError,
-        "query_start_loc",
-        lambda m, _: _both("query_start_loc", m.query_start_loc[:-1]),
-    ),
-    (
-        "starts differ from their copy on the CPU",
-        ValueError,
-        "query_start_loc_cpu",
-        lambda m, b: {"query_start_loc_cpu": m.query_start_loc_cpu * 0} if b.num_tokens else None,
-    ),
-    (
-        "tokens belong to requests beyond num_actual_tokens",
-        ValueError,
-        "num_actual_tokens",
-        lambda _, b: {"num_actual_tokens": b.num_tokens - 1} if b.num_tokens else None,
-    ),
-    (
-        "seq_lens is one short",
-        ValueError,
-        "seq_lens",
-        lambda m, b: _both("seq_lens", m.seq_lens[:-1]) if b.num_reqs else None,
-    ),
-    (
-        "seq_lens are int64",
-        TypeError,
-        "seq_lens",
-        lambda m, _: _both("seq_lens", m.seq_lens.astype(np.int64)),
-    ),
-    (
-        "seq_lens differ from their copy on the CPU",
-        ValueError,
-        "seq_lens_cpu",
-        lambda m, b: {"seq_lens_cpu": m.seq_lens_cpu + 1} if b.num_reqs else None,
-    ),
-    (
-        "a sequence length is negative",
-        ValueError,
-        "seq_lens",
-        lambda m, b: (
-            _both("seq_lens", _with(m.seq_lens, b.num_reqs - 1, -1)) if b.num_reqs else None
-        ),
-    ),
-    (
-        "a sequence is shorter than its query and computed tokens",
-        ValueError,
-        "seq_lens",
-        _seq_len_too_small,
-    ),
-    ("computed tokens are negative", ValueError, "num_computed_tokens_cpu", _computed_negative),
-    (
-        "num_computed_tokens_cpu is one short",
-        ValueError,
-        "num_computed_tokens_cpu",
-        lambda m, b: (
-            {"num_computed_tokens_cpu": m.num_computed_tokens_cpu[:-1]} if b.num_reqs else None
-        ),
-    ),
-    (
-        "max_query_len is too small",
-        ValueError,
-        "max_query_len",
-        lambda _, b: {"max_query_len": max(b.query_lens) - 1} if b.num_tokens else None,
-    ),
-    (
-        "max_seq_len is too small",
-        ValueError,
-        "max_seq_len",
-        lambda _, b: {"max_seq_len": max(b.seq_lens) - 1} if any(b.seq_lens) else None,
-    ),
-    (
-        "max_seq_len is a float",
-        TypeError,
-        "max_seq_len",
-        lambda m, _: {"max_seq_len": float(m.max_seq_len)},
-    ),
-    (
-        "the table has fewer rows than requests",
-        ValueError,
-        "block_table_tensor",
-        lambda m, b: (
-            {"block_table_tensor": m.block_table_tensor[: b.num_reqs - 1]} if b.num_reqs else None
-        ),
-    ),
-    (
-        "the table is int64",
-        TypeError,
-        "block_table_tensor",
-        lambda m, _: {"block_table_tensor": m.block_table_tensor.astype(np.int64)},
-    ),
-    (
-        "there are fewer slots than tokens",
-        ValueError,
-        "slot_mapping",
-        lambda m, b: (
-            {"slot_mapping": m.slot_mapping[: b.num_actual_tokens - 1]}
-            if b.num_actual_tokens
-            else None
-        ),
-    ),
-    (
-        "slots are int32",
-        TypeError,
-        "slot_mapping",
-        lambda m, _: {"slot_mapping": m.slot_mapping.astype(np.int32)},
-    ),
-]
-
-
-def _row_too_short(metadata: Any, batch: Batch) -> dict[str, Any] | None:
+def _row_too_short(table: Any, batch: Batch) -> Any:
     needed = max((batch.layout.num_blocks(s) for s in batch.seq_lens), default=0)
-    if not needed:
-        return None
-    return {"block_table_tensor": metadata.block_table_tensor[:, : needed - 1]}
+    return table[:, : needed - 1] if needed else None
 
 
-def metadata_faults(
-    argument: str = "common_attn_metadata",
-    *,
-    has_block_size: bool = False,
-    is_value: bool = True,
+def _one_short(array: Any, batch: Batch) -> Any:
+    return array[:-1] if batch.num_reqs else None
+
+
+def _int64(array: Any, _: Batch) -> Any:
+    return array.astype(np.int64)
+
+
+def _int32(array: Any, _: Batch) -> Any:
+    return array.astype(np.int32)
+
+
+INVARIANTS: dict[tuple[type[Exception], str], dict[str, Fields]] = {
+    (ValueError, "query_start_loc"): {
+        "starts do not start at 0": _both("query_start_loc", lambda s, _: with_element(s, 0, -1)),
+        "starts decrease": _both("query_start_loc", _starts_decrease),
+        "starts are one short": _both("query_start_loc", lambda starts, _: starts[:-1]),
+    },
+    (TypeError, "query_start_loc"): {"starts are int64": _both("query_start_loc", _int64)},
+    (ValueError, "query_start_loc_cpu"): {
+        "starts differ from their copy on the CPU": _one(
+            "query_start_loc_cpu", lambda starts, b: starts * 0 if b.num_tokens else None
+        )
+    },
+    (ValueError, "num_actual_tokens"): {
+        "tokens belong to requests beyond num_actual_tokens": _one(
+            "num_actual_tokens", lambda _, b: b.num_tokens - 1 if b.num_tokens else None
+        )
+    },
+    (ValueError, "seq_lens"): {
+        "seq_lens is one short": _both("seq_lens", _one_short),
+        "a sequence length is negative": _both(
+            "seq_lens", lambda s, b: with_element(s, b.num_reqs - 1, -1) if b.num_reqs else None
+        ),
+        "a sequence is shorter than its query and computed tokens": _seq_len_too_small,
+    },
+    (TypeError, "seq_lens"): {"seq_lens are int64": _both("seq_lens", _int64)},
+    (ValueError, "seq_lens_cpu"): {
+        "seq_lens differ from their copy on the CPU": _one(
+            "seq_lens_cpu", lambda lens, b: lens + 1 if b.num_reqs else None
+        )
+    },
+    (ValueError, "num_computed_tokens_cpu"): {
+        "computed tokens are negative": _one("num_computed_tokens_cpu", _computed_negative),
+        "num_computed_tokens_cpu is one short": _one("num_computed_tokens_cpu", _one_short),
+    },
+    (ValueError, "max_query_len"): {
+        "max_query_len is too small": _one(
+            "max_query_len", lambda _, b: max(b.query_lens) - 1 if b.num_tokens else None
+        )
+    },
+    (ValueError, "max_seq_len"): {
+        "max_seq_len is too small": _one(
+            "max_seq_len", lambda _, b: max(b.seq_lens) - 1 if any(b.seq_lens) else None
+        )
+    },
+    (TypeError, "max_seq_len"): {
+        "max_seq_len is a float": _one("max_seq_len", lambda length, _: float(length))
+    },
+    (ValueError, "block_table_tensor"): {
+        "the table has fewer rows than requests": _one(
+            "block_table_tensor", lambda t, b: t[: b.num_reqs - 1] if b.num_reqs else None
+        )
+    },
+    (TypeError, "block_table_tensor"): {"the table is int64": _one("block_table_tensor", _int64)},
+    (ValueError, "slot_mapping"): {
+        "there are fewer slots than tokens": _one(
+            "slot_mapping",
+            lambda s, b: s[: b.num_actual_tokens - 1] if b.num_actual_tokens else None,
+        )
+    },
+    (TypeError, "slot_mapping"): {"slots are int32": _one("slot_mapping", _int32)},
+}
+"""What contradicts a metadata's definition, by the exception and the field that it names."""
+
+ROW_TOO_SHORT = {
+    "a row of the table is too short for its sequence": _one("block_table_tensor", _row_too_short)
+}
+"""The same where the block size is known."""
+
+
+def invalid_metadata(
+    argument: str = "common_attn_metadata", *, has_block_size: bool = False, is_value: bool = True
 ) -> list[InvalidInput]:
-    """Return the faults of a metadata argument.
+    """Return the invalid inputs of a metadata argument.
 
     Args:
         argument: The argument's name.
@@ -212,105 +173,57 @@ def metadata_faults(
         is_value: Whether the metadata is looked at in checked mode only.
 
     Returns:
-        One fault for each invariant.
+        One for each way to contradict an invariant.
     """
-    faults = [
-        InvalidInput(f"metadata: {name}", error, field, _fields(argument, change), is_value)
-        for name, error, field, change in METADATA_INVALID_INPUTS
-    ]
+    tables = [*INVARIANTS.items()]
     if has_block_size:
-        faults.append(
-            InvalidInput(
-                "metadata: a row of the table is too short for its sequence",
-                ValueError,
-                "block_table_tensor",
-                _fields(argument, _row_too_short),
-                is_value,
-            )
-        )
-    return faults
-
-
-def _count(argument: str, value: Callable[[Batch, Call], int]) -> Change:
-    return lambda call: call.replacing(**{argument: value(call.facts, call)})
+        tables.append(((ValueError, "block_table_tensor"), ROW_TOO_SHORT))
+    return [
+        InvalidInput(f"metadata: {name}", error, field, _in(argument, fields), is_value)
+        for (error, field), ways in tables
+        for name, fields in ways.items()
+    ]
 
 
 UNPADDED_INVALID_INPUTS = [
-    InvalidInput(
-        "more requests than there are",
+    *invalid_by_kind(num_actual_reqs=Int(0), num_actual_tokens=Int(0)),
+    *refusals(
         ValueError,
-        "num_actual_reqs",
-        _count("num_actual_reqs", lambda batch, _: batch.num_reqs + 1),
-    ),
-    InvalidInput(
-        "requests are negative", ValueError, "num_actual_reqs", replaced("num_actual_reqs", -1)
-    ),
-    InvalidInput(
-        "more tokens than there are",
-        ValueError,
-        "num_actual_tokens",
-        _count("num_actual_tokens", lambda batch, _: batch.num_actual_tokens + 1),
-    ),
-    InvalidInput(
-        "fewer tokens than the requests have",
-        ValueError,
-        "num_actual_tokens",
-        lambda call: call.replacing(
-            num_actual_tokens=call.facts.starts[call.arguments["num_actual_reqs"]] - 1
-        ),
-    ),
-    InvalidInput(
-        "num_actual_tokens is a float",
-        TypeError,
-        "num_actual_tokens",
-        replaced("num_actual_tokens", 1.0),
-    ),
-    InvalidInput(
-        "num_actual_reqs is a bool",
-        TypeError,
-        "num_actual_reqs",
-        replaced("num_actual_reqs", False),
+        num_actual_reqs={
+            "more requests than there are": lambda call: call.replacing(
+                num_actual_reqs=call.facts.num_reqs + 1
+            )
+        },
+        num_actual_tokens={
+            "more tokens than there are": lambda call: call.replacing(
+                num_actual_tokens=call.facts.num_actual_tokens + 1
+            ),
+            "fewer tokens than the requests have": lambda call: call.replacing(
+                num_actual_tokens=call.facts.starts[call.arguments["num_actual_reqs"]] - 1
+            ),
+        },
     ),
 ]
 
 
-def _given(name: str, value: object) -> Callable[[Any, Batch], dict[str, Any]]:
-    return lambda *_: {name: value}
-
-
-def _row_too_short_for(call: Call) -> Call | None:
-    bad = _fields("self", _row_too_short)(call)
-    return None if bad is None else bad.replacing(block_size=call.facts.layout.block_size)
+def _with_its_block_size(call: Call) -> Call:
+    return call.replacing(block_size=call.facts.layout.block_size)
 
 
 VALIDATE_INVALID_INPUTS = [
-    *(
-        InvalidInput(f"{name} is {value!r}", error, name, _fields("self", _given(name, value)))
-        for error, name, value in (
-            (ValueError, "num_logits_indices", -1),
-            (TypeError, "num_logits_indices", 1.0),
-            (TypeError, "causal", 1),
-        )
+    *invalid_by_kind(
+        block_size=Int(is_optional=True),
+        **{
+            "self.num_logits_indices": Int(0, is_optional=True),
+            "self.causal": Bool(),
+            "self.logits_indices_padded": Array([np.float32], is_optional=True),
+        },
     ),
-    *(
-        InvalidInput(
-            f"logits_indices_padded is {what}",
-            error,
-            "logits_indices_padded",
-            _fields("self", _given("logits_indices_padded", value)),
-        )
-        for what, error, value in (
-            ("a list", TypeError, [0]),
-            ("of floats", TypeError, np.zeros(1, np.float32)),
-            ("of two axes", ValueError, np.zeros((1, 1), np.int64)),
-        )
-    ),
-    InvalidInput(
-        "a row of the table is too short for its sequence",
+    *refusals(
         ValueError,
-        "block_table_tensor",
-        _row_too_short_for,
+        block_table_tensor={
+            name: in_turn(_in("self", fields), _with_its_block_size)
+            for name, fields in ROW_TOO_SHORT.items()
+        },
     ),
-    InvalidInput("block_size is 0", ValueError, "block_size", replaced("block_size", 0)),
-    InvalidInput("block_size is a float", TypeError, "block_size", replaced("block_size", 2.0)),
 ]

@@ -1,136 +1,61 @@
-"""Bad calls of the functions about multimodal budgets."""
+"""Invalid inputs of the functions about multimodal budgets."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from conformance.contracts import Call, Change, InvalidInput, replaced
+from conformance.contracts import Call
+from conformance.invalid_inputs.changes import in_turn, prepared, refusals, replaced, set_arguments
+from conformance.invalid_inputs.kinds import Bool, Dict, Int, Object, Str, invalid_by_kind
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.engines import Own
-from conformance.strategies.mm_budget import Registry, without
-
-NO_INTS: tuple[object, ...] = (True, np.True_, 2.0, "2", None)
-
-
-def bad_ints(least: int) -> tuple[tuple[type[Exception], object], ...]:
-    """Return what is no int of at least so much, and the exception that it gets."""
-    return ((ValueError, least - 1), *((TypeError, bad) for bad in NO_INTS))
-
-
-def _fields(argument: str, change: Callable[[Any], dict[str, Any]]) -> Change:
-    """Return a fault of fields of a configuration that are read."""
-
-    def breaks(call: Call) -> Call | None:
-        config = call.arguments[argument]
-        if config is None or isinstance(config, Own):
-            return None
-        return call.replacing(**{argument: dataclasses.replace(config, **change(config))})
-
-    return breaks
-
-
-def _field(argument: str, name: str, value: object) -> Change:
-    return _fields(argument, lambda _: {name: value})
-
-
-def _lacking(argument: str, name: str, **needed: object) -> Change:
-    """Return a fault of a configuration without an attribute, which others make it read."""
-
-    def breaks(call: Call) -> Call | None:
-        config = call.arguments[argument]
-        if config is None or isinstance(config, Own):
-            return None
-        whole = dataclasses.replace(config, **needed)
-        return call.replacing(**{argument: without(whole, name)})
-
-    return breaks
-
+from conformance.strategies.mm_budget import Registry
 
 SCHEDULER, TOKENS = "scheduler_config", "max_tokens_by_modality"
-
-BAD_COUNTS: tuple[tuple[str, type[Exception], Any], ...] = (
-    ("a list", TypeError, [("image", 1)]),
-    ("None", TypeError, None),
-    ("of an int", TypeError, {3: 1}),
-    ("negative", ValueError, {"image": -1}),
-    ("of a bool", TypeError, {"image": True}),
-    ("of a float", TypeError, {"image": 1.0}),
-)
-"""What are no counts by modality."""
+COUNTS = Dict(key=Str(), value=Int(0))
+"""Counts by modality."""
 
 
-def _step(value: object) -> Change:
-    """Return a fault of the tokens of a step, in which items must stay, so that it is read."""
-    fields = {"disable_chunked_mm_input": True, "max_num_batched_tokens": value}
-    return _fields(SCHEDULER, lambda _: fields)
+def _where_a_step_is_read(call: Call) -> Call | None:
+    """Return the call with items that must stay in a step, so that the step's tokens are read."""
+    return replaced(f"{SCHEDULER}.disable_chunked_mm_input", True)(call)  # the value
 
 
 def _with_large_item(call: Call) -> Call | None:
     """Return the call with an item a token larger than a step, in which it must stay."""
     tokens = {**call.arguments[TOKENS], "image": 2}
-    bad = call.replacing(max_tokens_by_modality=tokens)
-    return _step(max(tokens.values()) - 1)(bad)
+    step = replaced(f"{SCHEDULER}.max_num_batched_tokens", max(tokens.values()) - 1)
+    return in_turn(set_arguments(**{TOKENS: tokens}), _where_a_step_is_read, step)(call)
 
 
 COMPUTE_INVALID_INPUTS = [
-    *(
-        InvalidInput(f"the items are {what}", error, TOKENS, replaced(TOKENS, bad))
-        for what, error, bad in BAD_COUNTS
+    *invalid_by_kind(
+        **{
+            TOKENS: COUNTS,
+            f"{SCHEDULER}.max_num_encoder_input_tokens": Int(0, is_attribute=True),
+            f"{SCHEDULER}.encoder_cache_size": Int(0, is_attribute=True),
+            f"{SCHEDULER}.disable_chunked_mm_input": Bool(is_attribute=True),
+        }
+    ),
+    *prepared(
+        _where_a_step_is_read,
+        invalid_by_kind(**{f"{SCHEDULER}.max_num_batched_tokens": Int(is_attribute=True)}),
     ),
     *(
-        InvalidInput(f"{name} is {bad!r}", error, name, _field(SCHEDULER, name, bad))
-        for name in ("max_num_encoder_input_tokens", "encoder_cache_size")
-        for error, bad in bad_ints(0)
-    ),
-    *(
-        InvalidInput(
-            f"the flag is {bad!r}",
-            TypeError,
-            "disable_chunked_mm_input",
-            _field(SCHEDULER, "disable_chunked_mm_input", bad),
-        )
-        for bad in (1, None, "no")
-    ),
-    *(
-        InvalidInput(
-            f"the step is {bad!r}",
-            error,
-            "max_num_batched_tokens",
-            _step(bad),
-        )
-        for error, bad in bad_ints(1)
-    ),
-    *(
-        InvalidInput(f"no {name}", AttributeError, name, _lacking(SCHEDULER, name))
-        for name in (
-            *("max_num_encoder_input_tokens", "encoder_cache_size", "disable_chunked_mm_input"),
-        )
-    ),
-    InvalidInput(
-        "no max_num_batched_tokens where it matters",
-        AttributeError,
-        "max_num_batched_tokens",
-        _lacking(SCHEDULER, "max_num_batched_tokens", disable_chunked_mm_input=True),
-    ),
-    *(
-        InvalidInput(
-            f"an item larger than a step, which names {name}", ValueError, name, _with_large_item
-        )
+        invalid
         for name in ("max_num_batched_tokens", "disable_chunked_mm_input")
+        for invalid in refusals(
+            ValueError,
+            **{name: {f"an item larger than a step, which names {name}": _with_large_item}},
+        )
     ),
 ]
 
 
-def _registry(**changes: Any) -> Change:
-    def breaks(call: Call) -> Call:
-        registry = dataclasses.replace(call.arguments["mm_registry"], **changes)
-        return call.replacing(mm_registry=registry)
-
-    return breaks
+def _with_limits(call: Call) -> Call:
+    """Return the call with one modality, whose limit and tokens are read."""
+    registry = call.arguments["mm_registry"]
+    limits, tokens = {"image": 1}, {"image": 1}
+    return call.replacing(mm_registry=dataclasses.replace(registry, limits=limits, tokens=tokens))
 
 
 def _without_limit(call: Call) -> Call | None:
@@ -141,67 +66,42 @@ def _without_limit(call: Call) -> Call | None:
 
 
 BUDGET_INVALID_INPUTS = [
-    *(
-        InvalidInput(f"{name} is {bad!r}", error, name, _field(argument, name, bad))
-        for argument, name in (
-            ("model_config", "max_model_len"),
-            (SCHEDULER, "max_num_seqs"),
-            (SCHEDULER, "max_num_batched_tokens"),
-        )
-        for error, bad in bad_ints(1)
+    *invalid_by_kind(
+        model_config=Object(reads="max_model_len"),
+        **{
+            "model_config.max_model_len": Int(),
+            SCHEDULER: Object(reads="max_num_seqs"),
+            f"{SCHEDULER}.max_num_seqs": Int(is_attribute=True),
+            f"{SCHEDULER}.max_num_batched_tokens": Int(is_attribute=True),
+            f"{SCHEDULER}.enable_chunked_prefill": Bool(is_attribute=True),
+        },
     ),
-    *(
-        InvalidInput(
-            f"chunked prefill is {bad!r}",
-            TypeError,
-            "enable_chunked_prefill",
-            _field(SCHEDULER, "enable_chunked_prefill", bad),
-        )
-        for bad in (1, None)
+    *prepared(
+        _with_limits,
+        invalid_by_kind(
+            **{
+                "mm_registry.limits": dataclasses.replace(COUNTS, names="mm_limits"),
+                "mm_registry.tokens": dataclasses.replace(COUNTS, names=TOKENS),
+            }
+        ),
     ),
-    *(
-        InvalidInput(f"no {name}", AttributeError, name, _lacking(SCHEDULER, name))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill")
-    ),
-    InvalidInput("no model", AttributeError, "max_model_len", replaced("model_config", None)),
-    InvalidInput("no scheduler", AttributeError, "max_num_seqs", replaced(SCHEDULER, None)),
-    InvalidInput(
-        "no registry",
+    *refusals(
         AttributeError,
-        "get_mm_limits_per_prompt",
-        replaced("mm_registry", own_config()),
+        get_mm_limits_per_prompt={"no registry": replaced("mm_registry", own_config())},
     ),
-    *(
-        InvalidInput(f"the limits are {what}", error, "mm_limits", _registry(limits=bad, tokens={}))
-        for what, error, bad in BAD_COUNTS
-    ),
-    *(
-        InvalidInput(
-            f"the items are {what}", error, TOKENS, _registry(tokens=bad, limits={"image": 1})
-        )
-        for what, error, bad in BAD_COUNTS
-    ),
-    InvalidInput("a modality without a limit", KeyError, "modality", _without_limit),
+    *refusals(KeyError, modality={"a modality without a limit": _without_limit}),
 ]
 
 MAX_ITEMS_INVALID_INPUTS = [
-    InvalidInput("an unknown modality", KeyError, "modality", replaced("modality", "smell")),
-    InvalidInput("a modality that is None", TypeError, "modality", replaced("modality", None)),
-    InvalidInput("a modality that is an int", TypeError, "modality", replaced("modality", 3)),
-    InvalidInput(
-        "an unknown modality of items of no tokens",
+    *invalid_by_kind(modality=Str(), max_tokens_per_item=Int(0)),
+    *refusals(
         KeyError,
-        "modality",
-        lambda call: call.replacing(modality="smell", max_tokens_per_item=0),
-    ),
-    *(
-        InvalidInput(
-            f"the size is {bad!r}",
-            error,
-            "max_tokens_per_item",
-            replaced("max_tokens_per_item", bad),
-        )
-        for error, bad in bad_ints(0)
+        modality={
+            "an unknown modality": replaced("modality", "smell"),
+            "an unknown modality of items of no tokens": set_arguments(
+                modality="smell", max_tokens_per_item=0
+            ),
+        },
     ),
 ]
 
@@ -214,4 +114,4 @@ def _without_modalities(call: Call) -> Call:
     )
 
 
-MODALITY_INVALID_INPUTS = [InvalidInput("no modalities", ValueError, TOKENS, _without_modalities)]
+MODALITY_INVALID_INPUTS = refusals(ValueError, **{TOKENS: {"no modalities": _without_modalities}})

@@ -1,15 +1,16 @@
-"""Bad calls of `is_residual_scattered_for_sp`."""
+"""Invalid inputs of `is_residual_scattered_for_sp`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.mm_budget import bad_ints
-from conformance.strategies.attention_layers import own_config
+from conformance.contracts import Call
+from conformance.invalid_inputs.changes import prepared, refusals
+from conformance.invalid_inputs.kinds import Bool, Int, List, Object, invalid_by_kind
 from conformance.strategies.sequence_parallel import whole
 
 TOKENS = "num_input_tokens"
+COMPILATION = "vllm_config.compilation_config"
 
 READ: dict[str, Any] = {
     "enable_sp": True,
@@ -21,25 +22,8 @@ READ: dict[str, Any] = {
 """Parts of a configuration all of which are read."""
 
 
-def _with(**parts: Any) -> Change:
-    """Return a fault of a part of the configuration, which is read for a number that would do."""
-    return lambda call: call.replacing(vllm_config=whole(READ | parts), num_input_tokens=8)
-
-
-def _lacking(name: str) -> Change:
-    """Return a fault of a configuration that lacks a part."""
-
-    def breaks(call: Call) -> Call:
-        parts = {part: value for part, value in READ.items() if part != name}
-        flags = own_config(**{n: parts.pop(n) for n in ("enable_sp",) if n in parts})
-        ranks = {n: parts.pop(n) for n in ("tensor_parallel_size",) if n in parts}
-        config = own_config(
-            compilation_config=own_config(pass_config=flags, **parts),
-            parallel_config=own_config(**ranks),
-        )
-        return call.replacing(vllm_config=config, num_input_tokens=8)
-
-    return breaks
+def _where_all_is_read(call: Call) -> Call:
+    return call.replacing(vllm_config=whole(READ), num_input_tokens=8)
 
 
 def _odd(call: Call) -> Call:
@@ -52,37 +36,32 @@ def _odd_and_whole(call: Call) -> Call:
 
 
 SP_INVALID_INPUTS = [
-    *(
-        InvalidInput(f"the number is {bad!r}", error, TOKENS, replaced(TOKENS, bad))
-        for error, bad in bad_ints(0)
+    *invalid_by_kind(vllm_config=Object(reads="compilation_config"), **{TOKENS: Int(0)}),
+    *refusals(
+        ValueError,
+        **{
+            TOKENS: {
+                "the number is no multiple of the ranks": _odd,
+                "likewise, of a graph compiled whole": _odd_and_whole,
+            }
+        },
     ),
-    InvalidInput("the number is no multiple of the ranks", ValueError, TOKENS, _odd),
-    InvalidInput("likewise, of a graph compiled whole", ValueError, TOKENS, _odd_and_whole),
-    *(
-        InvalidInput(
-            f"ranks are {bad!r}", error, "tensor_parallel_size", _with(tensor_parallel_size=bad)
-        )
-        for error, bad in bad_ints(1)
-    ),
-    *(
-        InvalidInput(f"{name} is {bad!r}", TypeError, name, _with(**{name: bad}))
-        for name in ("enable_sp", "use_inductor_graph_partition")
-        for bad in (1, None, "yes")
-    ),
-    *(
-        InvalidInput(
-            f"splitting_ops is {bad!r}", TypeError, "splitting_ops", _with(splitting_ops=bad)
-        )
-        for bad in ("attention", 3, {"a"})
-    ),
-    *(
-        InvalidInput(
-            f"compile_sizes is {bad!r}", TypeError, "compile_sizes", _with(compile_sizes=bad)
-        )
-        for bad in ((8,), {8}, 8, "8", [True], [8.0], [None])
-    ),
-    *(InvalidInput(f"no {name}", AttributeError, name, _lacking(name)) for name in READ),
-    InvalidInput(
-        "no configuration", AttributeError, "compilation_config", replaced("vllm_config", None)
+    *prepared(
+        _where_all_is_read,
+        [
+            *invalid_by_kind(
+                **{
+                    f"{COMPILATION}.pass_config.enable_sp": Bool(is_attribute=True),
+                    "vllm_config.parallel_config.tensor_parallel_size": Int(is_attribute=True),
+                    f"{COMPILATION}.use_inductor_graph_partition": Bool(is_attribute=True),
+                    f"{COMPILATION}.splitting_ops": List(
+                        is_optional=True, takes_tuple=True, is_attribute=True
+                    ),
+                    f"{COMPILATION}.compile_sizes": List(
+                        Int(least=None), is_optional=True, is_attribute=True
+                    ),
+                }
+            )
+        ],
     ),
 ]

@@ -1,11 +1,14 @@
-"""Bad calls of the functions that view a uniform batch request by request, and back."""
+"""Invalid inputs of the functions that view a uniform batch request by request, and back."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from conformance.contracts import Call, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
+from conformance.contracts import Call
+from conformance.invalid_inputs.arrays import Array
+from conformance.invalid_inputs.changes import changed, refusals, replaced
+from conformance.invalid_inputs.kinds import Int, invalid_by_kind
+from conformance.strategies.arrays import Array as NumpyArray
 from conformance.strategies.spec_decode import laid_out
 
 
@@ -15,53 +18,32 @@ def _does_not_divide(call: Call) -> Call | None:
 
 
 QUERY_INVALID_INPUTS = [
-    InvalidInput("the query is a list", TypeError, "query", changed("query", np.ndarray.tolist)),
-    InvalidInput("no query", TypeError, "query", replaced("query", None)),
-    InvalidInput(
-        "a query of two axes", ValueError, "query", changed("query", lambda a: a[:, 0:1, 0])
-    ),
-    InvalidInput("a query of four axes", ValueError, "query", changed("query", lambda a: a[None])),
-    *(
-        InvalidInput(f"batch_size is {bad!r}", error, "batch_size", replaced("batch_size", bad))
-        for error, bad in (
-            (ValueError, 0),
-            (ValueError, -1),
-            (TypeError, True),
-            (TypeError, np.True_),
-            (TypeError, 1.0),
-            (TypeError, None),
-        )
-    ),
-    InvalidInput(
-        "batch_size does not divide the tokens", ValueError, "batch_size", _does_not_divide
-    ),
+    *invalid_by_kind(query=Array(ndim=3), batch_size=Int()),
+    *refusals(ValueError, batch_size={"batch_size does not divide the tokens": _does_not_divide}),
 ]
 
 
-def _apart(call: Call) -> Call:
-    """Return the call with requests that do not lie one behind another."""
-    dtype = call.arguments["attn_output"].dtype.type
-    whole = laid_out((9, 2, 3), "dense", dtype).reshape(3, 3, 2, 3)
-    return call.replacing(attn_output=whole[:, :2])
+def _apart(output: NumpyArray) -> NumpyArray:
+    """Return requests that do not lie one behind another."""
+    whole: NumpyArray = laid_out((9, 2, 3), "dense", output.dtype.type).reshape(3, 3, 2, 3)
+    return whole[:, :2]
 
 
-def _transposed(call: Call) -> Call:
-    """Return the call with each request's tokens interleaved with the others'."""
-    dtype = call.arguments["attn_output"].dtype.type
-    whole = laid_out((6, 2, 3), "dense", dtype).reshape(3, 2, 2, 3)
-    return call.replacing(attn_output=whole.transpose(1, 0, 2, 3))
+def _interleaved(output: NumpyArray) -> NumpyArray:
+    """Return requests whose tokens lie between those of the others."""
+    whole: NumpyArray = laid_out((6, 2, 3), "dense", output.dtype.type).reshape(3, 2, 2, 3)
+    return whole.transpose(1, 0, 2, 3)
 
-
-OUTPUT = "attn_output"
 
 OUTPUT_INVALID_INPUTS = [
-    InvalidInput("the output is a list", TypeError, OUTPUT, changed(OUTPUT, np.ndarray.tolist)),
-    InvalidInput("no output", TypeError, OUTPUT, replaced(OUTPUT, None)),
-    InvalidInput("an output of two axes", ValueError, OUTPUT, replaced(OUTPUT, np.zeros((3, 2)))),
-    InvalidInput("an output of no axes", ValueError, OUTPUT, replaced(OUTPUT, np.zeros(()))),
-    InvalidInput(
-        "an output of five axes", ValueError, OUTPUT, replaced(OUTPUT, np.zeros((1,) * 5))
+    *invalid_by_kind(attn_output=Array(ndim=None)),
+    *refusals(
+        ValueError,
+        attn_output={
+            "attn_output has two axes": replaced("attn_output", np.zeros((3, 2))),
+            "attn_output has five axes": replaced("attn_output", np.zeros((1,) * 5)),
+            "requests lie apart": changed("attn_output", _apart),
+            "requests are interleaved": changed("attn_output", _interleaved),
+        },
     ),
-    InvalidInput("requests lie apart", ValueError, OUTPUT, _apart),
-    InvalidInput("requests are interleaved", ValueError, OUTPUT, _transposed),
 ]

@@ -1,19 +1,19 @@
-"""Bad calls of what merges the specs of a group's layers, and asks whether they are uniform."""
+"""Invalid inputs of what merges the specs of a group's layers, and tells if they are uniform."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import reference
 from conformance.blueprints import Blueprint
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import changed
-from conformance.invalid_inputs.kv_cache_spec import SPEC, guest, specs_dict_faults
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.changes import changed, refusals, replaced, showing
+from conformance.invalid_inputs.kinds import List, invalid_by_kind
+from conformance.invalid_inputs.kv_cache_spec import SPEC, invalid_specs, of_kinds
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
 
 if TYPE_CHECKING:
@@ -22,30 +22,10 @@ if TYPE_CHECKING:
 UNLIKE = 977
 """A size that no drawn spec has: a refusal must show it."""
 
-NUMBERS = itertools.count()
-"""Numbers of the faults, which tell them apart."""
 
-
-def _of_kind(call: Call, kinds: Sequence[str], fault: int) -> Call | None:
-    """Return a call that merges specs of one of some kinds, now and then an example of them."""
-    if call.function.split(".")[0] in kinds:
-        return call
-    kind = guest(call, kinds, fault)
-    return Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]}) if kind else None
-
-
-def _with_other(change: Callable[[Any], Any], *kinds: str) -> Change:
-    """Return a fault that merges the specs of some kinds with one more."""
-    number = next(NUMBERS)
-
-    def breaks(call: Call) -> Call | None:
-        one = _of_kind(call, kinds, number)
-        if one is None:
-            return None
-        specs = one.arguments["specs"]
-        return one.replacing(specs=[*specs, change(specs[0])])
-
-    return breaks
+def _with_other(change: Callable[[Any], Any]) -> Change:
+    """Return the change that merges the specs with one more."""
+    return changed("specs", lambda specs: [*specs, change(specs[0])])
 
 
 def _limits(window: int | None, chunk: int | None) -> Callable[[Any], Any]:
@@ -53,17 +33,18 @@ def _limits(window: int | None, chunk: int | None) -> Callable[[Any], Any]:
 
 
 def _only(*changes: Callable[[Any], Any]) -> Change:
-    """Return a fault that merges copies of one full-attention spec."""
-    number = next(NUMBERS)
+    """Return the change that merges copies of one spec."""
+    return changed("specs", lambda specs: [change(specs[0]) for change in changes])
 
-    def breaks(call: Call) -> Call | None:
-        one = _of_kind(call, FULL, number)
-        if one is None:
-            return None
-        spec = one.arguments["specs"][0]
-        return one.replacing(specs=[change(spec) for change in changes])
 
-    return breaks
+def _of_kinds(*kinds: str, **changes: Mapping[str, Change]) -> list[InvalidInput]:
+    """Return what is refused of specs of some kinds."""
+    return of_kinds(
+        kinds,
+        refusals(ValueError, **changes),
+        lambda call: call.function.split(".", maxsplit=1)[0],
+        lambda kind: Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]}),
+    )
 
 
 def _as_kind(kind: str, **more: Any) -> Callable[[Any], Any]:
@@ -98,130 +79,118 @@ class EngineSpec(Blueprint):
         return cls(**vars(carried))
 
 
+OTHER_SIZES = {
+    f"(specs|{field})": {f"another {field}": _with_other(_other(field))}
+    for field in ("num_kv_heads", "head_size")
+}
+
 MERGE_INVALID_INPUTS = [
-    InvalidInput("specs are a tuple", TypeError, "specs", changed("specs", tuple)),
-    InvalidInput("specs are None", TypeError, "specs", replaced("specs", None)),
-    InvalidInput("there are no specs", ValueError, "specs", replaced("specs", [])),
-    InvalidInput(
-        "an entry is None", TypeError, "specs", changed("specs", lambda specs: [*specs, None])
+    *invalid_by_kind(specs=List()),
+    *refusals(ValueError, specs={"there are no specs": replaced("specs", [])}),
+    *refusals(
+        TypeError,
+        specs={
+            "an entry is None": changed("specs", lambda specs: [*specs, None]),
+            "the first is a class": changed("specs", lambda specs: [type(specs[0])]),
+        },
     ),
-    InvalidInput(
-        "the first is a class", TypeError, "specs", changed("specs", lambda specs: [type(specs[0])])
+    *showing(
+        str(UNLIKE),
+        [
+            *refusals(
+                ValueError,
+                **{
+                    "(specs|block_size)": {
+                        "another block size": _with_other(
+                            lambda spec: spec.copy_with_new_block_size(UNLIKE)
+                        )
+                    }
+                },
+            ),
+            *_of_kinds(*ATTENTION, **OTHER_SIZES),
+            *_of_kinds(
+                "SlidingWindowSpec",
+                **{
+                    "(specs|sliding_window)": {
+                        "one with another window": _with_other(_other("sliding_window"))
+                    }
+                },
+            ),
+        ],
     ),
-    InvalidInput(
-        "another block size",
-        ValueError,
-        "(specs|block_size)",
-        changed("specs", lambda specs: [*specs, specs[0].copy_with_new_block_size(UNLIKE)]),
-        also=str(UNLIKE),
+    *_of_kinds(*ATTENTION, **{"(specs|dtype)": {"another dtype": _with_other(_another_dtype)}}),
+    *_of_kinds(
+        *FULL,
+        sliding_window={
+            "two windows": _only(_limits(4, None), _limits(None, None), _limits(5, None)),
+            "a window and a chunk size": _only(_limits(None, 4), _limits(4, None)),
+            "one with both": _only(_limits(4, 4)),
+        },
+        attention_chunk_size={
+            "two chunk sizes": _only(_limits(None, 4), _limits(None, None), _limits(None, 5))
+        },
     ),
-    *(
-        InvalidInput(
-            f"another {field}",
-            ValueError,
-            f"(specs|{field})",
-            _with_other(_other(field), *ATTENTION),
-            also=str(UNLIKE),
-        )
-        for field in ("num_kv_heads", "head_size")
+    *_of_kinds(
+        "FullAttentionSpec",
+        specs={
+            "MLA among Full": _with_other(_as_kind("MLAAttentionSpec")),
+            "an engine's own kind of MLA among Full": _with_other(
+                lambda spec: EngineSpec(_as_kind("MLAAttentionSpec")(spec))
+            ),
+            "a window's spec among Full": _with_other(
+                _as_kind("SlidingWindowSpec", sliding_window=4)
+            ),
+        },
     ),
-    InvalidInput(
-        "another dtype", ValueError, "(specs|dtype)", _with_other(_another_dtype, *ATTENTION)
+    *_of_kinds(
+        "MLAAttentionSpec",
+        specs={"Full among MLA": _with_other(_as_kind("FullAttentionSpec"))},
+        **{
+            "(specs|cache_dtype_str)": {
+                "another cache_dtype_str": _with_other(
+                    lambda spec: dataclasses.replace(
+                        spec, cache_dtype_str=f"{spec.cache_dtype_str}x"
+                    )
+                )
+            }
+        },
     ),
-    InvalidInput(
-        "two windows",
-        ValueError,
-        "sliding_window",
-        _only(_limits(4, None), _limits(None, None), _limits(5, None)),
-    ),
-    InvalidInput(
-        "two chunk sizes",
-        ValueError,
-        "attention_chunk_size",
-        _only(_limits(None, 4), _limits(None, None), _limits(None, 5)),
-    ),
-    InvalidInput(
-        "a window and a chunk size",
-        ValueError,
-        "sliding_window",
-        _only(_limits(None, 4), _limits(4, None)),
-    ),
-    InvalidInput("one with both", ValueError, "sliding_window", _only(_limits(4, 4))),
-    InvalidInput(
-        "MLA among Full",
-        ValueError,
-        "specs",
-        _with_other(_as_kind("MLAAttentionSpec"), "FullAttentionSpec"),
-    ),
-    InvalidInput(
-        "an engine's own kind of MLA among Full",
-        ValueError,
-        "specs",
-        _with_other(
-            lambda spec: EngineSpec(_as_kind("MLAAttentionSpec")(spec)), "FullAttentionSpec"
-        ),
-    ),
-    InvalidInput(
-        "Full among MLA",
-        ValueError,
-        "specs",
-        _with_other(_as_kind("FullAttentionSpec"), "MLAAttentionSpec"),
-    ),
-    InvalidInput(
-        "a window's spec among Full",
-        ValueError,
-        "specs",
-        _with_other(_as_kind("SlidingWindowSpec", sliding_window=4), "FullAttentionSpec"),
-    ),
-    InvalidInput(
-        "another cache_dtype_str",
-        ValueError,
-        "(specs|cache_dtype_str)",
-        _with_other(
-            lambda spec: dataclasses.replace(spec, cache_dtype_str=f"{spec.cache_dtype_str}x"),
-            "MLAAttentionSpec",
-        ),
-    ),
-    InvalidInput(
-        "one with another window",
-        ValueError,
-        "(specs|sliding_window)",
-        _with_other(_other("sliding_window"), "SlidingWindowSpec"),
-        also=str(UNLIKE),
-    ),
-    InvalidInput(
-        "one of another kind and the same fields",
-        ValueError,
-        "specs",
-        _with_other(_as_kind("EncoderOnlyAttentionSpec"), "AttentionSpec", "CrossAttentionSpec"),
+    *_of_kinds(
+        "AttentionSpec",
+        "CrossAttentionSpec",
+        specs={
+            "one of another kind and the same fields": _with_other(
+                _as_kind("EncoderOnlyAttentionSpec")
+            )
+        },
     ),
 ]
 
 
 def _first_is(spec: Any) -> Change:
-    """Return a fault: the first spec is of a kind that is never uniform."""
+    """Return the change that puts a spec of a kind that is never uniform first."""
 
-    def breaks(call: Call) -> Call:
+    def invalidate(call: Call) -> Call:
         block_size = next(iter(call.arguments["specs"].values())).block_size
         return call.replacing(specs={"layers.7.attn": spec.copy_with_new_block_size(block_size)})
 
-    return breaks
+    return invalidate
 
+
+NEVER_UNIFORM = (
+    reference.KVCacheSpec(2),
+    SPEC,
+    reference.EncoderOnlyAttentionSpec(2, 1, 1, np.float16),
+    reference.UniformTypeKVCacheSpecs(2, {"a": SPEC}),
+)
 
 UNIFORM_TYPE_INVALID_INPUTS = [
-    *specs_dict_faults("specs"),
-    *(
-        InvalidInput(
-            f"the first is a {type(spec).__name__}",
-            NotImplementedError,
-            type(spec).__name__,
-            _first_is(spec),
-        )
-        for spec in (
-            reference.KVCacheSpec(2),
-            SPEC,
-            reference.EncoderOnlyAttentionSpec(2, 1, 1, np.float16),
-            reference.UniformTypeKVCacheSpecs(2, {"a": SPEC}),
-        )
+    *invalid_specs("specs"),
+    *refusals(
+        NotImplementedError,
+        **{
+            type(spec).__name__: {f"the first is a {type(spec).__name__}": _first_is(spec)}
+            for spec in NEVER_UNIFORM
+        },
     ),
 ]

@@ -1,12 +1,15 @@
-"""Bad calls of `max_memory_usage_bytes`: of each number that a kind of spec reads."""
+"""Invalid inputs of `max_memory_usage_bytes`: each number that a kind of spec reads."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput
-from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_faults, bad_ints, guest
+from conformance.contracts import Call, InvalidInput
+from conformance.invalid_inputs.changes import changed, in_turn, refusals, replaced, where
+from conformance.invalid_inputs.kinds import Int, Object, invalid_by_kind
+from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_specs, of_kinds
 from conformance.strategies.kv_cache_spec import BOUNDED, EXAMPLES, FULL, READS
 
 CONFIG = reference.VllmConfig(
@@ -25,113 +28,95 @@ def kind_of(call: Call) -> str:
     return type(first).__name__
 
 
-def _config(path: str, value: object, *kinds: str) -> Change:
-    """Return a fault in what some kinds read of a configuration."""
-    part, _, name = path.partition(".")
+def _of_kinds(kinds: Sequence[str], invalid_inputs: Sequence[InvalidInput]) -> list[InvalidInput]:
+    """Return invalid inputs of a configuration, in what only some kinds of specs read."""
 
-    def breaks(call: Call) -> Call | None:
-        if kind_of(call) not in kinds:
-            kind = guest(call, kinds, (path, value))
-            if kind is None:
-                return None
-            call = Call(f"{kind}.max_memory_usage_bytes", {"self": EXAMPLES[kind]}, call.facts)
-            call = call.replacing(vllm_config=CONFIG)
-        config = call.arguments["vllm_config"]
-        bad = value
-        if name:
-            bad = dataclasses.replace(getattr(config, part), **{name: value})
-        return call.replacing(vllm_config=dataclasses.replace(config, **{part: bad}))
+    def example(kind: str) -> Call:
+        arguments = {"self": EXAMPLES[kind], "vllm_config": CONFIG}
+        return Call(f"{kind}.max_memory_usage_bytes", arguments)
 
-    return breaks
+    return of_kinds(kinds, invalid_inputs, kind_of, example)
 
 
-def _mode_all(breaks: Change) -> Change:
-    """Return a fault of Mamba layers that cache the states of all blocks."""
-
-    def both(call: Call) -> Call | None:
-        changed_call = _config("cache_config.mamba_cache_mode", "all", "MambaSpec")(call)
-        model = reference.ModelConfig(max_model_len=1)
-        if changed_call is None:
-            return None
-        config = dataclasses.replace(changed_call.arguments["vllm_config"], model_config=model)
-        return breaks(changed_call.replacing(vllm_config=config))
-
-    return both
-
-
-READERS = {
-    "model_config.max_model_len": (*FULL, *BOUNDED[:2]),
-    "parallel_config.decode_context_parallel_size": (*FULL, "SlidingWindowSpec"),
-    "parallel_config.prefill_context_parallel_size": FULL,
-    "scheduler_config.max_num_batched_tokens": BOUNDED[:2],
-    "scheduler_config.max_num_encoder_input_tokens": ("CrossAttentionSpec",),
+NUMBERS = {
+    "model_config.max_model_len": ((*FULL, *BOUNDED[:2]), Int()),
+    "parallel_config.decode_context_parallel_size": ((*FULL, "SlidingWindowSpec"), Int()),
+    "parallel_config.prefill_context_parallel_size": (FULL, Int()),
+    "scheduler_config.max_num_batched_tokens": (BOUNDED[:2], Int()),
+    "scheduler_config.max_num_encoder_input_tokens": (("CrossAttentionSpec",), Int(0)),
 }
-"""The kinds that read a number of a configuration."""
+"""The numbers of a configuration, by the kinds of specs that read them."""
+
+PARTS = {
+    part: tuple(
+        kind for path, (kinds, _) in NUMBERS.items() if path.startswith(part) for kind in kinds
+    )
+    for part in ("model_config", "parallel_config", "scheduler_config")
+}
+"""The parts of a configuration, likewise."""
+
+MODE = "vllm_config.cache_config.mamba_cache_mode"
+
+ALL_BLOCKS = in_turn(
+    replaced(MODE, "all"),
+    changed(
+        "vllm_config",
+        lambda c: dataclasses.replace(c, model_config=reference.ModelConfig(max_model_len=1)),
+    ),
+)
+"""Makes Mamba layers cache the states of all blocks, for which the longest request is read."""
 
 
-def _reads_anything(call: Call) -> Call | None:
-    return call.replacing(vllm_config=None) if READS[kind_of(call)] else None
+def _of_all_blocks(invalid: InvalidInput) -> InvalidInput:
+    change = in_turn(ALL_BLOCKS, invalid.change)
+    return dataclasses.replace(invalid, name=f"{invalid.name} in mode all", change=change)
 
 
-def _number_faults(path: str) -> list[InvalidInput]:
-    name = path.rsplit(".", 1)[1]
-    least = 0 if "encoder" in name else 1
-    return [
-        InvalidInput(f"{name} is {what}", error, name, _config(path, value, *READERS[path]))
-        for what, error, value in bad_ints(least)
-    ]
+LENGTH = invalid_by_kind(**{"vllm_config.model_config.max_model_len": Int()})
 
+OF_MAMBA = [
+    *map(_of_all_blocks, LENGTH),
+    *refusals(
+        ValueError,
+        mamba_cache_mode={
+            f"mamba_cache_mode is {mode!r}": replaced(MODE, mode)
+            for mode in ("", "ALL", None, True, ["all"])
+        },
+    ),
+    *invalid_by_kind(**{"vllm_config.cache_config": Object(reads="mamba_cache_mode")}),
+]
+
+WITH_WINDOW = refusals(
+    ValueError,
+    decode_context_parallel_size={
+        "decode context parallelism with a window": replaced(
+            "vllm_config.parallel_config.decode_context_parallel_size", 2
+        )
+    },
+)
 
 MAX_MEMORY_INVALID_INPUTS = [
-    *abstract_faults(
+    *abstract_specs(
         "max_memory_usage_bytes",
         reference.KVCacheSpec(16),
         SPEC,
         vllm_config=reference.VllmConfig(),
     ),
-    *(fault for path in READERS for fault in _number_faults(path)),
     *(
-        InvalidInput(
-            f"max_model_len is {what} in mode all",
-            error,
-            "max_model_len",
-            _mode_all(_config("model_config.max_model_len", value, "MambaSpec")),
-        )
-        for what, error, value in bad_ints()
-    ),
-    InvalidInput(
-        "decode context parallelism with a window",
-        ValueError,
-        "decode_context_parallel_size",
-        _config("parallel_config.decode_context_parallel_size", 2, "SlidingWindowSpec"),
+        invalid
+        for path, (kinds, number) in NUMBERS.items()
+        for invalid in _of_kinds(kinds, invalid_by_kind(**{f"vllm_config.{path}": number}))
     ),
     *(
-        InvalidInput(
-            f"mamba_cache_mode is {mode!r}",
-            ValueError,
-            "mamba_cache_mode",
-            _config("cache_config.mamba_cache_mode", mode, "MambaSpec"),
+        invalid
+        for part, kinds in PARTS.items()
+        for invalid in _of_kinds(
+            kinds, invalid_by_kind(**{f"vllm_config.{part}": Object(reads="attribute")})
         )
-        for mode in ("", "ALL", None, True, ["all"])
     ),
-    InvalidInput("there is no configuration", AttributeError, "attribute", _reads_anything),
-    *(
-        InvalidInput(
-            f"{part} is None",
-            AttributeError,
-            "attribute",
-            _config(
-                part,
-                None,
-                *(kind for path in READERS if path.startswith(part) for kind in READERS[path]),
-            ),
-        )
-        for part in ("model_config", "parallel_config", "scheduler_config")
-    ),
-    InvalidInput(
-        "cache_config is None",
-        AttributeError,
-        "mamba_cache_mode",
-        _config("cache_config", None, "MambaSpec"),
+    *_of_kinds(("MambaSpec",), OF_MAMBA),
+    *_of_kinds(("SlidingWindowSpec",), WITH_WINDOW),
+    *where(
+        lambda call: READS[kind_of(call)], invalid_by_kind(vllm_config=Object(reads="attribute"))
     ),
 ]

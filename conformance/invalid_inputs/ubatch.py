@@ -1,130 +1,99 @@
-"""Bad calls of the functions that cut a batch into micro-batches."""
+"""Invalid inputs of the functions that cut a batch into micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput, replaced
-from conformance.invalid_inputs.arrays import array_faults, changed, query_start_loc_faults
-from conformance.invalid_inputs.metadata import metadata_faults
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.arrays import Array, Starts
+from conformance.invalid_inputs.changes import (
+    changed,
+    changed_with_facts,
+    checked_refusals,
+    element,
+    refusals,
+    replaced,
+)
+from conformance.invalid_inputs.kinds import invalid_by_kind
+from conformance.invalid_inputs.metadata import invalid_metadata
 from conformance.strategies.batches import Batch
 
 
 def _split_points(make: Callable[[int], object]) -> Change:
-    def breaks(call: Call) -> Call | None:
+    """Return the change of the split points to what is made of the number of tokens."""
+
+    def invalidate(call: Call) -> Call | None:
         points = make(int(call.arguments["num_scheduled_tokens"].sum()))
         return None if points is None else call.replacing(split_points=points)
 
-    return breaks
-
-
-def _negative_count(array: Any) -> Any:
-    bad = array.copy()
-    bad[0] = -1
-    return bad
+    return invalidate
 
 
 CREATE_INVALID_INPUTS = [
-    *array_faults("num_scheduled_tokens", np.int16),
-    InvalidInput(
-        "there are no tokens",
+    *invalid_by_kind(num_scheduled_tokens=Array([np.int16])),
+    *refusals(
         ValueError,
-        "num_scheduled_tokens",
-        changed("num_scheduled_tokens", np.zeros_like),
+        num_scheduled_tokens={
+            "there are no tokens": changed("num_scheduled_tokens", np.zeros_like),
+            "there are no requests": replaced("num_scheduled_tokens", np.zeros(0, np.int32)),
+        },
     ),
-    InvalidInput(
-        "there are no requests",
+    *checked_refusals(
         ValueError,
-        "num_scheduled_tokens",
-        replaced("num_scheduled_tokens", np.zeros(0, np.int32)),
+        num_scheduled_tokens={
+            "a count is negative": element("num_scheduled_tokens", lambda _, i: None if i else -1)
+        },
     ),
-    InvalidInput(
-        "a count is negative",
+    *refusals(
         ValueError,
-        "num_scheduled_tokens",
-        changed("num_scheduled_tokens", _negative_count),
-        is_value=True,
+        split_points={
+            "a split point is 0": replaced("split_points", 0),
+            "a split point of a list is 0": replaced("split_points", [0]),
+            "the split point is the end": _split_points(lambda n: n),
+            "a split point is the end": _split_points(lambda n: [n]),
+            "split points are equal": _split_points(lambda n: [1, 1] if n > 1 else None),
+            "split points decrease": _split_points(lambda n: [2, 1] if n > 2 else None),
+        },
     ),
-    InvalidInput("a split point is 0", ValueError, "split_points", replaced("split_points", 0)),
-    InvalidInput(
-        "a split point of a list is 0", ValueError, "split_points", replaced("split_points", [0])
-    ),
-    InvalidInput(
-        "the split point is the end", ValueError, "split_points", _split_points(lambda n: n)
-    ),
-    InvalidInput(
-        "a split point is the end", ValueError, "split_points", _split_points(lambda n: [n])
-    ),
-    InvalidInput(
-        "split points are equal",
-        ValueError,
-        "split_points",
-        _split_points(lambda n: [1, 1] if n > 1 else None),
-    ),
-    InvalidInput(
-        "split points decrease",
-        ValueError,
-        "split_points",
-        _split_points(lambda n: [2, 1] if n > 2 else None),
-    ),
-    InvalidInput(
-        "a split point is a float", TypeError, "split_points", replaced("split_points", [0.5])
-    ),
-    InvalidInput(
-        "a split point is a bool", TypeError, "split_points", replaced("split_points", True)
-    ),
-    InvalidInput(
-        "split points are a tuple", TypeError, "split_points", replaced("split_points", (1,))
+    *refusals(
+        TypeError,
+        split_points={
+            "a split point is a float": replaced("split_points", [0.5]),
+            "a split point is a bool": replaced("split_points", True),
+            "split points are a tuple": replaced("split_points", (1,)),
+        },
     ),
 ]
 
-
-def _request_slice(make: Callable[[int], slice]) -> Change:
-    return lambda call: call.replacing(request_slice=make(call.facts.num_reqs))
-
-
 SLICE_STARTS_INVALID_INPUTS = [
-    *query_start_loc_faults(),
-    InvalidInput(
-        "the slice ends outside",
+    *invalid_by_kind(query_start_loc=Starts()),
+    *refusals(
         ValueError,
-        "request_slice",
-        _request_slice(lambda n: slice(0, n + 1)),
+        request_slice={
+            "the slice ends outside": lambda call: call.replacing(
+                request_slice=slice(0, call.facts.num_reqs + 1)
+            ),
+            "the slice is negative": replaced("request_slice", slice(-1, 0)),
+            "the slice runs backwards": replaced("request_slice", slice(1, 0)),
+            "the slice has a step": replaced("request_slice", slice(0, 0, 2)),
+        },
     ),
-    InvalidInput(
-        "the slice is negative",
-        ValueError,
-        "request_slice",
-        replaced("request_slice", slice(-1, 0)),
-    ),
-    InvalidInput(
-        "the slice runs backwards",
-        ValueError,
-        "request_slice",
-        replaced("request_slice", slice(1, 0)),
-    ),
-    InvalidInput(
-        "the slice has a step",
-        ValueError,
-        "request_slice",
-        replaced("request_slice", slice(0, 0, 2)),
-    ),
-    InvalidInput(
-        "the slice has no start",
+    *refusals(
         TypeError,
-        "request_slice",
-        replaced("request_slice", slice(None, 0)),
+        request_slice={
+            "the slice has no start": replaced("request_slice", slice(None, 0)),
+            "the slice is an int": replaced("request_slice", 0),
+        },
     ),
-    InvalidInput("the slice is an int", TypeError, "request_slice", replaced("request_slice", 0)),
 ]
 
 
 Cut: TypeAlias = Callable[[reference.UBatchSlice, Batch], "reference.UBatchSlice | None"]
-"""Makes a micro-batch's slices bad; None where they offer nothing to break."""
+"""Makes a micro-batch's slices invalid; None where they offer nothing to break."""
 
 
 def _begins_before(ubatch: reference.UBatchSlice, batch: Batch) -> reference.UBatchSlice | None:
@@ -160,7 +129,7 @@ def _tokens_outside(ubatch: reference.UBatchSlice, batch: Batch) -> reference.UB
     return reference.UBatchSlice(ubatch.request_slice, tokens)
 
 
-BAD_CUTS: dict[str, Cut] = {
+INVALID_CUTS: dict[str, Cut] = {
     "has no requests": lambda u, _: reference.UBatchSlice(slice(0, 0), u.token_slice),
     "has no tokens": lambda u, _: reference.UBatchSlice(u.request_slice, slice(0, 0)),
     "has requests outside the batch": _requests_outside,
@@ -171,40 +140,22 @@ BAD_CUTS: dict[str, Cut] = {
 }
 
 
-def _one_slice(argument: str, cut: Cut) -> Change:
-    def breaks(call: Call) -> Call | None:
-        bad = cut(call.arguments[argument], call.facts)
-        return None if bad is None else call.replacing(**{argument: bad})
-
-    return breaks
-
-
-def _last_slice(argument: str, cut: Cut) -> Change:
-    def breaks(call: Call) -> Call | None:
-        given = call.arguments[argument]
-        bad = cut(given[-1], call.facts) if given else None
-        return None if bad is None else call.replacing(**{argument: [*given[:-1], bad]})
-
-    return breaks
-
-
-def _slice_faults(argument: str, breaks: Callable[[str, Cut], Change]) -> list[InvalidInput]:
-    """Return the faults of one micro-batch's slices."""
-    return [
-        InvalidInput(f"the micro-batch {name}", ValueError, argument, breaks(argument, cut))
-        for name, cut in BAD_CUTS.items()
-    ]
+def _invalid_slices(argument: str, path: str) -> list[InvalidInput]:
+    """Return the invalid inputs of one micro-batch's slices, which stand at a path."""
+    ways = {
+        f"the micro-batch {name}": changed_with_facts(path, cut)
+        for name, cut in INVALID_CUTS.items()
+    }
+    return refusals(ValueError, **{argument: ways})
 
 
 MAKE_INVALID_INPUTS = [
-    *metadata_faults("attn_metadata"),
-    *_slice_faults("ubatch_slice", _one_slice),
+    *invalid_metadata("attn_metadata"),
+    *_invalid_slices("ubatch_slice", "ubatch_slice"),
 ]
 
 SPLIT_INVALID_INPUTS = [
-    *metadata_faults(),
-    *_slice_faults("ubatch_slices", _last_slice),
-    InvalidInput(
-        "the slices are no list", TypeError, "ubatch_slices", replaced("ubatch_slices", 3)
-    ),
+    *invalid_metadata(),
+    *_invalid_slices("ubatch_slices", "ubatch_slices[-1]"),
+    *refusals(TypeError, ubatch_slices={"the slices are no list": replaced("ubatch_slices", 3)}),
 ]

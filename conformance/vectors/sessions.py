@@ -18,7 +18,7 @@ from conformance.checks import is_named
 from conformance.contracts import Call, InvalidInput
 from conformance.encoding import Encoder, pruned
 from conformance.encoding.elements import Json
-from conformance.invalid_inputs.block_table import BAD_OPERATIONS
+from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
 from conformance.strategies import kv_layout
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.strategies.presets import MINIMAL
@@ -236,7 +236,7 @@ def _layout_step(step: kv_layout.Step) -> Step | None:
 def session_strategies(function: str) -> list[tuple[SearchStrategy[Any], Any]]:
     """Return strategies of what is done to an object, each with what makes a case of it."""
     if function == "BlockTables":
-        refusing = block_tables_sessions(MINIMAL, tried=BAD_OPERATIONS)
+        refusing = block_tables_sessions(MINIMAL, tried=INVALID_OPERATIONS)
         return [(block_tables_sessions(MINIMAL), _tables_case), (refusing, _tables_case)]
     if function == "CpuGpuBuffer":
         return [(copies(MINIMAL), _buffer_case)]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import fast
 from conformance.checks import Check, law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, InvalidInput, replaced
+from conformance.contracts import Call, Contract, InvalidInput
+from conformance.invalid_inputs.changes import replaced
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch
 from conformance.sessions import session_check

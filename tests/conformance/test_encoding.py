@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.blueprints import DEVICE, Blueprint
-from conformance.contracts import Call, Contract, InvalidInput, replaced
+from conformance.contracts import Call, Contract, InvalidInput
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
 from conformance.encoding.classes import class_path, code_path, find_code
 from conformance.encoding.elements import decode_elements, encode_elements
 from conformance.encoding.memories import owner_of
+from conformance.invalid_inputs.changes import replaced
 from conformance.strategies.arrays import guarded, guarded_table
 from conformance.strategies.backends import Backend
 from conformance.strategies.engines import Own, OwnClass

@@ -1,0 +1,249 @@
+"""Ways to make a valid call invalid: what stands at a path is replaced, changed or removed.
+
+A path is an argument's name and what leads on from there: `kv_cache_config.kv_cache_groups[-1]`.
+It leads through attributes, through lists and tuples by index, and through dicts by key or index.
+Where a call has no such place, there is nothing to change, and the result is None.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any, Final
+
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.strategies.attention_layers import own_config, replacing_parts
+from conformance.strategies.engines import Own
+
+NOTHING: Final = object()
+"""What stands at a path that leads nowhere."""
+
+REMOVED: Final = object()
+"""What stands in the place of an attribute that is to be removed."""
+
+
+def replaced(path: str, value: object) -> Change:
+    """Return the change that puts one fixed value at a path.
+
+    >>> replaced("block_size", 0)(Call("f", {"block_size": 2}))
+    f(block_size=0)
+    >>> replaced("sizes[-1]", None)(Call("f", {"sizes": [2, 4]}))
+    f(sizes=[2, None])
+    >>> replaced("sizes[-1]", 0)(Call("f", {"sizes": []}))
+    """
+    return _at(path, lambda _: value)
+
+
+def changed(path: str, change: Callable[[Any], Any]) -> Change:
+    """Return the change that puts a changed copy in the place of a value.
+
+    There is nothing to change where the value, or what becomes of it, is None.
+
+    >>> changed("x", lambda x: x + 1)(Call("f", {"x": 1}))
+    f(x=2)
+    """
+    return _at(path, lambda value: _or_nothing(None if value is None else change(value)))
+
+
+def changed_with_facts(path: str, change: Callable[[Any, Any], Any]) -> Change:
+    """Return the same for a change that depends on the call's facts, as its second argument.
+
+    >>> changed_with_facts("x", lambda x, facts: x + facts)(Call("f", {"x": 1}, 7))
+    f(x=8)
+    """
+    return lambda call: changed(path, lambda value: change(value, call.facts))(call)
+
+
+def removed(path: str) -> Change:
+    """Return the change that removes an attribute, by an engine's own object that has the others.
+
+    >>> import reference
+    >>> config = reference.SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
+    >>> bad = removed("config.max_num_seqs")(Call("f", {"config": config}))
+    >>> hasattr(bad.arguments["config"], "max_num_seqs")
+    False
+    """
+    return _at(path, lambda _: REMOVED)
+
+
+def hinted(name: str, change: Callable[[Any], Any]) -> Change:
+    """Return the change of a hint, where a call has it.
+
+    >>> hinted("a_cpu", lambda a: a + 1)(Call("f", {}, hints={"a_cpu": 1}))
+    f(hint a_cpu=2)
+    """
+
+    def invalidate(call: Call) -> Call | None:
+        bad = change(call.hints[name]) if name in call.hints else None
+        return None if bad is None else call.hinting(**{name: bad})
+
+    return invalidate
+
+
+def in_turn(*changes: Change) -> Change:
+    """Return the change that makes several, one after another.
+
+    >>> in_turn(replaced("a", 1), replaced("b", 2))(Call("f", {"a": 0, "b": 0}))
+    f(a=1, b=2)
+    """
+
+    def invalidate(call: Call) -> Call | None:
+        bad: Call | None = call
+        for change in changes:
+            bad = bad and change(bad)
+        return bad
+
+    return invalidate
+
+
+def set_arguments(**arguments: object) -> Change:
+    """Return the change that puts fixed values in the place of several arguments.
+
+    >>> set_arguments(a=1, b=2)(Call("f", {"a": 0}))
+    f(a=1, b=2)
+    """
+    return lambda call: call.replacing(**arguments)
+
+
+def element(argument: str, value: Callable[[Any, int], int | None]) -> Change:
+    """Return the change of one element of a vector argument.
+
+    Args:
+        argument: The argument's name.
+        value: The new element from the array and an index; None where it is to be left as it is.
+            The first index with a new element is changed.
+    """
+
+    def change(array: Any) -> Any:
+        for i in range(len(array)):
+            new = value(array, i)
+            if new is not None:
+                return with_element(array, i, new)
+        return None
+
+    return changed(argument, change)
+
+
+def with_element(array: Any, index: int, value: int) -> Any:
+    """Return a copy of an array with another element.
+
+    >>> import numpy as np
+    >>> with_element(np.array([1, 2]), -1, 3)
+    array([1, 3])
+    """
+    changed_array = array.copy()
+    changed_array[index] = value
+    return changed_array
+
+
+def without_key(entries: Mapping[Any, Any], key: object) -> dict[Any, Any]:
+    """Return a dict without one of its entries.
+
+    >>> without_key({"a": 1, "b": 2}, "a")
+    {'b': 2}
+    """
+    return {name: entry for name, entry in entries.items() if name != key}
+
+
+def refusals(error: type[Exception], **changes: Mapping[str, Change]) -> list[InvalidInput]:
+    """Return invalid inputs as a table: by what the message must name, and by what is wrong.
+
+    Args:
+        error: The class of the exception.
+        **changes: How a valid call is made invalid, by what is wrong then.
+
+    >>> [invalid] = refusals(ValueError, rank={"the rank is too large": replaced("rank", 8)})
+    >>> invalid.name, invalid.argument, invalid.change(Call("f", {"rank": 0}))
+    ('the rank is too large', 'rank', f(rank=8))
+    """
+    return [
+        InvalidInput(name, error, argument, change)
+        for argument, ways in changes.items()
+        for name, change in ways.items()
+    ]
+
+
+def checked_refusals(error: type[Exception], **changes: Mapping[str, Change]) -> list[InvalidInput]:
+    """Return the same of what stands in the elements of arrays, and is refused in checked mode."""
+    return [replace(invalid, is_value=True) for invalid in refusals(error, **changes)]
+
+
+def of_hint(invalid_inputs: Iterable[InvalidInput]) -> list[InvalidInput]:
+    """Return invalid inputs as those of a hint."""
+    return [replace(invalid, is_hint=True) for invalid in invalid_inputs]
+
+
+def showing(also: str, invalid_inputs: Iterable[InvalidInput]) -> list[InvalidInput]:
+    """Return invalid inputs whose messages must show something more."""
+    return [replace(invalid, also=also) for invalid in invalid_inputs]
+
+
+def prepared(
+    prepare: Callable[[Call], Call | None], invalid_inputs: Iterable[InvalidInput]
+) -> list[InvalidInput]:
+    """Return invalid inputs of calls that are prepared first.
+
+    Args:
+        prepare: Returns a valid call in which the invalid input matters, None if there is none.
+        invalid_inputs: What is wrong with it then.
+    """
+    return [replace(invalid, change=in_turn(prepare, invalid.change)) for invalid in invalid_inputs]
+
+
+def where(
+    is_so: Callable[[Call], object], invalid_inputs: Iterable[InvalidInput]
+) -> list[InvalidInput]:
+    """Return invalid inputs of some calls: in others, nobody looks at what would be wrong."""
+    return prepared(lambda call: call if is_so(call) else None, invalid_inputs)
+
+
+def _or_nothing(value: object) -> object:
+    return NOTHING if value is None else value
+
+
+def _at(path: str, change: Callable[[Any], Any]) -> Change:
+    name, *steps = ("".join(step) for step in re.findall(r"([^.\[\]]+)|\[([^\]]*)\]", path))
+
+    def invalidate(call: Call) -> Call | None:
+        bad = _changed(call.arguments.get(name), steps, change)
+        return None if bad is NOTHING else call.replacing(**{name: bad})
+
+    return invalidate
+
+
+def _changed(value: Any, steps: list[str], change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a value with a change at the end of some steps, or `NOTHING`."""
+    if not steps:
+        return change(value)
+    parts, key = _parts_of(value, steps[0])
+    inner = _changed(parts[key], steps[1:], change) if key in parts else NOTHING
+    if inner is NOTHING:
+        return NOTHING
+    if inner is REMOVED:
+        return own_config(**{name: part for name, part in parts.items() if name != key})
+    return _with_part(value, key, {**parts, key: inner})
+
+
+def _with_part(value: Any, key: Any, parts: dict[Any, Any]) -> Any:
+    """Return a copy of a value with these parts, of which one is new."""
+    if isinstance(value, dict):
+        return parts
+    if isinstance(value, list | tuple):
+        return type(value)(parts.values())
+    if isinstance(value, Own) or is_dataclass(value):
+        return replacing_parts(value, **{key: parts[key]})
+    bad = copy.copy(value)
+    setattr(bad, key, parts[key])
+    return bad
+
+
+def _parts_of(value: Any, step: str) -> tuple[Mapping[Any, Any], Any]:
+    """Return the parts of a value, and the key of the one to which a step leads."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value)), int(step) % max(1, len(value))
+    if isinstance(value, dict):
+        is_index = step not in value and value and re.fullmatch(r"-?\d+", step)
+        return value, list(value)[int(step)] if is_index else step
+    return value.attributes if isinstance(value, Own) else getattr(value, "__dict__", {}), step

@@ -1,0 +1,292 @@
+"""Kinds of parameters: what a function takes, from which follows what it must refuse.
+
+`invalid_by_kind` makes the invalid inputs of a function of its parameters' kinds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from conformance.contracts import Call, Change, InvalidInput
+from conformance.invalid_inputs.changes import changed, removed, replaced
+from conformance.strategies.attention_layers import own_config
+
+MAX_INT32: Final = 2**31 - 1
+MAX_INT64: Final = 2**63 - 1
+
+
+class Violation(NamedTuple):
+    """One way in which a value is not of its kind.
+
+    Attributes:
+        what: It in words that follow the parameter's name: "is a bool".
+        error: The class of the exception.
+        change: Makes the call invalid, of the path of the parameter.
+        is_value: Whether it stands in the elements of an array.
+        names: What the message must name in the parameter's place.
+    """
+
+    what: str
+    error: type[Exception]
+    change: Callable[[str], Change]
+    is_value: bool = False
+    names: str = ""
+
+
+def fixed(what: str, error: type[Exception], value: object) -> Violation:
+    """Return the violation that is one fixed value."""
+    return Violation(what, error, lambda path: replaced(path, value))
+
+
+def derived(what: str, error: type[Exception], change: Callable[[Any], Any]) -> Violation:
+    """Return the violation that is made of a valid value."""
+    return Violation(what, error, lambda path: changed(path, change))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a parameter takes.
+
+    Attributes:
+        is_optional: Whether it takes None.
+        is_attribute: Whether it is an attribute that is read, so that it must not be missing.
+        names: What the message must name; empty for the last name of the parameter's path.
+        also: See `InvalidInput`.
+    """
+
+    is_optional: bool = False
+    is_attribute: bool = False
+    names: str = ""
+    also: str = ""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is refused in its place."""
+        if not self.is_optional:
+            yield fixed("is None", TypeError, None)
+        if self.is_attribute:
+            yield Violation("is missing", AttributeError, removed)
+
+
+def invalid_by_kind(**parameters: Kind) -> list[InvalidInput]:
+    """Return the invalid inputs that follow from the kinds of parameters.
+
+    Args:
+        **parameters: The kinds by path: an argument, or a part of one, `config.max_num_seqs`.
+
+    >>> [invalid.name for invalid in invalid_by_kind(has_lora=Bool())]
+    ['has_lora is None', 'has_lora is an int', 'has_lora is a str']
+    """
+    found = []
+    for path, kind in parameters.items():
+        label = path if kind.names else path.rpartition(".")[2]
+        argument = kind.names or label.partition("[")[0]
+        for violation in kind.violations():
+            invalid = InvalidInput(
+                f"{label} {violation.what}",
+                violation.error,
+                violation.names or argument,
+                violation.change(path),
+                violation.is_value,
+                # A message of Python's own, of a missing attribute, says no more.
+                also="" if violation.error is AttributeError else kind.also,
+            )
+            found.append(invalid)
+    return found
+
+
+def invalid_hint(name: str, kind: Kind) -> list[InvalidInput]:
+    """Return what follows from the kind of a hint.
+
+    >>> [invalid.name for invalid in invalid_hint("num_embeds", Bool())]
+    ['hint: num_embeds is None', 'hint: num_embeds is an int', 'hint: num_embeds is a str']
+    """
+
+    def of_hint(invalid: InvalidInput) -> InvalidInput:
+        def change(call: Call) -> Call | None:
+            bad = invalid.change(Call(name, call.hints)) if name in call.hints else None
+            return bad and dataclasses.replace(call, hints=bad.arguments)
+
+        name_of_hint = f"hint: {invalid.name}"
+        return dataclasses.replace(invalid, name=name_of_hint, change=change, is_hint=True)
+
+    return [of_hint(invalid) for invalid in invalid_by_kind(**{name: kind})]
+
+
+@dataclasses.dataclass(frozen=True)
+class Int(Kind):
+    """An int, and no bool.
+
+    Attributes:
+        least: The least; None for no bound.
+        most: The most; None for no bound.
+        range_error: The exception for what is outside.
+        below: The argument that it must be less than.
+        divides: The argument that it must divide.
+    """
+
+    least: int | None = 1
+    most: int | None = None
+    range_error: type[Exception] = ValueError
+    below: str = ""
+    divides: str = ""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield an int too small and too large, and what is no int."""
+        yield from super().violations()
+        if self.least is not None:
+            yield fixed(f"is {self.least - 1}", self.range_error, self.least - 1)
+            yield fixed("is far too small", self.range_error, -(2**40))
+        if self.most is not None:
+            yield fixed(f"is {_power(self.most + 1)}", self.range_error, self.most + 1)
+            yield fixed("is past int64", self.range_error, 2**64)
+        yield fixed("is a bool", TypeError, True)  # the value
+        yield fixed("is NumPy's bool", TypeError, np.True_)
+        yield fixed("is a float", TypeError, float(self.least or 0))
+        yield fixed("is a str", TypeError, str(self.least or 0))
+        if self.below:
+            yield self._after(f"is not below {self.below}", self.below, 0)
+        if self.divides:
+            yield self._after(f"does not divide {self.divides}", self.divides, 1)
+
+    def _after(self, what: str, other: str, step: int) -> Violation:
+        """Return the violation that is another argument, and so much more."""
+
+        def change(path: str) -> Change:
+            return lambda call: replaced(path, call.arguments.get(other, 1) + step)(call)
+
+        return Violation(what, self.range_error, change)
+
+
+def _power(value: int) -> str:
+    """Return a number, a large power of two as such."""
+    exponent = value.bit_length() - 1
+    return f"2**{exponent}" if exponent > 16 and value == 2**exponent else str(value)
+
+
+def size(**options: Any) -> Int:
+    """Return the kind of a size: an int from 1 that an int32 holds."""
+    return Int(1, MAX_INT32, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bool(Kind):
+    """A bool."""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no bool."""
+        yield from super().violations()
+        yield fixed("is an int", TypeError, 1)
+        yield fixed("is a str", TypeError, "yes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Str(Kind):
+    """A str."""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no str."""
+        yield from super().violations()
+        yield fixed("is an int", TypeError, 3)
+        yield fixed("is bytes", TypeError, b"auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Class(Kind):
+    """A class."""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no class."""
+        yield from super().violations()
+        yield fixed("is a name", TypeError, "Attention")
+        yield fixed("is an object", TypeError, own_config())
+
+
+@dataclasses.dataclass(frozen=True)
+class Dtype(Kind):
+    """A dtype that torch has too."""
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no dtype, or none of a tensor."""
+        yield from super().violations()
+        yield fixed("is a str", TypeError, "float16")
+        yield fixed("is a type of Python's", TypeError, float)
+        yield fixed("is a dtype of objects", TypeError, np.dtype(object))
+        records = np.dtype([("a", np.int8), ("b", np.int8)])
+        yield fixed("is a dtype of two fields", TypeError, records)
+
+
+@dataclasses.dataclass(frozen=True)
+class List(Kind):
+    """A list.
+
+    Attributes:
+        entry: The kind of its entries; None where they are objects.
+        takes_tuple: Whether it may be a tuple.
+    """
+
+    entry: Kind | None = None
+    takes_tuple: bool = False
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no list, and lists whose last entry is not of its kind."""
+        yield from super().violations()
+        yield fixed("is a str", TypeError, "layers.0")
+        yield fixed("is a set", TypeError, {8})
+        yield fixed("is a dict", TypeError, {})
+        yield fixed("is an int", TypeError, 3)
+        if not self.takes_tuple:
+            yield derived("is a tuple", TypeError, tuple)
+        for violation in () if self.entry is None else self.entry.violations():
+            yield _of_last_entry(violation)
+
+
+def _of_last_entry(violation: Violation) -> Violation:
+    """Return the violation of a list whose last entry is wrong."""
+    what = f"has an entry that {violation.what}"
+    return violation._replace(what=what, change=lambda path: violation.change(f"{path}[-1]"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dict(Kind):
+    """A dict.
+
+    Attributes:
+        key: The kind of its keys; None where it is not checked.
+        value: That of its values.
+    """
+
+    key: Kind | None = None
+    value: Kind | None = None
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what is no dict, and dicts that have one entry more, not of their kinds."""
+        yield from super().violations()
+        yield derived("is a list", TypeError, list)
+        if isinstance(self.key, Str):
+            yield derived("has a key that is an int", TypeError, _with_int_key)
+        for violation in () if self.value is None else self.value.violations():
+            yield _of_last_entry(violation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Object(Kind):
+    """An object of any class, of which an attribute is read.
+
+    Attributes:
+        reads: The attribute.
+    """
+
+    reads: str
+
+    def violations(self) -> Iterator[Violation]:
+        """Yield what has no such attribute."""
+        change = lambda path: replaced(path, None)  # noqa: E731
+        yield Violation("is None", AttributeError, change, names=self.reads)
+
+
+def _with_int_key(entries: dict[Any, Any]) -> dict[Any, Any] | None:
+    return {**entries, 3: list(entries.values())[-1]} if entries else None
