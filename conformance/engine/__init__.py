@@ -5,6 +5,7 @@ Three things run on it: the replay of traces (`conformance.traffic`), the statef
 `reference` nor `fast`, so each of these can use it with the implementation that it runs.
 
 - `request`, `block_pool`, `cache_group`: what is scheduled, and the blocks that it gets;
+- `prefix_cache`: blocks that requests with a common prefix share;
 - `scheduler`: one step after another, within the `settings` and as a `policy` says;
 - `scheduler_output`: a step, as it is given to a worker;
 - `arrivals`: when requests come;

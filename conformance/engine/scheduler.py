@@ -9,7 +9,6 @@ first token, or from the end of a prefix that is still cached.
 from __future__ import annotations
 
 import bisect
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from conformance.engine.block_pool import BlockPool
 from conformance.engine.cache_group import CacheGroup
 from conformance.engine.policy import FIRST_COME_FIRST_SERVED, Policy
+from conformance.engine.prefix_cache import PrefixCache
 from conformance.engine.request import Request
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.settings import EngineSettings
@@ -76,7 +76,7 @@ class Scheduler:
         self._settings = settings
         self._groups = groups
         self._pool = pool
-        self._shares_prefixes = shares_prefixes
+        self._prefix_cache = PrefixCache(pool, groups) if shares_prefixes else None
         self._longest = longest_request(settings, groups, pool.num_free_blocks)
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
@@ -149,8 +149,8 @@ class Scheduler:
                 continue
             request.append(sampled_token_ids.get(req_id, []), output.num_scheduled_tokens[req_id])
             request.spec_token_ids = list((draft_token_ids or {}).get(req_id, []))
-            if self._shares_prefixes:
-                self._cache_full_blocks(request)
+            if self._prefix_cache is not None:
+                self._prefix_cache.cache_full_blocks(request)
             if request.num_missing_tokens == 0:
                 self.finish(request)
                 finished.append(request)
@@ -190,7 +190,10 @@ class Scheduler:
         """Admit waiting requests as long as budget, places and blocks last."""
         while self.waiting and step.budget > 0 and len(self.running) < self._settings.max_num_seqs:
             request = self.waiting[0]
-            num_cached_tokens, request.block_ids = self._find_longest_prefix(request)
+            num_cached_tokens, request.block_ids = 0, tuple([] for _ in self._groups)
+            if self._prefix_cache is not None:
+                found = self._prefix_cache.find_longest_prefix(request)
+                num_cached_tokens, request.block_ids = found
             request.num_computed_tokens = request.num_cached_tokens = num_cached_tokens
             if not self._try_schedule(step, request, is_admitted=True):
                 request.block_ids, request.num_computed_tokens = (), 0
@@ -245,39 +248,6 @@ class Scheduler:
             self._pool.free_blocks(block_ids)
         request.block_ids = ()
         request.spec_token_ids = []
-
-    def _find_longest_prefix(self, request: Request) -> tuple[int, tuple[list[int], ...]]:
-        """Find the longest computed prefix of a request that fills blocks of all groups.
-
-        At least one token is left to compute: the logits of the last one are wanted.
-
-        Returns:
-            Its length in tokens, and its blocks for each group.
-        """
-        if self._shares_prefixes:
-            common = math.lcm(*(group.block_size for group in self._groups))
-            longest = (request.num_tokens - 1) // common * common
-            for num_tokens in range(longest, 0, -common):
-                found = [
-                    [
-                        self._pool.get_cached_block((number, tuple(request.token_ids[:end])))
-                        for end in range(size, num_tokens + 1, size)
-                    ]
-                    for number, size in enumerate(group.block_size for group in self._groups)
-                ]
-                known = tuple([b for b in block_ids if b is not None] for block_ids in found)
-                if list(known) == found:
-                    return num_tokens, known
-        return 0, tuple([] for _ in self._groups)
-
-    def _cache_full_blocks(self, request: Request) -> None:
-        """Let other requests find the blocks that a request's computed tokens fill."""
-        for number, (group, block_ids) in enumerate(
-            zip(self._groups, request.block_ids, strict=True)
-        ):
-            for column in range(request.num_computed_tokens // group.block_size):
-                prefix = request.token_ids[: (column + 1) * group.block_size]
-                self._pool.cache_block((number, tuple(prefix)), block_ids[column])
 
     def _make_output(self, step: _Step) -> SchedulerOutput:
         """Write a step down."""

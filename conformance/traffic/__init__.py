@@ -1,7 +1,7 @@
-"""Real traffic: traces of requests, a scheduler that makes steps of them, a runner of the steps.
+"""Real traffic: traces of requests, an engine that serves them, and a runner of its steps.
 
-`trace` reads requests, `scheduler` makes the steps of an engine that serves them with a model of
-the zoo, `runner` does in one implementation what an engine's worker does with a step,
-`twins` runs two implementations side by side and finds the first difference, and `batches` cuts
-the batches out of a run for the harness's strategies.
+`trace` reads requests, and `engine` serves them with a model of the zoo, step by step, on the
+scheduler of `conformance.engine`. `runner` does in one implementation what an engine's worker does
+with a step, `twins` runs two implementations side by side and finds the first difference, and
+`batches` takes the batches out of a run for the harness's strategies.
 """

@@ -13,8 +13,8 @@ from planted_bugs import never
 from stateful_bugs import NO_KEY, OTHERS_KEY, TWO_OWNERS, Bug, assert_found
 
 from conformance.engine.block_pool import BlockPool
+from conformance.engine.prefix_cache import PrefixCache
 from conformance.engine.request import Request
-from conformance.engine.scheduler import Scheduler
 
 
 def freeing_for_all(_: Any) -> Any:
@@ -32,8 +32,8 @@ def freeing_for_all(_: Any) -> Any:
 def rounding_up(find: Any) -> Any:
     """Share also a last block of which only the beginning is common."""
 
-    def broken(scheduler: Scheduler, request: Request) -> tuple[int, Any]:
-        found: tuple[int, Any] = find(scheduler, request)
+    def broken(cache: PrefixCache, request: Request) -> tuple[int, Any]:
+        found: tuple[int, Any] = find(cache, request)
         num_tokens, block_ids = found
         return (num_tokens + 1, block_ids) if 0 < num_tokens < request.num_tokens - 1 else found
 
@@ -43,8 +43,8 @@ def rounding_up(find: Any) -> Any:
 def keeping_what_was_computed(find: Any) -> Any:
     """Resume a request behind the first half of its tokens, whose keys its blocks do not have."""
 
-    def broken(scheduler: Scheduler, request: Request) -> tuple[int, Any]:
-        found: tuple[int, Any] = find(scheduler, request)
+    def broken(cache: PrefixCache, request: Request) -> tuple[int, Any]:
+        found: tuple[int, Any] = find(cache, request)
         return found if found[0] else ((request.num_tokens - 1) // 2, found[1])
 
     return broken
@@ -66,12 +66,12 @@ def accepting_one_more(append: Any) -> Any:
 def before_its_last_key(cache_full_blocks: Any) -> Any:
     """Let others find a block that is full but for the key of the token sampled last."""
 
-    def broken(scheduler: Scheduler, request: Request) -> None:
+    def broken(cache: PrefixCache, request: Request) -> None:
         num_computed_tokens = request.num_computed_tokens
-        sizes = zip(request.block_ids, scheduler._groups, strict=True)
-        held = min(len(ids) * group.block_size for ids, group in sizes)
+        sizes = zip(request.block_ids, cache._block_sizes, strict=True)
+        held = min(len(ids) * size for ids, size in sizes)
         request.num_computed_tokens = min(request.num_tokens, held)
-        cache_full_blocks(scheduler, request)
+        cache_full_blocks(cache, request)
         request.num_computed_tokens = num_computed_tokens
 
     return broken
@@ -92,13 +92,13 @@ BUGS: list[tuple[str, list[tuple[object, str]], Bug, str]] = [
     ),
     (
         "sharing: a block that is only begun is shared",
-        [(Scheduler, "_find_longest_prefix")],
+        [(PrefixCache, "find_longest_prefix")],
         rounding_up,
         rf"{NO_KEY}|{OTHERS_KEY}",
     ),
     (
         "sharing: a block is found before its last key is written",
-        [(Scheduler, "_cache_full_blocks")],
+        [(PrefixCache, "cache_full_blocks")],
         before_its_last_key,
         rf"{NO_KEY}|{OTHERS_KEY}|{TWO_OWNERS}",
     ),
@@ -110,7 +110,7 @@ BUGS: list[tuple[str, list[tuple[object, str]], Bug, str]] = [
     ),
     (
         "preemption: a request goes on behind what it had computed",
-        [(Scheduler, "_find_longest_prefix")],
+        [(PrefixCache, "find_longest_prefix")],
         keeping_what_was_computed,
         rf"{NO_KEY}|{OTHERS_KEY}",
     ),
