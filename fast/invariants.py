@@ -155,11 +155,13 @@ def _check_tokens(num_tokens: int, fields: Fields) -> None:
 def check_lengths(fields: Fields) -> None:
     """Raise ValueError if fields disagree on the number of requests, or a token has no slot."""
     num_reqs = fields.counts.get("num_reqs")
-    starts = fields.tensors.get("query_start_loc_cpu", fields.tensors.get("query_start_loc"))
-    if starts is not None:
+    for name in ("query_start_loc", "query_start_loc_cpu"):
+        starts = fields.tensors.get(name)
+        if starts is None:
+            continue
         if num_reqs is not None and len(starts) != num_reqs + 1:
             raise ValueError(
-                f"query_start_loc has {len(starts)} entries, expected num_reqs + 1 = {num_reqs + 1}"
+                f"{name} has {len(starts)} entries, expected num_reqs + 1 = {num_reqs + 1}"
             )
         num_reqs = len(starts) - 1
     vectors: list[tuple[str, Any]] = [

@@ -161,14 +161,16 @@ def check_lengths(fields: dict[str, Any]) -> None:
     Raises:
         ValueError: A field that is too long or too short for the others.
     """
-    starts = fields.get("query_start_loc_cpu", fields.get("query_start_loc"))
     num_reqs, num_tokens = fields.get("num_reqs"), fields.get("num_actual_tokens")
-    if starts is not None:
-        if num_reqs is not None and len(starts) != num_reqs + 1:
+    for name in ("query_start_loc", "query_start_loc_cpu"):
+        if name not in fields:
+            continue
+        num_starts = len(fields[name])
+        if num_reqs is not None and num_starts != num_reqs + 1:
             raise ValueError(
-                f"query_start_loc has {len(starts)} entries, expected num_reqs + 1 = {num_reqs + 1}"
+                f"{name} has {num_starts} entries, expected num_reqs + 1 = {num_reqs + 1}"
             )
-        num_reqs = len(starts) - 1
+        num_reqs = num_starts - 1
     for name in _REQUEST_VECTORS:
         if name not in fields:
             continue

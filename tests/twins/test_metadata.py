@@ -319,6 +319,15 @@ def test_refusals_of_unpadded(
         metadata.unpadded(num_tokens, num_reqs)
 
 
+@pytest.mark.parametrize("field", ["query_start_loc", "query_start_loc_cpu"])
+def test_unpadded_with_too_few_starts(twin: Any, make_batch: Any, field: str) -> None:
+    """Each copy of the starts is checked: a cut of the other would say nothing of it."""
+    metadata = make_batch([2, 3, 1], [3, 5, 1])
+    setattr(metadata, field, twin.int32(0, 2))
+    with twin.refuses(f"ValueError: {field} has 2 entries, expected num_reqs + 1 = 4"):
+        metadata.unpadded(5, 2)
+
+
 def test_an_engines_own_metadata(twin: Any) -> None:
     """What an object lacks is not checked; what it has is."""
     validate = twin.metadata.validate_metadata
