@@ -97,12 +97,16 @@ INVARIANTS: dict[tuple[type[Exception], str], dict[str, Fields]] = {
         "starts do not start at 0": _both("query_start_loc", lambda s, _: with_element(s, 0, -1)),
         "starts decrease": _both("query_start_loc", _starts_decrease),
         "starts are one short": _both("query_start_loc", lambda starts, _: starts[:-1]),
+        "starts alone are one short": _one("query_start_loc", lambda starts, _: starts[:-1]),
     },
     (TypeError, "query_start_loc"): {"starts are int64": _both("query_start_loc", _int64)},
     (ValueError, "query_start_loc_cpu"): {
         "starts differ from their copy on the CPU": _one(
             "query_start_loc_cpu", lambda starts, b: starts * 0 if b.num_tokens else None
-        )
+        ),
+        "starts on the CPU are one short": _one(
+            "query_start_loc_cpu", lambda starts, _: starts[:-1]
+        ),
     },
     (ValueError, "num_actual_tokens"): {
         "tokens belong to requests beyond num_actual_tokens": _one(
@@ -185,7 +189,19 @@ def invalid_metadata(
     ]
 
 
+LENGTHS = {
+    "metadata: starts are one short",
+    "metadata: starts alone are one short",
+    "metadata: starts on the CPU are one short",
+    "metadata: seq_lens is one short",
+    "metadata: num_computed_tokens_cpu is one short",
+    "metadata: the table has fewer rows than requests",
+    "metadata: there are fewer slots than tokens",
+}
+"""What contradicts the definition by lengths alone, which `unpadded` checks."""
+
 UNPADDED_INVALID_INPUTS = [
+    *(one for one in invalid_metadata("self", is_value=False) if one.name in LENGTHS),
     *invalid_by_kind(num_actual_reqs=Int(0), num_actual_tokens=Int(0)),
     *refusals(
         ValueError,
