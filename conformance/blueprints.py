@@ -9,10 +9,28 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
+
+class Converter(Protocol):
+    """What a blueprint needs to know of the implementation for which it makes an object.
+
+    Attributes:
+        implementation: The module.
+        device: The device of its tensors; None where arrays are NumPy's.
+    """
+
+    implementation: ModuleType
+    device: str | None
+
+    def carry(self, value: Any, path: str) -> Any:
+        """Return the implementation's own copy of a drawn value.
+
+        Args:
+            value: The value.
+            path: Where it stands in the call, for reports.
+        """
 
 
 class Blueprint(abc.ABC):
@@ -24,13 +42,11 @@ class Blueprint(abc.ABC):
     """
 
     @abc.abstractmethod
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return the object.
 
         Args:
-            carrier: The side: `carrier.implementation` is its module, `carrier.device` the device
-                of its tensors (None where arrays are NumPy's), `carrier.carry(value, path)` copies
-                a drawn value there.
+            carrier: Of the implementation that the object is made for.
         """
 
 
@@ -43,7 +59,7 @@ class Device(Blueprint):
     'cpu'
     """
 
-    def make(self, carrier: Carrier) -> str | None:
+    def make(self, carrier: Converter) -> str | None:
         """Return the type of device, None where there is none."""
         return carrier.device
 

@@ -17,7 +17,8 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.contracts import Call, Contract, Draw, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Contract, InvalidInput
 from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.implementations import is_of_fast
 from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
@@ -26,8 +27,9 @@ from conformance.report import Mismatch
 from conformance.shrinking import note_failure
 from conformance.sides import MANNERS, Manner, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
-from conformance.strategies.presets import SIZES, Preset, presets_of
-from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, counting_launches
+from conformance.strategies.draw import Draw
+from conformance.strategies.presets import SIZES, Preset
+from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, counting_launches, presets_of
 from conformance.wording import compare_wording
 
 __all__ = [

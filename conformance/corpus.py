@@ -18,8 +18,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from conformance.calls import Call
 from conformance.checks import Check, checks_in, same_answer, same_refusal
-from conformance.contracts import Call, Contract, InvalidInput
+from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import (
     SCHEMA_VERSION,
     Decoder,

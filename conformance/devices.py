@@ -11,9 +11,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from conformance.calls import Call
 from conformance.checks import Check, law
 from conformance.comparison import Difference, Verdict
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.judging import is_named
 from conformance.report import Mismatch
 from conformance.sides import Side

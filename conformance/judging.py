@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, first_difference, shared_memory
-from conformance.contracts import Call, Contract, InvalidInput
+from conformance.contracts import Contract, InvalidInput
 from conformance.report import Mismatch
 from conformance.sides import Manner, Side
 from conformance.targets import RAISED, REFERENCE, Target

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.calls import Call, brief
 from conformance.comparison import Difference, Verdict, field_name
-from conformance.contracts import Call, brief
 
 PER_REQUEST = frozenset(
     {

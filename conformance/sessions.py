@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from conformance.calls import Call
 from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference, parts
-from conformance.contracts import Call
 from conformance.conversion import address_of
 from conformance.implementations import is_of_fast
 from conformance.profiles import Kind

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from conformance.aliases import Alias
+from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, is_immutable, parts
-from conformance.contracts import Alias, Arguments, Call
 from conformance.conversion import Carrier
 from conformance.report import Mismatch
 from conformance.targets import REFERENCE, Target

@@ -30,6 +30,7 @@ from conformance.adapters.deviation import Deviation
 from conformance.conversion import Carrier
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.lists import names_in
+from conformance.strategies.presets import MINIMAL, REAL, REAL_IN_SIMULATOR, TRAFFIC, Preset
 from fast import launch
 
 STATEFUL_TEST: Final = "stateful test"
@@ -267,3 +268,10 @@ def choose_targets(
                 )
             )
     return found
+
+
+def presets_of(target: Target) -> tuple[Preset, ...]:
+    """Return the presets whose examples a target is given."""
+    if target.is_simulated:
+        return MINIMAL, REAL_IN_SIMULATOR
+    return MINIMAL, REAL, TRAFFIC

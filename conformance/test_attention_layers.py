@@ -9,8 +9,9 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.attention_layers import (
     GET_KV_CACHE_SPEC_INVALID_INPUTS,
     GET_LAYERS_INVALID_INPUTS,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law
-from conformance.contracts import Call
 from conformance.dense_layer import Layer, State
 from conformance.poisoned_cache import PoisonedCache, as_numpy, merged, twins
 from conformance.sides import Side

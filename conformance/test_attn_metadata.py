@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
-from conformance.laws import as_reference, obeys
+from conformance.laws.meaning import as_reference
+from conformance.laws.obedience import obeys
 from conformance.meanings.attn_metadata import GROUPS, given_to
 from conformance.sides import Side
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls

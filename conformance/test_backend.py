@@ -9,9 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.backend import (
     SUBCLASS_BACKEND_INVALID_INPUTS,
     SUBCLASS_METADATA_INVALID_INPUTS,

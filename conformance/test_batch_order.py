@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 import reference
+from conformance.calls import Call, plain
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, plain
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.batch_order import (
     REORDER_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
     UNIFORM_INVALID_INPUTS,
 )
-from conformance.laws import obeys
 from conformance.laws.changes import in_order
+from conformance.laws.obedience import obeys
 from conformance.meanings.batch_order import KINDS, REORDERED, made_order
 from conformance.sides import Side
 from conformance.strategies.batch_order import (

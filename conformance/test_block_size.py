@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.block_size import (
     MULTIPLE_OF_INVALID_INPUTS,
     PREPARE_INVALID_INPUTS,

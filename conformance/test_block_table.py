@@ -10,16 +10,17 @@ import numpy as np
 import torch
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.devices import ELSEWHERE, check_refused_elsewhere
 from conformance.invalid_inputs.block_table import (
     CONSTRUCTOR_INVALID_INPUTS,
     INVALID_OPERATIONS,
     REFUSALS,
 )
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.meanings.block_table import GATHERED_GROUPS, gathering
 from conformance.sessions import construct, perform, session_check
 from conformance.strategies.block_table import (

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import first_difference, torch_dtype
-from conformance.contracts import Call, Draw
 from conformance.implementations import is_of_fast
 from conformance.judging import is_named
 from conformance.report import Mismatch
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.blueprints import DEVICE
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.builders import (
     CREATE_GROUP_INVALID_INPUTS,
     GET_METADATA_BUILDER_INVALID_INPUTS,

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.causal_conv1d import CONV1D_INVALID_INPUTS
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.laws.statements import BLOCK_M
 from conformance.meanings.causal_conv1d import PROGRAMS, listed, runs_of
 from conformance.strategies.causal_conv1d import compute_conv1d_calls

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conformance.actors import Actor, actors
 from conformance.checks import law
-from conformance.contracts import Draw
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import Target
 

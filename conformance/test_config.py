@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
+from conformance.calls import Call
 from conformance.checks import Check, law
 from conformance.comparison import first_difference
-from conformance.contracts import Call
 from conformance.report import Mismatch
 from conformance.targets import REFERENCE, Target
 

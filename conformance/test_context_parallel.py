@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.meanings.context_parallel import HELD_KEYS
 from conformance.sides import Side
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls

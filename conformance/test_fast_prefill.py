@@ -10,10 +10,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Contract
 from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.meanings.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
 from conformance.sides import Side
 from conformance.strategies.batches import of_batch, of_metadata

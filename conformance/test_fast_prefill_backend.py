@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import Difference, Verdict, first_difference
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
 from conformance.report import Mismatch
 from conformance.sides import Side

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, is_array
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.situations import Situations

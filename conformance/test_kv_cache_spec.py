@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_cache_spec import (
     ATTENTION_INVALID_INPUTS,
     COPY_INVALID_INPUTS,

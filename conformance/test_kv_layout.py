@@ -11,9 +11,10 @@ from typing import Any
 from unittest import mock
 
 from conformance.absent import Absent
+from conformance.calls import Call
 from conformance.checks import law, same_answer
 from conformance.comparison import first_difference
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.report import Mismatch
 from conformance.strategies.kv_layout import LAYOUTS, Step, histories, is_valid_calls
 from conformance.targets import REFERENCE, Target

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.situations import Situations

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.calls import Call
 from conformance.checks import same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_backends import BACKEND_INVALID_INPUTS
 from conformance.invalid_inputs.kv_views import RESHAPE_INVALID_INPUTS
 from conformance.strategies.kv_cache import Cache, Layer, is_encoder_only

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.layer_params import (
     GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     INFER_INVALID_INPUTS,

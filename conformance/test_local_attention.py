@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.meanings.local_attention import VIRTUAL_REQUESTS
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata

@@ -9,8 +9,9 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.strategies.memory import MAX_INT64, request_calls, snapshot_calls

@@ -9,16 +9,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
+from conformance.aliases import Alias, Relation, views_of
+from conformance.calls import Call
 from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Alias, Call, Contract, Relation, views_of
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
     invalid_metadata,
 )
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.meanings.metadata import KEPT_REQUESTS
 from conformance.report import Mismatch
 from conformance.sides import Side

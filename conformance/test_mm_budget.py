@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Contract
 from conformance.invalid_inputs.mm_budget import (
     BUDGET_INVALID_INPUTS,
     COMPUTE_INVALID_INPUTS,

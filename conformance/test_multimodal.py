@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, first_difference
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.multimodal import (
     GATHER_INVALID_INPUTS,

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.strategies.engines import Own

@@ -9,19 +9,23 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
-from conformance.contracts import Alias, Call, Contract, Draw, Relation
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
     SLOT_MAPPING_INVALID_INPUTS,
 )
-from conformance.laws import Reader, obeys
+from conformance.laws.meaning import Reader
+from conformance.laws.obedience import obeys
 from conformance.meanings.slots import MAPPED_TABLE, SLOTS, calls_in_place
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, of_batch
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.aliases import Alias, Relation
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Alias, Call, Contract, Relation
+from conformance.contracts import Contract
 from conformance.conversion import address_of
 from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
 from conformance.sides import Side

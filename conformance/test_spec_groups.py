@@ -9,11 +9,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, Draw
+from conformance.contracts import Contract
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.sides import Side
 from conformance.situations import Situations
+from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
 from conformance.strategies.presets import Preset
 from conformance.strategies.spec_groups import container_calls, merge_calls, uniform_calls

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
+from conformance.aliases import views_of
+from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, views_of
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.invalid_inputs.ubatch import (
     CREATE_INVALID_INPUTS,
@@ -18,7 +20,7 @@ from conformance.invalid_inputs.ubatch import (
     SLICE_STARTS_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
 )
-from conformance.laws import obeys
+from conformance.laws.obedience import obeys
 from conformance.meanings.ubatch import CREATED, MICRO_BATCHES, SLICE, STARTS, is_cut, points_of
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import as_bytes
-from conformance.contracts import Call, Draw
 from conformance.sides import Side
 from conformance.strategies.arrays import Array
+from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, reshape_calls
 from conformance.strategies.presets import Preset

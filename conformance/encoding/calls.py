@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.encoding.decoder import Decoder
 from conformance.encoding.elements import Json
 from conformance.encoding.encoder import Encoder

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from conformance.blueprints import Blueprint
+from conformance.blueprints import Blueprint, Converter
 from conformance.encoding.classes import find_class, find_code
 from conformance.encoding.elements import Array, Json, decode_dtype, decode_elements
 from conformance.encoding.memories import decode_array, decode_memory
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +27,7 @@ class Made(Blueprint):
     cls: str
     fields: Mapping[str, Any]
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return an object of a class of this name, compared by the same."""
         made = type(self.cls, (), {"compared": tuple(self.fields)})()
         for name, value in self.fields.items():

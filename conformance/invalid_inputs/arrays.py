@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import changed, element, with_element
 from conformance.invalid_inputs.kinds import Kind, Violation, derived
 from conformance.strategies.arrays import Array as NumpyArray

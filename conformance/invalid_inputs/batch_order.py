@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import changed, prepared, refusals
 from conformance.invalid_inputs.kinds import MAX_INT64, Bool, Int, invalid_by_kind, size

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import reference
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import changed, refusals, set_arguments, showing
 from conformance.invalid_inputs.kinds import Int, List, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_views import foreign_mamba

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Arguments, Call, Change, InvalidInput
+from conformance.calls import Arguments, Call
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
     changed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.changes import prepared, refusals, removed
 from conformance.invalid_inputs.kinds import Bool, Int, Object, invalid_by_kind
 from conformance.strategies.attention_layers import own_config

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, Final
 
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Change, InvalidInput
 from conformance.strategies.attention_layers import own_config, replacing_parts
 from conformance.strategies.engines import Own
 

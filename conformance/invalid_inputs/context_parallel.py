@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array, Output
 from conformance.invalid_inputs.changes import checked_refusals, refusals, set_arguments
 from conformance.invalid_inputs.kinds import MAX_INT32, Int, invalid_by_kind, size

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.changes import changed, removed, replaced
 from conformance.strategies.attention_layers import own_config
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import changed, in_turn, refusals, without_key
 from conformance.invalid_inputs.kv_views import (
     Chosen,

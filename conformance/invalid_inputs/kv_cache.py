@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.changes import (
     changed,
     prepared,

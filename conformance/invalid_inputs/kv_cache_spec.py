@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.changes import changed, refusals, replaced, set_arguments
 from conformance.invalid_inputs.kinds import Dict, Dtype, Int, Str, invalid_by_kind
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM

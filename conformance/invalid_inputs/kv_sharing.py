@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import changed, refusals, replaced, without_key
 from conformance.invalid_inputs.kinds import Dict, invalid_by_kind
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import changed, refusals, replaced, without_key
 from conformance.invalid_inputs.kinds import Dict, Int, List, Object, invalid_by_kind
 from conformance.strategies.arrays import Array

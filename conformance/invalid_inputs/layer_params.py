@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.attention_layers import BAD, CONFIG, UNKNOWN_NAME
 from conformance.invalid_inputs.changes import changed, refusals
 from conformance.invalid_inputs.kinds import Class, Dict, List, Str, invalid_by_kind

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from conformance.contracts import Call, Change
+from conformance.calls import Call
+from conformance.contracts import Change
 from conformance.invalid_inputs.changes import refusals, replaced
 from conformance.invalid_inputs.kinds import MAX_INT64, Int, Object, invalid_by_kind
 

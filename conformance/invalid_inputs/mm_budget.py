@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.changes import in_turn, prepared, refusals, replaced, set_arguments
 from conformance.invalid_inputs.kinds import Bool, Dict, Int, Object, Str, invalid_by_kind
 from conformance.strategies.attention_layers import own_config

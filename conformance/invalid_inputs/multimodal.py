@@ -8,7 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Output, made
 from conformance.invalid_inputs.changes import (
     changed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.changes import prepared, refusals
 from conformance.invalid_inputs.kinds import Bool, Int, List, Object, invalid_by_kind
 from conformance.strategies.sequence_parallel import whole

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import (
     changed,

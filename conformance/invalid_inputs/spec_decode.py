@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array
 from conformance.invalid_inputs.changes import changed, refusals, replaced
 from conformance.invalid_inputs.kinds import Int, invalid_by_kind

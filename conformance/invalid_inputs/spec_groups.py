@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import reference
-from conformance.blueprints import Blueprint
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.blueprints import Blueprint, Converter
+from conformance.calls import Call
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.changes import changed, refusals, replaced, showing
 from conformance.invalid_inputs.kinds import List, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, invalid_specs, of_kinds
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 UNLIKE = 977
 """A size that no drawn spec has: a refusal must show it."""
@@ -72,7 +70,7 @@ class EngineSpec(Blueprint):
 
     spec: Any
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return the spec."""
         carried = carrier.carry(self.spec, "spec")
         cls = type(f"Engine{type(carried).__name__}", (type(carried),), {})

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import reference
-from conformance.contracts import Call, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import InvalidInput
 from conformance.invalid_inputs.changes import changed, in_turn, refusals, replaced, where
 from conformance.invalid_inputs.kinds import Int, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_specs, of_kinds

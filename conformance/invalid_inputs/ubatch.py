@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 import reference
-from conformance.contracts import Call, Change, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
     changed,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
 from conformance.sides import Side

@@ -8,8 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from conformance.calls import Call
 from conformance.checks import Check, Checks
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
+from conformance.laws import statements  # noqa: F401  # it fills LAWS
 from conformance.laws.access import About
 from conformance.laws.law import LAWS, PAIRS, Law
 from conformance.laws.meaning import Meaning

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
 from conformance.laws.meaning import Meaning, Reader, positions_of

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call
-from conformance.laws import Access, Change, Meaning, Reader
+from conformance.calls import Call
+from conformance.laws.access import Access
+from conformance.laws.changes import Change
+from conformance.laws.meaning import Meaning, Reader
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attn_metadata import BOUNDS, Buffer
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.contracts import Call
-from conformance.laws import Access, Change, Meaning, Reader, about, changing, requests_of
-from conformance.laws.changes import in_order, names_in_order
+from conformance.calls import Call
+from conformance.laws.access import Access
+from conformance.laws.changes import Change, in_order, names_in_order
+from conformance.laws.meaning import Meaning, Reader, about, changing, requests_of
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     InputBatch,

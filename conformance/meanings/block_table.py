@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
-from conformance.laws import Access, Change, Meaning, Reader
+from conformance.calls import Call
+from conformance.laws.access import Access
+from conformance.laws.changes import Change
+from conformance.laws.meaning import Meaning, Reader
 from conformance.sessions import construct, perform
 from conformance.strategies.attn_metadata import regrouped
 from conformance.strategies.batches import Batch, batches
@@ -20,6 +22,7 @@ from conformance.strategies.block_table import (
     Operation,
     Session,
 )
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
 

@@ -8,8 +8,10 @@ from itertools import accumulate
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Call
-from conformance.laws import About, Access, Change, Meaning, Reader, about
+from conformance.calls import Call
+from conformance.laws.access import About, Access
+from conformance.laws.changes import Change
+from conformance.laws.meaning import Meaning, Reader, about
 from conformance.laws.statements import BLOCK_M
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout

@@ -9,10 +9,12 @@ from itertools import count, islice
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
-from conformance.laws import About, Access, Meaning, Reader, about
+from conformance.calls import Call
+from conformance.laws.access import About, Access
+from conformance.laws.meaning import Meaning, Reader, about
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import layouts
 

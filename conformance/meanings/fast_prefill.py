@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.invalid_inputs.fast_prefill import comes_back
-from conformance.laws import About, Access, Change, Meaning, Reader, about
+from conformance.laws.access import About, Access
+from conformance.laws.changes import Change
+from conformance.laws.meaning import Meaning, Reader, about
 from conformance.strategies.arrays import guarded
 from conformance.strategies.fast_prefill import make_wanted_calls
 from conformance.strategies.presets import Preset

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.contracts import Call
-from conformance.laws import Access, Meaning, Reader, changing, positions_of
+from conformance.calls import Call
+from conformance.laws.access import Access
+from conformance.laws.meaning import Meaning, Reader, changing, positions_of
 
 
 def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:

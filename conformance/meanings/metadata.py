@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.contracts import Call
-from conformance.laws import Access, Change, Meaning, Reader, about
-from conformance.laws.changes import Unpadded
+from conformance.calls import Call
+from conformance.laws.access import Access
+from conformance.laws.changes import Change, Unpadded
+from conformance.laws.meaning import Meaning, Reader, about
 from conformance.strategies.batches import Batch
 
 

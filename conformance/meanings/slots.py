@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
-from conformance.laws import About, Access, Change, Meaning, Reader, about, changing
-from conformance.laws.changes import AsItIs, InManagersBlocks
+from conformance.calls import Call
+from conformance.laws.access import About, Access
+from conformance.laws.changes import AsItIs, Change, InManagersBlocks
+from conformance.laws.meaning import Meaning, Reader, about, changing
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.slots import (
     compute_slot_mapping_calls,

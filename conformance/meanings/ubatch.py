@@ -9,9 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Call, Draw
-from conformance.laws import Access, Change, Meaning, Reader, about, requests_of
+from conformance.calls import Call
+from conformance.laws.access import Access
+from conformance.laws.changes import Change
+from conformance.laws.meaning import Meaning, Reader, about, requests_of
 from conformance.strategies.batches import Batch, Layout, batches, is_padded
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import (
     cuts,

@@ -6,8 +6,8 @@ import dataclasses
 import textwrap
 from typing import Any
 
+from conformance.calls import Call
 from conformance.checks import Check
-from conformance.contracts import Call
 from conformance.report import Mismatch, locate, render
 from conformance.reports.picture import pictures_of
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import reference
+from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, field_name
-from conformance.contracts import Call
 from conformance.report import PER_REQUEST, PER_TOKEN, flat_arguments
 from conformance.strategies.batches import Batch, Layout
 

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from conformance.adapters.base import Namespace
-from conformance.contracts import Call, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import InvalidInput
 from conformance.script.literals import Writer
 from conformance.sides import PLAIN, Manner, Side
 from conformance.targets import REFERENCE, Target

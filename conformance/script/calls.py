@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.script.asked import (
     Asked,
     dict_of,

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from conformance.calls import Call
 from conformance.checks import Check
 from conformance.comparison import Verdict, first_difference
-from conformance.contracts import Call
 from conformance.encoding import Encoder, pruned
 from conformance.profiles import Kind
 from conformance.report import Mismatch

@@ -6,7 +6,8 @@ strategy takes a preset, which says how large things are.
 """
 
 from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.presets import MINIMAL, REAL, SIZES, TRAFFIC, Preset, presets_of
+from conformance.strategies.presets import MINIMAL, REAL, SIZES, TRAFFIC, Preset
+from conformance.targets import presets_of
 
 __all__ = [
     "MINIMAL",

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 

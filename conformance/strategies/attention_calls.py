@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import Example, layers
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.batches import Batch
+from conformance.strategies.draw import Draw
 from conformance.strategies.fast_prefill import wanted_tokens
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between

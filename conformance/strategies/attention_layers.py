@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.blueprints import DEVICE
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.engines import (
     WORKSPACE_METHODS,
     BackendClass,

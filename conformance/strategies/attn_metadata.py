@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import Blueprint
-from conformance.contracts import Call, Draw, plain
+from conformance.blueprints import Blueprint, Converter
+from conformance.calls import Call, plain
 from conformance.strategies.arrays import GUARD, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.engines import Builder, BuilderClass
 from conformance.strategies.presets import Preset
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,7 +42,7 @@ class Buffer(Blueprint):
     def __init__(self, name: str, cpu: Any, gpu: Any) -> None:
         self.name, self.cpu, self.gpu = name, cpu, gpu
 
-    def make(self, carrier: Carrier) -> _Halves:
+    def make(self, carrier: Converter) -> _Halves:
         """Return the buffer."""
         cpu, gpu = (carrier.carry(getattr(self, h), f"{self.name}.{h}") for h in ("cpu", "gpu"))
         return _Halves(cpu, gpu)

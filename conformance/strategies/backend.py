@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 
 from conformance.absent import find
-from conformance.blueprints import Blueprint
-from conformance.contracts import Call, Draw
+from conformance.blueprints import Blueprint, Converter
+from conformance.calls import Call
 from conformance.strategies.attention_layers import builder_classes
+from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass
 from conformance.strategies.presets import Preset
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 
 @st.composite
@@ -47,7 +45,7 @@ class MetadataClass(Blueprint):
     has_eq: bool = True
     is_frozen: bool = False
 
-    def make(self, carrier: Carrier) -> type:
+    def make(self, carrier: Converter) -> type:
         """Return the class."""
         base = object if self.is_own else find(carrier.implementation, "AttentionMetadata")
         if not self.is_dataclass:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import Blueprint
-from conformance.contracts import Draw
+from conformance.blueprints import Blueprint, Converter
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import MOSTLY, RARELY, SELDOM
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 Dimension: TypeAlias = "tuple[str, ...]"
 """The axes that one dimension of a shape is made of, the outermost first."""
@@ -72,7 +69,7 @@ class Backend(Blueprint):
     knows_dtype: bool = True
     methods: Mapping[str, Callable[..., object] | None] = dataclasses.field(default_factory=dict)
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return the class, or an instance of it."""
         supported = [
             carrier.carry(entry, f"supported[{i}]") for i, entry in enumerate(self.supported)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
 from conformance.strategies.batches import batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 

@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Draw
 from conformance.strategies.arrays import guarded, guarded_table
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.strategies.traffic import traffic_batches
 

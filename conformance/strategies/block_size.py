@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
 from conformance.strategies.backends import Backend
+from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import ATTENTION, spec_of
 from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset

@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
 from conformance.overwrites import WAYS, Overwrite
 from conformance.strategies.arrays import guarded
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from reference import PAD_SLOT_ID
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.blueprints import DEVICE
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.attention_layers import (
     builder_classes,
     config_of,
@@ -17,6 +17,7 @@ from conformance.strategies.attention_layers import (
     own_config,
 )
 from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, Builder, BuilderClass
 from conformance.strategies.presets import Preset
 

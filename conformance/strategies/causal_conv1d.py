@@ -7,8 +7,9 @@ from itertools import accumulate
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 

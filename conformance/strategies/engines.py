@@ -8,13 +8,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conformance.absent import find
-from conformance.blueprints import DEVICE, Blueprint
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
+from conformance.blueprints import DEVICE, Blueprint, Converter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +26,7 @@ class OwnClass(Blueprint):
     name: str
     base: OwnClass | None = None
 
-    def make(self, carrier: Carrier) -> type:
+    def make(self, carrier: Converter) -> type:
         """Return the class, whose objects are compared by their names."""
         base = object if self.base is None else carrier.carry(self.base, "base")
         return type(self.name, (base,), {"compared": ("name",)})
@@ -54,7 +51,7 @@ class Own(Blueprint):
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     backend: BackendClass | None = None
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return the object."""
         made: Any = carrier.carry(self.cls, "cls")()
         made.name = self.name
@@ -154,7 +151,7 @@ class BuilderClass(Blueprint):
     methods: tuple[str, ...] = ()
     support: str | None = None
 
-    def make(self, carrier: Carrier) -> type:
+    def make(self, carrier: Converter) -> type:
         """Return the class."""
         implementation: Any = carrier.implementation
         base = _Stores if self.is_own else find(implementation, "AttentionMetadataBuilder")
@@ -182,7 +179,7 @@ class Builder(Blueprint):
     layer_names: list[str]
     vllm_config: Any = None
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return the builder."""
         given = (self.kv_cache_spec, self.layer_names, self.vllm_config, DEVICE)
         return carrier.carry(self.cls, "cls")(*(carrier.carry(v, "self.given") for v in given))
@@ -217,7 +214,7 @@ class BackendClass(Blueprint):
     is_own: bool = False
     is_alike: bool = False
 
-    def make(self, carrier: Carrier) -> type:
+    def make(self, carrier: Converter) -> type:
         """Return the class."""
         base = object if self.is_own else find(carrier.implementation, "AttentionBackend")
         builder = carrier.carry(self.builder, "builder")

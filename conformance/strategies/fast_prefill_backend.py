@@ -6,19 +6,18 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Call, Draw
+from conformance.blueprints import Converter
+from conformance.calls import Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import make_wanted_calls
 from conformance.strategies.presets import Preset
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 
 class Pair(NamedTuple):
@@ -126,7 +125,7 @@ class QueriesBuilder(BuilderClass):
     kind: str = "a dataclass"
     knows_fast_build: bool = True
 
-    def make(self, carrier: Carrier) -> type:
+    def make(self, carrier: Converter) -> type:
         """Return the class; its objects keep what they were asked, and what they built."""
         cls = (METADATA | UNEXTENDABLE)[self.kind]
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import MOSTLY, SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import reference
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import MOSTLY
 from conformance.strategies.presets import MINIMAL, Preset
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 LAYOUTS = ("NHD", "HND")

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset

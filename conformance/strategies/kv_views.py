@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache import Cache, caches
 from conformance.strategies.odds import SELDOM

@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention_layers import ATTENTION, config_of
+from conformance.strategies.draw import Draw
 from conformance.strategies.engines import Own, OwnClass
 from conformance.strategies.presets import Preset
 

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 MAX_INT64 = 2**63 - 1

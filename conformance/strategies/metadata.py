@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
 

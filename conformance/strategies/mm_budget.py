@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 
 import reference
 from conformance.absent import find
-from conformance.blueprints import Blueprint
-from conformance.contracts import Call, Draw
+from conformance.blueprints import Blueprint, Converter
+from conformance.calls import Call
 from conformance.strategies.attention_layers import own_config
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
-
-if TYPE_CHECKING:
-    from conformance.conversion import Carrier
 
 MODALITIES = ("image", "video", "audio", "", "Image")
 
@@ -93,7 +91,7 @@ class Registry(Blueprint):
     tokens: Any
     cache: str = CACHES[0]
 
-    def make(self, carrier: Carrier) -> MadeRegistry:
+    def make(self, carrier: Converter) -> MadeRegistry:
         """Return the registry."""
         cls = {"no method": MadeRegistry, "no method at all": UnwillingRegistry}
         limits, tokens = (carrier.carry(v, "mm_registry.given") for v in (self.limits, self.tokens))
@@ -111,7 +109,7 @@ class Budget(Blueprint):
 
     arguments: Mapping[str, Any]
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, carrier: Converter) -> Any:
         """Return the budget."""
         given = {name: carrier.carry(value, name) for name, value in self.arguments.items()}
         return find(carrier.implementation, "MultiModalBudget")(**given)

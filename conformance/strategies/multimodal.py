@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import MOSTLY, RARELY
 from conformance.strategies.presets import MINIMAL, Preset
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from conformance.targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +44,6 @@ FEW_PAIRS = Preset("few pairs", (4, 16), (1, 2, 4), 6, 24, 96, 60)
 
 TRAFFIC = dataclasses.replace(REAL, name="traffic", is_traffic=True)
 """Batches cut from a trace of real requests by a continuous-batching scheduler."""
-
-
-def presets_of(target: Target) -> tuple[Preset, ...]:
-    """Return the presets whose examples a target is given."""
-    if target.is_simulated:
-        return MINIMAL, REAL_IN_SIMULATOR
-    return MINIMAL, REAL, TRAFFIC
 
 
 SIZES = {

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.attention_layers import own_config
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import MOSTLY, SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 

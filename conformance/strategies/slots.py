@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 

@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn, np.int8, np.bool_)

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Arguments, Call, Draw
+from conformance.calls import Arguments, Call
+from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import (
     CHANCES,
     FULL,

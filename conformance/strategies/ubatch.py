@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.contracts import Call, Draw
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
+from conformance.strategies.draw import Draw
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset
 

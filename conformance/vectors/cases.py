@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.calls import Call
 from conformance.checks import check_refusal
-from conformance.contracts import Call, Contract, InvalidInput
+from conformance.contracts import Contract, InvalidInput
 from conformance.conversion import Carrier
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call

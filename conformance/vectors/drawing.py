@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
-from conformance.contracts import Call, Contract, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Contract, InvalidInput
 from conformance.encoding.elements import Json
 from conformance.situations import situations_met
 from conformance.strategies.presets import MINIMAL

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.aliases import Alias
+from conformance.calls import Arguments, Call
 from conformance.checks import check_refusal, check_stays_inside
 from conformance.comparison import Difference, Verdict, first_difference, parts
-from conformance.contracts import Alias, Arguments, Call, Contract, InvalidInput
+from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, decode_call
 from conformance.encoding.elements import Json
 from conformance.profiles import Kind

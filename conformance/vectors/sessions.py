@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.blueprints import DEVICE
+from conformance.calls import Call
 from conformance.checks import is_named
-from conformance.contracts import Call, InvalidInput
+from conformance.contracts import InvalidInput
 from conformance.encoding import Encoder, pruned
 from conformance.encoding.elements import Json
 from conformance.invalid_inputs.block_table import INVALID_OPERATIONS

@@ -21,8 +21,8 @@ from conformance.adapters import Deviation
 from conformance.adapters.base import KINDS, Adapter
 from conformance.adapters.fast import FastAdapter
 from conformance.adapters.tables import mistyped
+from conformance.calls import Call
 from conformance.checks import checks_in
-from conformance.contracts import Call
 from conformance.corpus import add_example, corpus_checks
 from conformance.implementations import Implementation, load_implementation
 from conformance.kept import deviation_checks

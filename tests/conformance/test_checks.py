@@ -13,8 +13,9 @@ import torch
 from hypothesis import strategies as st
 
 import fast
+from conformance.calls import Call
 from conformance.checks import Check, law, same_answer, same_refusal
-from conformance.contracts import Call, Contract, InvalidInput
+from conformance.contracts import Contract, InvalidInput
 from conformance.invalid_inputs.changes import replaced
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch

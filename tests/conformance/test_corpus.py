@@ -18,8 +18,8 @@ import torch
 import conformance
 import fast
 from conformance import corpus
+from conformance.calls import Call
 from conformance.checks import Check, checks_in
-from conformance.contracts import Call
 from conformance.corpus import (
     CORPUS,
     add_example,

@@ -12,7 +12,8 @@ import torch
 from hypothesis import strategies as st
 
 import fast
-from conformance.contracts import Call, Contract
+from conformance.calls import Call
+from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.profiles import PROFILES
 from conformance.report import Mismatch

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.blueprints import DEVICE, Blueprint
-from conformance.contracts import Call, Contract, InvalidInput
+from conformance.calls import Call
+from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
 from conformance.encoding.classes import class_path, code_path, find_code
 from conformance.encoding.elements import decode_elements, encode_elements

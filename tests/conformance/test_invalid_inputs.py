@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import reference
-from conformance.contracts import Call, Contract
+from conformance.calls import Call
+from conformance.contracts import Contract
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import changed, in_turn, removed, replaced
 from conformance.invalid_inputs.kinds import (

@@ -15,17 +15,22 @@ from hypothesis import strategies as st
 
 import conformance
 import fast
+from conformance.calls import Call
 from conformance.checks import Checks, checks_in
-from conformance.contracts import Call, Contract
-from conformance.laws import LAWS, About, Access, Broken, Change, Meaning, Reader, about, obeys
+from conformance.contracts import Contract
+from conformance.laws.access import About, Access
 from conformance.laws.changes import (
     AsItIs,
+    Change,
     InManagersBlocks,
     InOrder,
     OnRank,
     Padded,
     Unpadded,
 )
+from conformance.laws.law import LAWS
+from conformance.laws.meaning import Meaning, Reader, about
+from conformance.laws.obedience import Broken, obeys
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
 from conformance.strategies.batches import Batch, Layout

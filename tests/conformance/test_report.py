@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
-from conformance.contracts import Call
 from conformance.report import Mismatch, locate, render
 from conformance.strategies.batches import Batch, Layout
 

@@ -19,8 +19,8 @@ import conformance.checks
 import conformance.conftest
 import reference
 from conformance.__main__ import arguments_for_pytest
+from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
-from conformance.contracts import Call
 from conformance.reports import SCHEMA, SCHEMA_VERSION, write_reports
 from conformance.reports.html import html_of
 from conformance.reports.markdown import markdown_of

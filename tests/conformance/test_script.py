@@ -76,7 +76,9 @@ PLANTED = [
         test_slots,
         "test_compute_slot_mapping_refuses",
         "def compute_slot_mapping(*args, cp_rank=0, cp_world_size=1, **keywords):\n"
-        "    keywords |= {'cp_rank': min(cp_rank, cp_world_size - 1)}\n"
+        "    if cp_rank == cp_world_size:\n"
+        "        cp_rank -= 1\n"
+        "    keywords['cp_rank'] = cp_rank\n"
         "    return fast.compute_slot_mapping(*args, cp_world_size=cp_world_size, **keywords)\n",
         "the call = returned",
     ),

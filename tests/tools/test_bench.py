@@ -14,13 +14,13 @@ import pytest
 from tools import peers
 from tools.bench import command_line
 from tools.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
-from tools.bench.command_line import fast_side, main
+from tools.bench.command_line import main
 from tools.bench.growth import COPIER, draw, plain_copy, steps, too_steep
 from tools.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import measure_memory
 from tools.bench.record import Record, grown, read_record
-from tools.bench.sides import Side
+from tools.bench.sides import Side, fast_side
 from tools.bench.startup import import_seconds
 from tools.bench.step import make_step
 from tools.bench.targets import geometric_mean, is_behind, judge

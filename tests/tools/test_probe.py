@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds
 from tools.probe.calling import Outcome
 from tools.probe.case import Case, array_sites

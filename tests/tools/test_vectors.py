@@ -19,7 +19,7 @@ import torch
 import fast
 from conformance.adapters import Deviation
 from conformance.adapters.fast import FastAdapter
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.implementations import Implementation
 from conformance.report import Mismatch
 from conformance.targets import TARGETS, Target

@@ -17,15 +17,14 @@ import torch
 from tqdm import tqdm
 
 import fast
-from conformance.adapters.fast import FastAdapter
-from conformance.implementations import Implementation, load_implementation
+from conformance.implementations import load_implementation
 from tools.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
 from tools.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy
 from tools.bench.jobs import JOBS, Job
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
 from tools.bench.record import Record, grown, read_record
-from tools.bench.sides import Side
+from tools.bench.sides import Side, fast_side
 from tools.bench.startup import first_calls, import_seconds
 from tools.bench.step import YARDSTICK, make_step
 from tools.bench.tables import make_console, print_grown, print_record
@@ -93,11 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_grown(lines, num_compared, console)
         return 1 if lines or not num_compared else 0
     return 0 if holds else 1
-
-
-def fast_side(device: str) -> Side:
-    """Return the side of `fast`."""
-    return Side("fast", Implementation("fast", fast, FastAdapter(fast)), device)
 
 
 def _picked(functions: str | None) -> list[Job]:

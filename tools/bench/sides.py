@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import fast
 import reference
 from conformance.adapters.fast import FastAdapter
 from conformance.implementations import Implementation
@@ -82,3 +83,8 @@ class Side:
 REFERENCE = Side(
     "reference", Implementation("reference", reference, FastAdapter(reference)), device=None
 )
+
+
+def fast_side(device: str) -> Side:
+    """Return the side of `fast`."""
+    return Side("fast", Implementation("fast", fast, FastAdapter(fast)), device)

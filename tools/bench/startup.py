@@ -59,8 +59,8 @@ def _time_first_calls() -> dict[str, float]:
 
     import fast  # noqa: PLC0415
     from tools.bench.batches import make_batch  # noqa: PLC0415
-    from tools.bench.command_line import fast_side  # noqa: PLC0415
     from tools.bench.jobs import JOBS  # noqa: PLC0415
+    from tools.bench.sides import fast_side  # noqa: PLC0415
 
     torch.set_num_threads(1)
     fast.warmup()

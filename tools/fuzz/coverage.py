@@ -23,6 +23,14 @@ from conformance.strategies.batches import Batch
 
 Event = tuple[str, ...]
 
+PLURALS: Final = {
+    "situation": "situations",
+    "pair": "pairs of situations",
+    "size": "sizes",
+    "branch": "branches",
+}
+"""The kinds of coverage as the reports call them."""
+
 
 class Source(Protocol):
     """Observes a slice of cases of one property."""

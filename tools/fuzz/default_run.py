@@ -30,8 +30,8 @@ from conformance.situations import LEDGER
 from conformance.stateful.check import StatefulCheck
 from conformance.targets import Target
 from tools.fuzz import coverage, preload
+from tools.fuzz.coverage import PLURALS
 from tools.fuzz.properties import Subject, properties_of
-from tools.fuzz.summary import PLURALS
 from tools.parser import Parser
 
 

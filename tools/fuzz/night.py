@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from tools.fuzz import summary
 from tools.fuzz.cases import Input
 from tools.fuzz.child import ProcessDiedError
 from tools.fuzz.chooser import Chooser
+from tools.fuzz.coverage import PLURALS
 from tools.fuzz.database import Database
 from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
@@ -269,7 +269,7 @@ class Fuzzing:
 
     def met(self) -> dict[str, int]:
         """Return how many different events were met, by kind."""
-        return dict(Counter(summary.PLURALS[event[0]] for event in self.chooser.events))
+        return dict(Counter(PLURALS[event[0]] for event in self.chooser.events))
 
     def _note_point(self) -> None:
         number = len(open_findings(self.findings))

@@ -15,7 +15,6 @@ from hypothesis.strategies import SearchStrategy
 
 import conformance
 from conformance.checks import Check, checks_in
-from conformance.contracts import Draw
 from conformance.functions import choose_functions
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
@@ -23,6 +22,7 @@ from conformance.profiles import PROFILES
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
+from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, SIZES, Preset
 from conformance.targets import Target, choose_targets
 from tools.fuzz import sizes

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from conformance.functions import choose_functions
 from conformance.reports.versions import versions
 from conformance.targets import Target
-from tools.fuzz.coverage import Event, observer_of_branches
+from tools.fuzz.coverage import PLURALS, Event, observer_of_branches
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
 from tools.fuzz.report import (
@@ -30,14 +30,6 @@ from tools.fuzz.report.machine import commit_of, this_machine
 
 if TYPE_CHECKING:
     from tools.fuzz.night import Fuzzing
-
-PLURALS: Final = {
-    "situation": "situations",
-    "pair": "pairs of situations",
-    "size": "sizes",
-    "branch": "branches",
-}
-"""The kinds of coverage as the reports call them."""
 
 
 def night_of(fuzzing: Fuzzing) -> Night:

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.sides import PLAIN, Manner, Side
 from tools.probe.target import ReferenceTarget
 

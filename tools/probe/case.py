@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.sides import PLAIN, Manner
 from tools.probe.calling import Outcome, call_fast
 from tools.probe.checks import check_error, check_resources, check_result

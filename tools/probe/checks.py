@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from conformance.absent import Absent
-from conformance.contracts import Call, Contract
+from conformance.calls import Call
+from conformance.contracts import Contract
 from tools.probe.calling import REFERENCE, Outcome
 from tools.probe.differences import difference_in
 from tools.probe.sites import sites_of

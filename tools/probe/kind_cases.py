@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from conformance.calls import Call
 from conformance.comparison import Verdict, first_difference, parts
-from conformance.contracts import Call
 from tools.probe.bad_calls import bad_values
 from tools.probe.calling import Outcome, call_reference
 from tools.probe.case import Case, array_sites, named

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.presets import MINIMAL, REAL
 from conformance.vectors.drawing import drawn
 from conformance.vectors.subjects import contracts

@@ -15,8 +15,9 @@ import torch
 
 import fast
 import reference
+from conformance.calls import Call
 from conformance.comparison import first_difference
-from conformance.contracts import Call, Contract
+from conformance.contracts import Contract
 from conformance.interrupts import Interrupter
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.strategies.presets import MINIMAL, REAL

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from conformance.blueprints import Blueprint
-from conformance.contracts import Call
+from conformance.calls import Call
 
 Step: TypeAlias = tuple[str, Any]
 """One step into a value: `("item", 2)` of a list or dict, `("attribute", "seq_lens")`."""

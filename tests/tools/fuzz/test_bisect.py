@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tools.fuzz.bisect
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.corpus import add_to_corpus
 from conformance.vectors.kept import read_json
 from tools.fuzz.bisect import ROOT, BisectResult, bisect, search

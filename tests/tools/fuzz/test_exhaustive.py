@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import fast
+from conformance.calls import Call
 from conformance.comparison import Verdict, first_difference
-from conformance.contracts import Call
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.sides import Side

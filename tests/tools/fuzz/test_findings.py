@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.calls import Call
 from conformance.comparison import first_difference
-from conformance.contracts import Call
 from conformance.report import Mismatch
 from tools.fuzz.failures import Failure, field_of, key_of
 from tools.fuzz.findings import Findings, open_findings

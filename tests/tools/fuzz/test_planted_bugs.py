@@ -21,9 +21,8 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.drawing import AnewProvider
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
-from conformance.strategies.presets import presets_of
 from conformance.strategies.traffic import _steps
-from conformance.targets import TARGETS
+from conformance.targets import TARGETS, presets_of
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.nights import PLANTED, ROOT
 

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, first_difference
-from conformance.contracts import Arguments, Call, Contract
+from conformance.contracts import Contract
 from conformance.conversion import Carrier
 from conformance.sessions import construct
 from conformance.strategies.block_table import Operation, Session

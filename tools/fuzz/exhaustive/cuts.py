@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
 from conformance.strategies.ubatch import slices_between
 from tools.fuzz.exhaustive.batches import (

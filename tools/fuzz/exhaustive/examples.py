@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from conformance.calls import Call
 from conformance.checks import Check, _Broken, _Valid  # what the checks' strategies draw
-from conformance.contracts import Call, InvalidInput
+from conformance.contracts import InvalidInput
 from conformance.profiles import Kind
 from conformance.sessions import _Life
 from conformance.sides import PLAIN, Side

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from conformance.calls import Call
 from conformance.comparison import Difference
-from conformance.contracts import Call
 from conformance.implementations import load_implementations
 from conformance.report import Mismatch
 from conformance.targets import Target, choose_targets

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from tools.fuzz.exhaustive.batches import Requests, all_requests, ints, metadata_of
 from tools.fuzz.exhaustive.scope import Scope

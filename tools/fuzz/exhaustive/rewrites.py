@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.arrays import guarded
 from tools.fuzz.exhaustive.batches import Requests, all_requests, ints, metadata_of, num_tokens
 from tools.fuzz.exhaustive.scope import Scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.block_table import Session
 from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.spaces import Space

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.arrays import Array, guarded, guarded_table
 from tools.fuzz.exhaustive.batches import GARBAGE, Requests, all_requests, block_id, ints
 from tools.fuzz.exhaustive.scope import Scope

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.contracts import Call
+from conformance.calls import Call
 from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE
 from tools.fuzz.exhaustive.batches import block_id

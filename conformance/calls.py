@@ -1,0 +1,116 @@
+"""A call of a function, with the arguments that `reference` takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Arguments: TypeAlias = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a function, with arguments as `reference` takes them.
+
+    Attributes:
+        function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
+        arguments: The arguments by name, `self` included.
+        facts: What the strategy knows of them (a `Batch`), for situations, invalid inputs and
+            reports.
+        hints: Arguments by keyword that `reference` does not take: what an implementation may be
+            told besides, and would otherwise ask the device for (`logits_indices_cpu`). One that
+            has no such keyword is not told.
+    """
+
+    function: str
+    arguments: Arguments
+    facts: Any = None
+    hints: Arguments = dataclasses.field(default_factory=dict)
+
+    def replacing(self, /, **arguments: Any) -> Call:
+        """Return the same call with some arguments replaced.
+
+        >>> Call("f", {"a": 1, "b": 2}).replacing(b=3)
+        f(a=1, b=3)
+        """
+        return dataclasses.replace(self, arguments={**self.arguments, **arguments})
+
+    def without(self, name: str) -> Call:
+        """Return the same call with an argument left to its default.
+
+        >>> Call("f", {"a": 1, "b": 2}).without("b")
+        f(a=1)
+        """
+        arguments = {key: value for key, value in self.arguments.items() if key != name}
+        return dataclasses.replace(self, arguments=arguments)
+
+    def hinting(self, /, **hints: Any) -> Call:
+        """Return the same call with some hints replaced.
+
+        >>> Call("f", {"a": 1}).hinting(a_cpu=1)
+        f(a=1, hint a_cpu=1)
+        """
+        return dataclasses.replace(self, hints={**self.hints, **hints})
+
+    def with_numpy_scalars(self) -> Call:
+        """Return the same call with NumPy's ints and bools for Python's, in lists and slices too.
+
+        >>> Call("f", {"a": 1, "b": [True]}).with_numpy_scalars()
+        f(a=np.int32(1), b=[np.True_])
+        """
+        hints = numpy_scalars(self.hints)
+        return dataclasses.replace(self, arguments=numpy_scalars(self.arguments), hints=hints)
+
+    def __repr__(self) -> str:
+        inside = [f"{name}={brief(value)}" for name, value in self.arguments.items()]
+        inside += [f"hint {name}={brief(value)}" for name, value in self.hints.items()]
+        return f"{self.function}({', '.join(inside)})"
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """Print a falsifying example in one line, as Hypothesis asks its printer to."""
+        printer.text(repr(self))
+
+
+def numpy_scalars(value: Any) -> Any:
+    """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
+
+    >>> numpy_scalars(slice(1, 2**40))
+    slice(np.int32(1), np.int64(1099511627776), None)
+    """
+    if isinstance(value, bool | int):
+        return _numpy_scalar(value)
+    if isinstance(value, slice):
+        return slice(*map(numpy_scalars, (value.start, value.stop, value.step)))
+    if isinstance(value, list | tuple):
+        return type(value)(numpy_scalars(inner) for inner in value)
+    if isinstance(value, dict):
+        return {key: numpy_scalars(inner) for key, inner in value.items()}
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith("reference"):
+        cls: Any = type(value)
+        return cls(**{name: numpy_scalars(v) for name, v in vars(value).items()})
+    return value
+
+
+def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:
+    if isinstance(value, bool):
+        return np.bool_(value)
+    if abs(value) < 2**31:
+        return np.int32(value)
+    return np.int64(value) if abs(value) < 2**63 else value
+
+
+def plain(value: Any) -> Any:
+    """Return a value with its arrays as lists, for printing."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def brief(value: Any, most: int = 200) -> str:
+    """Return a value as text, cut where it is long: Hypothesis warns of an example of 30,000 signs.
+
+    >>> brief(np.arange(1000), most=10)
+    '[0, 1, 2,  ...'
+    """
+    text = repr(plain(value))
+    return text if len(text) <= most else text[:most] + " ..."
