@@ -105,7 +105,7 @@ def plans(scale: Scale) -> st.SearchStrategy[Plan]:
         scale: The sizes.
     """
     budget = scale.token_budget
-    nobody = (None,) * 5
+    no_one = (None,) * 5
     return st.builds(
         Plan,
         token_budget=st.sampled_from((budget, budget, budget, budget, budget // 2, budget // 4)),
@@ -114,8 +114,8 @@ def plans(scale: Scale) -> st.SearchStrategy[Plan]:
         num_drafts=st.sampled_from((3, 2, 1, 3, 0)),
         accepted=st.lists(st.sampled_from((0, 1, 2, 3)), min_size=1, max_size=3).map(tuple),
         admits=st.sampled_from((True, True, True, True, False)),
-        preempts=st.sampled_from((*nobody * 4, *CHOICES)),
-        finishes=st.sampled_from((*nobody * 5, *CHOICES)),
+        preempts=st.sampled_from((*no_one * 4, *CHOICES)),
+        finishes=st.sampled_from((*no_one * 5, *CHOICES)),
     )
 
 

@@ -67,7 +67,7 @@ def make_caches(
             for backend, group in zip(backends, config.kv_cache_groups, strict=True)
         ],
     )
-    # What builders are told of: layers, and blocks as their kernels know them.
+    # Builders are given the layers, and blocks as their kernels know them.
     kernel_config = dataclasses.replace(
         config,
         kv_cache_groups=[

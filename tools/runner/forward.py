@@ -26,7 +26,7 @@ class ForwardContext:
 
     Attributes:
         layers: The layers, by name.
-        attn_metadata: What each is told of the batch, by name.
+        attn_metadata: The metadata of each, by name.
     """
 
     layers: dict[str, AttentionLayer]
@@ -121,7 +121,7 @@ def forward(
 
     Args:
         model: The model, plugged in.
-        context: Its layers, and what they are told of the batch.
+        context: Its layers, and their metadata.
         input_ids: int64[num_tokens], padding too.
         positions: int64[num_tokens], of each token in its sequence.
         logits_indices: int64[num_logits], the tokens whose logits are wanted; None: all that leave

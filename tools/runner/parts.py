@@ -24,7 +24,7 @@ class Part:
 
     Attributes:
         tokens: Its tokens.
-        attn_metadata: What each layer is told, by name.
+        attn_metadata: The metadata of each layer, by name.
         logits_indices: int64[num_logits_padded] on the device: the tokens whose logits are wanted,
             counted from the part's first, and padding. None: all that leave the last layer, since
             the layers that share a cache compute these alone.
@@ -78,7 +78,7 @@ class PartBuilder:
     def _make_whole(
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
     ) -> Part:
-        """Let the builders tell the layers of the whole batch."""
+        """Let the builders make the metadata of the whole batch."""
         attn_metadata = fast.build_attn_metadata(
             self._caches.builders,
             batch.num_padded_reqs,
@@ -101,7 +101,7 @@ class PartBuilder:
     def _make_common(
         self, batch: Batch, block_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> fast.CommonAttentionMetadata:
-        """Put together what backends are told of the batch in one KV cache group.
+        """Make the metadata of the batch in one KV cache group, which backends build theirs from.
 
         `build_attn_metadata` does so for whole batches, and keeps it to itself. Micro-batches are
         cut from it, and fast prefill needs to know the wanted tokens besides.
@@ -170,8 +170,8 @@ class PartBuilder:
             number: Of the micro-batch: each has builders and a buffer of its own.
             tokens: Its tokens.
             wanted: Those whose logits are wanted, counted from the first.
-            attn_metadata: What the other layers are told, to which these are added.
-            common: What backends are told, for each group that has such layers at least.
+            attn_metadata: The metadata of the other layers, to which that of these is added.
+            common: What backends build it from, for each group that has such layers at least.
         """
         # Counting the wanted tokens of each request, fast prefill's builders wait for the device.
         # All parts are made before the first one runs: it has nothing else to do yet.
