@@ -2,10 +2,10 @@
 
 `pytest conformance -n auto` tests `fast`. The parts of a run:
 
-- `contracts`: what is stated about a function, from which `checks` makes tests; `judging` compares
-  the results of one call;
-- `laws`: statements that hold for every function whose contract names them; `meanings`: how the
-  arguments and results of such a function are interpreted as a batch;
+- `contracts`: what is stated about a function, from which `checks` makes tests; `evaluation`
+  compares the results of one call;
+- `laws`: statements that hold for every function whose contract names them; `interpretations`: how
+  the arguments and results of such a function are interpreted as a batch;
 - `strategies`: valid inputs; `invalid_inputs`: the same inputs with one precondition broken;
 - `targets`: what is under test, and on which device; `conversion` converts values for it;
 - `comparison`: the exact comparison; `report`: the message of a difference;

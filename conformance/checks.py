@@ -3,7 +3,7 @@
 A `Check` is what stands in a conformance module under a name that begins with `test_`. The pytest
 plugin (`conftest.py`) makes tests of it for each target, with small examples and with large ones;
 whoever has no pytest calls `check.bind(target, profile, size)()`. How one call is judged says
-`judging`.
+`evaluation`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.contracts import Contract, InvalidInput
+from conformance.evaluation import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.implementations import is_of_fast
-from conformance.judging import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.shrinking import note_failure
-from conformance.sides import MANNERS, Manner, Side
+from conformance.sides import CALL_VARIANTS, CallVariant, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import SIZES, Preset
@@ -191,18 +191,18 @@ def same_answer(contract: Contract) -> Check:
         "follows_idle_step": contract.observe is None,
     }
     choices = {name: st.booleans() if is_free else st.just(False) for name, is_free in free.items()}
-    manners = st.builds(Manner, **choices)
+    variants = st.builds(CallVariant, **choices)
 
     def examples(preset: Preset) -> SearchStrategy[_Valid]:
-        return st.builds(_valid, contract.calls(preset), st.integers(0, 2**16), manners)
+        return st.builds(_valid, contract.calls(preset), st.integers(0, 2**16), variants)
 
     def body(target: Target, example: _Valid) -> None:
         __tracebackhide__ = True
-        check_answers(contract, target, example.call, example.manner, seed=example.seed)
+        check_answers(contract, target, example.call, example.variant, seed=example.seed)
 
     def meets(example: _Valid) -> list[str]:
         met = situations_met(example.call, contract.situations, contract.pairs)
-        return met + example.manner.situations
+        return met + example.variant.situations
 
     return Check(
         contract.function,
@@ -210,16 +210,16 @@ def same_answer(contract: Contract) -> Check:
         examples,
         body,
         f"{contract.function} answers valid calls as reference does.",
-        [*named, *(MANNERS[field] for field, is_free in free.items() if is_free)],
+        [*named, *(CALL_VARIANTS[field] for field, is_free in free.items() if is_free)],
         meets,
         contract.has_kernel,
         contract.has_device_path,
     )
 
 
-def _valid(call: Call, seed: int, manner: Manner) -> _Valid:
+def _valid(call: Call, seed: int, variant: CallVariant) -> _Valid:
     """Return a valid call and how to make it; with every fourth seed, with negated tensors."""
-    return _Valid(call, seed, dataclasses.replace(manner, has_negated_tensors=seed % 4 == 3))
+    return _Valid(call, seed, dataclasses.replace(variant, has_negated_tensors=seed % 4 == 3))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,17 +229,17 @@ class _Valid:
     Attributes:
         call: The call.
         seed: The order of threads.
-        manner: What the caller is free to choose.
+        variant: What the caller is free to choose.
     """
 
     call: Call
     seed: int
-    manner: Manner
+    variant: CallVariant
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
         """Leave the call to the report, which tells it better than Hypothesis can."""
-        manner = ", ".join(self.manner.situations) or "called plainly"
-        printer.text(f"the call above, {manner}, threads in order {self.seed}")
+        variant = ", ".join(self.variant.situations) or "called plainly"
+        printer.text(f"the call above, {variant}, threads in order {self.seed}")
 
 
 def same_refusal(contract: Contract) -> Check:

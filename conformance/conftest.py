@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.case_items import case_items, deviation_checks
 from conformance.checks import checks_in
 from conformance.explain import explained
+from conformance.failure_hooks import WHERE, FailureHooks
 from conformance.functions import modules_about
-from conformance.kept import deviation_checks, kept_items
 from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
 from conformance.situations import LEDGER
 from conformance.summary import CHECKED, RUN, Run
 from conformance.vectors.kept import CaseCheck
-from conformance.watching import WHERE, Watching
 
 collect_ignore = ["failures"]
 """Scripts of what failed, which are named after tests and are none."""
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     run = config.stash[RUN] = run_of_options(config)
     manager = config.pluginmanager
     manager.register(_Outcomes(run), "conformance-outcomes")
-    manager.register(Watching(config, run), "conformance-watching")
+    manager.register(FailureHooks(config, run), "conformance-watching")
     try:
         manager.register(Reporting(config, run, LEDGER), "conformance-reports")
     except OSError as error:
@@ -129,8 +129,8 @@ def pytest_collection_modifyitems(
     declared = [] if run.is_replay else deviation_checks(run, seen)
     name = "vectors" if run.is_replay else "corpus"
     items[:0] = [
-        *kept_items(session, "deviations", declared),
-        *kept_items(session, name, [(case, t) for case in kept for t in run.targets_of(case)]),
+        *case_items(session, "deviations", declared),
+        *case_items(session, name, [(case, t) for case in kept for t in run.targets_of(case)]),
     ]
 
 

@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.aliases import Alias
 from conformance.calls import Call
-from conformance.laws.meaning import Meaning
+from conformance.laws.interpretation import Interpretation
 from conformance.situations import Situations
 from conformance.strategies.presets import Preset
 
@@ -79,9 +79,9 @@ class Contract:
             that this way is run on `sim` again.
         takes_objects: Whether it takes objects (a metadata, slices) for which a caller's own with
             the same attributes serve.
-        laws: Names of the laws in `conformance.laws` that it obeys, for `obeys` to test.
-        meaning: How its calls and answers speak of a batch, which is what laws are about; from
-            `conformance.meanings`.
+        laws: Names of the laws that hold for it; `law_checks` tests them.
+        interpretation: How its arguments and results are read as a batch, which is what laws are
+            about; from `conformance.interpretations`.
     """
 
     function: str
@@ -98,4 +98,4 @@ class Contract:
     has_device_path: bool = False
     takes_objects: bool = False
     laws: Sequence[str] = ()
-    meaning: Meaning | None = None
+    interpretation: Interpretation | None = None

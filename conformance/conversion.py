@@ -1,8 +1,8 @@
-"""Carries a drawn call to one side: NumPy arrays to `reference`, torch tensors to a target.
+"""Converts drawn calls: arguments stay NumPy arrays for `reference`, and become tensors for others.
 
-Arrays are carried with the memory they lie in. A strided view stays one, and what stands beside it
-(the guard bands that strategies put there) travels too, so that after the call everything an
-argument could reach can be compared with what it was.
+Arrays are converted with the memory in which they lie. A strided view stays one, and the memory
+beside it (the guard bands of the strategies) is converted too. So after the call, everything that
+the call could have written can be compared with what it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from conformance.blueprints import Blueprint
 from conformance.comparison import (
     NUMPY_IN_BOTH_TWINS,
     Difference,
@@ -26,6 +25,7 @@ from conformance.comparison import (
     first_unequal,
     torch_dtype,
 )
+from conformance.factories import Factory
 from conformance.strategies.arrays import poisoned
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -53,7 +53,7 @@ class _Root:
 
     path: str
     drawn: Array
-    carried: Array | torch.Tensor
+    converted: Array | torch.Tensor
     memory: Array | None
     is_negated: bool
     source: Array
@@ -69,20 +69,20 @@ class _Root:
     def is_as_drawn(self) -> bool:
         """Tell whether no byte of the carried memory has changed."""
         if self.memory is None:
-            return bool((as_bytes(self.drawn) == as_bytes(self.carried)).all())
+            return bool((as_bytes(self.drawn) == as_bytes(self.converted)).all())
         return self.drawn.tobytes() == self.memory.tobytes()
 
     def write(self, values: Array) -> None:
         """Write values to all of the carried memory."""
-        if isinstance(self.carried, torch.Tensor):
-            self.carried.copy_(_to_tensor(values, "cpu"))
+        if isinstance(self.converted, torch.Tensor):
+            self.converted.copy_(_to_tensor(values, "cpu"))
         else:
-            self.carried[...] = values
+            self.converted[...] = values
 
     def holds(self, address: int) -> bool:
         """Tell whether an address lies in the carried memory."""
-        first = address_of(self.carried)
-        return first <= address < first + self.carried.nbytes
+        first = address_of(self.converted)
+        return first <= address < first + self.converted.nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +99,12 @@ class _Shown:
 
     path: str
     drawn: Array
-    carried: Array | torch.Tensor
+    converted: Array | torch.Tensor
     root: _Root
     layout: tuple[object, ...]
 
 
-class Carrier:
+class Converter:
     """Copies values to one side and remembers them, and the memory behind them.
 
     Args:
@@ -136,12 +136,12 @@ class Carrier:
         self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
         self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def carry(self, value: Any, path: str) -> Any:
+    def convert(self, value: Any, path: str) -> Any:
         """Return this side's copy of a value; what was drawn once and stands twice is one object.
 
         Args:
             value: What was drawn. Objects of classes that `reference` has become objects of the
-                implementation's class of the same name, or a caller's own; a blueprint becomes
+                implementation's class of the same name, or a caller's own; a factory becomes
                 what it makes, a dtype the side's; other objects of a caller (an input batch) are
                 deep copies.
             path: The name of the value in messages; the last part decides the device.
@@ -153,7 +153,7 @@ class Carrier:
         key = id(value), self._place(value, path)
         if key not in self._made:
             # The drawn value is kept too: its id is no other value's as long as it lives.
-            self._made[key] = value, self._carry(value, path)
+            self._made[key] = value, self._convert(value, path)
         return self._made[key][1]
 
     @contextlib.contextmanager
@@ -170,41 +170,41 @@ class Carrier:
             for root, number in views:
                 del root.shown[number:]
 
-    def _carry(self, value: Any, path: str) -> Any:
-        carried: Any
+    def _convert(self, value: Any, path: str) -> Any:
+        converted: Any
         if isinstance(value, np.ndarray):
-            return self._carry_array(value, path)
+            return self._convert_array(value, path)
         if isinstance(value, list | tuple):
-            entries = [self.carry(v, f"{path}[{i}]") for i, v in enumerate(value)]
-            carried = entries if isinstance(value, list) else tuple(entries)
+            entries = [self.convert(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            converted = entries if isinstance(value, list) else tuple(entries)
         elif isinstance(value, dict):
-            carried = {key: self.carry(v, f"{path}[{key!r}]") for key, v in value.items()}
+            converted = {key: self.convert(v, f"{path}[{key!r}]") for key, v in value.items()}
         elif isinstance(value, set):
-            carried = set(value)
-        elif isinstance(value, Blueprint):
-            carried = value.make(self)
+            converted = set(value)
+        elif isinstance(value, Factory):
+            converted = value.make(self)
         elif type(value) is SimpleNamespace:
-            carried = SimpleNamespace(**self._carry_fields(vars(value), path))
+            converted = SimpleNamespace(**self._convert_fields(vars(value), path))
         elif _is_reference_object(value):
-            carried = self._carry_object(value, path)
+            converted = self._convert_object(value, path)
         else:
             return copy.deepcopy(value)
-        if _can_hold(carried):
-            self._holders.append((path, carried, _held(carried)))
-        return carried
+        if _can_hold(converted):
+            self._holders.append((path, converted, _held(converted)))
+        return converted
 
-    def _carry_fields(self, fields: dict[str, Any], path: str) -> dict[str, Any]:
-        return {name: self.carry(v, f"{path}.{name}") for name, v in fields.items()}
+    def _convert_fields(self, fields: dict[str, Any], path: str) -> dict[str, Any]:
+        return {name: self.convert(v, f"{path}.{name}") for name, v in fields.items()}
 
-    def _carry_object(self, value: Any, path: str) -> Any:
+    def _convert_object(self, value: Any, path: str) -> Any:
         """Return an object of `reference` as the implementation's, or as a caller's own."""
-        fields = self._carry_fields(vars(value), path)
+        fields = self._convert_fields(vars(value), path)
         made = getattr(self.implementation, type(value).__name__, None)
         if made is not None and (not self.has_own_objects or path == "self"):
             return made(**fields)  # a method's own object is never a caller's
-        carried: Any = object.__new__(own_class(type(value)))
-        vars(carried).update(fields, **self._carry_fields(_properties(value), path))
-        return carried
+        converted: Any = object.__new__(own_class(type(value)))
+        vars(converted).update(fields, **self._convert_fields(_properties(value), path))
+        return converted
 
     def _place(self, value: object, path: str) -> str:
         """Return where an array is carried to, which its name decides, and so an object's class."""
@@ -215,7 +215,7 @@ class Carrier:
             return "numpy"
         return "cpu" if name.endswith("_cpu") or name == "cpu" else self.device
 
-    def _carry_array(self, array: Array, path: str) -> Array | torch.Tensor:
+    def _convert_array(self, array: Array, path: str) -> Array | torch.Tensor:
         where = self._place(array, path)
         drawn = array
         while isinstance(drawn.base, np.ndarray):
@@ -240,17 +240,17 @@ class Carrier:
         offset = offset // array.itemsize if array.size else 0
         strides = [stride // array.itemsize for stride in array.strides]
         root.shown.append((array.shape, offset, strides))
-        carried: Array | torch.Tensor
-        if isinstance(root.carried, torch.Tensor):
-            carried = root.carried.as_strided(array.shape, strides, offset)
+        converted: Array | torch.Tensor
+        if isinstance(root.converted, torch.Tensor):
+            converted = root.converted.as_strided(array.shape, strides, offset)
             if root.is_negated:
-                carried = torch._neg_view(carried)  # noqa: SLF001  (torch names it so)
+                converted = torch._neg_view(converted)  # noqa: SLF001  (torch names it so)
         else:
-            data = root.carried.reshape(-1).view(np.uint8).data
+            data = root.converted.reshape(-1).view(np.uint8).data
             start = offset * array.itemsize
-            carried = np.ndarray(array.shape, array.dtype, data, start, array.strides)
-        self._arrays.append(_Shown(path, array, carried, root, _layout(carried)))
-        return carried
+            converted = np.ndarray(array.shape, array.dtype, data, start, array.strides)
+        self._arrays.append(_Shown(path, array, converted, root, _layout(converted)))
+        return converted
 
     def _copied(self, drawn: Array) -> Array:
         """Return a copy of drawn memory; a subclass decides where it lies."""
@@ -310,11 +310,11 @@ class Carrier:
                 yield from _holder_differences(path, held, _held(holder))
         changed = {id(root): root for root in self._roots.values() if not root.is_as_drawn()}
         for shown in self._arrays:
-            is_touched = id(shown.root) in changed or _layout(shown.carried) != shown.layout
+            is_touched = id(shown.root) in changed or _layout(shown.converted) != shown.layout
             if is_touched and _argument(shown.path) not in allowed:
-                yield from _array_differences(shown.path, shown.drawn, shown.carried)
+                yield from _array_differences(shown.path, shown.drawn, shown.converted)
         for root in changed.values():
-            unequal = (as_bytes(root.drawn) != as_bytes(root.carried)).any(axis=-1)
+            unequal = (as_bytes(root.drawn) != as_bytes(root.converted)).any(axis=-1)
             if _argument(root.path) in allowed:
                 unequal &= ~root.is_seen().reshape(-1)  # what it may write, and not the guard bands
             if unequal.any():
@@ -434,13 +434,13 @@ def _holder_differences(
 
 
 def _array_differences(
-    path: str, drawn: Array, carried: Array | torch.Tensor
+    path: str, drawn: Array, converted: Array | torch.Tensor
 ) -> Iterator[Difference]:
     """Yield where an array is no longer of its shape, or else its first changed element."""
-    if tuple(carried.shape) != drawn.shape:
-        yield Difference(Verdict.SHAPE, f"{path}.shape", None, tuple(carried.shape), drawn.shape)
+    if tuple(converted.shape) != drawn.shape:
+        yield Difference(Verdict.SHAPE, f"{path}.shape", None, tuple(converted.shape), drawn.shape)
         return
-    index = first_unequal(drawn, carried)
+    index = first_unequal(drawn, converted)
     if index is not None:
-        got = carried[index].item()
+        got = converted[index].item()
         yield Difference(Verdict.VALUE, path, index, got, drawn[index].item())

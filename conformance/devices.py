@@ -15,7 +15,7 @@ from conformance.calls import Call
 from conformance.checks import Check, law
 from conformance.comparison import Difference, Verdict
 from conformance.contracts import Contract
-from conformance.judging import is_named
+from conformance.evaluation import is_named
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.targets import RAISED, Target

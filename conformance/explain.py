@@ -247,8 +247,8 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
         if contract.invalid_inputs:
             modules = dict.fromkeys(_file_of(invalid.change) for invalid in contract.invalid_inputs)
             found += [("invalid inputs", place) for place in modules if "invalid_inputs" in place]
-        if contract.meaning is not None:
-            parts = filter(callable, vars(contract.meaning).values())
+        if contract.interpretation is not None:
+            parts = filter(callable, vars(contract.interpretation).values())
             places = dict.fromkeys(_file_of(part) for part in parts)
             found += [("meaning", place) for place in places if "meanings" in place]
     return list(dict.fromkeys(found))

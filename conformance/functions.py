@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from conformance.checks import checks_in
-from conformance.lists import names_in, near
+from conformance.name_lists import names_in, near
 from conformance.targets import STATEFUL_TEST
 
 RENAMED = {"a runner's life": STATEFUL_TEST}

@@ -12,7 +12,7 @@ import enum
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
-from conformance.drawing import ANEW
+from conformance.hypothesis_provider import ANEW
 
 
 class Kind(enum.Enum):

@@ -16,7 +16,7 @@ from conformance.conversion import address_of
 from conformance.implementations import is_of_fast
 from conformance.profiles import Kind
 from conformance.report import Mismatch
-from conformance.sides import MANNERS, PLAIN, Manner
+from conformance.sides import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.situations import Situations, situations_met
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
@@ -70,17 +70,17 @@ def session_check(
 
     def meets(example: _Life) -> list[str]:
         refused = [op.refused for op in example.session.operations if op.refused]
-        met = situations_met(example.session, named) + example.manner.situations
+        met = situations_met(example.session, named) + example.variant.situations
         return met + [f"refused: {name}" for name in refused]
 
-    manners = st.builds(Manner, st.booleans(), st.booleans())
+    variants = st.builds(CallVariant, st.booleans(), st.booleans())
     return Check(
         function,
         Kind.SAME_REFUSAL if refusals else Kind.SAME_ANSWER,
-        lambda preset: st.builds(_Life, sessions(preset), manners, st.integers(0, 2**16)),
+        lambda preset: st.builds(_Life, sessions(preset), variants, st.integers(0, 2**16)),
         body,
         f"A {function} of a target agrees with reference's after every operation.",
-        [*named, *list(MANNERS.values())[:2], *(f"refused: {name}" for name in refusals)],
+        [*named, *list(CALL_VARIANTS.values())[:2], *(f"refused: {name}" for name in refusals)],
         meets,
         has_kernel,
     )
@@ -92,12 +92,12 @@ class _Life:
 
     Attributes:
         session: What is done.
-        manner: What the caller is free to choose.
+        variant: What the caller is free to choose.
         seed: The order of threads.
     """
 
     session: Session
-    manner: Manner
+    variant: CallVariant
     seed: int
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
@@ -140,10 +140,10 @@ class _Pair:
         """Do one operation to both and raise `SessionMismatch` where they differ."""
         __tracebackhide__ = True
         operation, device = self.life.session.operations[step], self.target.device or "cpu"
-        manner = PLAIN if operation.refused else self.life.manner
+        variant = PLAIN if operation.refused else self.life.variant
         self._overwrite(operation)
-        wanted = perform(REFERENCE, self.ours, operation, manner)
-        got = perform(self.target, self.theirs, operation, manner)
+        wanted = perform(REFERENCE, self.ours, operation, variant)
+        got = perform(self.target, self.theirs, operation, variant)
         difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
         if difference is None and operation.refused is not None and checked:
             is_exact = is_of_fast(getattr(self.theirs, operation.method))
@@ -173,25 +173,25 @@ def construct(target: Target, session: Session) -> Any:
     return target.lookup(session.constructor.function)(**arguments)
 
 
-def perform(target: Target, self: Any, operation: Operation, manner: Manner = PLAIN) -> Any:
+def perform(target: Target, self: Any, operation: Operation, variant: CallVariant = PLAIN) -> Any:
     """Call the method and return its result, or the exception; check its arguments afterwards.
 
     Then its arguments are overwritten: a caller may use its lists and buffers again.
     """
     call = Call(operation.method, operation.arguments)
-    call = call.with_numpy_scalars() if manner.has_numpy_scalars else call
-    carrier = target.carrier()
-    arguments = {name: carrier.carry(value, name) for name, value in call.arguments.items()}
+    call = call.with_numpy_scalars() if variant.has_numpy_scalars else call
+    converter = target.converter()
+    arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
     method = getattr(self, operation.method)
     result: Any
     try:
-        result = method(*arguments.values()) if manner.is_positional else method(**arguments)
+        result = method(*arguments.values()) if variant.is_positional else method(**arguments)
     except RAISED as error:  # judged by the caller
         result = error
-    difference = carrier.changed(frozenset())
+    difference = converter.changed(frozenset())
     if difference is not None:
         raise Mismatch(call, target.name, difference)
-    carrier.scribble()
+    converter.scribble()
     return result
 
 

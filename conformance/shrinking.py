@@ -26,10 +26,10 @@ OURS = (
 )
 
 
-_LIMITING: list[Purses] = []
+_LIMITING: list[ShrinkBudgets] = []
 
 
-class Purses:
+class ShrinkBudgets:
     """The seconds that are left for making failing examples smaller, by function.
 
     Hypothesis reads the limit when a test has first failed, from a constant that its documentation
@@ -38,7 +38,7 @@ class Purses:
     Args:
         seconds: Those that each function has in this process.
 
-    >>> purses = Purses(16)
+    >>> purses = ShrinkBudgets(16)
     >>> purses.allowance("f"), purses.allowance("f", ["g"])
     (8.0, 8.0)
     >>> purses.charge("f", 7)

@@ -1,4 +1,4 @@
-"""One side's copy of a call, and the manner in which it is made."""
+"""A call, with its arguments converted for one implementation, and the variant of the call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, is_immutable, parts
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
 from conformance.report import Mismatch
 from conformance.targets import REFERENCE, Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Manner:
+class CallVariant:
     """How a call is made: what a caller is free to choose, and what changes no answer.
 
     Attributes:
@@ -42,10 +42,10 @@ class Manner:
     @property
     def situations(self) -> list[str]:
         """Return the names of what is so, under which a run counts it."""
-        return [name for field, name in MANNERS.items() if getattr(self, field)]
+        return [name for field, name in CALL_VARIANTS.items() if getattr(self, field)]
 
 
-MANNERS = {
+CALL_VARIANTS = {
     "has_numpy_scalars": "called with NumPy's scalars",
     "is_positional": "called by position",
     "has_own_objects": "called with a caller's own objects",
@@ -53,7 +53,7 @@ MANNERS = {
     "has_negated_tensors": "called with lazily negated tensors",
 }
 
-PLAIN = Manner()
+PLAIN = CallVariant()
 """By name, with Python's ints and the implementation's objects."""
 
 
@@ -64,28 +64,28 @@ class Side:
     Attributes:
         target: Whose side it is.
         call: The call as drawn.
-        manner: How it is made.
+        variant: How it is made.
         written: Names of the arguments that the function writes.
-        carrier: What copied the arguments.
+        converter: What copied the arguments.
         arguments: This side's copies of the arguments.
         hints: And of the hints; `reference` is given none.
     """
 
     target: Target
     call: Call
-    manner: Manner = PLAIN
+    variant: CallVariant = PLAIN
     written: frozenset[str] = frozenset()
-    carrier: Carrier = dataclasses.field(init=False)
+    converter: Converter = dataclasses.field(init=False)
     arguments: Arguments = dataclasses.field(init=False)
     hints: Arguments = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        if self.manner.has_numpy_scalars:
+        if self.variant.has_numpy_scalars:
             self.call = self.call.with_numpy_scalars()
         # An implementation of somebody else's need not know of torch's lazy negations.
-        self.carrier = self.target.carrier(
-            has_own_objects=self.manner.has_own_objects,
-            negates=self.manner.has_negated_tensors and self.target.launches(self.call.function),
+        self.converter = self.target.converter(
+            has_own_objects=self.variant.has_own_objects,
+            negates=self.variant.has_negated_tensors and self.target.launches(self.call.function),
             written=self.written,
         )
         self.arguments, self.hints = self._copies(self.call)
@@ -94,7 +94,7 @@ class Side:
         """Return this side's copies of a call's arguments and hints."""
         hints = {} if self.target is REFERENCE else call.hints
         arguments, hints = (
-            {name: self.carrier.carry(value, name) for name, value in given.items()}
+            {name: self.converter.convert(value, name) for name, value in given.items()}
             for given in (call.arguments, hints)
         )
         return arguments, hints
@@ -106,7 +106,7 @@ class Side:
         This side must not have been called, and whatever is called inside must be refused, so that
         all is as it was.
         """
-        with self.carrier.forgetting():
+        with self.converter.forgetting():
             side = copy.copy(self)
             side.call = call
             side.arguments, side.hints = self._copies(call)
@@ -114,9 +114,9 @@ class Side:
 
     def run(self) -> Any:
         """Call the function and return what it returns."""
-        if self.manner.follows_idle_step:
+        if self.variant.follows_idle_step:
             # A step of no tokens may be refused.
-            with self.carrier.idle_step(), suppress(ValueError):
+            with self.converter.idle_step(), suppress(ValueError):
                 self._run()
         return self._run()
 
@@ -127,14 +127,14 @@ class Side:
             for name, hint in self.hints.items()
             if name in inspect.signature(function).parameters
         }
-        if not self.manner.is_positional:
+        if not self.variant.is_positional:
             return function(**self.arguments, **hints)
         by_position, rest = by_position_of(REFERENCE.lookup(self.call.function), self.arguments)
         return function(*by_position, **rest, **hints)
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
         """Raise `Mismatch` where an argument that may not change has changed."""
-        difference = self.carrier.changed(allowed)
+        difference = self.converter.changed(allowed)
         if difference is not None:
             raise Mismatch(self.call, self.target.name, difference)
 
@@ -146,7 +146,7 @@ class Side:
         for path, part in parts(result, "result"):
             if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared or is_immutable(part):
                 continue
-            owner = self.carrier.owner(part)
+            owner = self.converter.owner(part)
             if owner is not None:
                 got, wanted = f"{owner} itself, or a view of it", "new memory"
                 yield Difference(Verdict.IDENTITY, path, None, got, wanted)

@@ -27,9 +27,9 @@ import reference
 from conformance.absent import Absent, find
 from conformance.adapters.base import Namespace
 from conformance.adapters.deviation import Deviation
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
-from conformance.lists import names_in
+from conformance.name_lists import names_in
 from conformance.strategies.presets import MINIMAL, REAL, REAL_IN_SIMULATOR, TRAFFIC, Preset
 from fast import launch
 
@@ -119,9 +119,9 @@ class Target:
         """Tell whether a failure of a function is one that is declared."""
         return any(known.explains(error) for known in self.deviations(function))
 
-    def carrier(self, **options: Any) -> Carrier:
-        """Return a new carrier of arguments to this target, with `Carrier`'s options."""
-        return Carrier(self.implementation, self.device, **options)
+    def converter(self, **options: Any) -> Converter:
+        """Return a new carrier of arguments to this target, with `Converter`'s options."""
+        return Converter(self.implementation, self.device, **options)
 
     @contextlib.contextmanager
     def running(self, *, checked: bool = False, seed: int = 0) -> Iterator[None]:

@@ -17,7 +17,7 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.dense_layer import State
-from conformance.laws.meaning import as_reference
+from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
 from conformance.sides import Side
 from conformance.strategies.attention import PRESETS, Example, of_layer

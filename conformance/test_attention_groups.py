@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.checks import law
 from conformance.dense_layer import Array
-from conformance.laws.meaning import as_reference
+from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, twins
 from conformance.sides import Side
 from conformance.strategies.attention import PRESETS

@@ -97,7 +97,7 @@ def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
     with target.running():
         found = side.run()
     cls = side.arguments["layer_type"]
-    layers = {name: side.carrier.carry(layer, "layer") for name, layer in call.facts.items()}
+    layers = {name: side.converter.convert(layer, "layer") for name, layer in call.facts.items()}
     looked_at = list(layers) if _names(call) is None else _names(call)
     assert [name for name in looked_at if isinstance(layers[name], cls)] == list(found)
     assert all(layer is layers[name] for name, layer in found.items())
@@ -218,7 +218,7 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
     assert len(call.facts) == len({id(builder) for builder in builders}) == len(builders)
     sharing = []
     for plan, builder in zip(call.facts, builders, strict=True):
-        backend = side.carrier.carry(plan.backend, "backend")
+        backend = side.converter.convert(plan.backend, "backend")
         assert all(backends[name] is backend for name in plan.names)
         assert type(builder) is backend.get_builder_cls()
         if plan.workspace.startswith("shares"):
@@ -246,7 +246,7 @@ def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
     with target.running():
         assert ValueError is refusal_of(side.run)
     for plan in call.facts:
-        assert [] == side.carrier.carry(plan.backend.builder, "builder").made
+        assert [] == side.converter.convert(plan.backend.builder, "builder").made
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.dense_layer import Layer
-from conformance.laws.meaning import as_reference
+from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, joined, twins
 from conformance.sides import Side
 from conformance.strategies.attention import IN_ANY_STEP, PRESETS, Example, of_layer

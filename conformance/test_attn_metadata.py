@@ -12,10 +12,10 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.attn_metadata import GROUPS, given_to
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
-from conformance.laws.meaning import as_reference
-from conformance.laws.obedience import obeys
-from conformance.meanings.attn_metadata import GROUPS, given_to
+from conformance.laws.interpretation import as_reference
+from conformance.laws.law_checks import law_checks
 from conformance.sides import Side
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
@@ -103,7 +103,7 @@ BUILD = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=GROUPS,
+    interpretation=GROUPS,
 )
 
 test_build_attn_metadata = same_answer(BUILD)
@@ -111,7 +111,7 @@ test_build_attn_metadata = same_answer(BUILD)
 test_build_attn_metadata_refuses = same_refusal(
     dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
 )
-test_build_attn_metadata_laws = obeys(BUILD)
+test_build_attn_metadata_laws = law_checks(BUILD)
 test_build_attn_metadata_elsewhere = refuses_elsewhere(
     BUILD, "query_start_loc.cpu", "seq_lens.cpu", "num_computed_tokens_cpu"
 )

@@ -92,7 +92,7 @@ def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> Non
     """Each subclass has its own builder, asked by class or by instance, and the base keeps its."""
     side = Side(target, call)
     base, builder = side.arguments["attention_backend_cls"], side.arguments["builder_cls"]
-    builder_before, second_builder = base.get_builder_cls(), BuilderClass().make(side.carrier)
+    builder_before, second_builder = base.get_builder_cls(), BuilderClass().make(side.converter)
     with target.running():
         made = side.run()
         second = target.lookup(call.function)("Second", made, second_builder)

@@ -12,14 +12,14 @@ from conformance.calls import Call, plain
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.batch_order import KINDS, REORDERED, made_order
 from conformance.invalid_inputs.batch_order import (
     REORDER_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
     UNIFORM_INVALID_INPUTS,
 )
 from conformance.laws.changes import in_order
-from conformance.laws.obedience import obeys
-from conformance.meanings.batch_order import KINDS, REORDERED, made_order
+from conformance.laws.law_checks import law_checks
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     MOST_TOKENS,
@@ -85,12 +85,12 @@ SPLIT_TWO = Contract(
         "split_partitions",
         "padding_adds_nothing",
     ),
-    meaning=KINDS,
+    interpretation=KINDS,
 )
 
 test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
 test_split_decodes_and_prefills_refuses = same_refusal(SPLIT_TWO)
-test_split_decodes_and_prefills_laws = obeys(SPLIT_TWO)
+test_split_decodes_and_prefills_laws = law_checks(SPLIT_TWO)
 test_split_decodes_and_prefills_elsewhere = refuses_elsewhere(
     SPLIT_TWO, "common_attn_metadata.query_start_loc_cpu"
 )
@@ -129,12 +129,12 @@ SPLIT_THREE = Contract(
         "split_partitions",
         "padding_adds_nothing",
     ),
-    meaning=KINDS,
+    interpretation=KINDS,
 )
 
 test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_refuses = same_refusal(SPLIT_THREE)
-test_split_decodes_prefills_and_extends_laws = obeys(SPLIT_THREE)
+test_split_decodes_prefills_and_extends_laws = law_checks(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_elsewhere = refuses_elsewhere(
     SPLIT_THREE,
     "common_attn_metadata.query_start_loc_cpu",
@@ -191,12 +191,12 @@ REORDER = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=REORDERED,
+    interpretation=REORDERED,
 )
 
 test_reorder = same_answer(REORDER)
 test_reorder_refuses = same_refusal(REORDER)
-test_reorder_laws = obeys(REORDER)
+test_reorder_laws = law_checks(REORDER)
 
 
 def _cycles(order: list[int]) -> int:

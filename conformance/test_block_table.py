@@ -15,13 +15,13 @@ from conformance.checks import law, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.devices import ELSEWHERE, check_refused_elsewhere
+from conformance.interpretations.block_table import GATHERED_GROUPS, gathering
 from conformance.invalid_inputs.block_table import (
     CONSTRUCTOR_INVALID_INPUTS,
     INVALID_OPERATIONS,
     REFUSALS,
 )
-from conformance.laws.obedience import obeys
-from conformance.meanings.block_table import GATHERED_GROUPS, gathering
+from conformance.laws.law_checks import law_checks
 from conformance.sessions import construct, perform, session_check
 from conformance.strategies.block_table import (
     TABLE_EVENTS,
@@ -103,11 +103,11 @@ TABLES = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=GATHERED_GROUPS,
+    interpretation=GATHERED_GROUPS,
 )
 
 test_block_tables_constructor_refuses = same_refusal(TABLES)
-test_block_tables_laws = obeys(TABLES)
+test_block_tables_laws = law_checks(TABLES)
 
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import first_difference
+from conformance.interpretations.block_table import gathering
 from conformance.interrupts import Interrupter
-from conformance.meanings.block_table import gathering
 from conformance.sessions import construct, perform
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.draw import Draw

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import first_difference, torch_dtype
+from conformance.evaluation import is_named
 from conformance.implementations import is_of_fast
-from conformance.judging import is_named
 from conformance.report import Mismatch
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset

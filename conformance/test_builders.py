@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import DEVICE
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
+from conformance.factories import DEVICE
 from conformance.invalid_inputs.builders import (
     CREATE_GROUP_INVALID_INPUTS,
     GET_METADATA_BUILDER_INVALID_INPUTS,
@@ -89,10 +89,10 @@ def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> No
 )
 def test_a_class_says_which_graphs_it_supports(target: Target, support: str | None) -> None:
     """What a class says holds for it and for its builders, and for no other class."""
-    carrier = target.carrier()
-    cls, other = (carrier.carry(BuilderClass(support=s), "cls") for s in (support, None))
+    converter = target.converter()
+    cls, other = (converter.convert(BuilderClass(support=s), "cls") for s in (support, None))
     wanted = target.lookup(f"AttentionCGSupport.{support or 'NEVER'}")
-    builder = cls(None, [], None, carrier.carry(DEVICE, "device"))
+    builder = cls(None, [], None, converter.convert(DEVICE, "device"))
     assert wanted is cls.get_cudagraph_support(vllm_config=None, kv_cache_spec=None)
     assert wanted is builder.get_cudagraph_support(None, None)
     assert "NEVER" == other.get_cudagraph_support(None, None).name

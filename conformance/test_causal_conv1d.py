@@ -12,10 +12,10 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.causal_conv1d import PROGRAMS, listed, runs_of
 from conformance.invalid_inputs.causal_conv1d import CONV1D_INVALID_INPUTS
-from conformance.laws.obedience import obeys
+from conformance.laws.law_checks import law_checks
 from conformance.laws.statements import BLOCK_M
-from conformance.meanings.causal_conv1d import PROGRAMS, listed, runs_of
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
 from conformance.targets import Target
 
@@ -58,12 +58,12 @@ CONV1D = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=PROGRAMS,
+    interpretation=PROGRAMS,
 )
 
 test_compute_causal_conv1d_metadata = same_answer(CONV1D)
 test_compute_causal_conv1d_metadata_refuses = same_refusal(CONV1D)
-test_compute_causal_conv1d_metadata_laws = obeys(CONV1D)
+test_compute_causal_conv1d_metadata_laws = law_checks(CONV1D)
 test_compute_causal_conv1d_metadata_elsewhere = refuses_elsewhere(CONV1D, "query_start_loc_p_cpu")
 
 

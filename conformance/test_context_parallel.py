@@ -11,9 +11,9 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.context_parallel import HELD_KEYS
 from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
-from conformance.laws.obedience import obeys
-from conformance.meanings.context_parallel import HELD_KEYS
+from conformance.laws.law_checks import law_checks
 from conformance.sides import Side
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.targets import Target
@@ -64,12 +64,12 @@ LOCAL_LENGTHS = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=HELD_KEYS,
+    interpretation=HELD_KEYS,
 )
 
 test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_refuses = same_refusal(LOCAL_LENGTHS)
-test_get_dcp_local_seq_lens_laws = obeys(LOCAL_LENGTHS)
+test_get_dcp_local_seq_lens_laws = law_checks(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_elsewhere = refuses_elsewhere(LOCAL_LENGTHS, "out")
 
 

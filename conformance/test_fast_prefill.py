@@ -14,9 +14,9 @@ from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
+from conformance.interpretations.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
 from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
-from conformance.laws.obedience import obeys
-from conformance.meanings.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
+from conformance.laws.law_checks import law_checks
 from conformance.sides import Side
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import make_wanted_calls
@@ -121,12 +121,12 @@ MAKE_WANTED = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=WANTED_TOKENS,
+    interpretation=WANTED_TOKENS,
 )
 
 test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(MAKE_WANTED)
 test_make_kv_sharing_fast_prefill_common_attn_metadata_refuses = same_refusal(MAKE_WANTED)
-test_make_kv_sharing_fast_prefill_common_attn_metadata_laws = obeys(MAKE_WANTED)
+test_make_kv_sharing_fast_prefill_common_attn_metadata_laws = law_checks(MAKE_WANTED)
 
 
 @law(MAKE_WANTED.function, make_wanted_calls, has_kernel=True)
@@ -148,7 +148,7 @@ def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
     fields: Any = target.lookup("KV_SHARING_FAST_PREFILL_METADATA_FIELDS")
     assert list is type(fields)
     assert [tuple] * 2 == [type(field) for field in fields]
-    array = type(target.carrier().carry(np.arange(2), "array"))
+    array = type(target.converter().convert(np.arange(2), "array"))
     assert [("logits_indices_padded", array | None, None), ("num_logits_indices", int, 0)] == fields
     base = dataclasses.make_dataclass("Queries", [("longest", int)])
     made = target.lookup("subclass_attention_metadata")(prefix, base, fields)

@@ -64,7 +64,7 @@ class _Built:
     def __init__(self, side: Side) -> None:
         step = side.call.facts
         self.side, self.step = side, step
-        self.metadata = side.carrier.carry(step.metadata, "common_attn_metadata")
+        self.metadata = side.converter.convert(step.metadata, "common_attn_metadata")
         with side.target.running(checked=True):
             self.backend = side.run()
             self.builder = self.make_builder()

@@ -246,15 +246,15 @@ test_copy_with_new_block_size = same_answer(COPY)
 test_copy_with_new_block_size_refuses = same_refusal(COPY)
 
 
-def carried(target: Target, value: Any) -> Any:
+def converted(target: Target, value: Any) -> Any:
     """Return a target's copy of a value."""
-    return target.carrier().carry(value, "value")
+    return target.converter().convert(value, "value")
 
 
 @law("KVCacheSpec", lambda preset: specs(preset, *KINDS))
 def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
     """Specs made twice are one to a dict, and cannot be changed."""
-    first, second = (carried(target, spec) for _ in range(2))
+    first, second = (converted(target, spec) for _ in range(2))
     assert first == second
     assert {first: "found"}[second] == "found"
     assert first != first.copy_with_new_block_size(spec.block_size + 1)
@@ -265,7 +265,7 @@ def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
 @law("MambaSpec", lambda preset: specs(preset, "MambaSpec"))
 def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
     """Lists and tuples make one spec; its states fit in its page, and fill one that is unpadded."""
-    made = carried(target, spec)
+    made = converted(target, spec)
     lists = target.lookup("MambaSpec")(
         **{**vars(made), "shapes": [list(shape) for shape in spec.shapes], "dtypes": [*made.dtypes]}
     )
@@ -281,8 +281,8 @@ def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
 @law("KVCacheSpec.page_size_bytes", lambda preset: specs(preset, "MLAAttentionSpec", *ATTENTION))
 def test_a_page_holds_its_keys_and_values(target: Target, spec: Any) -> None:
     """A page is as large as an array of its keys and values; each token takes the same."""
-    one_token = carried(target, dataclasses.replace(spec, block_size=1))
-    made = carried(target, spec)
+    one_token = converted(target, dataclasses.replace(spec, block_size=1))
+    made = converted(target, spec)
     assert spec.block_size * one_token.page_size_bytes == made.page_size_bytes
     if getattr(spec, "cache_dtype_str", None) != "fp8_ds_mla":
         elements = spec.num_kv_heads * spec.head_size * (1 if _is_mla(spec) else 2)

@@ -8,9 +8,9 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.local_attention import VIRTUAL_REQUESTS
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
-from conformance.laws.obedience import obeys
-from conformance.meanings.local_attention import VIRTUAL_REQUESTS
+from conformance.laws.law_checks import law_checks
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
@@ -82,12 +82,12 @@ LOCAL_ATTENTION = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=VIRTUAL_REQUESTS,
+    interpretation=VIRTUAL_REQUESTS,
 )
 
 test_local_attention = same_answer(LOCAL_ATTENTION)
 test_local_attention_refuses = same_refusal(LOCAL_ATTENTION)
-test_local_attention_laws = obeys(LOCAL_ATTENTION)
+test_local_attention_laws = law_checks(LOCAL_ATTENTION)
 test_local_attention_elsewhere = refuses_elsewhere(
     LOCAL_ATTENTION,
     "common_attn_metadata.query_start_loc_cpu",

@@ -15,13 +15,13 @@ from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.metadata import KEPT_REQUESTS
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
     invalid_metadata,
 )
-from conformance.laws.obedience import obeys
-from conformance.meanings.metadata import KEPT_REQUESTS
+from conformance.laws.law_checks import law_checks
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
@@ -87,12 +87,12 @@ UNPADDED = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=KEPT_REQUESTS,
+    interpretation=KEPT_REQUESTS,
 )
 
 test_unpadded = same_answer(UNPADDED)
 test_unpadded_refuses = same_refusal(UNPADDED)
-test_unpadded_laws = obeys(UNPADDED)
+test_unpadded_laws = law_checks(UNPADDED)
 
 VALIDATE = Contract(
     "CommonAttentionMetadata.validate",
@@ -186,7 +186,9 @@ test_own_metadata_becomes_virtual = _reads_as_reference(
 @law("CommonAttentionMetadata", metadata_calls)
 def test_metadata_is_compared_by_identity(target: Target, call: Call) -> None:
     """Two metadata are equal only if they are one: their tensors could not say."""
-    one, other = (target.carrier().carry(call.arguments["metadata"], "metadata") for _ in range(2))
+    one, other = (
+        target.converter().convert(call.arguments["metadata"], "metadata") for _ in range(2)
+    )
     assert one == one  # noqa: PLR0124  # that is the statement
     assert one != other
     assert len({one, other}) == 2

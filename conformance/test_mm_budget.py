@@ -181,7 +181,7 @@ ENCODER = Contract(
 
 def _made(call: Call) -> reference.MultiModalBudget:
     """Return the budget, as `reference` makes it."""
-    made: reference.MultiModalBudget = REFERENCE.carrier().carry(call.arguments["self"], "self")
+    made: reference.MultiModalBudget = REFERENCE.converter().convert(call.arguments["self"], "self")
     return made
 
 
@@ -340,7 +340,7 @@ test_reset_cache = same_answer(RESET)
 def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     """Each reset clears the cache that the registry gave once, and asks the registry nothing."""
     side = Side(target, call)
-    registry = side.carrier.carry(call.facts.arguments["mm_registry"], "mm_registry")
+    registry = side.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
     asked = list(registry.asked)
     for times in (1, 2):
         with target.running():
@@ -385,7 +385,9 @@ def test_worked_examples_of_items(is_chunked: bool, size: int, items: tuple[int,
         encoder_cache_size=6000,
         enable_chunked_prefill=is_chunked,
     )
-    registry: Any = REFERENCE.carrier().carry(Registry({"image": 4}, {"image": 1000}), "registry")
+    registry: Any = REFERENCE.converter().convert(
+        Registry({"image": 4}, {"image": 1000}), "registry"
+    )
     budget = reference.MultiModalBudget(
         reference.ModelConfig(max_model_len=2048), scheduler, registry
     )

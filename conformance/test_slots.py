@@ -15,13 +15,13 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.slots import MAPPED_TABLE, SLOTS, calls_in_place
 from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
     SLOT_MAPPING_INVALID_INPUTS,
 )
-from conformance.laws.meaning import Reader
-from conformance.laws.obedience import obeys
-from conformance.meanings.slots import MAPPED_TABLE, SLOTS, calls_in_place
+from conformance.laws.interpretation import Reader
+from conformance.laws.law_checks import law_checks
 from conformance.report import Mismatch
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, of_batch
@@ -102,12 +102,12 @@ SLOT_MAPPING = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=SLOTS,
+    interpretation=SLOTS,
 )
 
 test_compute_slot_mapping = same_answer(SLOT_MAPPING)
 test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
-test_compute_slot_mapping_laws = obeys(SLOT_MAPPING)
+test_compute_slot_mapping_laws = law_checks(SLOT_MAPPING)
 test_compute_slot_mapping_elsewhere = refuses_elsewhere(
     SLOT_MAPPING, "query_start_loc", "positions", "out"
 )
@@ -145,12 +145,12 @@ KERNEL_BLOCKS = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=MAPPED_TABLE,
+    interpretation=MAPPED_TABLE,
 )
 
 test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
 test_map_to_kernel_blocks_refuses = same_refusal(KERNEL_BLOCKS)
-test_map_to_kernel_blocks_laws = obeys(KERNEL_BLOCKS)
+test_map_to_kernel_blocks_laws = law_checks(KERNEL_BLOCKS)
 
 
 def _just_past(call: Call) -> int:

@@ -20,7 +20,7 @@ from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_F
 from conformance.strategies.presets import Preset
 from conformance.strategies.spec_groups import container_calls, merge_calls, uniform_calls
 from conformance.targets import Target
-from conformance.test_kv_cache_spec import carried, made, of_kinds
+from conformance.test_kv_cache_spec import converted, made, of_kinds
 
 CONTAINERS = Contract(
     "KVCacheConfig",
@@ -190,7 +190,7 @@ def _alike(draw: Draw, preset: Preset) -> dict[str, Any]:
 def test_whether_specs_are_uniform_is_of_pairs(target: Target, drawn: dict[str, Any]) -> None:
     """Specs are uniform in any order, and exactly when each two of them are."""
     is_uniform_type = target.lookup(f"{UNIFORM}.is_uniform_type")
-    own = carried(target, drawn)
+    own = converted(target, drawn)
     pairs = [
         is_uniform_type({"a": first, "b": second})
         for first, second in itertools.product(own.values(), repeat=2)

@@ -14,14 +14,21 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.interpretations.ubatch import (
+    CREATED,
+    MICRO_BATCHES,
+    SLICE,
+    STARTS,
+    is_cut,
+    points_of,
+)
 from conformance.invalid_inputs.ubatch import (
     CREATE_INVALID_INPUTS,
     MAKE_INVALID_INPUTS,
     SLICE_STARTS_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
 )
-from conformance.laws.obedience import obeys
-from conformance.meanings.ubatch import CREATED, MICRO_BATCHES, SLICE, STARTS, is_cut, points_of
+from conformance.laws.law_checks import law_checks
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.ubatch import (
@@ -70,12 +77,12 @@ CREATE = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=CREATED,
+    interpretation=CREATED,
 )
 
 test_create_ubatch_slices = same_answer(CREATE)
 test_create_ubatch_slices_refuses = same_refusal(CREATE)
-test_create_ubatch_slices_laws = obeys(CREATE)
+test_create_ubatch_slices_laws = law_checks(CREATE)
 
 
 SLICE_STARTS = Contract(
@@ -99,12 +106,12 @@ SLICE_STARTS = Contract(
         "writes_are_read_back",
         "padding_adds_nothing",
     ),
-    meaning=STARTS,
+    interpretation=STARTS,
 )
 
 test_slice_query_start_locs = same_answer(SLICE_STARTS)
 test_slice_query_start_locs_refuses = same_refusal(SLICE_STARTS)
-test_slice_query_start_locs_laws = obeys(SLICE_STARTS)
+test_slice_query_start_locs_laws = law_checks(SLICE_STARTS)
 
 
 def _is_cut_at_both_ends(batch: Batch, ubatch: reference.UBatchSlice) -> bool:
@@ -144,12 +151,12 @@ MAKE = Contract(
         "writes_are_read_back",
         "padding_adds_nothing",
     ),
-    meaning=SLICE,
+    interpretation=SLICE,
 )
 
 test_make_metadata_with_slice = same_answer(MAKE)
 test_make_metadata_with_slice_refuses = same_refusal(MAKE)
-test_make_metadata_with_slice_laws = obeys(MAKE)
+test_make_metadata_with_slice_laws = law_checks(MAKE)
 test_make_metadata_with_slice_elsewhere = refuses_elsewhere(
     MAKE,
     *(
@@ -185,12 +192,12 @@ SPLIT = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    meaning=MICRO_BATCHES,
+    interpretation=MICRO_BATCHES,
 )
 
 test_split_attn_metadata = same_answer(SPLIT)
 test_split_attn_metadata_refuses = same_refusal(SPLIT)
-test_split_attn_metadata_laws = obeys(SPLIT)
+test_split_attn_metadata_laws = law_checks(SPLIT)
 
 
 @law("create_ubatch_slices", create_ubatch_slices_calls)

@@ -32,7 +32,7 @@ from typing import Final
 from rich.console import Console
 from tqdm import tqdm
 
-from conformance.lists import near
+from conformance.name_lists import near
 from tools.mutation.court import Court
 from tools.mutation.equivalents import Declarations
 from tools.mutation.judge import Bench

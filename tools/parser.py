@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from conformance.lists import names_in
+from conformance.name_lists import names_in
 
 
 class Parser(argparse.ArgumentParser):

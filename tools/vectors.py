@@ -32,7 +32,7 @@ from conformance.contracts import Contract
 from conformance.encoding import SCHEMA_VERSION, Encoder, to_text
 from conformance.encoding.classes import find_class
 from conformance.encoding.elements import Json
-from conformance.lists import near
+from conformance.name_lists import near
 from conformance.targets import REFERENCE
 from conformance.vectors import SCHEMA
 from conformance.vectors.cases import OBSERVED
@@ -152,9 +152,9 @@ def manifest_of(
         found["changes"] = sorted(contract.changes)
     if contract is not None and contract.shows is not None:
         found["result"] = "an object, told by some of its attributes"
-    blueprints = sorted({path for case in cases for path in _blueprints(case)})
-    if blueprints:
-        found["blueprints"] = {path: _first_line(find_class(path)) for path in blueprints}
+    factories = sorted({path for case in cases for path in _blueprints(case)})
+    if factories:
+        found["blueprints"] = {path: _first_line(find_class(path)) for path in factories}
     if left:
         found["invalid_inputs_without_a_case"] = list(left)
     found["cases"] = list(entries)
@@ -204,7 +204,7 @@ def _default(value: Json) -> Json:
 
 
 def _blueprints(value: Json) -> Iterator[str]:
-    """Yield the classes of the blueprints in a case."""
+    """Yield the classes of the factories in a case."""
     if isinstance(value, dict):
         if value.get("$") == "blueprint":
             yield value["class"]

@@ -67,9 +67,9 @@ def code_path(function: types.FunctionType) -> str:
     Raises:
         TypeError: A function whose code cannot be told by it.
 
-    >>> from conformance.blueprints import DEVICE
+    >>> from conformance.factories import DEVICE
     >>> code_path(type(DEVICE).make)
-    'conformance.blueprints:Device.make'
+    'conformance.factories:Device.make'
     """
     path = f"{function.__module__}:{function.__qualname__}"
     try:

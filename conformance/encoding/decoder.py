@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from conformance.blueprints import Blueprint, Converter
 from conformance.encoding.classes import find_class, find_code
 from conformance.encoding.elements import Array, Json, decode_dtype, decode_elements
 from conformance.encoding.memories import decode_array, decode_memory
+from conformance.factories import Factory, FactoryContext
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Made(Blueprint):
+class Made(Factory):
     """An object of a result, which is known by what it is compared by.
 
     Attributes:
@@ -27,11 +27,11 @@ class Made(Blueprint):
     cls: str
     fields: Mapping[str, Any]
 
-    def make(self, carrier: Converter) -> Any:
+    def make(self, converter: FactoryContext) -> Any:
         """Return an object of a class of this name, compared by the same."""
         made = type(self.cls, (), {"compared": tuple(self.fields)})()
         for name, value in self.fields.items():
-            setattr(made, name, carrier.carry(value, f"result.{name}"))
+            setattr(made, name, converter.convert(value, f"result.{name}"))
         return made
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from conformance.blueprints import Blueprint
 from conformance.comparison import compared_fields
 from conformance.encoding.classes import class_path, code_path
 from conformance.encoding.elements import (
@@ -21,6 +20,7 @@ from conformance.encoding.elements import (
     encode_int,
 )
 from conformance.encoding.memories import Memory, encode_array, owner_of
+from conformance.factories import Factory
 
 
 class Encoder:
@@ -74,7 +74,7 @@ class Encoder:
         """Say that a side's copy of an object that was written is that object.
 
         Args:
-            copied: What a `Carrier` made of it; where it stands, a reference is written.
+            copied: What a `Converter` made of it; where it stands, a reference is written.
             written: What was written; nothing is said of what was not.
         """
         if id(written) not in self._ids or id(copied) in self._ids:
@@ -142,7 +142,7 @@ class Encoder:
     def _encode_instance(self, value: Any) -> dict[str, Json]:
         """Return an object by its attributes, or by those that it is compared by."""
         cls, path = type(value), class_path(type(value))
-        if isinstance(value, Blueprint):
+        if isinstance(value, Factory):
             if path is None:
                 raise TypeError(f"a blueprint of a class of no module, {cls}, cannot be written")
             return {"$": "blueprint", "class": path, "fields": self._encode_fields(vars(value))}

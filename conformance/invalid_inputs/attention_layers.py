@@ -157,9 +157,9 @@ def _foreign_specs(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
 class _Nameless(BackendClass):
     """A backend that has not been given a name."""
 
-    def make(self, carrier: Any) -> type:
+    def make(self, converter: Any) -> type:
         """Return the class."""
-        builder = carrier.carry(self.builder, "builder")
+        builder = converter.convert(self.builder, "builder")
         return type("Nameless", (), {"get_builder_cls": staticmethod(lambda: builder)})
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.blueprints import Blueprint, Converter
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
+from conformance.factories import Factory, FactoryContext
 from conformance.invalid_inputs.changes import changed, refusals, replaced, showing
 from conformance.invalid_inputs.kinds import List, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, invalid_specs, of_kinds
@@ -61,7 +61,7 @@ def _other(field: str) -> Callable[[Any], Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineSpec(Blueprint):
+class EngineSpec(Factory):
     """A spec of a class of an engine's own, which extends the implementation's.
 
     Attributes:
@@ -70,11 +70,11 @@ class EngineSpec(Blueprint):
 
     spec: Any
 
-    def make(self, carrier: Converter) -> Any:
+    def make(self, converter: FactoryContext) -> Any:
         """Return the spec."""
-        carried = carrier.carry(self.spec, "spec")
-        cls = type(f"Engine{type(carried).__name__}", (type(carried),), {})
-        return cls(**vars(carried))
+        converted = converter.convert(self.spec, "spec")
+        cls = type(f"Engine{type(converted).__name__}", (type(converted),), {})
+        return cls(**vars(converted))
 
 
 OTHER_SIZES = {

@@ -1,12 +1,12 @@
-"""What is true of every function of a batch: the laws, each stated once.
+"""Laws: statements about batches that hold for every function whose contract names them.
 
-- `access`: the relation of tokens and slots that a batch means, as a value;
+- `access`: which slots the tokens of a batch read and write, as a value;
 - `changes`: changes of a batch (padded, in another order, on another rank);
-- `meaning`: how a function's calls and answers speak of a batch;
-- `trial`: one call, of which a law is to be true;
-- `law`: what a law is; `statements`: the laws, which are in `LAWS`;
-- `obedience`: the tests of the laws that a contract names.
+- `interpretation`: how a function's arguments and results are read as a batch;
+- `law_case`: one call for which a law must hold;
+- `law`: what a law is; `statements`: the laws;
+- `law_checks`: the tests of the laws that a contract names.
 
-A function obeys the laws in `Contract.laws`; `conformance.meanings` has the meanings, a module for
-each `test_x.py`. A new law is a function in `statements`, and some contracts that name it.
+`Contract.laws` names the laws of a function. `conformance.interpretations` has its interpretation,
+in one module for each `test_x.py`. A new law is a function in `statements` that contracts name.
 """

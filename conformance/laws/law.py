@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.laws.access import About
-from conformance.laws.trial import Trial
+from conformance.laws.law_case import LawCase
 from conformance.situations import Situations
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
@@ -32,7 +32,7 @@ class Law:
 
     name: str
     statement: str
-    body: Callable[[Trial], None]
+    body: Callable[[LawCase], None]
     about: About
     presets: Sequence[Preset] | None
     choices: st.SearchStrategy[Any]
@@ -54,9 +54,9 @@ def law(
     about: About = About.BOTH,
     presets: Sequence[Preset] | None = None,
     choices: st.SearchStrategy[Any] = NOTHING,
-    situations: Mapping[str, Callable[[Trial], bool]] | None = None,
+    situations: Mapping[str, Callable[[LawCase], bool]] | None = None,
     in_simulator: bool = True,
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+) -> Callable[[Callable[[LawCase], None]], Callable[[LawCase], None]]:
     """Declare a law: its name is the function's, its statement the docstring.
 
     Args:
@@ -71,7 +71,7 @@ def law(
         it.
     """
 
-    def declare(body: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    def declare(body: Callable[[LawCase], None]) -> Callable[[LawCase], None]:
         statement = " ".join((body.__doc__ or "").split())
         named = {f"{body.__name__}: {name}": holds for name, holds in (situations or {}).items()}
         LAWS[body.__name__] = Law(

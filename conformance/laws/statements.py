@@ -2,7 +2,7 @@
 
 A batch means an access relation, and each function keeps it or transforms it in a stated way. Each
 statement stands here once, about a `Trial`: a target's answer to one call, read as a relation. How
-a function's calls and answers speak of a batch is its `Meaning`, in `conformance.meanings`.
+a function's calls and answers speak of a batch is its `Meaning`, in `conformance.interpretations`.
 """
 
 from __future__ import annotations
@@ -23,72 +23,72 @@ from conformance.laws.changes import (
     Unpadded,
 )
 from conformance.laws.law import PAIRS, law
-from conformance.laws.trial import Trial
+from conformance.laws.law_case import LawCase
 from conformance.strategies.batches import Batch, is_padded
 from conformance.strategies.presets import MINIMAL
 
 
-def _some_wait(trial: Trial) -> bool:
+def _some_wait(case: LawCase) -> bool:
     """Tell whether the batch has a request with tokens and a context."""
-    lens = zip(trial.batch.query_lens, trial.batch.num_computed_tokens, strict=True)
+    lens = zip(case.batch.query_lens, case.batch.num_computed_tokens, strict=True)
     return any(q and c for q, c in lens)
 
 
 # What is written and where.
 
 
-@law(about=About.WRITES, situations={"several tokens": lambda trial: trial.batch.num_tokens > 1})
-def slots_are_distinct(trial: Trial) -> None:
+@law(about=About.WRITES, situations={"several tokens": lambda case: case.batch.num_tokens > 1})
+def slots_are_distinct(case: LawCase) -> None:
     """No two new tokens of a step get one slot of a cache."""
-    slots = Counter(slot for _, slot in Access.union(trial.means()).writes)
+    slots = Counter(slot for _, slot in Access.union(case.means()).writes)
     twice = [slot for slot, count in slots.items() if count > 1]
     if twice:
         raise AssertionError(f"slot {min(twice)} is given to {slots[min(twice)]} tokens")
 
 
 @law(presets=PAIRS, situations={"a request with tokens and a context": _some_wait})
-def writes_are_read_back(trial: Trial) -> None:
+def writes_are_read_back(case: LawCase) -> None:
     """What a request writes at a position is the slot that it later reads there."""
-    got = Access.union(trial.means())
+    got = Access.union(case.means())
     reads = got.reads
-    if About.READS not in trial.meaning.tells:
-        reads = Access.union(trial.meant()).reads
-    own = {(token, slot) for token, key, slot in reads if key == trial.positions[token]}
+    if About.READS not in case.interpretation.tells:
+        reads = Access.union(case.meant()).reads
+    own = {(token, slot) for token, key, slot in reads if key == case.positions[token]}
     Access(writes=got.writes).must_be(Access(writes=frozenset(own)))
 
 
 # The batch said anew, or a piece of it: the function's meaning says which tokens are kept.
 
 
-def _means_what_it_keeps(trial: Trial) -> None:
-    Access.union(trial.means()).must_be(trial.kept())
+def _means_what_it_keeps(case: LawCase) -> None:
+    Access.union(case.means()).must_be(case.kept())
 
 
-def _kept_counts(trial: Trial) -> list[tuple[int, int]]:
+def _kept_counts(case: LawCase) -> list[tuple[int, int]]:
     """Return how many tokens of each request the answer is about, and how many it has."""
-    everyone = Access(writes=frozenset((token, 0) for token in trial.positions))
-    owner = _owners(trial.batch)
-    kept = Counter(owner[token] for token in trial.meaning.keeps(trial.call, everyone).tokens)
-    return [(kept[i], count) for i, count in enumerate(trial.batch.query_lens)]
+    everyone = Access(writes=frozenset((token, 0) for token in case.positions))
+    owner = _owners(case.batch)
+    kept = Counter(owner[token] for token in case.interpretation.keeps(case.call, everyone).tokens)
+    return [(kept[i], count) for i, count in enumerate(case.batch.query_lens)]
 
 
-def _leaves_out(trial: Trial) -> bool:
+def _leaves_out(case: LawCase) -> bool:
     """Tell whether the answer is about some of the tokens, and not about others."""
-    counts = _kept_counts(trial)
+    counts = _kept_counts(case)
     return 0 < sum(kept for kept, _ in counts) < sum(count for _, count in counts)
 
 
 @law(
     presets=PAIRS,
     situations={
-        "several groups of unlike block sizes": lambda trial: (
-            len({batch.layout.block_size for batch in trial.batches}) > 1
+        "several groups of unlike block sizes": lambda case: (
+            len({batch.layout.block_size for batch in case.batches}) > 1
         )
     },
 )
-def each_group_sees_its_own_batch(trial: Trial) -> None:
+def each_group_sees_its_own_batch(case: LawCase) -> None:
     """What a KV cache group reads and writes is its batch's: its own blocks, its own slots."""
-    for got, wanted in zip(trial.means(), trial.meant(), strict=True):
+    for got, wanted in zip(case.means(), case.meant(), strict=True):
         got.must_be(wanted)
 
 
@@ -96,65 +96,65 @@ def each_group_sees_its_own_batch(trial: Trial) -> None:
     presets=PAIRS,
     situations={
         "tokens are left out": _leaves_out,
-        "idle requests stand behind others": lambda trial: (
-            is_padded(trial.batch) and trial.batch.num_tokens > 0
+        "idle requests stand behind others": lambda case: (
+            is_padded(case.batch) and case.batch.num_tokens > 0
         ),
     },
 )
-def unpadding_removes_nothing(trial: Trial) -> None:
+def unpadding_removes_nothing(case: LawCase) -> None:
     """What the kept requests read and write is what they read and wrote in the whole batch."""
-    _means_what_it_keeps(trial)
+    _means_what_it_keeps(case)
 
 
 @law(presets=PAIRS, situations={"tokens are left out": _leaves_out})
-def a_slice_keeps_its_tokens(trial: Trial) -> None:
+def a_slice_keeps_its_tokens(case: LawCase) -> None:
     """The tokens of a slice of a batch read and write in it what they do in the batch."""
-    _means_what_it_keeps(trial)
+    _means_what_it_keeps(case)
 
 
 @law(
     presets=PAIRS,
     situations={
         "tokens are left out": _leaves_out,
-        "several of a request, not all": lambda trial: any(
-            1 < kept < count for kept, count in _kept_counts(trial)
+        "several of a request, not all": lambda case: any(
+            1 < kept < count for kept, count in _kept_counts(case)
         ),
-        "none of a request with tokens, some of another": lambda trial: (
-            _leaves_out(trial) and any(kept == 0 < count for kept, count in _kept_counts(trial))
+        "none of a request with tokens, some of another": lambda case: (
+            _leaves_out(case) and any(kept == 0 < count for kept, count in _kept_counts(case))
         ),
     },
 )
-def wanted_keep_their_reads(trial: Trial) -> None:
+def wanted_keep_their_reads(case: LawCase) -> None:
     """Wanted tokens that are the last of their requests read the keys they read in the batch."""
-    _means_what_it_keeps(trial)
+    _means_what_it_keeps(case)
 
 
-@law(presets=PAIRS, situations={"several requests": lambda trial: trial.batch.num_reqs > 1})
-def reordering_renames(trial: Trial) -> None:
+@law(presets=PAIRS, situations={"several requests": lambda case: case.batch.num_reqs > 1})
+def reordering_renames(case: LawCase) -> None:
     """A reordered batch reads and writes what it did, under its tokens' new names."""
-    _means_what_it_keeps(trial)
+    _means_what_it_keeps(case)
 
 
-def _chunk(trial: Trial) -> int:
-    chunk: int = trial.call.arguments["attn_chunk_size"]
+def _chunk(case: LawCase) -> int:
+    chunk: int = case.call.arguments["attn_chunk_size"]
     return chunk
 
 
 @law(
     presets=PAIRS,
     situations={
-        "a request with tokens in two chunks": lambda trial: any(
-            q and c // _chunk(trial) < (c + q - 1) // _chunk(trial)
-            for q, c in zip(trial.batch.query_lens, trial.batch.num_computed_tokens, strict=True)
+        "a request with tokens in two chunks": lambda case: any(
+            q and c // _chunk(case) < (c + q - 1) // _chunk(case)
+            for q, c in zip(case.batch.query_lens, case.batch.num_computed_tokens, strict=True)
         ),
-        "a batch that is not causal": lambda trial: not trial.batch.causal,
+        "a batch that is not causal": lambda case: not case.batch.causal,
     },
 )
-def chunks_restrict(trial: Trial) -> None:
+def chunks_restrict(case: LawCase) -> None:
     """Virtual batches read just those keys, up to a query's own, that lie in the query's chunk."""
-    chunk, positions = _chunk(trial), trial.positions
-    [whole] = trial.meant()
-    Access.union(trial.means()).must_be(
+    chunk, positions = _chunk(case), case.positions
+    [whole] = case.meant()
+    Access.union(case.means()).must_be(
         whole.restricted(
             lambda token, key: key <= positions[token] and key // chunk == positions[token] // chunk
         )
@@ -164,32 +164,30 @@ def chunks_restrict(trial: Trial) -> None:
 # The batch in parts.
 
 
-@law(presets=PAIRS, situations={"several parts": lambda trial: trial.num_parts > 1})
-def split_partitions(trial: Trial) -> None:
+@law(presets=PAIRS, situations={"several parts": lambda case: case.num_parts > 1})
+def split_partitions(case: LawCase) -> None:
     """The parts of a batch read and write what it does, each token in one of them."""
-    parts = trial.means()
+    parts = case.means()
     holders = Counter(token for part in parts for token in {t for t, *_ in part.reads})
     twice = [token for token, count in holders.items() if count > 1]
     if twice:
         raise AssertionError(f"token {min(twice)} is in {holders[min(twice)]} parts")
-    Access.union(parts).must_be(trial.kept())
+    Access.union(parts).must_be(case.kept())
 
 
-@law(situations={"several ranks": lambda trial: trial.batch.layout.cp_world_size > 1})
-def ranks_partition(trial: Trial) -> None:
+@law(situations={"several ranks": lambda case: case.batch.layout.cp_world_size > 1})
+def ranks_partition(case: LawCase) -> None:
     """A pair of a token and a key is one rank's, and so is the place of a new token."""
     parts = [
-        part
-        for rank in range(trial.batch.layout.cp_world_size)
-        for part in trial.means(OnRank(rank))
+        part for rank in range(case.batch.layout.cp_world_size) for part in case.means(OnRank(rank))
     ]
-    told = trial.about & trial.meaning.tells
+    told = case.about & case.interpretation.tells
     if About.READS in told:
         pairs = Counter((token, key) for part in parts for token, key, _ in part.reads)
-        _held_once("token {} and key position {}", pairs, _pairs(trial))
+        _held_once("token {} and key position {}", pairs, _pairs(case))
     if About.WRITES in told:
         tokens = Counter((token,) for part in parts for token, _ in part.writes)
-        _held_once("token {}", tokens, {(token,) for token in trial.positions})
+        _held_once("token {}", tokens, {(token,) for token in case.positions})
 
 
 def _held_once(words: str, holders: Counter[Any], wanted: set[Any]) -> None:
@@ -202,12 +200,12 @@ def _held_once(words: str, holders: Counter[Any], wanted: set[Any]) -> None:
             )
 
 
-def _pairs(trial: Trial) -> set[tuple[int, int]]:
+def _pairs(case: LawCase) -> set[tuple[int, int]]:
     """Return the pairs of a token and a key position that it reads."""
-    owner, seq_lens, causal = _owners(trial.batch), trial.batch.seq_lens, trial.batch.causal
+    owner, seq_lens, causal = _owners(case.batch), case.batch.seq_lens, case.batch.causal
     return {
         (token, key)
-        for token, position in trial.positions.items()
+        for token, position in case.positions.items()
         for key in range(position + 1 if causal else seq_lens[owner[token]])
     }
 
@@ -216,13 +214,13 @@ BLOCK_M = 8
 """Tokens of one program of a causal convolution."""
 
 
-@law(situations={"a request of several programs": lambda trial: _longest(trial.batch) > BLOCK_M})
-def programs_cover(trial: Trial) -> None:
+@law(situations={"a request of several programs": lambda case: _longest(case.batch) > BLOCK_M})
+def programs_cover(case: LawCase) -> None:
     """The programs cover each token exactly once, in runs of at most 8 of one sequence."""
-    runs = [sorted(token for token, _ in part.writes) for part in trial.means()]
-    owner = _owners(trial.batch)
+    runs = [sorted(token for token, _ in part.writes) for part in case.means()]
+    owner = _owners(case.batch)
     covered = [token for run in runs for token in run]
-    if covered != list(range(trial.batch.num_tokens)):
+    if covered != list(range(case.batch.num_tokens)):
         raise AssertionError(f"the programs cover {covered[:40]}, in this order")
     for run in runs:
         is_run = all(b == a + 1 for a, b in pairwise(run))
@@ -252,20 +250,20 @@ PADDINGS = st.builds(
     in_simulator=False,
     choices=PADDINGS,
     situations={
-        "a batch with tokens gets padded requests": lambda trial: (
-            trial.batch.num_tokens > 0 and len(trial.choice.stale_lens) > 0
+        "a batch with tokens gets padded requests": lambda case: (
+            case.batch.num_tokens > 0 and len(case.choice.stale_lens) > 0
         ),
-        "a batch with tokens gets padded tokens": lambda trial: (
-            trial.batch.num_tokens > 0 and trial.choice.num_tokens > 0
+        "a batch with tokens gets padded tokens": lambda case: (
+            case.batch.num_tokens > 0 and case.choice.num_tokens > 0
         ),
-        "padding is added to padding": lambda trial: (
-            is_padded(trial.batch) and len(trial.choice.stale_lens) > 0
+        "padding is added to padding": lambda case: (
+            is_padded(case.batch) and len(case.choice.stale_lens) > 0
         ),
     },
 )
-def padding_adds_nothing(trial: Trial) -> None:
+def padding_adds_nothing(case: LawCase) -> None:
     """With padded requests and tokens added, an answer means part by part what it did without."""
-    wanted, got = (_filled(trial.means(change)) for change in (Unpadded(), trial.choice))
+    wanted, got = (_filled(case.means(change)) for change in (Unpadded(), case.choice))
     if len(wanted) != len(got):
         raise AssertionError(f"{len(got)} parts with padding, but {len(wanted)} without")
     for without, with_it in zip(wanted, got, strict=True):
@@ -278,9 +276,9 @@ def _filled(parts: list[Access]) -> list[Access]:
     return parts[:count]
 
 
-def _is_moved(trial: Trial) -> bool:
-    order = trial.choice.order(trial.batch)
-    return any(i != at and trial.batch.query_lens[i] for at, i in enumerate(order))
+def _is_moved(case: LawCase) -> bool:
+    order = case.choice.order(case.batch)
+    return any(i != at and case.batch.query_lens[i] for at, i in enumerate(order))
 
 
 @law(
@@ -289,18 +287,18 @@ def _is_moved(trial: Trial) -> bool:
     choices=st.builds(InOrder, st.integers(0, 2**16)),
     situations={"a request with tokens changes its place": _is_moved},
 )
-def any_order_means_the_same(trial: Trial) -> None:
+def any_order_means_the_same(case: LawCase) -> None:
     """With its requests in another order a batch means the same, under its tokens' new names."""
-    Access.union(trial.means(trial.choice)).must_be(Access.union(trial.means(AsItIs())))
+    Access.union(case.means(case.choice)).must_be(Access.union(case.means(AsItIs())))
 
 
 @law(
     situations={
-        "kernel blocks split the manager's": lambda trial: (
-            trial.batch.layout.blocks_per_kv_block > 1 and trial.batch.num_tokens > 0
+        "kernel blocks split the manager's": lambda case: (
+            case.batch.layout.blocks_per_kv_block > 1 and case.batch.num_tokens > 0
         )
     }
 )
-def kernel_blocks_rename(trial: Trial) -> None:
+def kernel_blocks_rename(case: LawCase) -> None:
     """A slot is the same, whether a table lists the manager's blocks or the kernel's pieces."""
-    Access.union(trial.means()).must_be(Access.union(trial.means(InManagersBlocks())))
+    Access.union(case.means()).must_be(Access.union(case.means(InManagersBlocks())))

@@ -15,7 +15,7 @@ MOST_SIGNS = 20_000
 """How much of a message is kept."""
 
 
-def told_failure(
+def describe_failure(
     failed: tuple[Check, Any, BaseException] | None, error: BaseException
 ) -> dict[str, Any]:
     """Return what a report says of a failed test, as plain values that travel between processes.
@@ -24,7 +24,7 @@ def told_failure(
         failed: The check, its example, shrunk, and how it failed; None for what has no examples.
         error: What the test raised.
 
-    >>> told_failure(None, ValueError("no such block"))["difference"]
+    >>> describe_failure(None, ValueError("no such block"))["difference"]
     'ValueError: no such block'
     """
     check, example, cause = failed or (None, None, error)

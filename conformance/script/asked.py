@@ -9,7 +9,7 @@ from conformance.adapters.base import Namespace
 from conformance.calls import Call
 from conformance.contracts import InvalidInput
 from conformance.script.literals import Writer
-from conformance.sides import PLAIN, Manner, Side
+from conformance.sides import PLAIN, CallVariant, Side
 from conformance.targets import REFERENCE, Target
 from conformance.vectors.subjects import contracts
 
@@ -21,7 +21,7 @@ class Asked:
     Attributes:
         call: The call.
         target: Who answers otherwise than is expected.
-        manner: What the caller is free to choose.
+        variant: What the caller is free to choose.
         seed: The order of threads.
         about: What is wrong, in a line or two.
         invalid: What is wrong with the call, None for a valid one.
@@ -33,7 +33,7 @@ class Asked:
     call: Call
     target: Target
     about: str
-    manner: Manner = PLAIN
+    variant: CallVariant = PLAIN
     seed: int = 0
     invalid: InvalidInput | None = None
     pointed: tuple[str, str] | None = None
@@ -44,10 +44,10 @@ class Asked:
         """Whether NumPy and torch are enough to make the call."""
         is_plain = self.target.device == "cpu" and not self.target.is_simulated
         is_adapted = isinstance(self.target.implementation, Namespace)
-        manner = self.manner.has_own_objects or self.manner.follows_idle_step
+        variant = self.variant.has_own_objects or self.variant.follows_idle_step
         contract = contracts().get(self.call.function)
         is_shown = contract is not None and contract.shows is not None
-        return is_plain and not (is_adapted or manner or is_shown)
+        return is_plain and not (is_adapted or variant or is_shown)
 
 
 def written(writer: Writer, call: Call) -> tuple[dict[str, str], dict[str, str]]:

@@ -34,7 +34,7 @@ def script_of_call(asked: Asked) -> str:
         UnwritableError: An argument that has no short form.
         TooLongError: It has more than 40 lines.
     """
-    call = asked.call.with_numpy_scalars() if asked.manner.has_numpy_scalars else asked.call
+    call = asked.call.with_numpy_scalars() if asked.variant.has_numpy_scalars else asked.call
     asked = dataclasses.replace(asked, call=call)
     if asked.stands_alone:
         with contextlib.suppress(TooLongError):
@@ -91,7 +91,7 @@ def _call_of(asked: Asked) -> str:
     """Return the call, of arguments that are called so."""
     function = _function(asked.call.function)
     hints = ", **hints" if asked.call.hints else ""
-    if not asked.manner.is_positional:
+    if not asked.variant.is_positional:
         return f"{function}(**arguments{hints})"
     first, rest = by_position_of(REFERENCE.lookup(asked.call.function), asked.call.arguments)
     if not rest:

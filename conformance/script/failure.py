@@ -113,7 +113,7 @@ def _asked(
     """Return the call that shows a failure, None where no call alone does."""
     if check.kind is Kind.LAW or not isinstance(error, Mismatch):
         return _told_apart(check, target, example, about)
-    manner, seed = getattr(example, "manner", PLAIN), getattr(example, "seed", 0)
+    variant, seed = getattr(example, "manner", PLAIN), getattr(example, "seed", 0)
     call, invalid = error.call, None
     for known, bad in getattr(example, "ways", ()):
         if bad is call:
@@ -133,7 +133,7 @@ def _asked(
     if error.difference.verdict in {Verdict.IDENTITY, Verdict.DEVICE} and pointed is None:
         return None
     raises = error.difference.verdict is Verdict.OUTCOME
-    return Asked(call, target, about, manner, seed, invalid, pointed, raises)
+    return Asked(call, target, about, variant, seed, invalid, pointed, raises)
 
 
 def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked | None:

@@ -35,7 +35,7 @@ def with_harness(asked: Asked) -> str:
     own = [
         "from conformance.contracts import Call",
         "from conformance.implementations import load_implementation",
-        "from conformance.sides import Manner, Side",
+        "from conformance.sides import CallVariant, Side",
         "from conformance.targets import REFERENCE, choose_targets",
         *sorted(writer.imports),
     ]
@@ -55,7 +55,7 @@ def with_harness(asked: Asked) -> str:
         tail = [
             "for checked in (True, False):",
             "    both = REFERENCE, target",
-            f"    sides = [Side(who, call, Manner({_manner(asked)})) for who in both]",
+            f"    sides = [Side(who, call, CallVariant({_manner(asked)})) for who in both]",
             f"    with target.running(checked=checked, seed={asked.seed}):",
             *(f"        {line}" for line in asking),
             *_comparing_with_harness(asked),
@@ -95,7 +95,7 @@ def _comparing_with_harness(asked: Asked) -> list[str]:
 
 
 def _manner(asked: Asked) -> str:
-    chosen = (name for name, value in vars(asked.manner).items() if value)
+    chosen = (name for name, value in vars(asked.variant).items() if value)
     return ", ".join(f"{name}=True" for name in chosen if name != "has_numpy_scalars")
 
 

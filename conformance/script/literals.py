@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.blueprints import Blueprint, Device
 from conformance.comparison import NUMPY_IN_BOTH_TWINS
 from conformance.encoding.memories import owner_of
+from conformance.factories import Device, Factory
 from conformance.script.arrays import (
     MOST_ELEMENTS,
     Array,
@@ -39,7 +39,7 @@ class Writer:
     """Writes values that may share objects and memory.
 
     Attributes:
-        is_harness: Whether the script has the harness at hand: its blueprints, its carrier.
+        is_harness: Whether the script has the harness at hand: its factories, its carrier.
         lines: What stands before the expressions: objects that stand in several places.
         imports: What the harness' own classes are imported by.
         has_bits: Whether an array is written by its bits, or of a dtype that NumPy has not.
@@ -167,7 +167,7 @@ class Writer:
         if not self.is_harness:
             return f"({ours} if m is reference else {theirs})"
         if value is not None:
-            self.imports.add("from conformance.blueprints import DEVICE")
+            self.imports.add("from conformance.factories import DEVICE")
         return in_harness
 
     def _shared(self, value: Any, name: str) -> str:  # noqa: PLR0911  # one for each kind
@@ -190,7 +190,7 @@ class Writer:
             return f"SimpleNamespace({self._fields(vars(value))})"
         if dataclasses.is_dataclass(value) and kind.__module__.startswith("reference"):
             return f"m.{kind.__name__}({self._fields(_worth_saying(value))})"
-        if isinstance(value, Blueprint) and self.is_harness and "<locals>" not in kind.__qualname__:
+        if isinstance(value, Factory) and self.is_harness and "<locals>" not in kind.__qualname__:
             if not set(vars(value)) <= set(inspect.signature(kind).parameters):
                 raise UnwritableError(f"a {kind.__qualname__} is not made of its attributes")
             self.imports.add(f"from {kind.__module__} import {kind.__name__}")
@@ -236,7 +236,7 @@ class Writer:
 def can_be_shared(value: Any) -> bool:
     """Tell whether it matters that a value is one object where it stands twice."""
     kind = type(value)
-    if isinstance(value, np.ndarray | Blueprint) and not isinstance(value, Device):
+    if isinstance(value, np.ndarray | Factory) and not isinstance(value, Device):
         return True
     if isinstance(value, type | enum.Enum):
         return False

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
 FEW_TOKENS = dataclasses.replace(

@@ -10,19 +10,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import DEVICE
 from conformance.calls import Arguments, Call
 from conformance.dense_layer import Layer
+from conformance.factories import DEVICE
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import HEADS, in_pool, layers, pool_size, shuffled_ids
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.attn_metadata import Buffer
 from conformance.strategies.backends import SPLIT, Backend
 from conformance.strategies.batches import Batch, Layout
+from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import Builder, BuilderClass
 from conformance.strategies.kv_binding import forward_contexts, shuffled
-from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
 

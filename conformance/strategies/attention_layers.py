@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import DEVICE
 from conformance.calls import Call
+from conformance.factories import DEVICE
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import (
     WORKSPACE_METHODS,

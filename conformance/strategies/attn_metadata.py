@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import Blueprint, Converter
 from conformance.calls import Call, plain
+from conformance.factories import Factory, FactoryContext
 from conformance.strategies.arrays import GUARD, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batches import Batch, Layout, batches
@@ -30,7 +30,7 @@ class _Halves:
         self.cpu, self.gpu = cpu, gpu
 
 
-class Buffer(Blueprint):
+class Buffer(Factory):
     """A buffer on the host and on the device; no dataclass, so that reports show it in one line.
 
     Args:
@@ -42,9 +42,9 @@ class Buffer(Blueprint):
     def __init__(self, name: str, cpu: Any, gpu: Any) -> None:
         self.name, self.cpu, self.gpu = name, cpu, gpu
 
-    def make(self, carrier: Converter) -> _Halves:
+    def make(self, converter: FactoryContext) -> _Halves:
         """Return the buffer."""
-        cpu, gpu = (carrier.carry(getattr(self, h), f"{self.name}.{h}") for h in ("cpu", "gpu"))
+        cpu, gpu = (converter.convert(getattr(self, h), f"{self.name}.{h}") for h in ("cpu", "gpu"))
         return _Halves(cpu, gpu)
 
     def __repr__(self) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.absent import find
-from conformance.blueprints import Blueprint, Converter
 from conformance.calls import Call
+from conformance.factories import Factory, FactoryContext
 from conformance.strategies.attention_layers import builder_classes
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass
@@ -30,7 +30,7 @@ def subclass_backend_calls(draw: Draw, preset: Preset) -> Call:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MetadataClass(Blueprint):
+class MetadataClass(Factory):
     """A class of a backend's metadata.
 
     Attributes:
@@ -45,9 +45,9 @@ class MetadataClass(Blueprint):
     has_eq: bool = True
     is_frozen: bool = False
 
-    def make(self, carrier: Converter) -> type:
+    def make(self, converter: FactoryContext) -> type:
         """Return the class."""
-        base = object if self.is_own else find(carrier.implementation, "AttentionMetadata")
+        base = object if self.is_own else find(converter.implementation, "AttentionMetadata")
         if not self.is_dataclass:
             return type("Lengths", (base,), {})
         fields: list[Any] = [("longest", int), ("total", int, 3)]

@@ -1,4 +1,4 @@
-"""Attention backends of all makes, drawn as blueprints: how each orders its cache, and names it.
+"""Attention backends of all makes, drawn as factories: how each orders its cache, and names it.
 
 A backend's logical shape is drawn as an order of axes ("blocks", "tokens", ...), several of which
 may be one dimension; its physical order as a permutation of the dimensions.
@@ -15,9 +15,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import Blueprint, Converter
+from conformance.factories import Factory, FactoryContext
+from conformance.strategies.biased_booleans import MOSTLY, RARELY, SELDOM
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import MOSTLY, RARELY, SELDOM
 
 Dimension: TypeAlias = "tuple[str, ...]"
 """The axes that one dimension of a shape is made of, the outermost first."""
@@ -36,7 +36,7 @@ FP8_DS_MLA_BYTES = 656
 
 
 @dataclasses.dataclass(frozen=True)
-class Backend(Blueprint):
+class Backend(Factory):
     """How to make a backend class, or an instance of one, on a side.
 
     Attributes:
@@ -50,7 +50,7 @@ class Backend(Blueprint):
             class has one, which raises), or it is "None".
         is_listed: Whether shape and stride order are lists, of NumPy's ints, and not tuples.
         supported: What `get_supported_kernel_block_sizes()` lists: ints, `MultipleOf`s.
-        builder: The builder class, or a blueprint of it.
+        builder: The builder class, or a factory of it.
         is_instance: Whether the backend is an instance of the class.
         is_own: Whether the class is a caller's own, which extends nothing.
         knows_dtype: Whether `get_kv_cache_shape` takes a `cache_dtype_str`.
@@ -69,12 +69,12 @@ class Backend(Blueprint):
     knows_dtype: bool = True
     methods: Mapping[str, Callable[..., object] | None] = dataclasses.field(default_factory=dict)
 
-    def make(self, carrier: Converter) -> Any:
+    def make(self, converter: FactoryContext) -> Any:
         """Return the class, or an instance of it."""
         supported = [
-            carrier.carry(entry, f"supported[{i}]") for i, entry in enumerate(self.supported)
+            converter.convert(entry, f"supported[{i}]") for i, entry in enumerate(self.supported)
         ]
-        builder = carrier.carry(self.builder, "builder")
+        builder = converter.convert(self.builder, "builder")
         found: dict[str, Callable[..., object] | None] = {
             "get_name": lambda: self.name,
             "get_builder_cls": lambda: builder,
@@ -91,7 +91,7 @@ class Backend(Blueprint):
         members = {name: method and staticmethod(method) for name, method in found.items()}
         # An implementation of other chapters alone has no backends of its own.
         base = (
-            object if self.is_own else getattr(carrier.implementation, "AttentionBackend", object)
+            object if self.is_own else getattr(converter.implementation, "AttentionBackend", object)
         )
         made = type(f"{self.name.title()}Backend", (base,), members)
         return made() if self.is_instance else made
@@ -188,13 +188,13 @@ def backends(
     name: str | None = None,
     is_instance: bool | None = None,
 ) -> Backend:
-    """Draw blueprints of backends of any shape and stride order.
+    """Draw factories of backends of any shape and stride order.
 
     Args:
         draw: Hypothesis' draw.
         has_kv: Whether the shape has a key and a value for each token, and not one latent.
         supported: The kernel block sizes that it lists.
-        builder: Its builder class, or the blueprint of one.
+        builder: Its builder class, or the factory of one.
         name: Its name; None to draw one.
         is_instance: Whether it is an instance of its class; None to draw it.
     """

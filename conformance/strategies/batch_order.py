@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
 from conformance.strategies.batches import batches
+from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
 MOST_TOKENS = 2**63 - 1

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies.backends import Backend
+from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import ATTENTION, spec_of
-from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import DEVICE
 from conformance.calls import Call
+from conformance.factories import DEVICE
 from conformance.strategies.attention_layers import (
     builder_classes,
     config_of,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.strategies.arrays import guarded
+from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 
 LENGTHS = (0, 1, 8, 9, 7, 16, 17, 15, 24, 3)

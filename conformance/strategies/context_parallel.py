@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import guarded, poisoned_rows_out
+from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
 

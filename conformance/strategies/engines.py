@@ -1,4 +1,4 @@
-"""An engine's own classes, as blueprints: builders, backends, layers and what these hold.
+"""An engine's own classes, as factories: builders, backends, layers and what these hold.
 
 They record what they were given, and are compared by it.
 """
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.absent import find
-from conformance.blueprints import DEVICE, Blueprint, Converter
+from conformance.factories import DEVICE, Factory, FactoryContext
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnClass(Blueprint):
+class OwnClass(Factory):
     """An engine's own class of layers, or of what a layer holds.
 
     Attributes:
@@ -26,9 +26,9 @@ class OwnClass(Blueprint):
     name: str
     base: OwnClass | None = None
 
-    def make(self, carrier: Converter) -> type:
+    def make(self, converter: FactoryContext) -> type:
         """Return the class, whose objects are compared by their names."""
-        base = object if self.base is None else carrier.carry(self.base, "base")
+        base = object if self.base is None else converter.convert(self.base, "base")
         return type(self.name, (base,), {"compared": ("name",)})
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class OwnClass(Blueprint):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Own(Blueprint):
+class Own(Factory):
     """An object of an engine's own class.
 
     Attributes:
@@ -51,14 +51,14 @@ class Own(Blueprint):
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     backend: BackendClass | None = None
 
-    def make(self, carrier: Converter) -> Any:
+    def make(self, converter: FactoryContext) -> Any:
         """Return the object."""
-        made: Any = carrier.carry(self.cls, "cls")()
+        made: Any = converter.convert(self.cls, "cls")()
         made.name = self.name
         for name, value in self.attributes.items():
-            setattr(made, name, carrier.carry(value, f"vllm_config.{name}"))
+            setattr(made, name, converter.convert(value, f"vllm_config.{name}"))
         if self.backend is not None:
-            backend = carrier.carry(self.backend, "backend")
+            backend = converter.convert(self.backend, "backend")
             made.get_attn_backend = lambda: backend
         return made
 
@@ -138,7 +138,7 @@ WORKSPACE_METHODS = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BuilderClass(Blueprint):
+class BuilderClass(Factory):
     """A class of builders.
 
     Attributes:
@@ -151,20 +151,20 @@ class BuilderClass(Blueprint):
     methods: tuple[str, ...] = ()
     support: str | None = None
 
-    def make(self, carrier: Converter) -> type:
+    def make(self, converter: FactoryContext) -> type:
         """Return the class."""
-        implementation: Any = carrier.implementation
+        implementation: Any = converter.implementation
         base = _Stores if self.is_own else find(implementation, "AttentionMetadataBuilder")
         members: dict[str, Any] = {name: WORKSPACE_METHODS[name] for name in self.methods}
         members["made"] = []
-        members["has_device"] = property(lambda self: self.device == carrier.device)
+        members["has_device"] = property(lambda self: self.device == converter.device)
         if self.support is not None:
             members["_cudagraph_support"] = find(implementation, "AttentionCGSupport")[self.support]
         return type("Builder", (_Records, base), members)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Builder(Blueprint):
+class Builder(Factory):
     """A builder.
 
     Attributes:
@@ -179,10 +179,12 @@ class Builder(Blueprint):
     layer_names: list[str]
     vllm_config: Any = None
 
-    def make(self, carrier: Converter) -> Any:
+    def make(self, converter: FactoryContext) -> Any:
         """Return the builder."""
         given = (self.kv_cache_spec, self.layer_names, self.vllm_config, DEVICE)
-        return carrier.carry(self.cls, "cls")(*(carrier.carry(v, "self.given") for v in given))
+        return converter.convert(self.cls, "cls")(
+            *(converter.convert(v, "self.given") for v in given)
+        )
 
     def __repr__(self) -> str:
         return f"<{self.cls} of {self.layer_names}>"
@@ -199,7 +201,7 @@ class _AlikeByName(abc.ABCMeta):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BackendClass(Blueprint):
+class BackendClass(Factory):
     """A class of backends.
 
     Attributes:
@@ -214,10 +216,10 @@ class BackendClass(Blueprint):
     is_own: bool = False
     is_alike: bool = False
 
-    def make(self, carrier: Converter) -> type:
+    def make(self, converter: FactoryContext) -> type:
         """Return the class."""
-        base = object if self.is_own else find(carrier.implementation, "AttentionBackend")
-        builder = carrier.carry(self.builder, "builder")
+        base = object if self.is_own else find(converter.implementation, "AttentionBackend")
+        builder = converter.convert(self.builder, "builder")
         members = {
             "__module__": "engine",
             "get_name": staticmethod(lambda: self.name),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import FILLERS, Batch, batches
+from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
 WANTED = ("last of each", "last of some", "ends", "several", "several", "all", "none")

@@ -12,8 +12,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import Converter
 from conformance.calls import Call
+from conformance.factories import FactoryContext
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import make_wanted_calls
@@ -125,7 +125,7 @@ class QueriesBuilder(BuilderClass):
     kind: str = "a dataclass"
     knows_fast_build: bool = True
 
-    def make(self, carrier: Converter) -> type:
+    def make(self, converter: FactoryContext) -> type:
         """Return the class; its objects keep what they were asked, and what they built."""
         cls = (METADATA | UNEXTENDABLE)[self.kind]
 
@@ -145,7 +145,7 @@ class QueriesBuilder(BuilderClass):
             return answer(self, common_prefix_len, common_attn_metadata, False)
 
         members = {"build": build if self.knows_fast_build else build_slowly}
-        return type("Queries", (super().make(carrier),), members)
+        return type("Queries", (super().make(converter),), members)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
+from conformance.strategies.biased_booleans import MOSTLY, SELDOM
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import MOSTLY, SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 
 NO_INTEGERS = (

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import DEVICE
 from conformance.calls import Arguments, Call
+from conformance.factories import DEVICE
 from conformance.strategies.backends import Backend, backends
+from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.block_size import divisors
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import forward_contexts, layer_names, shuffled
 from conformance.strategies.kv_plans import CACHED, Plan, plan_of_one_page, plan_of_uniform_groups
-from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import Preset
 
 ENCODER_ONLY = "EncoderOnlyAttentionSpec"

@@ -12,8 +12,8 @@ from hypothesis.strategies import SearchStrategy
 
 import reference
 from conformance.calls import Arguments, Call
+from conformance.strategies.biased_booleans import MOSTLY
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import MOSTLY
 from conformance.strategies.presets import MINIMAL, Preset
 
 Dtype: TypeAlias = "np.dtype[Any]"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.strategies.backends import FP8_DS_MLA_BYTES
+from conformance.strategies.biased_booleans import MOSTLY, RARELY, SELDOM
 from conformance.strategies.block_size import divisors
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache_spec import DTYPES, states
-from conformance.strategies.odds import MOSTLY, RARELY, SELDOM
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
 SMALL = (MINIMAL, FEW_PAIRS)

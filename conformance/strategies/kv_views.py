@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import Array, poisoned
+from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache import Cache, caches
-from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import Preset
 
 GUARD_BYTES = 64

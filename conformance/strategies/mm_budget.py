@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.absent import find
-from conformance.blueprints import Blueprint, Converter
 from conformance.calls import Call
+from conformance.factories import Factory, FactoryContext
 from conformance.strategies.attention_layers import own_config
+from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 
 MODALITIES = ("image", "video", "audio", "", "Image")
@@ -78,7 +78,7 @@ class UnwillingRegistry(MadeRegistry):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Registry(Blueprint):
+class Registry(Factory):
     """A registry of a model's modalities.
 
     Attributes:
@@ -91,16 +91,18 @@ class Registry(Blueprint):
     tokens: Any
     cache: str = CACHES[0]
 
-    def make(self, carrier: Converter) -> MadeRegistry:
+    def make(self, converter: FactoryContext) -> MadeRegistry:
         """Return the registry."""
         cls = {"no method": MadeRegistry, "no method at all": UnwillingRegistry}
-        limits, tokens = (carrier.carry(v, "mm_registry.given") for v in (self.limits, self.tokens))
+        limits, tokens = (
+            converter.convert(v, "mm_registry.given") for v in (self.limits, self.tokens)
+        )
         cache = Cache() if self.cache == "a cache" else None
         return cls.get(self.cache, CachingRegistry)(limits, tokens, cache)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Budget(Blueprint):
+class Budget(Factory):
     """A budget.
 
     Attributes:
@@ -109,10 +111,10 @@ class Budget(Blueprint):
 
     arguments: Mapping[str, Any]
 
-    def make(self, carrier: Converter) -> Any:
+    def make(self, converter: FactoryContext) -> Any:
         """Return the budget."""
-        given = {name: carrier.carry(value, name) for name, value in self.arguments.items()}
-        return find(carrier.implementation, "MultiModalBudget")(**given)
+        given = {name: converter.convert(value, name) for name, value in self.arguments.items()}
+        return find(converter.implementation, "MultiModalBudget")(**given)
 
 
 @st.composite

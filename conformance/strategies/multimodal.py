@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
+from conformance.strategies.biased_booleans import MOSTLY, RARELY
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import MOSTLY, RARELY
 from conformance.strategies.presets import MINIMAL, Preset
 
 NAN_BITS = {

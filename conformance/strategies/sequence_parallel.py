@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import reference
 from conformance.calls import Call
 from conformance.strategies.attention_layers import own_config
+from conformance.strategies.biased_booleans import MOSTLY, SELDOM
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import MOSTLY, SELDOM
 from conformance.strategies.presets import MINIMAL, Preset
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from conformance.calls import Arguments, Call
 from conformance.strategies.arrays import guarded, poisoned, poisoned_out
 from conformance.strategies.batches import Batch, Layout, batches
+from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
-from conformance.strategies.odds import RARELY
 from conformance.strategies.presets import Preset
 
 INDEX_DTYPES = (np.int32, np.int64, np.int16, np.int8, np.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 from conformance.calls import Call
 from conformance.checks import check_refusal
 from conformance.contracts import Contract, InvalidInput
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call
 from conformance.encoding.elements import Json
@@ -18,19 +18,19 @@ from conformance.sides import Side
 from conformance.targets import REFERENCE
 
 
-class _Pairing(Carrier):
+class _Pairing(Converter):
     """Copies values to `reference`'s side, and remembers which is the copy of which."""
 
     def __init__(self) -> None:
         super().__init__(REFERENCE.implementation, None)
         self.pairs: list[tuple[Any, Any]] = []
 
-    def carry(self, value: Any, path: str) -> Any:
+    def convert(self, value: Any, path: str) -> Any:
         """Return this side's copy of a value."""
-        carried = super().carry(value, path)
-        if not isinstance(value, int | str | float | tuple | np.generic) and carried is not None:
-            self.pairs.append((value, carried))
-        return carried
+        converted = super().convert(value, path)
+        if not isinstance(value, int | str | float | tuple | np.generic) and converted is not None:
+            self.pairs.append((value, converted))
+        return converted
 
 
 def answer_case(contract: Contract, call: Call, meets: list[str]) -> dict[str, Json]:
@@ -44,13 +44,13 @@ def answer_case(contract: Contract, call: Call, meets: list[str]) -> dict[str, J
     Raises:
         ValueError: A case that does not read as it was written.
     """
-    encoder, carrier = Encoder(), _Pairing()
+    encoder, converter = Encoder(), _Pairing()
     case: dict[str, Json] = {"kind": "answer", "meets": meets, **start_call(encoder, call)}
     encoder.seal()
-    arguments = {name: carrier.carry(value, name) for name, value in call.arguments.items()}
+    arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
     result = REFERENCE.lookup(call.function)(**arguments)
-    for drawn, carried in carrier.pairs:
-        encoder.same(carried, drawn)
+    for drawn, converted in converter.pairs:
+        encoder.same(converted, drawn)
     case["result"] = encoder.encode(result if contract.shows is None else contract.shows(result))
     after = after_call(contract, arguments)
     if after:

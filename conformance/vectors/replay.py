@@ -137,16 +137,16 @@ class _Expected:
     """What a case says of a valid call: its arguments afterwards and its result, in one memory."""
 
     def __init__(self, case: Json) -> None:
-        decoder, carrier = Decoder(case.get("memories", ())), REFERENCE.carrier()
+        decoder, converter = Decoder(case.get("memories", ())), REFERENCE.converter()
         call = decode_call(case, decoder)
         decoder.check_arrays()
         result = decoder.decode(case["result"])
         decoder.check_arrays()
         later = {name: decoder.decode(value) for name, value in case.get("after", {}).items()}
-        self.arguments = {name: carrier.carry(v, name) for name, v in call.arguments.items()}
-        after = REFERENCE.carrier()
-        self.after = {name: after.carry(value, name) for name, value in later.items()}
-        self.result = carrier.carry(result, "result")
+        self.arguments = {name: converter.convert(v, name) for name, v in call.arguments.items()}
+        after = REFERENCE.converter()
+        self.after = {name: after.convert(value, name) for name, value in later.items()}
+        self.result = converter.convert(result, "result")
         # An argument that is the result is what the call made of it.
         returned = [part for _, part in parts(self.result, "result")]
         for name, value in self.after.items():

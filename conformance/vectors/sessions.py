@@ -13,12 +13,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from conformance.blueprints import DEVICE
 from conformance.calls import Call
 from conformance.checks import is_named
 from conformance.contracts import InvalidInput
 from conformance.encoding import Encoder, pruned
 from conformance.encoding.elements import Json
+from conformance.factories import DEVICE
 from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
 from conformance.strategies import kv_layout
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
@@ -57,20 +57,20 @@ class Stage:
         if step["do"] == "read":
             return getattr(self.subject, step["attribute"])
         if step["do"] == "write":
-            carried = self.target.carrier().carry(step["value"], step["attribute"])
+            converted = self.target.converter().convert(step["value"], step["attribute"])
             half = getattr(self.subject, step["attribute"])
             if isinstance(half, np.ndarray):
-                half[...] = carried
+                half[...] = converted
             else:
-                half.copy_(carried)
+                half.copy_(converted)
             return None
         if self.subject is None:
             return self._call(self.target.lookup(step["method"]), step["arguments"])
         return self._call(getattr(self.subject, step["method"]), step["arguments"])
 
     def _call(self, function: Any, arguments: dict[str, Any]) -> Any:
-        carrier = self.target.carrier()
-        given = {name: carrier.carry(value, name) for name, value in arguments.items()}
+        converter = self.target.converter()
+        given = {name: converter.convert(value, name) for name, value in arguments.items()}
         kinds = {p.kind: n for n, p in inspect.signature(function).parameters.items()}
         several = given.pop(kinds.get(inspect.Parameter.VAR_POSITIONAL, ""), ())
         return function(*several, **given)

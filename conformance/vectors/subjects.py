@@ -9,8 +9,8 @@ from functools import cache
 
 import conformance
 import reference
-from conformance.blueprints import DEVICE
 from conformance.contracts import Contract
+from conformance.factories import DEVICE
 from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
 from conformance.strategies.block_table import block_tables_sessions
 

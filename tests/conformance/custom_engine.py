@@ -150,7 +150,7 @@ class Engine:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target, self.carrier = target, target.carrier()
+        self.target, self.converter = target, target.converter()
         self.device = target.device
         self.backend = make_backend(target)
         # The last group's layers have a backend made of the first ones', with builders of its own.
@@ -168,7 +168,7 @@ class Engine:
 
     def array(self, values: Any, dtype: Any, name: str = "array") -> Any:
         """Return an array of the twin's."""
-        return self.carrier.carry(np.array(values, dtype), name)
+        return self.converter.convert(np.array(values, dtype), name)
 
     def _make_model(self) -> None:
         """Make the layers, and what each keeps in the cache."""
@@ -187,7 +187,7 @@ class Engine:
             speculative_config=self.call("SpeculativeConfig", num_speculative_tokens=2),
             compilation_config=self.call("CompilationConfig", static_forward_context=self.layers),
         )
-        dtype = self.carrier.carry(np.dtype(ml_dtypes.bfloat16), "dtype")
+        dtype = self.converter.convert(np.dtype(ml_dtypes.bfloat16), "dtype")
         self.specs = self.call("get_kv_cache_spec", self.config, dtype)
 
     def _make_cache(self) -> None:
@@ -264,7 +264,7 @@ class Engine:
 
     def _buffer(self, values: list[int]) -> Any:
         """Return a buffer for more requests than there are, with an old step's behind them."""
-        dtype = self.carrier.carry(np.dtype(np.int32), "dtype")
+        dtype = self.converter.convert(np.dtype(np.int32), "dtype")
         made = self.call("CpuGpuBuffer", 8, dtype=dtype, device=self.device, pin_memory=False)
         made.np[:] = 9999
         made.np[: len(values)] = values

@@ -22,10 +22,10 @@ from conformance.adapters.base import KINDS, Adapter
 from conformance.adapters.fast import FastAdapter
 from conformance.adapters.tables import mistyped
 from conformance.calls import Call
+from conformance.case_items import deviation_checks
 from conformance.checks import checks_in
 from conformance.corpus import add_example, corpus_checks
 from conformance.implementations import Implementation, load_implementation
-from conformance.kept import deviation_checks
 from conformance.profiles import PROFILES
 from conformance.stateful import check as stateful
 from conformance.strategies.presets import MINIMAL

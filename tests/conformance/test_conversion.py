@@ -14,8 +14,8 @@ import torch
 
 import fast
 import reference
-from conformance.blueprints import Blueprint
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
+from conformance.factories import Factory
 from conformance.strategies.arrays import guarded, guarded_table, poisoned_out
 from conformance.strategies.batch_order import InputBatch
 from conformance.strategies.batches import Batch, Layout
@@ -24,10 +24,10 @@ from conformance.strategies.batches import Batch, Layout
 def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> str | None:
     """Return what a target is told that makes a change to a strided argument `x`."""
     drawn = {"x": guarded([1, 2, 3], np.int64, stride=2), "y": 5}
-    carrier = Carrier(fast, "cpu")
-    carried = {name: carrier.carry(value, name) for name, value in drawn.items()}
-    change(carried["x"])
-    difference = carrier.changed(frozenset(allowed))
+    converter = Converter(fast, "cpu")
+    converted = {name: converter.convert(value, name) for name, value in drawn.items()}
+    change(converted["x"])
+    difference = converter.changed(frozenset(allowed))
     return difference.line if difference else None
 
 
@@ -68,8 +68,8 @@ def test_gaps_of_a_strided_output_are_watched() -> None:
 def test_a_strided_argument_stays_strided() -> None:
     """A view is carried with the memory it lies in, to either twin."""
     drawn = guarded_table([[5, 9], [7]], 2, 3, 0)
-    ours, theirs = Carrier(reference, None), Carrier(fast, "cpu")
-    table, tensor = ours.carry(drawn, "block_table"), theirs.carry(drawn, "block_table")
+    ours, theirs = Converter(reference, None), Converter(fast, "cpu")
+    table, tensor = ours.convert(drawn, "block_table"), theirs.convert(drawn, "block_table")
     assert drawn.tolist() == table.tolist() == tensor.tolist()
     assert drawn.strides == table.strides == tuple(4 * step for step in tensor.stride())
     assert not np.shares_memory(drawn, table)
@@ -79,15 +79,15 @@ def test_a_strided_argument_stays_strided() -> None:
 def test_two_arguments_in_one_memory_stay_so() -> None:
     """Arguments that share memory share it on the other side too."""
     drawn = np.arange(6)
-    carrier = Carrier(fast, "cpu")
-    first, second = carrier.carry(drawn[:4], "a"), carrier.carry(drawn[2:], "b")
+    converter = Converter(fast, "cpu")
+    first, second = converter.convert(drawn[:4], "a"), converter.convert(drawn[2:], "b")
     first[2] = 9
     assert second[0].item() == 9
 
 
 def test_an_output_is_poisoned() -> None:
     """An output buffer is full of poison, so that what is not written shows."""
-    out = Carrier(fast, "cpu").carry(poisoned_out(3, np.int64), "out")
+    out = Converter(fast, "cpu").convert(poisoned_out(3, np.int64), "out")
     assert out.tolist() == [-0x5555555555555556] * 3
 
 
@@ -95,33 +95,33 @@ def test_classes_become_the_targets() -> None:
     """Objects of `reference` become the target's; what is NumPy in both twins stays NumPy."""
     metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
     metadata.encoder_seq_lens = np.array([4, 4])
-    carried = Carrier(fast, "cpu").carry(metadata, "metadata")
-    assert type(carried) is fast.CommonAttentionMetadata
-    assert isinstance(carried.seq_lens, torch.Tensor)
-    assert isinstance(carried.encoder_seq_lens, np.ndarray)
-    assert carried.num_reqs == 2
+    converted = Converter(fast, "cpu").convert(metadata, "metadata")
+    assert type(converted) is fast.CommonAttentionMetadata
+    assert isinstance(converted.seq_lens, torch.Tensor)
+    assert isinstance(converted.encoder_seq_lens, np.ndarray)
+    assert converted.num_reqs == 2
 
 
 def test_a_callers_own_objects_are_copies() -> None:
     """An engine's own batch is a copy, so that one side's changes are not the other's."""
     batch = InputBatch(["a", "b"], np.array([1, 2]), np.array([3, 4]))
-    carried = Carrier(fast, "cpu").carry(batch, "input_batch")
-    carried.swap_states(0, 1)
-    assert carried.req_ids == ["b", "a"]
+    converted = Converter(fast, "cpu").convert(batch, "input_batch")
+    converted.swap_states(0, 1)
+    assert converted.req_ids == ["b", "a"]
     assert batch.req_ids == ["a", "b"]
     assert batch.num_computed_tokens_cpu.tolist() == [1, 2]
 
 
 def test_changed_lists_are_told() -> None:
     """A list that a call appends to, and one whose entry it replaces, are told."""
-    carrier = Carrier(fast, "cpu")
-    points = carrier.carry([3, 2**40], "split_points")
+    converter = Converter(fast, "cpu")
+    points = converter.convert([3, 2**40], "split_points")
     points[1] = 2**40 + 1
-    difference = carrier.changed(frozenset())
+    difference = converter.changed(frozenset())
     assert difference is not None
     assert difference.line == "split_points[1] = another object, but should be as it was"
     points.append(9)
-    assert carrier.changed(frozenset()).path == "list(split_points)"
+    assert converter.changed(frozenset()).path == "list(split_points)"
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_changed_lists_are_told() -> None:
 def test_changed_objects_are_told(name: str, line: str | None) -> None:
     """A field that is replaced by its copy, and an attribute that is put beside it, are told."""
     metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
-    carrier = Carrier(fast, "cpu")
-    carried = carrier.carry(metadata, "metadata")
-    setattr(carried, name, carried.seq_lens.clone())
-    difference = carrier.changed(frozenset())
+    converter = Converter(fast, "cpu")
+    converted = converter.convert(metadata, "metadata")
+    setattr(converted, name, converted.seq_lens.clone())
+    difference = converter.changed(frozenset())
     assert difference is not None
     assert (line or difference.line) == difference.line
     assert difference.path == (f"metadata.{name}" if line else "list(metadata)")
@@ -146,8 +146,8 @@ def test_changed_objects_are_told(name: str, line: str | None) -> None:
 def test_objects_can_be_a_callers_own() -> None:
     """A caller's own objects have the same attributes; a method's object is never one."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
-    carrier = Carrier(fast, "cpu", has_own_objects=True)
-    own, bound = carrier.carry(metadata, "metadata"), carrier.carry(metadata, "self")
+    converter = Converter(fast, "cpu", has_own_objects=True)
+    own, bound = converter.convert(metadata, "metadata"), converter.convert(metadata, "self")
     assert type(own).__module__ == "conformance.conversion"
     assert type(own).__name__ == "CommonAttentionMetadata"
     assert type(bound) is fast.CommonAttentionMetadata
@@ -156,21 +156,21 @@ def test_objects_can_be_a_callers_own() -> None:
 
 def test_an_idle_step_is_zeros_and_passes() -> None:
     """An idle step shows zeros in the same memory, guard bands apart; then all is as it was."""
-    carrier = Carrier(fast, "cpu")
-    x = carrier.carry(guarded([1, 2, 3], np.int64, stride=2), "x")
-    with carrier.idle_step():
+    converter = Converter(fast, "cpu")
+    x = converter.convert(guarded([1, 2, 3], np.int64, stride=2), "x")
+    with converter.idle_step():
         assert x.tolist() == [0, 0, 0]
         assert x.as_strided((1,), (1,), 0).item() != 0
     assert x.tolist() == [1, 2, 3]
-    assert carrier.changed(frozenset()) is None
+    assert converter.changed(frozenset()) is None
 
 
 def test_scribbling_leaves_nothing() -> None:
     """What is scribbled over holds nothing that was drawn."""
-    carrier = Carrier(fast, "cpu")
-    x, ids = carrier.carry(guarded([1, 2], np.int32), "x"), carrier.carry([[5], [6]], "ids")
+    converter = Converter(fast, "cpu")
+    x, ids = converter.convert(guarded([1, 2], np.int32), "x"), converter.convert([[5], [6]], "ids")
     inner = ids[0]
-    carrier.scribble()
+    converter.scribble()
     assert x.tolist() == [-0x55555556] * 2
     assert ids == inner == []
 
@@ -178,32 +178,34 @@ def test_scribbling_leaves_nothing() -> None:
 def test_owners_are_found() -> None:
     """An argument's memory is told from new memory, and its object from another."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
-    carrier = Carrier(fast, "cpu")
-    carried = carrier.carry(metadata, "metadata")
-    assert carrier.owner(carried) == "metadata"
-    assert carrier.owner(carried.slot_mapping[1:]) == "metadata.slot_mapping"
-    assert carrier.owner(carried.slot_mapping.clone()) is None
-    assert carrier.owner(carried.slot_mapping[:0]) is None
+    converter = Converter(fast, "cpu")
+    converted = converter.convert(metadata, "metadata")
+    assert converter.owner(converted) == "metadata"
+    assert converter.owner(converted.slot_mapping[1:]) == "metadata.slot_mapping"
+    assert converter.owner(converted.slot_mapping.clone()) is None
+    assert converter.owner(converted.slot_mapping[:0]) is None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Named(Blueprint):
+class _Named(Factory):
     """A class of a name, that knows the side's implementation."""
 
     name: str
 
-    def make(self, carrier: Carrier) -> type:
+    def make(self, converter: Converter) -> type:
         """Return a class."""
-        return type(self.name, (), {"implementation": carrier.implementation})
+        return type(self.name, (), {"implementation": converter.implementation})
 
 
 def test_a_blueprint_is_made_once() -> None:
-    """What a blueprint makes is the side's, and one object wherever the blueprint stands."""
+    """What a factory makes is the side's, and one object wherever the factory stands."""
     drawn = _Named("FlashBackend")
-    carried = Carrier(fast, "cpu").carry({"a": [drawn], "b": (drawn, _Named("Other"))}, "backends")
-    assert carried["a"][0] is carried["b"][0]
-    assert carried["a"][0].implementation is fast
-    assert carried["b"][1].__name__ == "Other"
+    converted = Converter(fast, "cpu").convert(
+        {"a": [drawn], "b": (drawn, _Named("Other"))}, "backends"
+    )
+    assert converted["a"][0] is converted["b"][0]
+    assert converted["a"][0].implementation is fast
+    assert converted["b"][1].__name__ == "Other"
 
 
 @pytest.mark.parametrize(
@@ -212,22 +214,22 @@ def test_a_blueprint_is_made_once() -> None:
 def test_dtypes_are_the_sides_own(dtype: type[np.generic]) -> None:
     """A dtype becomes torch's, or stays NumPy's; an array of it keeps its bytes."""
     name = np.dtype(dtype).name
-    assert getattr(torch, name) is Carrier(fast, "cpu").carry(np.dtype(dtype), "dtype")
-    assert np.dtype(dtype) == Carrier(reference, None).carry(np.dtype(dtype), "dtype")
+    assert getattr(torch, name) is Converter(fast, "cpu").convert(np.dtype(dtype), "dtype")
+    assert np.dtype(dtype) == Converter(reference, None).convert(np.dtype(dtype), "dtype")
     array = np.array([1.5, -0.0], dtype)
-    carrier = Carrier(fast, "cpu")
-    carried = carrier.carry(array, "x")
-    assert carried.dtype is getattr(torch, name)
-    assert carried.tolist() == array.tolist()
-    assert carrier.changed(frozenset()) is None
+    converter = Converter(fast, "cpu")
+    converted = converter.convert(array, "x")
+    assert converted.dtype is getattr(torch, name)
+    assert converted.tolist() == array.tolist()
+    assert converter.changed(frozenset()) is None
 
 
 def test_an_array_that_stands_twice_is_one_tensor() -> None:
     """The same array in two places of the arguments is the same tensor in both."""
     raw = np.zeros(8, np.int8)
-    carried = Carrier(fast, "cpu").carry({"a": raw, "b": raw, "c": raw.copy()}, "raw")
-    assert carried["a"] is carried["b"]
-    assert carried["a"] is not carried["c"]
+    converted = Converter(fast, "cpu").convert({"a": raw, "b": raw, "c": raw.copy()}, "raw")
+    assert converted["a"] is converted["b"]
+    assert converted["a"] is not converted["c"]
 
 
 def test_a_changed_dict_is_told() -> None:
@@ -237,28 +239,28 @@ def test_a_changed_dict_is_told() -> None:
         ({"a": [1]}, lambda x: x.update(a=[1])),
         ({"a"}, lambda x: x.add("b")),
     ):
-        carrier = Carrier(fast, "cpu")
-        change(carrier.carry(drawn, "layers"))
-        assert carrier.changed(frozenset()) is not None
-        assert carrier.changed(frozenset({"layers"})) is None
+        converter = Converter(fast, "cpu")
+        change(converter.convert(drawn, "layers"))
+        assert converter.changed(frozenset()) is not None
+        assert converter.changed(frozenset({"layers"})) is None
 
 
 def test_a_layer_that_was_bound_is_told() -> None:
-    """An attribute set on what a blueprint made is a change of the argument it stands in."""
-    carrier = Carrier(fast, "cpu")
-    layer = carrier.carry({"a": _Layer()}, "forward_context")["a"]
+    """An attribute set on what a factory made is a change of the argument it stands in."""
+    converter = Converter(fast, "cpu")
+    layer = converter.convert({"a": _Layer()}, "forward_context")["a"]
     layer.kv_cache = [torch.zeros(1)]
-    difference = carrier.changed(frozenset())
+    difference = converter.changed(frozenset())
     assert difference is not None
     assert difference.path.startswith("forward_context['a']") or difference.path.startswith("list(")
-    assert carrier.changed(frozenset({"forward_context"})) is None
+    assert converter.changed(frozenset({"forward_context"})) is None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layer(Blueprint):
+class _Layer(Factory):
     """A layer without a cache."""
 
-    def make(self, _: Carrier) -> SimpleNamespace:
+    def make(self, _: Converter) -> SimpleNamespace:
         """Return a layer."""
         return SimpleNamespace(kv_cache=None)
 
@@ -266,20 +268,23 @@ class _Layer(Blueprint):
 def test_lazy_negations_hold_the_drawn_values() -> None:
     """Tensors may be lazy negations, but for those that are written; their memory is watched."""
     drawn = guarded([3, -5], np.int32)
-    carrier = Carrier(fast, "cpu", negates=True, written=frozenset({"out"}))
-    lens, out = carrier.carry(drawn, "seq_lens"), carrier.carry(np.zeros(2, np.int32), "out")
+    converter = Converter(fast, "cpu", negates=True, written=frozenset({"out"}))
+    lens, out = (
+        converter.convert(drawn, "seq_lens"),
+        converter.convert(np.zeros(2, np.int32), "out"),
+    )
     assert (True, False) == (lens.is_neg(), out.is_neg())
     assert [3, -5] == lens.tolist()
-    assert carrier.changed(frozenset()) is None
+    assert converter.changed(frozenset()) is None
     torch._neg_view(lens)[1] = 7  # in its memory
-    difference = carrier.changed(frozenset({"out"}))
+    difference = converter.changed(frozenset({"out"}))
     assert difference is not None
     assert "seq_lens[1] = -7, but should be -5" == difference.line
 
 
 def test_nans_are_not_negated_on_a_device() -> None:
     """Negation on a GPU leaves the sign of a NaN; other numbers become lazy negations there."""
-    there = Carrier(fast, "meta", negates=True)
-    assert there.carry(np.array([1.0, -0.0]), "x").is_neg()
-    assert not there.carry(np.array([1.0, np.nan]), "x").is_neg()
-    assert Carrier(fast, "cpu", negates=True).carry(np.array([1.0, np.nan]), "x").is_neg()
+    there = Converter(fast, "meta", negates=True)
+    assert there.convert(np.array([1.0, -0.0]), "x").is_neg()
+    assert not there.convert(np.array([1.0, np.nan]), "x").is_neg()
+    assert Converter(fast, "cpu", negates=True).convert(np.array([1.0, np.nan]), "x").is_neg()

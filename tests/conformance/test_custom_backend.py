@@ -19,7 +19,7 @@ from custom_engine import (
 )
 
 from conformance.comparison import first_difference, share_memory
-from conformance.laws.meaning import as_reference
+from conformance.laws.interpretation import as_reference
 from conformance.targets import REFERENCE, TARGETS
 from conformance.views import first_view_difference
 from reference import kv_reads, kv_writes

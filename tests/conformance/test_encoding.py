@@ -14,13 +14,13 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
-from conformance.blueprints import DEVICE, Blueprint
 from conformance.calls import Call
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
 from conformance.encoding.classes import class_path, code_path, find_code
 from conformance.encoding.elements import decode_elements, encode_elements
 from conformance.encoding.memories import owner_of
+from conformance.factories import DEVICE, Factory
 from conformance.invalid_inputs.changes import replaced
 from conformance.strategies.arrays import guarded, guarded_table
 from conformance.strategies.backends import Backend
@@ -282,12 +282,12 @@ def test_results_are_told_by_what_they_are_compared_by() -> None:
     encoder.seal()
     case["result"] = encoder.encode([Built(rows, type("Fast", (), {})), Built(rows[1:], int)])
     case = pruned(case, encoder.memories)
-    decoder, carrier = Decoder(case["memories"]), REFERENCE.carrier()
-    carried = carrier.carry(decoder.decode(case["rows"]), "rows")
-    first, second = carrier.carry(decoder.decode(case["result"]), "result")
+    decoder, converter = Decoder(case["memories"]), REFERENCE.converter()
+    converted = converter.convert(decoder.decode(case["rows"]), "rows")
+    first, second = converter.convert(decoder.decode(case["result"]), "result")
     assert ("Built", ("rows", "cls")) == (type(first).__name__, type(first).compared)
-    assert first.rows is carried
-    assert np.shares_memory(second.rows, carried)
+    assert first.rows is converted
+    assert np.shares_memory(second.rows, converted)
     assert ["Fast", "int"] == [first.cls.__name__, second.cls.__name__]
 
 
@@ -297,8 +297,8 @@ class _Unwritable:
 
 
 @dataclasses.dataclass
-class _Blueprint(Blueprint):
-    def make(self, carrier: Any) -> None:  # noqa: ANN401  # a carrier
+class _Blueprint(Factory):
+    def make(self, converter: Any) -> None:  # noqa: ANN401  # a carrier
         """Make nothing."""
 
 

@@ -42,7 +42,7 @@ def test_a_function_is_explained() -> None:
         "conformance/test_ubatch.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
         "conformance/invalid_inputs/ubatch.py",
-        "conformance/meanings/ubatch.py",
+        "conformance/interpretations/ubatch.py",
     ):
         assert said in text, said
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())

@@ -28,9 +28,9 @@ from conformance.laws.changes import (
     Padded,
     Unpadded,
 )
+from conformance.laws.interpretation import Interpretation, Reader, about
 from conformance.laws.law import LAWS
-from conformance.laws.meaning import Meaning, Reader, about
-from conformance.laws.obedience import Broken, obeys
+from conformance.laws.law_checks import Broken, law_checks
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
 from conformance.strategies.batches import Batch, Layout
@@ -109,7 +109,7 @@ TOY = Contract(
     lambda _: st.just(_asking(Call("get_dcp_local_seq_lens", {}, BATCH), AsItIs())),
     {},
     laws=("slots_are_distinct", "padding_adds_nothing"),
-    meaning=Meaning(_positions, _asking, tells=About.WRITES),
+    interpretation=Interpretation(_positions, _asking, tells=About.WRITES),
 )
 """The positions of tokens, taken for their slots."""
 
@@ -123,7 +123,7 @@ def answering(function: object) -> Target:
 
 def test_obeyed_laws_pass_and_count() -> None:
     """A target that obeys passes; examples and the laws' own situations count."""
-    checks = obeys(TOY)
+    checks = law_checks(TOY)
     assert TOY.laws == tuple(check.law for check in checks.checks)
     checks.bind(answering(fast.get_dcp_local_seq_lens), PROFILES["dev"], "minimal")()
     assert LEDGER.examples[TOY.function, "toy"] >= 2
@@ -132,7 +132,7 @@ def test_obeyed_laws_pass_and_count() -> None:
 
 def test_a_broken_law_is_told() -> None:
     """The report names function, target and law, states it, and says what contradicts it."""
-    check = obeys(TOY).checks[0]
+    check = law_checks(TOY).checks[0]
     with pytest.raises(Broken) as caught:
         check.bind(
             answering(lambda seq_lens, **_: seq_lens * 0), PROFILES["dev"], "minimal", shrink=False
@@ -147,7 +147,7 @@ def test_a_broken_law_is_told() -> None:
 
 def test_what_the_target_raises_is_told() -> None:
     """An exception to a valid call breaks the law too, and is told with the call."""
-    check = obeys(TOY).checks[0]
+    check = law_checks(TOY).checks[0]
     with pytest.raises(Broken) as caught:
         check.bind(answering(lambda **_: {}[3]), PROFILES["dev"], "minimal", shrink=False)()
     assert ["    raised KeyError: 3", "    seq_lens = [0, 1, 2]"] == str(caught.value).splitlines()[
@@ -170,18 +170,18 @@ def test_what_the_target_raises_is_told() -> None:
 def test_bad_lists_of_laws_are_refused(fields: dict[str, object], message: str) -> None:
     """No law, one that is not there, one named twice, and laws without a meaning are refused."""
     with pytest.raises(ValueError, match=message):
-        obeys(dataclasses.replace(TOY, **fields))
+        law_checks(dataclasses.replace(TOY, **fields))
 
 
 def test_sizes_without_examples_make_no_test() -> None:
     """A law of small batches has no large test; one that lists no pairs has both."""
-    sizes = {check.law: check.sizes(TARGETS["host"]) for check in obeys(TOY).checks}
+    sizes = {check.law: check.sizes(TARGETS["host"]) for check in law_checks(TOY).checks}
     assert {"slots_are_distinct": ["minimal", "real"], "padding_adds_nothing": ["minimal"]} == sizes
 
 
 def test_checks_are_found_by_name() -> None:
     """The checks of a module are those under names that begin with `test_`, laws one by one."""
-    checks = obeys(TOY)
+    checks = law_checks(TOY)
     assert isinstance(checks, Checks)
     found = checks_in({"test_laws": checks, "laws": checks, "test_other": 3})
     assert [("test_laws", law) for law in TOY.laws] == [(name, check.law) for name, check in found]

@@ -10,7 +10,7 @@ from hypothesis.internal.conjecture import engine
 
 from conformance.checks import Check, law
 from conformance.profiles import Profile
-from conformance.shrinking import LEAST_SECONDS, Purses
+from conformance.shrinking import LEAST_SECONDS, ShrinkBudgets
 from conformance.targets import TARGETS, Target
 
 FEW = Profile("few", 100, 100)
@@ -29,7 +29,7 @@ def slow(function: str) -> Check:
     return is_small
 
 
-def seconds_of(purses: Purses, function: str, **options: bool) -> float:
+def seconds_of(purses: ShrinkBudgets, function: str, **options: bool) -> float:
     """Return how long a failing test of a function takes."""
     test = slow(function).bind(TARGETS["host"], FEW, "minimal")
     began = time.perf_counter()
@@ -40,7 +40,7 @@ def seconds_of(purses: Purses, function: str, **options: bool) -> float:
 
 def test_a_function_s_tests_share_a_purse() -> None:
     """The first has half of it, the next half of what is left; another function has its own."""
-    purses = Purses(4)
+    purses = ShrinkBudgets(4)
     before = engine.MAX_SHRINKING_SECONDS
     first, second = (seconds_of(purses, "f") for _ in range(2))
     assert 2 <= first < 4
@@ -51,7 +51,7 @@ def test_a_function_s_tests_share_a_purse() -> None:
 
 def test_who_uses_what_failed_has_a_moment() -> None:
     """A test that used a function which failed before is hardly shrunk; so is a life."""
-    purses = Purses(8)
+    purses = ShrinkBudgets(8)
     purses.charge("Tables.append", 1)
     assert LEAST_SECONDS == purses.allowance("g", ["h", "Tables"])
     assert 4 == purses.allowance("g", ["h"])
@@ -61,6 +61,6 @@ def test_who_uses_what_failed_has_a_moment() -> None:
 
 def test_an_empty_purse_leaves_a_moment() -> None:
     """However many tests of a function fail, each is shrunk a little."""
-    purses = Purses(1)
+    purses = ShrinkBudgets(1)
     purses.charge("f", 100)
     assert LEAST_SECONDS == purses.allowance("f")

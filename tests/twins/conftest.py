@@ -13,7 +13,7 @@ import torch
 
 import fast
 import reference
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
 from fast.launch import simulated_by
 from tests.twins.arrays import batch_fields
 
@@ -25,20 +25,20 @@ def owner_of(array: Any) -> Any:
     return array
 
 
-class Converter(Carrier):
+class FactoryContext(Converter):
     """Converts NumPy's and `reference`'s values; leaves others, and what it made, as they are."""
 
     def __init__(self, lib: ModuleType) -> None:
         super().__init__(lib, None if lib is reference else "cpu")
         self._owners: dict[int, object] = {}
 
-    def carry(self, value: Any, path: str) -> Any:
+    def convert(self, value: Any, path: str) -> Any:
         """Return this twin's counterpart of a value."""
         converted = np.ndarray | np.dtype | type | list | tuple | dict | SimpleNamespace
         is_ours = type(value).__module__.startswith("reference.")
         if id(owner_of(value)) in self._owners or not (is_ours or isinstance(value, converted)):
             return value
-        result = super().carry(value, path)
+        result = super().convert(value, path)
         if isinstance(result, np.ndarray):
             self._owners[id(owner_of(result))] = owner_of(result)
         return result
@@ -55,7 +55,7 @@ class Twin:
 
     def __init__(self, lib: ModuleType) -> None:
         self.lib = lib
-        self._carrier = Converter(lib)
+        self._carrier = FactoryContext(lib)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)
@@ -68,7 +68,7 @@ class Twin:
                 converted twice is one object.
             name: The argument that it becomes: a few are NumPy arrays in both twins.
         """
-        return self._carrier.carry(value, name)
+        return self._carrier.convert(value, name)
 
     def convert_all(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name, with each of them converted."""

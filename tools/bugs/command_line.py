@@ -25,7 +25,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from conformance.command_line import starting_workers
-from conformance.lists import near
+from conformance.name_lists import near
 from tools.parser import Parser, names, positive
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import conformance
 from conformance.checks import FAILURES, Check, checks_in
 from conformance.comparison import Verdict
-from conformance.laws.obedience import Broken
+from conformance.laws.law_checks import Broken
 from conformance.profiles import Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER

@@ -23,7 +23,7 @@ from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.absent import Absent
-from conformance.drawing import AnewProvider
+from conformance.hypothesis_provider import FreshProvider
 from conformance.situations import LEDGER
 from conformance.targets import LOOKED_UP, RAISED
 from tools.fuzz.properties import Property
@@ -121,7 +121,7 @@ def run_case(
     """
     note(wanted.to_bytes())
     chance = random.Random(wanted.seed)  # noqa: S311  # no secret
-    data = ConjectureData(random=chance, provider=AnewProvider, prefix=wanted.prefix)
+    data = ConjectureData(random=chance, provider=FreshProvider, prefix=wanted.prefix)
     return run_data(prop, data, watching=watching)
 
 

@@ -12,7 +12,7 @@ from conformance.checks import Check
 from conformance.corpus import case_of_failure
 from conformance.encoding.elements import Json
 from conformance.report import Mismatch
-from conformance.reports.failure import first_line, told_failure
+from conformance.reports.failure import describe_failure, first_line
 from conformance.script import script_of, script_of_crash
 from conformance.targets import Target
 from tools.fuzz.coverage import batch_of
@@ -113,7 +113,7 @@ def failure_of(
     if not str(error):  # a plain `assert` says nothing
         line += check.description.partition("\n")[0]
     batch = batch_of(example)
-    details = told_failure((check, example, error), error)
+    details = describe_failure((check, example, error), error)
     fields: dict[str, Any] = {
         "property_name": where,
         "kind": check.kind.value,

@@ -16,7 +16,7 @@ from typing import Any, Final
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.drawing import AnewProvider
+from conformance.hypothesis_provider import FreshProvider
 from tools.fuzz.cases import Case, Input, Status, run_case, run_data
 from tools.fuzz.child import (
     CASE_SECONDS,
@@ -119,7 +119,7 @@ class MinimizeJob:
             return _requests(tried) if is_same(tried) else None
 
         chance = random.Random(wanted.seed)  # noqa: S311  # no secret
-        first = ConjectureData(random=chance, provider=AnewProvider, prefix=wanted.prefix)
+        first = ConjectureData(random=chance, provider=FreshProvider, prefix=wanted.prefix)
         case = run(first)
         if not is_same(case):
             return None

@@ -20,7 +20,7 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.internal.conjecture.engine import ConjectureRunner, RunIsComplete
 from hypothesis.internal.escalation import InterestingOrigin
 
-from conformance.drawing import AnewProvider
+from conformance.hypothesis_provider import FreshProvider
 
 Attempt: TypeAlias = Callable[[ConjectureData], int | None]
 """Draws an input and checks it. Returns its number of requests if it fails as wanted, else None."""
@@ -126,7 +126,7 @@ def _draw_smaller(
             most = max(most, FEW_CHOICES)  # more choices may make fewer requests
         data = ConjectureData(
             random=chance,
-            provider=AnewProvider,
+            provider=FreshProvider,
             prefix=found.choices[: chance.randrange(min(len(found.choices), MOST_KEPT))],
             max_choices=most,
         )

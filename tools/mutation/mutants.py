@@ -81,12 +81,12 @@ def find_mutants(module: str, path: Path) -> list[Mutant]:
     mutants: list[Mutant] = []
     for start, end, operator, occurrence, mutated in found:
         try:
-            meaning = _meaning(compile(mutated, "m", "exec"))
+            interpretation = _meaning(compile(mutated, "m", "exec"))
         except (SyntaxError, ValueError):
             continue
-        if meaning in seen:
+        if interpretation in seen:
             continue
-        seen.add(meaning)
+        seen.add(interpretation)
         before, after = _changed_lines(text, mutated)
         place = source.place(start)
         key = place.function, before, after

@@ -16,7 +16,7 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.sides import PLAIN, Manner, Side
+from conformance.sides import PLAIN, CallVariant, Side
 from tools.probe.target import ReferenceTarget
 
 REFERENCE: Final = ReferenceTarget("reference", reference, None)
@@ -88,7 +88,7 @@ def call_fast(
     call: Call,
     *,
     checked: bool,
-    manner: Manner = PLAIN,
+    variant: CallVariant = PLAIN,
     is_protected: bool = False,
     inside: Any = None,
     seconds: float = 0,
@@ -99,7 +99,7 @@ def call_fast(
         target: Where it is found, and what copies its arguments.
         call: The call.
         checked: Whether in checked mode.
-        manner: How the call is made.
+        variant: How the call is made.
         is_protected: Whether what may not change lies on read-only pages.
         inside: A context manager in which the call is made.
         seconds: After how long the call is ended, as too slow; 0: never.
@@ -108,9 +108,9 @@ def call_fast(
     with target.implementation.checks(checked), warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            outcome.side = copy_arguments(target, call, manner)
+            outcome.side = copy_arguments(target, call, variant)
             if is_protected:
-                outcome.side.carrier.protect()  # type: ignore[attr-defined]  # a PlacingCarrier
+                outcome.side.converter.protect()  # type: ignore[attr-defined]  # a PlacingCarrier
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             start = time.process_time()
             with inside or nullcontext(), time_limit(seconds):
@@ -126,11 +126,11 @@ def call_fast(
     return outcome
 
 
-def copy_arguments(target: Any, call: Call, manner: Manner = PLAIN) -> Side:
+def copy_arguments(target: Any, call: Call, variant: CallVariant = PLAIN) -> Side:
     """Return the copies of a call's arguments, with which it can be made."""
     for report in BEFORE_A_CALL:
         report(call)
-    return Side(target, call, manner, target.changes)
+    return Side(target, call, variant, target.changes)
 
 
 def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.calls import Call
-from conformance.sides import PLAIN, Manner
+from conformance.sides import PLAIN, CallVariant
 from tools.probe.calling import Outcome, call_fast
 from tools.probe.checks import check_error, check_resources, check_result
 from tools.probe.pools import Pool
@@ -63,12 +63,12 @@ class Case:
         return check_error(self.call, got, self.valid, **options)
 
     def check_answer(
-        self, call: Call, expected: Outcome, manner: Manner = PLAIN, inside: Any = None
+        self, call: Call, expected: Outcome, variant: CallVariant = PLAIN, inside: Any = None
     ) -> Iterator[Finding]:
         """Make a valid call, and check that its result is `reference`'s."""
         is_protected, checked = self.random.random() < 0.5, self.random.random() < 0.4
         got = self.call_fast(
-            call, checked=checked, manner=manner, is_protected=is_protected, inside=inside
+            call, checked=checked, variant=variant, is_protected=is_protected, inside=inside
         )
         yield from check_resources(got)
         if got.error is not None:

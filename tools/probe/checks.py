@@ -31,7 +31,7 @@ MOST_GROWTH_BYTES: Final = 1 << 28
 MUCH: Final = 1 << 24
 """A number of tokens, blocks or programs from which on time and memory may be large."""
 
-CALLERS_FILES: Final = re.compile(r"/conformance/(strategies/|blueprints)|/probe/(strange|target)")
+CALLERS_FILES: Final = re.compile(r"/conformance/(strategies/|factories)|/probe/(strange|target)")
 """Where the methods of a caller's own objects are written."""
 
 
@@ -97,7 +97,7 @@ def check_error(
     elif not (_names_in(call) | _names_in(valid)) & set(re.findall(r"\w+", str(error))):
         yield "message names no argument", where, message
     if outcome.side is not None:
-        changed = outcome.side.carrier.changed(frozenset())
+        changed = outcome.side.converter.changed(frozenset())
         if changed is not None:
             yield "changed after an exception", where, f"{changed.line}; {message}"
 
@@ -118,7 +118,7 @@ def check_result(
 def check_unchanged(contract: Contract, got: Outcome) -> Iterator[Finding]:
     """Yield what changed that may not."""
     if got.side is not None:
-        changed = got.side.carrier.changed(contract.changes)
+        changed = got.side.converter.changed(contract.changes)
         if changed is not None:
             yield "changed an input", path_of(changed.line), changed.line
 

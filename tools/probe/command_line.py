@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fast
-from conformance.lists import near
+from conformance.name_lists import near
 from tools.parser import Parser, names, positive
 from tools.probe import pools, subjects
 from tools.probe.calling import warm_checked_mode

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.conversion import Array, Carrier
+from conformance.conversion import Array, Converter
 from tools.probe.guarded_memory import GuardedMemory
 
 
-class PlacingCarrier(Carrier):
+class PlacingCarrier(Converter):
     """Copies arguments into guarded memory, each array to pages of its own.
 
     Args:
@@ -21,7 +21,7 @@ class PlacingCarrier(Carrier):
         random: decides whether an array ends at a guard page or begins behind one, and whether a
             view takes the memory around it along.
         changes: the arguments that the function may change.
-        options: those of `Carrier`.
+        options: those of `Converter`.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class PlacingCarrier(Carrier):
             ):
                 self._memory.make_read_only(first, length)
 
-    def _carry_array(self, array: Array, path: str) -> Any:
+    def _convert_array(self, array: Array, path: str) -> Any:
         self._path = path
         if self.may_span and self._random.random() < 0.7:
             array = spanned(array)
-        return super()._carry_array(array, path)
+        return super()._convert_array(array, path)
 
     def _copied(self, drawn: Array) -> Array:
         at_end = self._random.random() < 0.7

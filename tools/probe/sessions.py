@@ -183,7 +183,7 @@ class _Method:
     def __init__(self, target: ProbedTarget, owner: Any, method: str) -> None:
         self._method = getattr(owner, method)
         self.implementation, self.name = target.implementation, target.name
-        self.carrier, self.launches = target.carrier, target.launches
+        self.converter, self.launches = target.converter, target.launches
         self.changes = target.changes
 
     def lookup(self, _: str) -> Any:
@@ -194,8 +194,8 @@ class _Method:
 def _call_model(tables: Any, method: str, call: Call) -> Outcome:
     outcome = Outcome()
     try:
-        carrier = REFERENCE.carrier()
-        arguments = {name: carrier.carry(value, name) for name, value in call.arguments.items()}
+        converter = REFERENCE.converter()
+        arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
         outcome.result = getattr(tables, method)(**arguments)
     except Exception as error:  # noqa: BLE001  # is compared
         outcome.error = error

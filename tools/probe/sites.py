@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from conformance.blueprints import Blueprint
 from conformance.calls import Call
+from conformance.factories import Factory
 
 Step: TypeAlias = tuple[str, Any]
 """One step into a value: `("item", 2)` of a list or dict, `("attribute", "seq_lens")`."""
@@ -72,11 +72,11 @@ def _entries(value: Any) -> Iterator[tuple[Step, Any]]:
             yield ("item", key), entry
     elif isinstance(value, np.ndarray | type | str):
         return
-    elif isinstance(value, Blueprint) and not _holds_arrays(value):
+    elif isinstance(value, Factory) and not _holds_arrays(value):
         return  # a caller's own class: how it is made is not the function's business
-    elif isinstance(value, Blueprint | SimpleNamespace) or dataclasses.is_dataclass(value):
+    elif isinstance(value, Factory | SimpleNamespace) or dataclasses.is_dataclass(value):
         for name, entry in vars(value).items():
-            is_where_it_stands = name == "path" and isinstance(value, Blueprint)
+            is_where_it_stands = name == "path" and isinstance(value, Factory)
             if not name.startswith("_") and not is_where_it_stands:
                 yield ("attribute", name), entry
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from conformance.blueprints import Blueprint
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
+from conformance.factories import Factory
 
 
 class HostilityError(Exception):
@@ -141,37 +141,37 @@ def _read_only(array: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StrangeObject(Blueprint):
+class StrangeObject(Factory):
     """An object of `OBJECTS`, which stands in an argument's place in both twins."""
 
     name: str
     made: list[Any] = dataclasses.field(default_factory=list, repr=False)
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, converter: Converter) -> Any:
         """Return it: the same one in both twins."""
-        del carrier
+        del converter
         if not self.made:
             self.made.append(OBJECTS[self.name]())
         return self.made[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OfSubclass(Blueprint):
+class OfSubclass(Factory):
     """A list, dict, int or text as an object of a subclass."""
 
     value: Any
     path: str
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, converter: Converter) -> Any:
         """Return the same value, of another class."""
-        carried = carrier.carry(self.value, self.path)
+        converted = converter.convert(self.value, self.path)
         kinds: dict[type, Callable[[Any], Any]] = {
             list: ListSubclass,
             dict: DictSubclass,
             int: IntSubclass,
             str: StrSubclass,
         }
-        return kinds.get(type(carried), lambda same: same)(carried)
+        return kinds.get(type(converted), lambda same: same)(converted)
 
 
 INTS = (-1, 0, 1, 2, 3, 7, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32, 2**63 - 1, 2**63, 2**64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import fast
 import reference
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
 from conformance.targets import Target
 from tools.probe.guarded_memory import GuardedMemory
 from tools.probe.placing import PlacingCarrier
@@ -57,13 +57,13 @@ class ProbedTarget(Target):
     changes: frozenset[str] = frozenset()
     may_span: bool = True
 
-    def carrier(self, **options: Any) -> Carrier:
-        """Return a new carrier into guarded memory, with `Carrier`'s options."""
-        carrier = PlacingCarrier(
+    def converter(self, **options: Any) -> Converter:
+        """Return a new carrier into guarded memory, with `Converter`'s options."""
+        converter = PlacingCarrier(
             self.implementation, self.memory, self.random, self.changes, **options
         )
-        carrier.may_span = self.may_span
-        return carrier
+        converter.may_span = self.may_span
+        return converter
 
     def lookup(self, function: str) -> Callable[..., Any]:
         """Return a function, a method, or a short play of several calls."""

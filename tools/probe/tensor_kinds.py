@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from conformance.blueprints import Blueprint
-from conformance.conversion import NUMPY_IN_BOTH_TWINS, Array, Carrier
+from conformance.conversion import NUMPY_IN_BOTH_TWINS, Array, Converter
+from conformance.factories import Factory
 
 
 class Wrapper(torch.Tensor):
@@ -181,7 +181,7 @@ OTHER_TYPES = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OfKind(Blueprint):
+class OfKind(Factory):
     """An array that `fast` is given as another kind of tensor.
 
     Attributes:
@@ -196,20 +196,20 @@ class OfKind(Blueprint):
     path: str
     tensor: torch.Tensor | None = None
 
-    def make(self, carrier: Carrier) -> Any:
+    def make(self, converter: Converter) -> Any:
         """Return the array, of that kind on the side of `fast`.
 
         Raises:
             NoSuchKindError: There is no such tensor of these values.
         """
-        if carrier.device is not None and self.tensor is not None:
+        if converter.device is not None and self.tensor is not None:
             return self.tensor
-        carried = carrier.carry(self.array, self.path)
-        if carrier.device is None:
-            return carried
-        kinds: Any = TENSORS if isinstance(carried, torch.Tensor) else ARRAYS
+        converted = converter.convert(self.array, self.path)
+        if converter.device is None:
+            return converted
+        kinds: Any = TENSORS if isinstance(converted, torch.Tensor) else ARRAYS
         try:
-            return kinds[self.kind](carried)
+            return kinds[self.kind](converted)
         except Exception as error:
             raise NoSuchKindError(self.kind) from error
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import fast
 from conformance.comparison import first_difference, parts
 from conformance.interrupts import Interrupter
-from conformance.sides import Manner
+from conformance.sides import CallVariant
 from tools.probe.array_values import other_layout
 from tools.probe.calling import Outcome, call_reference, copy_arguments
 from tools.probe.case import Case, array_sites, named, refused
@@ -35,15 +35,15 @@ def valid(case: Case) -> Iterator[Finding]:
     if sites and random.random() < 0.3 and not case.subject.name.startswith(LAYOUT_MATTERS):
         site = random.choice(sites)
         call = replaced_at(call, site, other_layout(random, site.value))
-    manner = Manner(
+    variant = CallVariant(
         has_numpy_scalars=random.random() < 0.2 and case.subject.is_compared,
         is_positional=random.random() < 0.2 and case.subject.is_compared,
         has_own_objects=random.random() < 0.2 and contract.takes_objects,
         has_negated_tensors=random.random() < 0.1,
     )
-    if manner.has_numpy_scalars:  # some are passed on
+    if variant.has_numpy_scalars:  # some are passed on
         expected = call_reference(call.with_numpy_scalars()) or expected
-    yield from case.check_answer(call, expected, manner)
+    yield from case.check_answer(call, expected, variant)
 
 
 def interrupted(case: Case) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.drawing import AnewProvider
+from conformance.hypothesis_provider import FreshProvider
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.strategies.traffic import _steps
 from conformance.targets import TARGETS, presets_of
@@ -231,7 +231,7 @@ def test_draws_of_the_default_run_do_not_reach_the_combination() -> None:
     calls = st.one_of([dcp_local_seq_lens_calls(p) for p in presets_of(TARGETS["host"])])
     drawn = []
     for number in range(4000):
-        data = ConjectureData(random=random.Random(number), provider=AnewProvider)  # noqa: S311
+        data = ConjectureData(random=random.Random(number), provider=FreshProvider)  # noqa: S311
         with BuildContext(data, is_final=False, wrapped_test=lambda: None):
             drawn.append(data.draw(calls).arguments)
     first = [one for one in drawn if one.get("dcp_size", 1) == 5]

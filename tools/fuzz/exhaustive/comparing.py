@@ -19,7 +19,7 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
-from conformance.conversion import Carrier
+from conformance.conversion import Converter
 from conformance.sessions import construct
 from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE, Target
@@ -64,7 +64,7 @@ class Comparer:
         self._device = target.device or "cpu"
         has_modes = hasattr(target.implementation, "checks")
         self._modes = (True, False) if has_modes else (True,)
-        self._carrier = target.carrier()
+        self._carrier = target.converter()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -80,12 +80,12 @@ class Comparer:
 
     def find_change(self) -> Difference | None:
         """Return the first change of an argument that may not change, and forget all arguments."""
-        carrier, self._carrier = self._carrier, self._target.carrier()
-        return carrier.changed(frozenset())
+        converter, self._carrier = self._carrier, self._target.converter()
+        return converter.changed(frozenset())
 
     def _converted(self, arguments: Arguments) -> Arguments:
         """Return arguments as the target takes them; the same object is converted once."""
-        return {name: self._carrier.carry(value, name) for name, value in arguments.items()}
+        return {name: self._carrier.convert(value, name) for name, value in arguments.items()}
 
     def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
         if len(self._modes) == 1:
@@ -106,14 +106,14 @@ class Comparer:
         for checked in self._modes:
             if expected.is_refusal and not checked:
                 break
-            carrier, theirs = _carried(self._target, written)
+            converter, theirs = _carried(self._target, written)
             theirs = {**shared, **theirs}
             with self._mode(checked):
                 actual = _outcome_of(function, theirs)
             difference = self._difference(expected, actual)
             if difference is None and written:
                 difference = self._written_difference(contract, ours, theirs)
-                difference = difference or carrier.changed(contract.changes)
+                difference = difference or converter.changed(contract.changes)
             if difference is not None:
                 return difference
         return None
@@ -225,10 +225,10 @@ def _copied(outcome: _Outcome) -> _Outcome:
     return outcome
 
 
-def _carried(target: Target, values: Arguments) -> tuple[Carrier, Arguments]:
+def _carried(target: Target, values: Arguments) -> tuple[Converter, Arguments]:
     """Return a target's new copies of arguments, and what remembers what they were."""
-    carrier = target.carrier()
-    return carrier, {name: carrier.carry(value, name) for name, value in values.items()}
+    converter = target.converter()
+    return converter, {name: converter.convert(value, name) for name, value in values.items()}
 
 
 def _described(outcome: _Outcome) -> str:

@@ -12,7 +12,7 @@ import reference
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader, about, requests_of
+from conformance.laws.interpretation import Interpretation, Reader, about, requests_of
 from conformance.strategies.batches import Batch, Layout, batches, is_padded
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
@@ -168,21 +168,21 @@ def _micro_batches(reader: Reader, call: Call) -> Iterator[Access]:
         yield reader.access(part, call.facts.layout).shifted(ubatch.token_slice.start)
 
 
-CREATED = Meaning(
+CREATED = Interpretation(
     _created_parts,
     lambda call, change: _of_lengths(call, change.of(call.facts), points_of(call)),
     calls=_cut_lengths,
 )
 """Of `create_ubatch_slices`: its slices, each made a metadata by `reference`."""
 
-STARTS = Meaning(
+STARTS = Interpretation(
     _requests_of_starts,
     _sliced_starts,
     keeps=lambda call, access: access.of_tokens(_tokens_of_requests(call)),
 )
 """Of `slice_query_start_locs`: the requests of the slice."""
 
-SLICE = Meaning(
+SLICE = Interpretation(
     _slice_of_batch,
     _sliced,
     calls=_slices_with_tokens,
@@ -190,5 +190,5 @@ SLICE = Meaning(
 )
 """Of `_make_metadata_with_slice`: the tokens of the slice."""
 
-MICRO_BATCHES = Meaning(_micro_batches, _cut_anew, calls=_fair_calls)
+MICRO_BATCHES = Interpretation(_micro_batches, _cut_anew, calls=_fair_calls)
 """Of `split_attn_metadata`: a part for each micro-batch."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, Unpadded
-from conformance.laws.meaning import Meaning, Reader, about
+from conformance.laws.interpretation import Interpretation, Reader, about
 from conformance.strategies.batches import Batch
 
 
@@ -34,5 +34,5 @@ def _kept_requests(reader: Reader, call: Call) -> Iterator[Access]:
     yield reader.access(reader.answer(call), call.facts.layout)
 
 
-KEPT_REQUESTS = Meaning(_kept_requests, _unpadding, keeps=_kept)
+KEPT_REQUESTS = Interpretation(_kept_requests, _unpadding, keeps=_kept)
 """Of `CommonAttentionMetadata.unpadded`: the requests and tokens that are kept."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.laws.access import About, Access
-from conformance.laws.meaning import Meaning, Reader, about
+from conformance.laws.interpretation import Interpretation, Reader, about
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
 from conformance.strategies.draw import Draw
@@ -55,7 +55,7 @@ def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
     yield Access(frozenset(reads))
 
 
-HELD_KEYS = Meaning(
+HELD_KEYS = Interpretation(
     _first_held,
     lambda call, change: _lengths_of(call, change.of(call.facts)),
     tells=About.READS,

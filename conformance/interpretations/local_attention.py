@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conformance.calls import Call
 from conformance.laws.access import Access
-from conformance.laws.meaning import Meaning, Reader, changing, positions_of
+from conformance.laws.interpretation import Interpretation, Reader, changing, positions_of
 
 
 def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
@@ -16,7 +16,7 @@ def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
     yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)
 
 
-VIRTUAL_REQUESTS = Meaning(
+VIRTUAL_REQUESTS = Interpretation(
     _virtual_requests, changing(common_attn_metadata=lambda batch: batch.metadata())
 )
 """Of `make_local_attention_virtual_batches`: the virtual requests together."""

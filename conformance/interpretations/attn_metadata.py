@@ -11,7 +11,7 @@ import numpy as np
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader
+from conformance.laws.interpretation import Interpretation, Reader
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attn_metadata import BOUNDS, Buffer
 
@@ -49,5 +49,5 @@ def _rebuilding(call: Call, change: Change) -> Call:
     return dataclasses.replace(call, facts=step)
 
 
-GROUPS = Meaning(_groups, _rebuilding, groups=lambda call: call.facts.batches)
+GROUPS = Interpretation(_groups, _rebuilding, groups=lambda call: call.facts.batches)
 """Of `build_attn_metadata`: a part for each KV cache group."""

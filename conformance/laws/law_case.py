@@ -1,4 +1,4 @@
-"""One call, of which a law is to be true: a target's answer, read as an access relation."""
+"""One call for which a law must hold: a target's result, read as an access relation."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from typing import Any
 from conformance.calls import Call
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader, positions_of
+from conformance.laws.interpretation import Interpretation, Reader, positions_of
 from conformance.strategies.batches import Batch, Layout
 from conformance.targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """One call, of which a law is to be true.
+class LawCase:
+    """One call for which a law must hold.
 
     Attributes:
-        target: Who answers it.
+        target: The target that is called.
         call: The call.
-        meaning: How calls and answers speak of a batch.
-        about: The half of the relation that the law looks at, and the answer tells.
-        choice: What the law chose at random besides.
+        interpretation: How arguments and results are read as a batch.
+        about: The half of the relation that the law is about and the result shows.
+        choice: What the law has drawn besides.
     """
 
     target: Target
     call: Call
-    meaning: Meaning
+    interpretation: Interpretation
     about: About = About.BOTH
     choice: Any = None
 
     @property
     def batches(self) -> Sequence[Batch]:
         """Return the batch, as each KV cache group sees it where there are groups."""
-        return [self.call.facts] if self.meaning.groups is None else self.meaning.groups(self.call)
+        return (
+            [self.call.facts]
+            if self.interpretation.groups is None
+            else self.interpretation.groups(self.call)
+        )
 
     @property
     def batch(self) -> Batch:
@@ -50,16 +54,16 @@ class Trial:
     @property
     def num_parts(self) -> int:
         """Return how many parts the answer has; nothing of them is read."""
-        return sum(1 for _ in self.meaning.parts(Reader(self.target, About(0)), self.call))
+        return sum(1 for _ in self.interpretation.parts(Reader(self.target, About(0)), self.call))
 
     def means(self, change: Change | None = None) -> list[Access]:
         """Return what the answer means, part by part; to the call about a changed batch, if any.
 
         Either way the tokens are those of the batch as it is.
         """
-        reader = Reader(self.target, self.about & self.meaning.tells)
-        call = self.call if change is None else self.meaning.on(self.call, change)
-        parts = self._by_cache(self.meaning.parts(reader, call))
+        reader = Reader(self.target, self.about & self.interpretation.tells)
+        call = self.call if change is None else self.interpretation.on(self.call, change)
+        parts = self._by_cache(self.interpretation.parts(reader, call))
         return parts if change is None else [p.renamed(change.names(self.batch)) for p in parts]
 
     def meant(self) -> list[Access]:
@@ -69,11 +73,11 @@ class Trial:
         )
 
     def _by_cache(self, parts: Iterable[Access]) -> list[Access]:
-        if self.meaning.groups is None:
+        if self.interpretation.groups is None:
             return list(parts)
         return [part.in_cache(group) for group, part in enumerate(parts)]
 
     def kept(self) -> Access:
         """Return what of the batch's relation the answer is to mean."""
-        kept = self.meaning.keeps(self.call, Access.union(self.meant()))
-        return kept.only(self.about & self.meaning.tells)
+        kept = self.interpretation.keeps(self.call, Access.union(self.meant()))
+        return kept.only(self.about & self.interpretation.tells)

@@ -1,4 +1,4 @@
-"""How a function's calls and answers speak of a batch: all that a law knows of the function."""
+"""How a function's arguments and results are read as a batch: all that a law knows of it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Asks a target, and reads what it answers as an access relation.
+    """Calls a target, and reads the result as an access relation.
 
     Attributes:
-        target: Who is asked.
+        target: The target.
         about: The half of the relation that is read; the other is left empty.
     """
 
@@ -53,7 +53,7 @@ Parts = Callable[[Reader, Call], Iterable[Access]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Meaning:
+class Interpretation:
     """How a function's calls and answers speak of a batch.
 
     Attributes:

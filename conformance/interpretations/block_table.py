@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader
+from conformance.laws.interpretation import Interpretation, Reader
 from conformance.sessions import construct, perform
 from conformance.strategies.attn_metadata import regrouped
 from conformance.strategies.batches import Batch, batches
@@ -142,7 +142,7 @@ def gathering(slots: list[int]) -> Operation:
     return Operation("gather_block_tables", {"idx_mapping": np.array(slots, np.int32)})
 
 
-GATHERED_GROUPS = Meaning(
+GATHERED_GROUPS = Interpretation(
     _gathered_groups, _next_step, calls=_steps, groups=lambda call: call.facts.batches
 )
 """Of `BlockTables`: a part for each KV cache group."""

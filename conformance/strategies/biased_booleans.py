@@ -1,4 +1,4 @@
-"""How often a thing is so: booleans drawn so often in strategies that they are made but once."""
+"""Booleans with other odds than one in two, shared by the strategies."""
 
 from __future__ import annotations
 

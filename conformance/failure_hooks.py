@@ -1,4 +1,4 @@
-"""What the pytest plugin does around each test: it skips what is absent, and tells what fails."""
+"""Hooks around each test: they skip what is absent, and report what fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from conformance.checks import FAILURES, Check
 from conformance.corpus import add_failure
 from conformance.gpu_context import ContextLostError
 from conformance.report import Mismatch
-from conformance.reports.failure import told_failure
+from conformance.reports.failure import describe_failure
 from conformance.script import attach_script, forget_script
-from conformance.shrinking import Purses, in_our_words
+from conformance.shrinking import ShrinkBudgets, in_our_words
 from conformance.stateful.check import StatefulCheck
 from conformance.summary import CHECKED, Run
 from conformance.targets import LOOKED_UP, RAISED
@@ -23,8 +23,8 @@ WHERE = pytest.StashKey[str]()
 """Where an item's check stands, as the corpus names it."""
 
 
-class Watching:
-    """Follows the tests of a run.
+class FailureHooks:
+    """Skips and reports the tests of a run.
 
     Args:
         config: Pytest's.
@@ -32,7 +32,7 @@ class Watching:
     """
 
     def __init__(self, config: pytest.Config, run: Run) -> None:
-        self._purses = Purses(run.profile.shrink_seconds)
+        self._shrink_budgets = ShrinkBudgets(run.profile.shrink_seconds)
         self._scripts = config.getoption("--failures")
         self._keeps = config.getoption("--corpus-add")
 
@@ -46,7 +46,9 @@ class Watching:
         FAILURES.clear()
         forget_script(item, self._scripts)
         try:
-            with self._purses.limiting(check.function, uses_all=isinstance(check, StatefulCheck)):
+            with self._shrink_budgets.limiting(
+                check.function, uses_all=isinstance(check, StatefulCheck)
+            ):
                 return (yield)
         except Absent as absent:
             pytest.skip(str(absent))
@@ -67,7 +69,7 @@ class Watching:
         item.user_properties += [
             ("uses", ",".join(uses)),
             ("difference", found),
-            ("failure", told_failure(failure, error)),
+            ("failure", describe_failure(failure, error)),
         ]
         if failure is not None:
             attach_script(item, target, failure, item.stash.get(WHERE, ""), self._scripts)

@@ -13,7 +13,7 @@ from conformance.calls import Call
 from conformance.invalid_inputs.fast_prefill import comes_back
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader, about
+from conformance.laws.interpretation import Interpretation, Reader, about
 from conformance.strategies.arrays import guarded
 from conformance.strategies.fast_prefill import make_wanted_calls
 from conformance.strategies.presets import Preset
@@ -64,7 +64,7 @@ def _wanting(call: Call, change: Change) -> Call:
     return about(call, batch, common_attn_metadata=metadata).hinting(**hints)
 
 
-WANTED_TOKENS = Meaning(
+WANTED_TOKENS = Interpretation(
     _wanted_alone,
     _wanting,
     tells=About.READS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance.calls import Call
 from conformance.laws.access import About, Access
 from conformance.laws.changes import AsItIs, Change, InManagersBlocks
-from conformance.laws.meaning import Meaning, Reader, about, changing
+from conformance.laws.interpretation import Interpretation, Reader, about, changing
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import batches
 from conformance.strategies.draw import Draw
@@ -72,8 +72,8 @@ def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
     yield reader.access(metadata, call.facts.layout)
 
 
-SLOTS = Meaning(_slots_of_batch, _on, tells=About.WRITES, calls=calls_in_place)
+SLOTS = Interpretation(_slots_of_batch, _on, tells=About.WRITES, calls=calls_in_place)
 """Of `compute_slot_mapping`: what the batch writes through the slots."""
 
-MAPPED_TABLE = Meaning(_mapped_batch, _mapping, tells=About.READS, calls=_mapped_batches)
+MAPPED_TABLE = Interpretation(_mapped_batch, _mapping, tells=About.READS, calls=_mapped_batches)
 """Of `map_to_kernel_blocks`: what the batch reads through the table."""

@@ -11,7 +11,7 @@ import reference
 from conformance.calls import Call
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
-from conformance.laws.meaning import Meaning, Reader, about
+from conformance.laws.interpretation import Interpretation, Reader, about
 from conformance.laws.statements import BLOCK_M
 from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout
@@ -63,5 +63,5 @@ def runs_of(target: Target, call: Call) -> list[range]:
     return found
 
 
-PROGRAMS = Meaning(_runs_of_batch, _starting, tells=About.WRITES, calls=_of_batches)
+PROGRAMS = Interpretation(_runs_of_batch, _starting, tells=About.WRITES, calls=_of_batches)
 """Of `compute_causal_conv1d_metadata`: a part for each program."""

@@ -1,6 +1,6 @@
-"""Judges one call: a target's answer or refusal, beside `reference`'s.
+"""Compares one call: a target's result, or the error that it raises, with `reference`'s.
 
-`checks` makes tests of this, of many drawn calls; whoever has calls of his own uses it as it is.
+`checks` makes tests of many drawn calls from this. Without pytest, use it for calls of your own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, first_difference, shared_memory
 from conformance.contracts import Contract, InvalidInput
 from conformance.report import Mismatch
-from conformance.sides import Manner, Side
+from conformance.sides import CallVariant, Side
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.views import first_view_difference
 
 
 def check_answers(
-    contract: Contract, target: Target, call: Call, manner: Manner, *, seed: int
+    contract: Contract, target: Target, call: Call, variant: CallVariant, *, seed: int
 ) -> None:
     """Raise `Mismatch` where a target answers a valid call otherwise than `reference` does.
 
@@ -35,18 +35,18 @@ def check_answers(
         contract: What is stated about the function.
         target: Who is called.
         call: With what.
-        manner: What the caller is free to choose.
+        variant: What the caller is free to choose.
         seed: The order of threads.
     """
     __tracebackhide__ = True
-    once = dataclasses.replace(manner, follows_idle_step=False)
+    once = dataclasses.replace(variant, follows_idle_step=False)
     expected = Side(REFERENCE, call, once, contract.changes)
     wanted = expected.run()
     expected.check_unchanged(contract.changes)
     answers = []
     for checked in (True, False):
-        is_twice = manner.follows_idle_step and not (checked or target.is_simulated)
-        actual = Side(target, call, manner if is_twice else once, contract.changes)
+        is_twice = variant.follows_idle_step and not (checked or target.is_simulated)
+        actual = Side(target, call, variant if is_twice else once, contract.changes)
         with target.running(checked=checked, seed=seed):
             try:
                 got = actual.run()

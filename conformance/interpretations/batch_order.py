@@ -10,7 +10,7 @@ import numpy as np
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, in_order, names_in_order
-from conformance.laws.meaning import Meaning, Reader, about, changing, requests_of
+from conformance.laws.interpretation import Interpretation, Reader, about, changing, requests_of
 from conformance.sides import Side
 from conformance.strategies.batch_order import (
     InputBatch,
@@ -34,7 +34,9 @@ def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
         request, token = requests.stop, tokens.stop
 
 
-KINDS = Meaning(_kinds_of_batch, changing(common_attn_metadata=lambda batch: batch.metadata()))
+KINDS = Interpretation(
+    _kinds_of_batch, changing(common_attn_metadata=lambda batch: batch.metadata())
+)
 """Of the functions that split a batch by kind: a part for each kind."""
 
 
@@ -90,5 +92,5 @@ def _to_reorder(call: Call, change: Change) -> Call:
     )
 
 
-REORDERED = Meaning(_reordered, _to_reorder, calls=reordered_batches)
+REORDERED = Interpretation(_reordered, _to_reorder, calls=reordered_batches)
 """Of the function that brings a batch in order: the batch, as it then stands."""

@@ -13,9 +13,9 @@ from conformance.checks import Check, Checks
 from conformance.contracts import Contract
 from conformance.laws import statements  # noqa: F401  # it fills LAWS
 from conformance.laws.access import About
+from conformance.laws.interpretation import Interpretation
 from conformance.laws.law import LAWS, PAIRS, Law
-from conformance.laws.meaning import Meaning
-from conformance.laws.trial import Trial
+from conformance.laws.law_case import LawCase
 from conformance.profiles import Kind
 from conformance.report import render
 from conformance.situations import situations_met
@@ -27,38 +27,37 @@ class Broken(AssertionError):  # noqa: N818  # it is a verdict about a target, n
     """A law that a target breaks.
 
     Args:
-        trial: The call, shrunk, and the target.
+        case: The call, shrunk, and the target.
         law: The law.
         how: What contradicts it.
     """
 
-    def __init__(self, trial: Trial, law: Law, how: str) -> None:
-        call = trial.call
+    def __init__(self, law_case: LawCase, law: Law, how: str) -> None:
+        call = law_case.call
         lines = [
-            f"{call.function} on {trial.target.name} breaks {law.name}: {law.statement}",
+            f"{call.function} on {law_case.target.name} breaks {law.name}: {law.statement}",
             f"    {how}",
             render(call),
         ]
-        if trial.meaning.groups is not None:
-            for group, batch in enumerate(trial.batches):
+        if law_case.interpretation.groups is not None:
+            for group, batch in enumerate(law_case.batches):
                 seen = Call("", {"metadata": batch.metadata()})
                 lines += [f"    group {group}, block size {batch.layout.block_size}:", render(seen)]
         super().__init__("\n".join(lines))
 
 
-def obeys(contract: Contract) -> Checks:
+def law_checks(contract: Contract) -> Checks:
     """Return the checks of the laws that a contract names, one for each.
 
     Args:
-        contract: What is stated about a function; its `meaning` says how the function speaks of a
-            batch.
+        contract: What is stated about a function, with its interpretation.
 
     Returns:
         A check for each law, which is a test of its own: `test_x_laws[host-minimal-LAW]`.
 
     Raises:
         ValueError: The contract names no law, one twice, or one that is not there, or it lacks the
-            `meaning`.
+            `interpretation`.
     """
     unknown = [name for name in contract.laws if name not in LAWS]
     if unknown or len(set(contract.laws)) < len(contract.laws) or not contract.laws:
@@ -67,26 +66,26 @@ def obeys(contract: Contract) -> Checks:
             f"{contract.function} names {wrong}; it should name some, each once, of "
             f"{', '.join(LAWS)}"
         )
-    if contract.meaning is None:
+    if contract.interpretation is None:
         raise ValueError(f"{contract.function} names laws, but has no meaning")
-    meaning = contract.meaning
-    checks = tuple(_check(contract, meaning, LAWS[name]) for name in contract.laws)
+    interpretation = contract.interpretation
+    checks = tuple(_check(contract, interpretation, LAWS[name]) for name in contract.laws)
     return Checks(contract.function, checks)
 
 
-def _check(contract: Contract, meaning: Meaning, law: Law) -> Check:
-    about = law.about & meaning.tells
-    calls = meaning.calls or contract.calls
+def _check(contract: Contract, interpretation: Interpretation, law: Law) -> Check:
+    about = law.about & interpretation.tells
+    calls = interpretation.calls or contract.calls
 
     def examples(preset: Preset) -> SearchStrategy[_Case]:
         return st.builds(_Case, calls(preset), law.choices)
 
-    def trial(target: Target, case: _Case) -> Trial:
-        return Trial(target, case.call, meaning, law.about, case.choice)
+    def law_case(target: Target, case: _Case) -> LawCase:
+        return LawCase(target, case.call, interpretation, law.about, case.choice)
 
     def body(target: Target, case: _Case) -> None:
         __tracebackhide__ = True
-        tried = trial(target, case)
+        tried = law_case(target, case)
         try:
             law.body(tried)
         except AssertionError as error:
@@ -102,7 +101,7 @@ def _check(contract: Contract, meaning: Meaning, law: Law) -> Check:
         body,
         f"{contract.function} obeys: {law.statement}",
         list(law.situations),
-        lambda case: situations_met(trial(REFERENCE, case), law.situations),
+        lambda case: situations_met(law_case(REFERENCE, case), law.situations),
         contract.has_kernel and law.in_simulator,
         presets=law.presets or (PAIRS if About.READS in about else None),
         law=law.name,

@@ -1,4 +1,4 @@
-"""Tests of what is kept in no module: corpus, vectors, and the witnesses of declared deviations."""
+"""Tests of stored cases: the corpus, test vectors, and the witnesses of declared deviations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from conformance.vectors.kept import CaseCheck
 from conformance.vectors.subjects import contracts
 
 
-class KeptItem(pytest.Item):
-    """A test of one case on one target, which stands in no module.
+class CaseItem(pytest.Item):
+    """A test of one stored case on one target.
 
     Args:
-        test: What raises where the target gets it wrong.
-        about: What is particular about the case.
+        test: Raises if the target fails the case.
+        about: What the case shows.
     """
 
     def __init__(self, *, test: Callable[[], None], about: str, **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ class KeptItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
 
-class _Shelf(pytest.Collector):
+class _CaseCollector(pytest.Collector):
     """Where such tests stand."""
 
     def collect(self) -> Iterable[pytest.Item]:
@@ -53,7 +53,7 @@ class _Shelf(pytest.Collector):
         return ()
 
 
-def kept_items(
+def case_items(
     session: pytest.Session, name: str, cases: Sequence[tuple[CaseCheck, Target]]
 ) -> list[pytest.Item]:
     """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-kept]`.
@@ -64,10 +64,10 @@ def kept_items(
         cases: Each with its target.
     """
     # Where it lies decides whose hooks its items meet: those of the plugin beside this module.
-    shelf = _Shelf.from_parent(session, name=name, nodeid=name, path=Path(__file__).parent)
+    shelf = _CaseCollector.from_parent(session, name=name, nodeid=name, path=Path(__file__).parent)
     found: list[pytest.Item] = []
     for case, target in cases:
-        item = KeptItem.from_parent(
+        item = CaseItem.from_parent(
             shelf,
             name=f"{case.name.removeprefix(f'{name}/')}[{target.name}-kept]",
             test=case.bind(target),
