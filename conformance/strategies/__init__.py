@@ -4,19 +4,3 @@ Valid by construction: structure is drawn first (lengths, then an order of block
 is derived, so nothing is filtered away and a failing batch shrinks to a small readable one. Every
 strategy takes a preset, which says how large things are.
 """
-
-from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.presets import MINIMAL, REAL, SIZES, TRAFFIC, Preset
-from conformance.targets import presets_of
-
-__all__ = [
-    "MINIMAL",
-    "REAL",
-    "SIZES",
-    "TRAFFIC",
-    "Batch",
-    "Layout",
-    "Preset",
-    "batches",
-    "presets_of",
-]
