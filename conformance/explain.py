@@ -250,7 +250,7 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
         if contract.interpretation is not None:
             parts = filter(callable, vars(contract.interpretation).values())
             places = dict.fromkeys(_file_of(part) for part in parts)
-            found += [("meaning", place) for place in places if "meanings" in place]
+            found += [("interpretation", place) for place in places if "interpretations" in place]
     return list(dict.fromkeys(found))
 
 

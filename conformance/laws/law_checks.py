@@ -67,7 +67,7 @@ def law_checks(contract: Contract) -> Checks:
             f"{', '.join(LAWS)}"
         )
     if contract.interpretation is None:
-        raise ValueError(f"{contract.function} names laws, but has no meaning")
+        raise ValueError(f"{contract.function} names laws, but has no interpretation")
     interpretation = contract.interpretation
     checks = tuple(_check(contract, interpretation, LAWS[name]) for name in contract.laws)
     return Checks(contract.function, checks)

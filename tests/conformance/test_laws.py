@@ -164,7 +164,7 @@ def test_what_the_target_raises_is_told() -> None:
             "names laws murphys, unknown; it should name some, each once, of slots_are_distinct, ",
         ),
         ({"laws": ("ranks_partition",) * 2}, "names laws .*; it should name some, each once"),
-        ({"meaning": None}, "get_dcp_local_seq_lens names laws, but has no meaning"),
+        ({"interpretation": None}, "get_dcp_local_seq_lens names laws, but has no interpretation"),
     ],
 )
 def test_bad_lists_of_laws_are_refused(fields: dict[str, object], message: str) -> None:

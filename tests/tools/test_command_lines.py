@@ -62,7 +62,7 @@ NEEDS = {
 HIDDEN = {
     "conformance": ("hypothesis", "'kvtwin[test]'"),
     "tools.bench": ("matplotlib", "-e '.[test,bench]'"),
-    "tools.bench.launches": ("hypothesis", "-e '.[test,cuda]'"),
+    "tools.bench.launches": ("torch", "-e '.[test,cuda]'"),
     "tools.bugs": ("tqdm", "-e '.[test]'"),
     "tools.fuzz": ("hypothesis", "-e '.[test]'"),
     "tools.fuzz.default_run": ("hypothesis", "-e '.[test]'"),
