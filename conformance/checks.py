@@ -263,7 +263,7 @@ def same_refusal(contract: Contract) -> Check:
         wording = None
         right = {who: Side(who, example.call) for who in (REFERENCE, target)}
         for invalid, call in example.ways:
-            if invalid.argument in target.missing_fields:
+            if not _is_given(right[target], invalid, call):
                 continue
             with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as side:
                 # Once refused it is as it was, and can be called again.
@@ -297,6 +297,15 @@ def same_refusal(contract: Contract) -> Check:
         contract.has_kernel,
         contract.has_device_path,
     )
+
+
+def _is_given(side: Side, invalid: InvalidInput, call: Call) -> bool:
+    """Return whether a target is given what is invalid: it has the field, and a hint's keyword."""
+    if invalid.argument in side.target.missing_fields:
+        return False
+    valid = side.call.hints
+    changed = [name for name in call.hints if call.hints[name] is not valid.get(name)]
+    return not invalid.is_hint or all(map(side.takes, changed))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -122,15 +122,16 @@ class Side:
 
     def _run(self) -> Any:
         function = self.target.lookup(self.call.function)
-        hints = {
-            name: hint
-            for name, hint in self.hints.items()
-            if name in inspect.signature(function).parameters
-        }
+        hints = {name: hint for name, hint in self.hints.items() if self.takes(name)}
         if not self.variant.is_positional:
             return function(**self.arguments, **hints)
         by_position, rest = by_position_of(REFERENCE.lookup(self.call.function), self.arguments)
         return function(*by_position, **rest, **hints)
+
+    def takes(self, hint: str) -> bool:
+        """Return whether the target's function has a keyword for a hint; if not, it is left out."""
+        function = self.target.lookup(self.call.function)
+        return hint in inspect.signature(function).parameters
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
         """Raise `Mismatch` where an argument that may not change has changed."""
