@@ -54,7 +54,7 @@ class Device(Factory):
     """The device of an implementation's tensors, for an argument `device`.
 
     >>> from conformance.targets import TARGETS
-    >>> TARGETS["host"].carrier().carry(DEVICE, "device")
+    >>> TARGETS["host"].converter().convert(DEVICE, "device")
     'cpu'
     """
 

@@ -120,7 +120,7 @@ class Target:
         return any(known.explains(error) for known in self.deviations(function))
 
     def converter(self, **options: Any) -> Converter:
-        """Return a new carrier of arguments to this target, with `Converter`'s options."""
+        """Return a new converter of arguments for this target, with `Converter`'s options."""
         return Converter(self.implementation, self.device, **options)
 
     @contextlib.contextmanager

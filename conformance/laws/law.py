@@ -26,7 +26,7 @@ class Law:
         presets: The sizes of its examples; None for the target's, but small ones where it looks at
             what is read: pairs of tokens and keys, of which large examples have millions.
         choices: What it chooses at random besides the call.
-        situations: The hard cases of each function that obeys it, as predicates on a trial.
+        situations: The hard cases of each function that obeys it, as predicates on a law case.
         in_simulator: Whether kernels are run in the simulator for it too.
     """
 

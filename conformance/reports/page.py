@@ -68,7 +68,7 @@ def anchor(text: str) -> str:
     """Return a text as the name of an element.
 
     >>> anchor("situations of CpuGpuBuffer.copy_to_gpu")
-    'situations-of-cpugpubuffer-copy-to-gpu'
+    'situations-of-CpuGpuBuffer.copy_to_gpu'
     """
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
 

@@ -39,7 +39,7 @@ class Writer:
     """Writes values that may share objects and memory.
 
     Attributes:
-        is_harness: Whether the script has the harness at hand: its factories, its carrier.
+        is_harness: Whether the script has the harness at hand: its factories, its converter.
         lines: What stands before the expressions: objects that stand in several places.
         imports: What the harness' own classes are imported by.
         has_bits: Whether an array is written by its bits, or of a dtype that NumPy has not.

@@ -298,7 +298,7 @@ class _Unwritable:
 
 @dataclasses.dataclass
 class _Blueprint(Factory):
-    def make(self, converter: Any) -> None:  # noqa: ANN401  # a carrier
+    def make(self, converter: Any) -> None:  # noqa: ANN401  # a converter
         """Make nothing."""
 
 

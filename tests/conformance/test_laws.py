@@ -73,7 +73,7 @@ def test_functions_of_a_batch_name_laws(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_laws_that_are_named_are_tested(module: str) -> None:
-    """A contract that names laws is handed to `obeys` in its module."""
+    """A contract that names laws is handed to `law_checks` in its module."""
     named = {(c.function, law) for c in contracts_in(MODULES[module]) for law in c.laws}
     assert named == laws_in(MODULES[module])
 

@@ -25,7 +25,7 @@ def owner_of(array: Any) -> Any:
     return array
 
 
-class FactoryContext(Converter):
+class TwinConverter(Converter):
     """Converts NumPy's and `reference`'s values; leaves others, and what it made, as they are."""
 
     def __init__(self, lib: ModuleType) -> None:
@@ -55,7 +55,7 @@ class Twin:
 
     def __init__(self, lib: ModuleType) -> None:
         self.lib = lib
-        self._carrier = FactoryContext(lib)
+        self._converter = TwinConverter(lib)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)
@@ -68,7 +68,7 @@ class Twin:
                 converted twice is one object.
             name: The argument that it becomes: a few are NumPy arrays in both twins.
         """
-        return self._carrier.convert(value, name)
+        return self._converter.convert(value, name)
 
     def convert_all(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name, with each of them converted."""

@@ -58,7 +58,7 @@ class ProbedTarget(Target):
     may_span: bool = True
 
     def converter(self, **options: Any) -> Converter:
-        """Return a new carrier into guarded memory, with `Converter`'s options."""
+        """Return a new converter into guarded memory, with `Converter`'s options."""
         converter = PlacingCarrier(
             self.implementation, self.memory, self.random, self.changes, **options
         )

@@ -64,7 +64,7 @@ class Comparer:
         self._device = target.device or "cpu"
         has_modes = hasattr(target.implementation, "checks")
         self._modes = (True, False) if has_modes else (True,)
-        self._carrier = target.converter()
+        self._converter = target.converter()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -80,12 +80,12 @@ class Comparer:
 
     def find_change(self) -> Difference | None:
         """Return the first change of an argument that may not change, and forget all arguments."""
-        converter, self._carrier = self._carrier, self._target.converter()
+        converter, self._converter = self._converter, self._target.converter()
         return converter.changed(frozenset())
 
     def _converted(self, arguments: Arguments) -> Arguments:
         """Return arguments as the target takes them; the same object is converted once."""
-        return {name: self._carrier.convert(value, name) for name, value in arguments.items()}
+        return {name: self._converter.convert(value, name) for name, value in arguments.items()}
 
     def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
         if len(self._modes) == 1:
