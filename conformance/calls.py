@@ -19,9 +19,9 @@ class Call:
         arguments: The arguments by name, `self` included.
         facts: What the strategy knows of them (a `Batch`), for situations, invalid inputs and
             reports.
-        hints: Arguments by keyword that `reference` does not take: what an implementation may be
-            told besides, and would otherwise ask the device for (`logits_indices_cpu`). One that
-            has no such keyword is not told.
+        hints: Keyword arguments that `reference` does not have, with values that an implementation
+            would otherwise read from the device (`logits_indices_cpu`). An implementation without
+            the keyword is called without it.
     """
 
     function: str
@@ -69,7 +69,7 @@ class Call:
         return f"{self.function}({', '.join(inside)})"
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Print a falsifying example in one line, as Hypothesis asks its printer to."""
+        """Print the call in one line, for Hypothesis' falsifying examples."""
         printer.text(repr(self))
 
 

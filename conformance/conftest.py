@@ -18,7 +18,7 @@ from conformance.case_items import case_items, deviation_checks
 from conformance.checks import checks_in
 from conformance.explain import explained
 from conformance.failure_hooks import WHERE, FailureHooks
-from conformance.functions import modules_about
+from conformance.functions import is_about
 from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     run = config.stash[RUN] = run_of_options(config)
     manager = config.pluginmanager
     manager.register(_Outcomes(run), "conformance-outcomes")
-    manager.register(FailureHooks(config, run), "conformance-watching")
+    manager.register(FailureHooks(config, run), "conformance-failure-hooks")
     try:
         manager.register(Reporting(config, run, LEDGER), "conformance-reports")
     except OSError as error:
@@ -76,7 +76,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if functions is None or collection_path.parent != Path(__file__).parent:
         return None
     is_module = collection_path.match("test_*.py")
-    return True if is_module and collection_path not in modules_about(functions) else None
+    return True if is_module and not is_about(collection_path, functions) else None
 
 
 def pytest_pycollect_makeitem(

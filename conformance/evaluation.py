@@ -161,7 +161,7 @@ def check_stays_inside(side: Side, invalid: InvalidInput, changes: frozenset[str
 
     Args:
         side: Who is called, and with what.
-        invalid: What is wrong with the call. What the answer to it is, nobody says.
+        invalid: What is wrong with the call. Its result is undefined.
         changes: The arguments that the function changes.
     """
     __tracebackhide__ = True

@@ -38,7 +38,7 @@ class FailureHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """Skip a check that needs what is absent; tell of one that fails."""
+        """Skip a check that needs what is absent; report one that fails."""
         if CHECKED not in item.stash:
             return (yield)
         check, _ = item.stash[CHECKED]
@@ -52,15 +52,13 @@ class FailureHooks:
                 return (yield)
         except Absent as absent:
             pytest.skip(str(absent))
-        except RAISED as error:
-            self._tell(item, error)
-            raise
-        except ContextLostError as error:
-            self._tell(item, error)
-            item.session.shouldfail = str(error)  # all tests after this one would fail too
+        except (*RAISED, ContextLostError) as error:
+            self._note_failure(item, error)
+            if isinstance(error, ContextLostError):
+                item.session.shouldfail = str(error)  # all tests after this one would fail too
             raise
 
-    def _tell(self, item: pytest.Item, error: BaseException) -> None:
+    def _note_failure(self, item: pytest.Item, error: BaseException) -> None:
         """Note what a failed check used and what differs; write its script; keep its example."""
         check, target = item.stash[CHECKED]
         uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP)

@@ -28,21 +28,29 @@ def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
     return sorted({check.function for module in found for _, check in checks_in(vars(module))})
 
 
-def modules_about(functions: Iterable[str]) -> list[Path]:
-    """Return the files of the conformance modules that may have checks of some functions.
+def is_about(module: Path, functions: Iterable[str]) -> bool:
+    """Return whether a conformance module may have checks of some functions.
 
-    A module is not imported for that: it has no check of a function that its text does not name.
+    It is not imported for that: a module has no check of a function that its text does not name.
+
+    Args:
+        module: The file of the module.
+        functions: The functions.
+    """
+    text = module.read_text(encoding="utf-8")
+    return any(
+        all(re.search(rf"\b{re.escape(part)}\b", text) for part in name.split("."))
+        for name in functions
+    )
+
+
+def modules_about(functions: Sequence[str]) -> list[Path]:
+    """Return the files of the conformance modules that may have checks of some functions.
 
     >>> [path.name for path in modules_about(["slice_query_start_locs"])]
     ['test_ubatch.py']
     """
-    parts = [[rf"\b{re.escape(part)}\b" for part in name.split(".")] for name in functions]
-    texts = {path: path.read_text(encoding="utf-8") for path in _modules()}
-    return [
-        path
-        for path, text in texts.items()
-        if any(all(re.search(part, text) for part in name) for name in parts)
-    ]
+    return [path for path in _modules() if is_about(path, functions)]
 
 
 def _modules() -> list[Path]:

@@ -16,7 +16,7 @@ class Arrivals(Generic[Item]):
         items: Pairs of a time and what arrives then, by time.
 
     Attributes:
-        clock: The time, in any unit; whoever runs the engine advances it.
+        clock: The time, in any unit; the caller advances it.
 
     Example:
         >>> arrivals = Arrivals([(0, "a"), (2, "b"), (9, "c")])

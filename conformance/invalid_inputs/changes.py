@@ -196,7 +196,7 @@ def prepared(
 def where(
     is_so: Callable[[Call], object], invalid_inputs: Iterable[InvalidInput]
 ) -> list[InvalidInput]:
-    """Return invalid inputs of some calls: in others, nobody looks at what would be wrong."""
+    """Restrict invalid inputs to some calls: in others, the function ignores what is invalid."""
     return prepared(lambda call: call if is_so(call) else None, invalid_inputs)
 
 

@@ -47,7 +47,7 @@ def _chain_in_its_group(call: Call) -> Call | None:
 
 
 def _itself(call: Call) -> Call | None:
-    """Let a layer that nobody shares from share from itself."""
+    """Let a layer from which no other layer shares share from itself."""
     free = [name for name in _targets(call) if name not in call.arguments[SHARED].values()]
     return _more(call, {free[0]: free[0]}) if free else None
 

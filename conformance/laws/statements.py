@@ -181,11 +181,11 @@ def ranks_partition(case: LawCase) -> None:
     parts = [
         part for rank in range(case.batch.layout.cp_world_size) for part in case.means(OnRank(rank))
     ]
-    told = case.about & case.interpretation.tells
-    if About.READS in told:
+    shown = case.about & case.interpretation.tells
+    if About.READS in shown:
         pairs = Counter((token, key) for part in parts for token, key, _ in part.reads)
         _held_once("token {} and key position {}", pairs, _pairs(case))
-    if About.WRITES in told:
+    if About.WRITES in shown:
         tokens = Counter((token,) for part in parts for token, _ in part.writes)
         _held_once("token {}", tokens, {(token,) for token in case.positions})
 

@@ -50,7 +50,7 @@ class Snapshot:
         step: What runners are given.
         requests: The requests of the step, by name.
         others: Requests that hold blocks, but have no tokens in the step.
-        free_block_ids: The blocks that nobody holds.
+        free_block_ids: The blocks that no request holds.
     """
 
     step: SchedulerOutput

@@ -31,7 +31,7 @@ from tools.fuzz.report import (
 )
 from tools.fuzz.report.machine import num_cores
 from tools.fuzz.summary import declared_situations, night_of, tallies_of
-from tools.fuzz.worker import Limits, Start
+from tools.fuzz.worker import Limits
 from tools.parser import Parser, positive
 
 SEED_HELP: Final = (
@@ -134,13 +134,12 @@ def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None =
 def _make_pool(options: argparse.Namespace, subject: Subject) -> Pool:
     limits = Limits(options.hang_seconds, options.memory_gib << 30, options.memory_gib << 29)
     uses_gpu = any(prop.target.device == "cuda" for prop in properties_of(subject).values())
-    start = Start()
     if options.ray is None:
-        return LocalPool(options.workers or num_cores(), limits, start)
+        return LocalPool(options.workers or num_cores(), limits)
     from tools.fuzz.ray_pool import RayPool  # noqa: PLC0415  # of the extra `ray`
 
     files = [Path(text) for text in (*subject.impl, *subject.adapter) if text.endswith(".py")]
-    pool = RayPool(options.ray, limits=limits, workers=options.workers, start=start, files=files)
+    pool = RayPool(options.ray, limits=limits, workers=options.workers, files=files)
     if uses_gpu and not pool.num_gpus:
         pool.close()
         raise ValueError(f"target 'cuda' needs a GPU, and the Ray cluster {options.ray} has none")
