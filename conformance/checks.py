@@ -22,10 +22,10 @@ from conformance.contracts import Contract, InvalidInput
 from conformance.evaluation import check_answers, check_refusal, check_stays_inside, is_named
 from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.implementations import is_of_fast
+from conformance.invocations import CALL_VARIANTS, CallVariant, Invocation
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.shrinking import note_failure
-from conformance.sides import CALL_VARIANTS, CallVariant, Side
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import SIZES, Preset
@@ -261,27 +261,27 @@ def same_refusal(contract: Contract) -> Check:
     def body(target: Target, example: _Broken) -> None:
         __tracebackhide__ = True
         wording = None
-        right = {who: Side(who, example.call) for who in (REFERENCE, target)}
+        right = {who: Invocation(who, example.call) for who in (REFERENCE, target)}
         for invalid, call in example.ways:
             if not _is_given(right[target], invalid, call):
                 continue
-            with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as side:
+            with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as theirs:
                 # Once refused it is as it was, and can be called again.
                 if invalid.is_hint:
-                    check_refusal(side, invalid, contract.observe)
+                    check_refusal(theirs, invalid, contract.observe)
                 else:
                     expected = check_refusal(ours, invalid, contract.observe)
-                    actual = check_refusal(side, invalid, contract.observe)
+                    actual = check_refusal(theirs, invalid, contract.observe)
                     is_exact = is_of_fast(target.lookup(contract.function))
                     found = compare_wording(expected, actual, is_exact=is_exact)
                     if found is not None and wording is None:
                         wording = Mismatch(call, target.name, found)
                 if invalid.is_value:
-                    check_stays_inside(side, invalid, contract.changes)
+                    check_stays_inside(theirs, invalid, contract.changes)
                 else:
-                    check_refusal(side, invalid, contract.observe, checked=False)
-            if invalid.is_value:
-                right[target] = Side(target, example.call)  # the other may have been written to
+                    check_refusal(theirs, invalid, contract.observe, checked=False)
+            if invalid.is_value:  # the arguments may have been written to
+                right[target] = Invocation(target, example.call)
         if wording is not None:
             raise wording
 
@@ -299,13 +299,13 @@ def same_refusal(contract: Contract) -> Check:
     )
 
 
-def _is_given(side: Side, invalid: InvalidInput, call: Call) -> bool:
+def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool:
     """Return whether a target is given what is invalid: it has the field, and a hint's keyword."""
-    if invalid.argument in side.target.missing_fields:
+    if invalid.argument in invocation.target.missing_fields:
         return False
-    valid = side.call.hints
+    valid = invocation.call.hints
     changed = [name for name in call.hints if call.hints[name] is not valid.get(name)]
-    return not invalid.is_hint or all(map(side.takes, changed))
+    return not invalid.is_hint or all(map(invocation.takes, changed))
 
 
 @dataclasses.dataclass(frozen=True)

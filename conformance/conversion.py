@@ -34,7 +34,7 @@ NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
 """The dtypes of tensors that may be lazy negations."""
 
 _PLAIN = frozenset({int, str, bool, float, type(None)})
-"""Types of values that are the same on every side, and have nothing inside."""
+"""Types of values that are the same for every implementation, and have nothing inside."""
 
 
 @dataclasses.dataclass
@@ -105,7 +105,7 @@ class _Shown:
 
 
 class Converter:
-    """Copies values to one side and remembers them, and the memory behind them.
+    """Copies values for one implementation and remembers them, and the memory behind them.
 
     Args:
         implementation: The module whose classes take the place of `reference`'s, by name.
@@ -137,13 +137,13 @@ class Converter:
         self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def convert(self, value: Any, path: str) -> Any:
-        """Return this side's copy of a value; what was drawn once and stands twice is one object.
+        """Return the implementation's copy of a value; the copies of one object are one object.
 
         Args:
             value: What was drawn. Objects of classes that `reference` has become objects of the
                 implementation's class of the same name, or a caller's own; a factory becomes
-                what it makes, a dtype the side's; other objects of a caller (an input batch) are
-                deep copies.
+                what it makes, a dtype torch's; other objects of a caller (an input batch) are deep
+                copies.
             path: The name of the value in messages; the last part decides the device.
         """
         if type(value) in _PLAIN:  # most of what is carried

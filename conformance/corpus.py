@@ -32,9 +32,9 @@ from conformance.encoding import (
 )
 from conformance.encoding.elements import Json
 from conformance.folders import folder_for
+from conformance.invocations import Invocation
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.replay import holds
@@ -296,9 +296,9 @@ def check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check
         call: The call, valid or bad.
         names: For a bad call, of which the message of its refusal must name one; nothing: any.
     """
-    side = Side(REFERENCE, call)
+    invocation = Invocation(REFERENCE, call)
     try:
-        result = side.run()
+        result = invocation.run()
     except Exception as error:  # noqa: BLE001  # a refusal, whatever it is
         named = "|".join(map(re.escape, names)) or ".*"
         invalid = InvalidInput(
@@ -310,7 +310,7 @@ def check_of_call(contract: Contract, call: Call, names: Sequence[str]) -> Check
     aliases = [
         dataclasses.replace(alias, applies=lambda _: True)
         for alias in contract.aliases
-        if holds(alias, result, side.arguments)
+        if holds(alias, result, invocation.arguments)
     ]
     return same_answer(dataclasses.replace(_of_one(contract, call), aliases=aliases))
 

@@ -16,8 +16,8 @@ from conformance.checks import Check, law
 from conformance.comparison import Difference, Verdict
 from conformance.contracts import Contract
 from conformance.evaluation import is_named
+from conformance.invocations import Invocation
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.targets import RAISED, Target
 
 ELSEWHERE = "meta"
@@ -78,15 +78,15 @@ def _follow(arguments: dict[str, Any], parts: Sequence[str]) -> Any:
 
 def _check_refused(target: Target, call: Call, path: str, *, checked: bool) -> None:
     __tracebackhide__ = True
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     *owners, name = path.split(".")
-    held = side.hints if path in side.hints else side.arguments
+    held = invocation.hints if path in invocation.hints else invocation.arguments
     tensor = _follow(held, path.split(".")).to(ELSEWHERE)
     if owners:
         setattr(_follow(held, owners), name, tensor)
     else:
         held[name] = tensor
-    check_refused_elsewhere(target, call, path, side.run, checked=checked)
+    check_refused_elsewhere(target, call, path, invocation.run, checked=checked)
 
 
 def check_refused_elsewhere(

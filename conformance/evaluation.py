@@ -17,8 +17,8 @@ import numpy as np
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict, first_difference, shared_memory
 from conformance.contracts import Contract, InvalidInput
+from conformance.invocations import CallVariant, Invocation
 from conformance.report import Mismatch
-from conformance.sides import CallVariant, Side
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.views import first_view_difference
 
@@ -40,13 +40,13 @@ def check_answers(
     """
     __tracebackhide__ = True
     once = dataclasses.replace(variant, follows_idle_step=False)
-    expected = Side(REFERENCE, call, once, contract.changes)
+    expected = Invocation(REFERENCE, call, once, contract.changes)
     wanted = expected.run()
     expected.check_unchanged(contract.changes)
     answers = []
     for checked in (True, False):
         is_twice = variant.follows_idle_step and not (checked or target.is_simulated)
-        actual = Side(target, call, variant if is_twice else once, contract.changes)
+        actual = Invocation(target, call, variant if is_twice else once, contract.changes)
         with target.running(checked=checked, seed=seed):
             try:
                 got = actual.run()
@@ -64,7 +64,7 @@ def check_answers(
 
 
 def _first_difference(
-    contract: Contract, expected: tuple[Side, object], actual: tuple[Side, object]
+    contract: Contract, expected: tuple[Invocation, object], actual: tuple[Invocation, object]
 ) -> Difference | None:
     """Return the first difference in what was answered, in what memory, and in what was changed."""
     device = actual[0].target.device or "cpu"
@@ -77,19 +77,19 @@ def _first_difference(
 
 
 def _aliasing(
-    contract: Contract, expected: tuple[Side, object], actual: tuple[Side, object]
+    contract: Contract, expected: tuple[Invocation, object], actual: tuple[Invocation, object]
 ) -> Difference | None:
     """Return the first place where a result lies in other memory than it is defined to."""
     if contract.compares_views:
-        roots = [{**side.arguments, **side.hints} for side, _ in (expected, actual)]
+        roots = [{**made.arguments, **made.hints} for made, _ in (expected, actual)]
         return first_view_difference(expected[1], actual[1], *roots)
     call = expected[0].call
     aliases = [alias for alias in contract.aliases if alias.applies(call)]
-    differences = (side.aliasing(result, aliases) for side, result in (expected, actual))
+    differences = (made.aliasing(result, aliases) for made, result in (expected, actual))
     return next(itertools.chain.from_iterable(differences), None)
 
 
-def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | None:
+def _changes(contract: Contract, expected: Invocation, actual: Invocation) -> Difference | None:
     """Return the first difference in what the function changed."""
     device = actual.target.device or "cpu"
     if contract.observe is not None:
@@ -105,7 +105,7 @@ def _changes(contract: Contract, expected: Side, actual: Side) -> Difference | N
 
 
 def check_refusal(
-    side: Side,
+    invocation: Invocation,
     invalid: InvalidInput,
     observe: Callable[[Mapping[str, Any]], object] | None = None,
     *,
@@ -114,7 +114,7 @@ def check_refusal(
     """Raise `Mismatch` unless the call is refused as the invalid input says and changes nothing.
 
     Args:
-        side: Who is called, and with what.
+        invocation: The call, on a target.
         invalid: What is wrong with the call.
         observe: What to compare of a caller's own objects.
         checked: Whether in checked mode.
@@ -125,24 +125,24 @@ def check_refusal(
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
     wanted = f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
-    before = copy.deepcopy(observe(side.arguments)) if observe else None
-    with side.target.running(checked=checked):
+    before = copy.deepcopy(observe(invocation.arguments)) if observe else None
+    with invocation.target.running(checked=checked):
         try:
-            result = side.run()
+            result = invocation.run()
         except RAISED as error:  # whatever it raises is judged
             got = f"{type(error).__name__}: {error}"
             if all(
                 is_named(invalid.error, name, error) for name in (invalid.argument, invalid.also)
             ):
-                side.check_unchanged(frozenset())
-                after = observe(side.arguments) if observe else None
+                invocation.check_unchanged(frozenset())
+                after = observe(invocation.arguments) if observe else None
                 difference = first_difference(before, after, "after the refusal")
                 if difference is not None:
-                    raise Mismatch(side.call, side.target.name, difference) from error
+                    raise Mismatch(invocation.call, invocation.target.name, difference) from error
                 return error
         else:
             got = f"returned {result!r}"
-    raise Mismatch(side.call, side.target.name, _outcome(got, wanted))
+    raise Mismatch(invocation.call, invocation.target.name, _outcome(got, wanted))
 
 
 def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bool:
@@ -156,28 +156,32 @@ def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bo
     return type(error) is wanted and re.search(rf"\b{argument}\b", str(error)) is not None
 
 
-def check_stays_inside(side: Side, invalid: InvalidInput, changes: frozenset[str]) -> None:
+def check_stays_inside(
+    invocation: Invocation, invalid: InvalidInput, changes: frozenset[str]
+) -> None:
     """Raise `Mismatch` where a bad call, with checks off, reaches outside its memory.
 
     Args:
-        side: Who is called, and with what.
+        invocation: The call, on a target.
         invalid: What is wrong with the call. Its result is undefined.
         changes: The arguments that the function changes.
     """
     __tracebackhide__ = True
-    with side.target.running(checked=False):
+    with invocation.target.running(checked=False):
         try:
-            side.run()
+            invocation.run()
         except RAISED as error:
             if str(error).startswith("kernel "):  # the simulator's; all others are refusals
                 got = f"{type(error).__name__}: {error}"
                 wanted = f"an answer or a refusal ({invalid.name}, with checks off)"
-                raise Mismatch(side.call, side.target.name, _outcome(got, wanted)) from error
-    arrays = {n: a for n, a in side.call.arguments.items() if isinstance(a, np.ndarray)}
+                raise Mismatch(
+                    invocation.call, invocation.target.name, _outcome(got, wanted)
+                ) from error
+    arrays = {n: a for n, a in invocation.call.arguments.items() if isinstance(a, np.ndarray)}
     written = [arrays[name] for name in changes & arrays.keys()]
     # A bad `out` may be an input; then that changes with it.
     changing = {n for n, a in arrays.items() if any(np.shares_memory(a, w) for w in written)}
-    side.check_unchanged(changes | changing)
+    invocation.check_unchanged(changes | changing)
 
 
 def _outcome(got: str, expected: str) -> Difference:

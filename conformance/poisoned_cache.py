@@ -95,7 +95,7 @@ def twins(target: Target) -> tuple[Target, Target]:
 
 
 def as_numpy(value: Any) -> Any:
-    """Return an array of any side as NumPy's; on the CPU it is the same memory."""
+    """Return an array of either twin as NumPy's; on the CPU it is the same memory."""
     return value.cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 

@@ -14,9 +14,9 @@ from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference, parts
 from conformance.conversion import address_of
 from conformance.implementations import is_of_fast
+from conformance.invocations import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.profiles import Kind
 from conformance.report import Mismatch
-from conformance.sides import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.situations import Situations, situations_met
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
@@ -131,7 +131,7 @@ class _Pair:
         self, target: Target, life: _Life, everything: Callable[[Any, Session], Any]
     ) -> None:
         self.target, self.life = target, life
-        self.ours, self.theirs = (construct(side, life.session) for side in (REFERENCE, target))
+        self.ours, self.theirs = (construct(twin, life.session) for twin in (REFERENCE, target))
         self.held = everything(self.ours, life.session)
         self.seen = everything(self.theirs, life.session)
         self.addresses = [address_of(tensor) for _, tensor in parts(self.seen, "everything")]

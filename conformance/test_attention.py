@@ -17,9 +17,9 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.dense_layer import State
+from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
-from conformance.sides import Side
 from conformance.strategies.attention import PRESETS, Example, of_layer
 from conformance.strategies.attention_calls import (
     chunked_layers,
@@ -54,9 +54,9 @@ def _chunks(example: Example) -> list[tuple[int, int]]:
 )
 def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> None:
     """Plain attention of the virtual requests is attention under the mask of chunks."""
-    for side in twins(target):
-        with side.running(checked=True):
-            virtual = as_reference(Side(side, example.call).run())
+    for twin in twins(target):
+        with twin.running(checked=True):
+            virtual = as_reference(Invocation(twin, example.call).run())
         cache = PoisonedCache(example.layer)
         cache.remember()
         cache.write(example.batch, virtual.slot_mapping)
@@ -82,9 +82,9 @@ def test_unpadded_attends_alike(target: Target, example: Example) -> None:
     """The tokens that are kept attend to what they did in the whole batch; padding to nothing."""
     layer = example.layer
     kept = layer.batch.starts[example.call.arguments["num_actual_reqs"]]
-    for side in twins(target):
-        with side.running(checked=True):
-            part = as_reference(Side(side, example.call).run())
+    for twin in twins(target):
+        with twin.running(checked=True):
+            part = as_reference(Invocation(twin, example.call).run())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, part.slot_mapping[:kept], slice(0, kept))
@@ -123,9 +123,9 @@ def _wanted(example: Example) -> list[tuple[int, int]]:
 def test_fast_prefill_gives_its_rows(target: Target, example: Example) -> None:
     """A layer that reads another's cache computes the wanted rows, and they are the batch's."""
     layer, wanted = example.layer, list(example.wanted)
-    for side in twins(target):
-        with side.running(checked=True):
-            made = as_reference(Side(side, example.call).run())
+    for twin in twins(target):
+        with twin.running(checked=True):
+            made = as_reference(Invocation(twin, example.call).run())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, made.slot_mapping)
@@ -172,9 +172,9 @@ def test_reordering_permutes_rows(target: Target, example: Example) -> None:
     """Reordered, all decodes first and run apart, each request's rows are what they were."""
     layer, before = example.layer, example.batch
     threshold = example.call.arguments["decode_threshold"]
-    for side in twins(target):
-        reordering = Side(side, example.call)
-        with side.running(checked=True):
+    for twin in twins(target):
+        reordering = Invocation(twin, example.call)
+        with twin.running(checked=True):
             reordering.run()
         moved = reordering.arguments["input_batch"]
         order = [int(name[1:]) for name in moved.req_ids]
@@ -187,9 +187,9 @@ def test_reordering_permutes_rows(target: Target, example: Example) -> None:
         tokens = [before.starts[i] + j for i in order for j in range(before.query_lens[i])]
         tokens += range(before.num_tokens, before.num_actual_tokens)
         arguments = {"common_attn_metadata": after.metadata(), "decode_threshold": threshold}
-        with side.running(checked=True):
-            decodes, _, decode_tokens, _ = Side(
-                side, Call("split_decodes_and_prefills", arguments)
+        with twin.running(checked=True):
+            decodes, _, decode_tokens, _ = Invocation(
+                twin, Call("split_decodes_and_prefills", arguments)
             ).run()
         regions = _regions(after, threshold)
         assert sorted(regions) == regions

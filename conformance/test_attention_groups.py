@@ -10,9 +10,9 @@ import numpy as np
 
 from conformance.checks import law
 from conformance.dense_layer import Array
+from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, twins
-from conformance.sides import Side
 from conformance.strategies.attention import PRESETS
 from conformance.strategies.attention_groups import (
     OF_GROUPS,
@@ -33,9 +33,9 @@ def _given_to(built: Any) -> Any:
 @law("build_attn_metadata", grouped_steps, situations=OF_GROUPS, presets=PRESETS)
 def test_each_group_attends_to_its_own(target: Target, step: GroupedStep) -> None:
     """Each layer attends over its group's cache as the metadata built for it says."""
-    for side in twins(target):
-        with side.running(checked=True):
-            built = Side(side, step.call).run()
+    for twin in twins(target):
+        with twin.running(checked=True):
+            built = Invocation(twin, step.call).run()
         for g, layer in enumerate(step.layers):
             metadata = as_reference(_given_to(built[f"layers.{g}.attn"]))
             cache = PoisonedCache(layer)
@@ -46,7 +46,7 @@ def test_each_group_attends_to_its_own(target: Target, step: GroupedStep) -> Non
 
 @contextlib.contextmanager
 def _host(view: Any) -> Iterator[Array]:
-    """Yield a side's view of a cache as NumPy's; what is written to it is in the side's then."""
+    """Yield a twin's view of a cache as NumPy's; what is written to it is in the twin's then."""
     if isinstance(view, np.ndarray):
         yield view
         return
@@ -57,12 +57,12 @@ def _host(view: Any) -> Iterator[Array]:
 
 
 class _Run:
-    """A side's caches of a model, poisoned, the context in them."""
+    """A twin's caches of a model, poisoned, the context in them."""
 
-    def __init__(self, side: Target, model: Model) -> None:
+    def __init__(self, twin: Target, model: Model) -> None:
         self.model = model
-        made = Side(side, model.call)
-        with side.running(checked=True):
+        made = Invocation(twin, model.call)
+        with twin.running(checked=True):
             made.run()
         context = made.arguments["forward_context"]
         self.groups = made.arguments["kv_cache_config"].kv_cache_groups
@@ -132,8 +132,8 @@ def _orders_memory(model: Model) -> bool:
 )
 def test_layers_attend_over_shared_memory(target: Target, model: Model) -> None:
     """Layers of two groups, over one tensor or apart, find what they wrote in their own views."""
-    for side in twins(target):
-        run = _Run(side, model)
+    for twin in twins(target):
+        run = _Run(twin, model)
         for name in run.views:
             run.write(name)
         for name in run.views:
@@ -155,15 +155,15 @@ def test_layers_attend_over_shared_memory(target: Target, model: Model) -> None:
 )
 def test_sharing_layers_read_their_targets(target: Target, model: Model) -> None:
     """A layer without a cache of its own attends over what its target wrote, after it did."""
-    for side in twins(target):
-        run = _Run(side, model)
+    for twin in twins(target):
+        run = _Run(twin, model)
         arguments = {
             "shared_kv_cache_layers": dict(model.shared),
             "kv_cache_groups": run.groups,
             "kv_caches": run.views,
         }
-        with side.running(checked=True):
-            side.lookup("initialize_kv_cache_for_kv_sharing")(**arguments)
+        with twin.running(checked=True):
+            twin.lookup("initialize_kv_cache_for_kv_sharing")(**arguments)
         for name, owner in model.shared.items():
             run.write(owner)
             run.attend(name)

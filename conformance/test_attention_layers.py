@@ -17,7 +17,7 @@ from conformance.invalid_inputs.attention_layers import (
     GET_LAYERS_INVALID_INPUTS,
     INIT_ATTN_BACKEND_INVALID_INPUTS,
 )
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.attention_layers import (
     ATTENTION,
     MIXER,
@@ -93,11 +93,13 @@ test_get_layers_refuses = same_refusal(GET_LAYERS)
 @law("get_layers_from_vllm_config", get_layers_calls)
 def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
     """Each layer found is the context's object and of the type; every other is of another type."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        found = side.run()
-    cls = side.arguments["layer_type"]
-    layers = {name: side.converter.convert(layer, "layer") for name, layer in call.facts.items()}
+        found = invocation.run()
+    cls = invocation.arguments["layer_type"]
+    layers = {
+        name: invocation.converter.convert(layer, "layer") for name, layer in call.facts.items()
+    }
     looked_at = list(layers) if _names(call) is None else _names(call)
     assert [name for name in looked_at if isinstance(layers[name], cls)] == list(found)
     assert all(layer is layers[name] for name, layer in found.items())
@@ -142,7 +144,7 @@ test_get_kv_cache_spec_refuses = same_refusal(GET_SPEC)
 def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
     """Attention layers that share no other's cache have a spec, of a class of one's own choice."""
     with target.running():
-        found = Side(target, call).run()
+        found = Invocation(target, call).run()
     classes = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec"}
     wanted = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
     assert list(wanted.items()) == [(name, type(spec).__name__) for name, spec in found.items()]
@@ -212,13 +214,13 @@ test_init_attn_backend_refuses = same_refusal(INIT)
 @law("init_attn_backend", init_attn_backend_calls)
 def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> None:
     """Layers have the backend that they name, groups a builder each, sharers one workspace."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        backends, builders = side.run()
+        backends, builders = invocation.run()
     assert len(call.facts) == len({id(builder) for builder in builders}) == len(builders)
     sharing = []
     for plan, builder in zip(call.facts, builders, strict=True):
-        backend = side.converter.convert(plan.backend, "backend")
+        backend = invocation.converter.convert(plan.backend, "backend")
         assert all(backends[name] is backend for name in plan.names)
         assert type(builder) is backend.get_builder_cls()
         if plan.workspace.startswith("shares"):
@@ -242,11 +244,11 @@ def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
     bad = invalid.change(call)
     if bad is None:
         return
-    side = Side(target, bad)
+    invocation = Invocation(target, bad)
     with target.running():
-        assert ValueError is refusal_of(side.run)
+        assert ValueError is refusal_of(invocation.run)
     for plan in call.facts:
-        assert [] == side.converter.convert(plan.backend.builder, "builder").made
+        assert [] == invocation.converter.convert(plan.backend.builder, "builder").made
 
 
 @pytest.mark.parametrize(

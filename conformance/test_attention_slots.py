@@ -11,8 +11,8 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.dense_layer import Layer, State
+from conformance.invocations import Invocation
 from conformance.poisoned_cache import PoisonedCache, as_numpy, merged, twins
-from conformance.sides import Side
 from conformance.strategies.attention import (
     IN_ANY_STEP,
     PRESETS,
@@ -29,10 +29,10 @@ def _on_rank(step: Batch, rank: int) -> Batch:
     return dataclasses.replace(step, layout=dataclasses.replace(step.layout, cp_rank=rank))
 
 
-def _slots(side: Target, step: Batch) -> Any:
-    """Return a step's slots, as a side computes them."""
-    with side.running(checked=True):
-        return as_numpy(Side(side, slots_call(step)).run())
+def _slots(twin: Target, step: Batch) -> Any:
+    """Return a step's slots, as a twin computes them."""
+    with twin.running(checked=True):
+        return as_numpy(Invocation(twin, slots_call(step)).run())
 
 
 @law(
@@ -44,10 +44,10 @@ def _slots(side: Target, step: Batch) -> Any:
 )
 def test_paged_attention_is_dense(target: Target, layer: Layer) -> None:
     """What is written to the slots is what attention finds through the block table, and no more."""
-    for side in twins(target):
+    for twin in twins(target):
         cache = PoisonedCache(layer)
         for step in (layer.earlier, layer.batch):
-            slots = _slots(side, step)
+            slots = _slots(twin, step)
             cache.write(step, slots)
         metadata = dataclasses.replace(layer.batch.metadata(), slot_mapping=slots)
         layer.agree(cache.attend(metadata))
@@ -76,12 +76,12 @@ def test_attention_of_ranks_merges(target: Target, layer: Layer) -> None:
     layout = layer.batch.layout
     names = ("cp_world_size", "cp_kv_cache_interleave_size")
     world = {name: getattr(layout, name) for name in names}
-    for side in twins(target):
+    for twin in twins(target):
         states = []
         for rank in range(layout.cp_world_size):
             cache = PoisonedCache(layer)
             for step in (layer.earlier, layer.batch):
-                cache.write(step, _slots(side, _on_rank(step, rank)))
+                cache.write(step, _slots(twin, _on_rank(step, rank)))
             states.append(cache.attend(layer.batch.metadata(), cp_rank=rank, **world))
         layer.agree(merged(states))
 
@@ -98,13 +98,13 @@ def test_kernel_blocks_are_read_alike(target: Target, layer: Layer) -> None:
     rows = tuple(tuple(block // n for block in row[::n]) for row in layer.batch.rows)
     layout = dataclasses.replace(layer.batch.layout, kernel_block_size=None)
     managers = dataclasses.replace(layer.batch, rows=rows, layout=layout, filler=0)
-    for side in twins(target):
+    for twin in twins(target):
         cache = PoisonedCache(dataclasses.replace(layer, batch=managers))
         cache.remember()
         cache.write(managers, managers.slot_mapping())
         arguments = {"block_ids": managers.block_table(), "blocks_per_kv_block": n}
-        with side.running(checked=True):
-            table = as_numpy(Side(side, Call("map_to_kernel_blocks", arguments)).run())
+        with twin.running(checked=True):
+            table = as_numpy(Invocation(twin, Call("map_to_kernel_blocks", arguments)).run())
         metadata = dataclasses.replace(managers.metadata(), block_table_tensor=table)
         layer.agree(cache.in_blocks_of(layer).attend(metadata))
 
@@ -139,9 +139,9 @@ def test_local_lengths_attend_to_all(target: Target, layer: Layer) -> None:
         "dcp_size": layout.cp_world_size,
         "cp_kv_cache_interleave_size": layout.cp_kv_cache_interleave_size,
     }
-    for side in twins(target):
-        with side.running(checked=True):
-            lengths = as_numpy(Side(side, Call("get_dcp_local_seq_lens", arguments)).run())
+    for twin in twins(target):
+        with twin.running(checked=True):
+            lengths = as_numpy(Invocation(twin, Call("get_dcp_local_seq_lens", arguments)).run())
         states = []
         for rank in range(layout.cp_world_size):
             cache = PoisonedCache(layer)

@@ -19,10 +19,10 @@ from conformance.targets import Target
 
 
 class _Tables:
-    """A side's block tables, in which the requests of a step have their homes."""
+    """A twin's block tables, in which the requests of a step have their homes."""
 
-    def __init__(self, side: Target, example: Homes) -> None:
-        self.side, self.example = side, example
+    def __init__(self, twin: Target, example: Homes) -> None:
+        self.twin, self.example = twin, example
         self.slots = list(example.slots)
         self.sizes = [layer.batch.layout.block_size for layer in example.layers]
         lens = [layer.batch.seq_lens for layer in example.layers]
@@ -31,14 +31,14 @@ class _Tables:
             "max_num_reqs": example.max_num_reqs,
             "max_num_batched_tokens": max(1, example.batch.num_actual_tokens, sum(lens[0])),
             "max_model_len": max(2, *(max(one, default=0) for one in lens)),
-            "device": side.device or "cpu",
+            "device": twin.device or "cpu",
             "pin_memory": False,
         }
-        self.tables = side.lookup("BlockTables")(**arguments)
+        self.tables = twin.lookup("BlockTables")(**arguments)
 
     def do(self, method: str, **arguments: Any) -> Any:
         """Do an operation and return its result."""
-        result = perform(self.side, self.tables, Operation(method, arguments))
+        result = perform(self.twin, self.tables, Operation(method, arguments))
         if isinstance(result, Exception):
             raise result
         return result
@@ -113,9 +113,9 @@ def _slots_kept(layer: Layer, slots: Array) -> Array:
 )
 def test_tables_of_groups_attend(target: Target, example: Homes) -> None:
     """Appended to, moved and gathered, tables and slots give each group its context and step."""
-    for side in twins(target):
-        with side.running(checked=True):
-            _attend_by_tables(_Tables(side, example))
+    for twin in twins(target):
+        with twin.running(checked=True):
+            _attend_by_tables(_Tables(twin, example))
 
 
 def _attend_by_tables(tables: _Tables) -> None:

@@ -9,9 +9,9 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.dense_layer import Layer
+from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, joined, twins
-from conformance.sides import Side
 from conformance.strategies.attention import IN_ANY_STEP, PRESETS, Example, of_layer
 from conformance.strategies.attention_calls import cut_layers, scheduled_layers, sliced_layers
 from conformance.targets import Target
@@ -69,9 +69,9 @@ def _pieces(example: Example) -> int:
 )
 def test_micro_batches_concatenate(target: Target, example: Example) -> None:
     """What micro-batches attend to, one after the other, is what the batch does."""
-    for side in twins(target):
-        with side.running(checked=True):
-            parts = Side(side, example.call).run()
+    for twin in twins(target):
+        with twin.running(checked=True):
+            parts = Invocation(twin, example.call).run()
         _attend_in_turn(example.layer, _slices(example), parts)
 
 
@@ -94,12 +94,12 @@ def test_its_slices_concatenate(target: Target, example: Example) -> None:
     if not num_tokens:
         return
     metadata = example.batch.metadata()
-    for side in twins(target):
-        with side.running(checked=True):
-            made = Side(side, example.call).run()
+    for twin in twins(target):
+        with twin.running(checked=True):
+            made = Invocation(twin, example.call).run()
             slices = [reference.UBatchSlice(s.request_slice, s.token_slice) for s in made]
             arguments = {"ubatch_slices": slices, "common_attn_metadata": metadata}
-            parts = Side(side, Call("split_attn_metadata", arguments)).run()
+            parts = Invocation(twin, Call("split_attn_metadata", arguments)).run()
         assert num_tokens == slices[-1].token_slice.stop
         _attend_in_turn(example.layer, slices, parts)
 
@@ -129,9 +129,9 @@ def test_a_slice_attends_to_what_came_before(target: Target, example: Example) -
     layer, (first, stop) = example.layer, _tokens(example)
     if not stop:
         return
-    for side in twins(target):
-        with side.running(checked=True):
-            part = as_reference(Side(side, example.call).run())
+    for twin in twins(target):
+        with twin.running(checked=True):
+            part = as_reference(Invocation(twin, example.call).run())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, layer.batch.slot_mapping(), slice(0, first))

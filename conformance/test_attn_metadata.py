@@ -14,9 +14,9 @@ from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.interpretations.attn_metadata import GROUPS, given_to
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
+from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.laws.law_checks import law_checks
-from conformance.sides import Side
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
@@ -120,15 +120,15 @@ test_build_attn_metadata_elsewhere = refuses_elsewhere(
 @law("build_attn_metadata", build_attn_metadata_calls, presets=(MINIMAL, FEW_PAIRS))
 def test_each_builder_builds_once(target: Target, call: Call) -> None:
     """A group's layers have one object, which its builder built; no two groups have one."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        found = side.run()
+        found = invocation.run()
     assert [name for names in call.facts.names for name in names] == list(found)
     groups = [[found[name] for name in names] for names in call.facts.names]
     assert all(one is built[0] for built in groups for one in built)
     assert len(groups) == len({id(built[0]) for built in groups})
     assert len(groups) == len({id(given_to(built[0])) for built in groups})
-    builders = side.arguments["attn_metadata_builders"]
+    builders = invocation.arguments["attn_metadata_builders"]
     assert [1] * len(groups) == [len(builder.builds) for builder in builders]
 
 
@@ -151,13 +151,13 @@ def _real_buffer(target: Target, buffer: Buffer) -> Any:
 )
 def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:
     """What is written to the buffers afterwards shows in the metadata, on host and device."""
-    side, step = Side(target, call), call.facts
+    invocation, step = Invocation(target, call), call.facts
     buffers = {
         name: _real_buffer(target, call.arguments[name]) for name in ("query_start_loc", "seq_lens")
     }
-    side.arguments.update(buffers)
+    invocation.arguments.update(buffers)
     with target.running(checked=True):
-        found = side.run()
+        found = invocation.run()
     _write(buffers["query_start_loc"], [2 * start for start in step.batch.starts])
     _write(buffers["seq_lens"], [2 * length for length in step.batch.seq_lens])
     for names in step.names:

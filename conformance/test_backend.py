@@ -17,8 +17,8 @@ from conformance.invalid_inputs.backend import (
     SUBCLASS_BACKEND_INVALID_INPUTS,
     SUBCLASS_METADATA_INVALID_INPUTS,
 )
+from conformance.invocations import Invocation
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.backend import (
     FIELDS,
     subclass_backend_calls,
@@ -90,11 +90,17 @@ test_subclass_attention_backend_refuses = same_refusal(BACKEND)
 @law("subclass_attention_backend", subclass_backend_calls)
 def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> None:
     """Each subclass has its own builder, asked by class or by instance, and the base keeps its."""
-    side = Side(target, call)
-    base, builder = side.arguments["attention_backend_cls"], side.arguments["builder_cls"]
-    builder_before, second_builder = base.get_builder_cls(), BuilderClass().make(side.converter)
+    invocation = Invocation(target, call)
+    base, builder = (
+        invocation.arguments["attention_backend_cls"],
+        invocation.arguments["builder_cls"],
+    )
+    builder_before, second_builder = (
+        base.get_builder_cls(),
+        BuilderClass().make(invocation.converter),
+    )
     with target.running():
-        made = side.run()
+        made = invocation.run()
         second = target.lookup(call.function)("Second", made, second_builder)
     for cls, wanted in ((base, builder_before), (made, builder), (second, second_builder)):
         assert wanted is cls.get_builder_cls()
@@ -173,11 +179,11 @@ def _described(cls: Any) -> dict[str, Any]:
 def test_a_subclass_has_more_fields(target: Target, call: Call) -> None:
     """It is the same dataclass as reference makes, and the class that it extends is as it was."""
     descriptions: list[Any] = []
-    for side in (Side(REFERENCE, call), Side(target, call)):
-        base = side.arguments["metadata_cls"]
+    for invocation in (Invocation(REFERENCE, call), Invocation(target, call)):
+        base = invocation.arguments["metadata_cls"]
         before = list(vars(base))
-        with side.target.running():
-            made = side.run()
+        with invocation.target.running():
+            made = invocation.run()
         assert base is made.__bases__[0]
         assert base.__module__ == made.__module__
         assert before == list(vars(base))

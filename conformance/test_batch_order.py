@@ -18,9 +18,9 @@ from conformance.invalid_inputs.batch_order import (
     SPLIT_INVALID_INPUTS,
     UNIFORM_INVALID_INPUTS,
 )
+from conformance.invocations import Invocation
 from conformance.laws.changes import in_order
 from conformance.laws.law_checks import law_checks
-from conformance.sides import Side
 from conformance.strategies.batch_order import (
     MOST_TOKENS,
     InputBatch,
@@ -217,10 +217,10 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
     before = list(call.arguments["input_batch"].req_ids)
     wanted = sorted(regions_of(call))
     region = dict(zip(before, regions_of(call), strict=True))
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running(checked=True):
-        moved = side.run()
-    batch = side.arguments["input_batch"]
+        moved = invocation.run()
+    batch = invocation.arguments["input_batch"]
     assert sorted(batch.req_ids) == sorted(before)
     assert [region[name] for name in batch.req_ids] == wanted
     for i, name in enumerate(before):
@@ -245,7 +245,7 @@ def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
         "decode_threshold": call.arguments["decode_threshold"],
     }
     with target.running(checked=True):
-        decodes = Side(target, Call("split_decodes_and_prefills", arguments)).run()[0]
+        decodes = Invocation(target, Call("split_decodes_and_prefills", arguments)).run()[0]
     assert decodes == regions_of(call).count(0)
 
 
@@ -253,7 +253,7 @@ def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
 def test_two_kinds_add_up(target: Target, call: Call) -> None:
     """Requests and tokens of the two kinds sum to the batch, and decodes hold only short ones."""
     with target.running(checked=True):
-        decodes, prefills, decode_tokens, prefill_tokens = Side(target, call).run()
+        decodes, prefills, decode_tokens, prefill_tokens = Invocation(target, call).run()
     assert decodes + prefills == call.facts.num_reqs
     assert decode_tokens + prefill_tokens == call.facts.num_actual_tokens
     assert all(q <= _threshold(call) for q in call.facts.query_lens[:decodes])
@@ -263,7 +263,7 @@ def test_two_kinds_add_up(target: Target, call: Call) -> None:
 def test_three_kinds_add_up(target: Target, call: Call) -> None:
     """Requests and tokens of the three kinds sum to the batch; the first prefill is new."""
     with target.running(checked=True):
-        answer = Side(target, call).run()
+        answer = Invocation(target, call).run()
     assert sum(answer[:3]) == call.facts.num_reqs
     assert sum(answer[3:]) == call.facts.num_actual_tokens
     first_prefill = answer[0] + answer[1]

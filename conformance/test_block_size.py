@@ -16,7 +16,7 @@ from conformance.invalid_inputs.block_size import (
     PREPARE_INVALID_INPUTS,
     SELECT_INVALID_INPUTS,
 )
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import (
     divisors,
@@ -142,7 +142,7 @@ test_select_common_block_size_refuses = same_refusal(SELECT)
 def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> None:
     """It divides the manager's, all support it, and no greater listed int would do."""
     size = call.arguments["kv_manager_block_size"]
-    answer = Side(target, call).run()
+    answer = Invocation(target, call).run()
     assert size % answer == 0
     assert all(_supports(listed, answer) for listed in _listed(call))
     assert answer == size or any(answer in listed for listed in _listed(call))
@@ -155,10 +155,10 @@ def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> N
 def test_order_and_repeats_do_not_matter(target: Target, call: Call) -> None:
     """Groups in another order, or twice, or with one that takes everything, choose the same."""
     groups = call.arguments["attn_groups"]
-    answer = Side(target, call).run()
+    answer = Invocation(target, call).run()
     anything = SimpleNamespace(backend=Backend(supported=[reference.MultipleOf(1)]))
     for others in ([*reversed(groups)], groups * 2, [*groups, anything]):
-        assert answer == Side(target, call.replacing(attn_groups=others)).run()
+        assert answer == Invocation(target, call.replacing(attn_groups=others)).run()
 
 
 def _kinds(call: Call) -> list[str]:
@@ -223,7 +223,7 @@ PREPARE = Contract(
 
 
 def _reference_answer(call: Call) -> list[int]:
-    found: list[int] = Side(REFERENCE, call).run()
+    found: list[int] = Invocation(REFERENCE, call).run()
     return found
 
 
@@ -234,7 +234,7 @@ test_prepare_kernel_block_sizes_refuses = same_refusal(PREPARE)
 @law("prepare_kernel_block_sizes", prepare_calls)
 def test_kernel_blocks_make_whole_blocks(target: Target, call: Call) -> None:
     """Each group that keeps a cache has a size, which divides its own; Mamba's is its own."""
-    answer = Side(target, call).run()
+    answer = Invocation(target, call).run()
     groups = [
         group.kv_cache_spec
         for group, kind in zip(

@@ -89,10 +89,10 @@ def interrupted_operations(draw: Draw, preset: Preset) -> Interrupted:
 
 
 class _Tables:
-    """A side's block tables, with views of all that they write."""
+    """A twin's block tables, with views of all that they write."""
 
-    def __init__(self, side: Target, session: Session) -> None:
-        self.side, self.tables = side, construct(side, session)
+    def __init__(self, twin: Target, session: Session) -> None:
+        self.twin, self.tables = twin, construct(twin, session)
         arguments = session.constructor.arguments
         self.held = (
             self.tables.get_dummy_block_tables(arguments["max_num_reqs"]),
@@ -104,12 +104,12 @@ class _Tables:
 
     def perform(self, operation: Operation) -> str:
         """Call the method and return the name of the exception's class, if it is refused."""
-        result = perform(self.side, self.tables, operation)
+        result = perform(self.twin, self.tables, operation)
         return type(result).__name__ if isinstance(result, Exception) else ""
 
     def is_like(self, other: _Tables) -> bool:
         """Tell whether another's tables and slots hold the same."""
-        return first_difference(self.held, other.held, "held", other.side.device or "cpu") is None
+        return first_difference(self.held, other.held, "held", other.twin.device or "cpu") is None
 
 
 @law(

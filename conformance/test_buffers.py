@@ -146,9 +146,9 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
     ]
     for error, name, make in cases:
         refusals: list[Any] = []
-        for side in (REFERENCE, target):
-            refusal = _refusal(lambda side=side, make=make: make(side))
-            assert is_named(error, name, refusal), f"{side.name}: {refusal!r}"
+        for twin in (REFERENCE, target):
+            refusal = _refusal(lambda twin=twin, make=make: make(twin))
+            assert is_named(error, name, refusal), f"{twin.name}: {refusal!r}"
             refusals.append(refusal)
         is_exact = is_of_fast(target.lookup("CpuGpuBuffer"))
         wording = compare_wording(*refusals, is_exact=is_exact)
@@ -158,9 +158,9 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
 @law("CpuGpuBuffer", copies)
 def test_an_axis_is_as_long_as_an_int64_counts(target: Target, example: Copies) -> None:
     """A buffer without elements may have an axis of any length that there is."""
-    for side in (REFERENCE, target):
-        dtype = np.uint8 if side.device is None else torch_dtype(np.dtype(np.uint8))
-        assert (0, MOST) == tuple(_make(side, example, size=(0, MOST), dtype=dtype).cpu.shape)
+    for twin in (REFERENCE, target):
+        dtype = np.uint8 if twin.device is None else torch_dtype(np.dtype(np.uint8))
+        assert (0, MOST) == tuple(_make(twin, example, size=(0, MOST), dtype=dtype).cpu.shape)
 
 
 def _refusal(act: Any) -> Exception | None:

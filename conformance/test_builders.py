@@ -21,7 +21,7 @@ from conformance.invalid_inputs.builders import (
     GET_METADATA_BUILDER_INVALID_INPUTS,
     THRESHOLD_INVALID_INPUTS,
 )
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.batches import of_batch
 from conformance.strategies.builders import (
     Wish,
@@ -72,7 +72,7 @@ def _builds(namespace: dict[str, Any]) -> None:
 def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> None:
     """A builder must say how it builds, and nothing else; it keeps the four objects it is given."""
     base: Any = target.lookup(BUILDER)
-    given = (Side(target, call).arguments["self"], ["layers.0"], object(), object())
+    given = (Invocation(target, call).arguments["self"], ["layers.0"], object(), object())
     builder = types.new_class("Lengths", (base[int],), {}, _builds)(*given)
     kept = builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device
     assert all(one is other for one, other in zip(given, kept, strict=True))
@@ -159,10 +159,10 @@ test_init_reorder_batch_threshold_refuses = same_refusal(THRESHOLD)
 @law(THRESHOLD.function, threshold_calls)
 def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
     """It lies between 1 and what was wished or drafted, and its class keeps its own."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        assert side.run() is None
-    builder, wish = side.arguments["self"], call.facts
+        assert invocation.run() is None
+    builder, wish = invocation.arguments["self"], call.facts
     found = builder.reorder_batch_threshold
     assert type(builder).reorder_batch_threshold is None
     assert "reorder_batch_threshold" in vars(builder)
@@ -228,16 +228,16 @@ test_create_with_metadata_builders_refuses = same_refusal(CREATE)
 @law(CREATE.function, create_group_calls)
 def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     """A group's builders are different objects, all of its backend's class."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        group = side.run()
-    backend, builders = side.arguments["backend"], group.metadata_builders
+        group = invocation.run()
+    backend, builders = invocation.arguments["backend"], group.metadata_builders
     assert backend is group.backend
-    assert side.arguments.get("num_metadata_builders", 1) == len({id(b) for b in builders})
+    assert invocation.arguments.get("num_metadata_builders", 1) == len({id(b) for b in builders})
     assert {backend.get_builder_cls()} == {type(builder) for builder in builders}
     assert all(builder is group.get_metadata_builder(i) for i, builder in enumerate(builders))
     with target.running():  # a group makes others as the class does
-        other = group.create_with_metadata_builders(**side.arguments)
+        other = group.create_with_metadata_builders(**invocation.arguments)
     assert backend is other.backend
     assert len(builders) == len(other.metadata_builders)
 
@@ -245,7 +245,7 @@ def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
 @law("AttentionGroup", create_group_calls)
 def test_a_group_is_a_plain_dataclass(target: Target, call: Call) -> None:
     """It is made by position, checks nothing, compares by value and can be changed."""
-    given = Side(target, call).arguments
+    given = Invocation(target, call).arguments
     fields = [given["backend"], [], given["layer_names"], given["kv_cache_spec"]]
     group, same = (target.lookup("AttentionGroup")(*fields) for _ in range(2))
     assert ["backend", "metadata_builders", "layer_names", "kv_cache_spec"] == list(vars(group))

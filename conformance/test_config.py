@@ -29,7 +29,7 @@ def _holds_what_it_is_given(function: str) -> Check:
     )
     def holds_what_it_is_given(target: Target, given: set[str]) -> None:
         """It holds what it is given, by name alone, and what reference holds otherwise."""
-        ours, theirs = (_made(side, function, names, given) for side in (REFERENCE, target))
+        ours, theirs = (_made(twin, function, names, given) for twin in (REFERENCE, target))
         difference = first_difference(ours, theirs, function)
         if difference is not None:
             raise Mismatch(Call(function, dict.fromkeys(sorted(given))), target.name, difference)
@@ -37,9 +37,9 @@ def _holds_what_it_is_given(function: str) -> Check:
     return holds_what_it_is_given
 
 
-def _made(side: Target, function: str, names: list[str], given: set[str]) -> dict[str, Any]:
+def _made(twin: Target, function: str, names: list[str], given: set[str]) -> dict[str, Any]:
     """Return what two objects that are made alike hold, and what making them by position is."""
-    cls = side.lookup(function)
+    cls = twin.lookup(function)
     outcome: dict[str, Any] = {"by position": _refusal(cls, *given) if given else None}
     keywords = {name: f"the {name}" for name in given}
     try:

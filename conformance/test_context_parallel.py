@@ -13,8 +13,8 @@ from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.interpretations.context_parallel import HELD_KEYS
 from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
+from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
-from conformance.sides import Side
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.targets import Target
 
@@ -77,7 +77,7 @@ test_get_dcp_local_seq_lens_elsewhere = refuses_elsewhere(LOCAL_LENGTHS, "out")
 def test_local_lengths_sum_to_the_sequence(target: Target, call: Call) -> None:
     """The ranks' local lengths add up, and no rank has more than one interleave over another."""
     with target.running(checked=True):
-        lengths = Side(target, call.replacing(dcp_rank=None, out=None)).run().tolist()
+        lengths = Invocation(target, call.replacing(dcp_rank=None, out=None)).run().tolist()
     interleave = call.arguments.get("cp_kv_cache_interleave_size", 1)
     for seq_len, local in zip(call.arguments["seq_lens"].tolist(), lengths, strict=True):
         assert sum(local) == seq_len

@@ -16,8 +16,8 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.interpretations.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
 from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
+from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
-from conformance.sides import Side
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import make_wanted_calls
 from conformance.targets import Target
@@ -135,7 +135,7 @@ def test_any_order_of_threads_counts_alike(target: Target, call: Call) -> None:
     found = []
     for seed in range(4):
         with target.running(seed=seed):
-            found.append(Side(target, call).run().query_start_loc.tolist())
+            found.append(Invocation(target, call).run().query_start_loc.tolist())
     assert found == found[:1] * 4
 
 

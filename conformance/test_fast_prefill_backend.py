@@ -11,8 +11,8 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
+from conformance.invocations import Invocation
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.fast_prefill_backend import (
     ATTRIBUTES,
     METADATA,
@@ -61,12 +61,12 @@ test_create_fast_prefill_custom_backend_refuses = same_refusal(CREATE_BACKEND)
 class _Built:
     """A backend's builder, what it was asked, and what came of it."""
 
-    def __init__(self, side: Side) -> None:
-        step = side.call.facts
-        self.side, self.step = side, step
-        self.metadata = side.converter.convert(step.metadata, "common_attn_metadata")
-        with side.target.running(checked=True):
-            self.backend = side.run()
+    def __init__(self, invocation: Invocation) -> None:
+        step = invocation.call.facts
+        self.invocation, self.step = invocation, step
+        self.metadata = invocation.converter.convert(step.metadata, "common_attn_metadata")
+        with invocation.target.running(checked=True):
+            self.backend = invocation.run()
             self.builder = self.make_builder()
             self.given = self.ask(self.builder)
         self.asked, self.underlying = self.builder.builds[-1]
@@ -114,14 +114,14 @@ class _Built:
 )
 def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
     """What is built is what the underlying builder builds of the wanted tokens, and more."""
-    both = [_Built(Side(side, call)) for side in (REFERENCE, target)]
+    both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]
     wanted, got = (built.describe() for built in both)
     difference = first_difference(wanted, got, "built", target.device or "cpu")
     if difference is not None:
         raise Mismatch(call, target.name, difference)
     for built in both:
         given, underlying, metadata = built.given, built.underlying, built.metadata
-        protocol: Any = built.side.target.lookup("KVSharingFastPrefillMetadata")
+        protocol: Any = built.invocation.target.lookup("KVSharingFastPrefillMetadata")
         assert isinstance(given, type(underlying))
         assert isinstance(given, protocol)
         assert given is not underlying
@@ -141,7 +141,7 @@ def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
         assert _defaults(underlying).items() <= _defaults(given).items()
         is_dataclass = dataclasses.is_dataclass(underlying)
         assert is_dataclass == ("num_logits_indices" in _own_fields(given))
-        built.side.check_unchanged(frozenset())
+        built.invocation.check_unchanged(frozenset())
 
 
 def _defaults(built: Any) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def _own_fields(built: Any) -> list[str]:
 @law("create_fast_prefill_custom_backend", build_calls, situations=_kinds(METADATA))
 def test_its_classes_are_made_once(target: Target, call: Call) -> None:
     """The same backend again is the same class; so are its builders' and what these build."""
-    built = _Built(Side(target, call))
-    base = built.side.arguments["underlying_attn_backend"]
+    built = _Built(Invocation(target, call))
+    base = built.invocation.arguments["underlying_attn_backend"]
     create, prefix = target.lookup(call.function), call.arguments["prefix"]
     assert create(prefix, base) is built.backend
     assert create(f"Other{prefix}", base) is not built.backend
@@ -182,7 +182,7 @@ def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> Non
     """`build_for_cudagraph_capture` and `build_for_drafting` go through `build`."""
     if call.arguments["underlying_attn_backend"].builder.is_own:
         return
-    built = _Built(Side(target, call))
+    built = _Built(Invocation(target, call))
     is_fast = call.arguments["underlying_attn_backend"].builder.knows_fast_build
     with target.running():
         found = [built.builder.build_for_cudagraph_capture(built.metadata)]
@@ -203,13 +203,13 @@ def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> Non
 )
 def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
     """A builder that builds no object with attributes is told so, by name, with a `TypeError`."""
-    for side in (REFERENCE, target):
+    for twin in (REFERENCE, target):
         error: Any = None
         try:
-            _Built(Side(side, call))
+            _Built(Invocation(twin, call))
         except TypeError as refusal:
             error = refusal
         if error is None or "Queries" not in str(error):
             wanted = "TypeError naming Queries"
             difference = Difference(Verdict.OUTCOME, "build", None, repr(error), wanted)
-            raise Mismatch(call, side.name, difference)
+            raise Mismatch(call, twin.name, difference)

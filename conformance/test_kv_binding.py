@@ -12,7 +12,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_binding import BIND_INVALID_INPUTS, EXTRACT_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.kv_binding import bind_calls, extract_calls
 from conformance.targets import REFERENCE, Target
 
@@ -65,13 +65,13 @@ test_extract_layer_index_refuses = same_refusal(EXTRACT)
 @law("extract_layer_index", extract_calls)
 def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
     """Components that are no integers change no index, wherever they stand."""
-    index = Side(target, call).run()
+    index = Invocation(target, call).run()
     assert type(index) is int
     parts = call.arguments["layer_name"].split(".")
     for other in ("²", "mixer", "", "1_0", "a1"):
         for place in (0, len(parts)):
             name = ".".join([*parts[:place], other, *parts[place:]])
-            assert index == Side(target, call.replacing(layer_name=name)).run()
+            assert index == Invocation(target, call.replacing(layer_name=name)).run()
 
 
 def bound(arguments: Mapping[str, Any]) -> object:
@@ -148,14 +148,14 @@ test_bind_kv_cache_refuses = same_refusal(BIND)
 @law("bind_kv_cache", bind_calls)
 def test_caches_stand_in_layer_order(target: Target, call: Call) -> None:
     """Indices ascend, equal ones as they came; each layer has its cache in a list of its own."""
-    side = Side(target, call)
-    assert side.run() is None
-    caches, context = side.arguments["kv_caches"], side.arguments["forward_context"]
+    invocation = Invocation(target, call)
+    assert invocation.run() is None
+    caches, context = invocation.arguments["kv_caches"], invocation.arguments["forward_context"]
     extract = target.lookup("extract_layer_index")
     indices = {name: extract(name, _modules(call)) for name in caches}
     rest = list(caches)
     before = -1
-    for cache in side.arguments["runner_kv_caches"]:
+    for cache in invocation.arguments["runner_kv_caches"]:
         first = min(rest, key=lambda name: indices[name])
         assert cache is caches[first]
         assert before <= indices[first]

@@ -14,7 +14,7 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, is_array
 from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.situations import Situations
 from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
 from conformance.targets import Target
@@ -70,8 +70,8 @@ test_allocate_kv_cache_refuses = same_refusal(ALLOCATE)
 @law("_allocate_kv_cache", allocate_calls)
 def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
     """Layers of one tensor have one zeroed object, others other memory, of the bytes asked for."""
-    side = Side(target, call)
-    found = side.run()
+    invocation = Invocation(target, call)
+    found = invocation.run()
     tensors = [tensor for tensor in _tensors(call) if tensor.shared_by]
     distinct = {id(raw): raw for raw in found.values()}
     assert sum(tensor.size for tensor in tensors) == sum(r.numel() for r in distinct.values())
@@ -153,7 +153,7 @@ test_init_kv_cache_refuses = same_refusal(INIT)
 @law("init_kv_cache", init_calls)
 def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
     """Allocating, viewing and binding one after the other gives each layer the same."""
-    whole, apart = Side(target, call), Side(target, call)
+    whole, apart = Invocation(target, call), Invocation(target, call)
     assert whole.run() is None
     given = apart.arguments
     allocate, reshape, bind = (
@@ -171,9 +171,9 @@ def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
 @law("init_kv_cache", init_calls)
 def test_a_write_is_seen_by_those_that_share(target: Target, call: Call) -> None:
     """What is written all over one layer's cache is in those over its tensor, and no others."""
-    side = Side(target, call)
-    side.run()
-    context = side.arguments["forward_context"]
+    invocation = Invocation(target, call)
+    invocation.run()
+    context = invocation.arguments["forward_context"]
     writers = [layer for layer in call.facts.layers if not layer.is_mamba]
     if not writers or not call.facts.num_blocks(writers[-1]):
         return

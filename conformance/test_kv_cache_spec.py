@@ -21,7 +21,7 @@ from conformance.invalid_inputs.kv_cache_spec import (
     UNIFORM_INVALID_INPUTS,
 )
 from conformance.invalid_inputs.spec_memory import MAX_MEMORY_INVALID_INPUTS, kind_of
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.situations import Situations
 from conformance.strategies.kv_cache_spec import (
     ATTENTION,
@@ -296,15 +296,15 @@ def _is_mla(spec: Any) -> bool:
 @law("KVCacheSpec.max_memory_usage_bytes", max_memory_calls)
 def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Call) -> None:
     """Pages are whole; one page less would not hold what a request may keep."""
-    side = Side(target, call)
-    pages, rest = divmod(side.run(), side.arguments["self"].page_size_bytes)
+    invocation = Invocation(target, call)
+    pages, rest = divmod(invocation.run(), invocation.arguments["self"].page_size_bytes)
     assert rest == 0
     spec, kind = call.arguments["self"], kind_of(call)
     if made(call) == UNIFORM:
-        config = side.arguments["vllm_config"]
+        config = invocation.arguments["vllm_config"]
         of_each = [
             inner.max_memory_usage_bytes(config) / inner.page_size_bytes
-            for inner in side.arguments["self"].kv_cache_specs.values()
+            for inner in invocation.arguments["self"].kv_cache_specs.values()
         ]
         assert max(of_each) == pages
     elif kind in FULL:
@@ -321,8 +321,8 @@ def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Cal
 @law("KVCacheSpec.copy_with_new_block_size", copy_calls)
 def test_a_copy_differs_in_its_block_size_alone(target: Target, call: Call) -> None:
     """A copy of a copy is the spec; pages of attention grow with their blocks, states do not."""
-    side = Side(target, call)
-    spec, copy = side.arguments["self"], side.run()
+    invocation = Invocation(target, call)
+    spec, copy = invocation.arguments["self"], invocation.run()
     assert call.arguments["block_size"] == copy.block_size
     assert spec == copy.copy_with_new_block_size(spec.block_size)
     inner = getattr(copy, "kv_cache_specs", {})

@@ -9,7 +9,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.situations import Situations
 from conformance.strategies.kv_sharing import add_calls, initialize_calls
 from conformance.targets import Target
@@ -108,29 +108,29 @@ test_add_kv_sharing_layers_to_kv_cache_groups_refuses = same_refusal(ADD)
 @law("initialize_kv_cache_for_kv_sharing", initialize_calls)
 def test_sharing_twice_is_sharing_once(target: Target, call: Call) -> None:
     """Each layer has its target's cache and group, once; another call changes nothing."""
-    side = Side(target, call)
-    assert side.run() is None
-    once = shared(side.arguments)
-    caches, groups = side.arguments["kv_caches"], side.arguments["kv_cache_groups"]
+    invocation = Invocation(target, call)
+    assert invocation.run() is None
+    once = shared(invocation.arguments)
+    caches, groups = invocation.arguments["kv_caches"], invocation.arguments["kv_cache_groups"]
     for layer, owner in _pairs(call).items():
         assert caches[layer] is caches[owner]
         [home] = [group for group in groups if layer in group.layer_names]
         assert owner in home.layer_names
         assert home.layer_names.count(layer) == 1
-    side.run()
-    assert once == shared(side.arguments)
+    invocation.run()
+    assert once == shared(invocation.arguments)
 
 
 @law("add_kv_sharing_layers_to_kv_cache_groups", add_calls)
 def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
     """A group keeps its layers in their order; what is added stands behind, as it was given."""
-    side = Side(target, call)
-    side.run()
-    known = side.arguments.get("runner_only_attn_layers")
+    invocation = Invocation(target, call)
+    invocation.run()
+    known = invocation.arguments.get("runner_only_attn_layers")
     if known is not None:
         assert call.arguments["runner_only_attn_layers"] | _pairs(call).keys() == known
     for before, after in zip(
-        call.arguments["kv_cache_groups"], side.arguments["kv_cache_groups"], strict=True
+        call.arguments["kv_cache_groups"], invocation.arguments["kv_cache_groups"], strict=True
     ):
         number = len(before.layer_names)
         assert before.layer_names == after.layer_names[:number]
@@ -140,6 +140,6 @@ def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
             if owner in before.layer_names and layer not in before.layer_names
         ]
         assert added == after.layer_names[number:]
-    once = shared(side.arguments)
-    side.run()
-    assert once == shared(side.arguments)
+    once = shared(invocation.arguments)
+    invocation.run()
+    assert once == shared(invocation.arguments)

@@ -14,7 +14,7 @@ from conformance.invalid_inputs.layer_params import (
     GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     INFER_INVALID_INPUTS,
 )
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import (
     FLASHINFER_IMPL,
@@ -43,7 +43,7 @@ test_per_layer_parameters = same_answer(PARAMETERS)
 def test_parameters_compare_by_the_layer_s_own(target: Target, call: Call) -> None:
     """What is said of all layers takes no part in comparison; every other field does."""
     with target.running():
-        made, same, unlike = (Side(target, call).run() for _ in range(3))
+        made, same, unlike = (Invocation(target, call).run() for _ in range(3))
         same.has_same_window_lefts, same.has_same_all_params = True, False
         assert made == same
         for name in ("window_left", "logits_soft_cap", "sm_scale", "has_sinks"):
@@ -161,7 +161,7 @@ def test_the_first_layer_speaks_for_all(target: Target, call: Call) -> None:
     turned = dict([first, *reversed(others)])
     with target.running():
         found, again = (
-            Side(target, call.replacing(per_layer_params=params)).run()
+            Invocation(target, call.replacing(per_layer_params=params)).run()
             for params in (given, turned)
         )
     fields = ("window_left", "logits_soft_cap", "sm_scale", "has_sinks")

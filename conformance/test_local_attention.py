@@ -10,8 +10,8 @@ from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
 from conformance.interpretations.local_attention import VIRTUAL_REQUESTS
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
+from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
-from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.targets import Target
@@ -99,7 +99,7 @@ test_local_attention_elsewhere = refuses_elsewhere(
 def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     """A batch's virtual requests have its tokens, and none is longer than a chunk."""
     with target.running(checked=True):
-        virtual = Side(target, call).run()
+        virtual = Invocation(target, call).run()
     assert virtual.query_start_loc[-1] == call.facts.num_tokens
     assert virtual.num_reqs >= call.facts.num_reqs
     assert all(length <= call.arguments["attn_chunk_size"] for length in virtual.seq_lens)

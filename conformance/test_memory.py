@@ -13,7 +13,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.memory import MAX_INT64, request_calls, snapshot_calls
 from conformance.targets import Target
 from conformance.test_backend import refusal_of
@@ -75,7 +75,7 @@ test_request_memory_refuses = same_refusal(REQUEST)
 @law("request_memory", request_calls)
 def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
     """It is the least int that is no less than the product in double precision."""
-    found = Side(target, call).run()
+    found = Invocation(target, call).run()
     product = float(_total(call)) * float(_share(call))  # type: ignore[arg-type]  # a number
     assert type(found) is int
     assert found - 1 < product <= found

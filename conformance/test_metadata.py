@@ -21,9 +21,9 @@ from conformance.invalid_inputs.metadata import (
     VALIDATE_INVALID_INPUTS,
     invalid_metadata,
 )
+from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
@@ -130,13 +130,15 @@ LACKING: dict[str, tuple[str, ...]] = {
 
 def _own(target: Target, call: Call, lacking: str) -> Any:
     """Return what a target makes of an engine's own metadata, or that it told what it lacks."""
-    side = Side(target, call)
-    [name] = {"common_attn_metadata", "attn_metadata"} & side.arguments.keys()
-    fields = {k: v for k, v in vars(side.arguments[name]).items() if k not in LACKING[lacking]}
-    side.arguments[name] = SimpleNamespace(**fields)
+    invocation = Invocation(target, call)
+    [name] = {"common_attn_metadata", "attn_metadata"} & invocation.arguments.keys()
+    fields = {
+        k: v for k, v in vars(invocation.arguments[name]).items() if k not in LACKING[lacking]
+    }
+    invocation.arguments[name] = SimpleNamespace(**fields)
     with target.running(checked=True):
         try:
-            return side.run()
+            return invocation.run()
         except AttributeError:
             return "an AttributeError"
 

@@ -20,8 +20,8 @@ from conformance.invalid_inputs.mm_budget import (
     MAX_ITEMS_INVALID_INPUTS,
     MODALITY_INVALID_INPUTS,
 )
+from conformance.invocations import Invocation
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
     CACHES,
@@ -146,10 +146,10 @@ test_multimodal_budget_refuses = same_refusal(dataclasses.replace(BUDGET, observ
 @law("MultiModalBudget", budget_calls)
 def test_a_registry_is_asked_in_these_words(target: Target, call: Call) -> None:
     """The registry is asked with the very model, cache and limits, each in its own keyword."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        side.run()
-    registry, model = side.arguments["mm_registry"], side.arguments["model_config"]
+        invocation.run()
+    registry, model = invocation.arguments["mm_registry"], invocation.arguments["model_config"]
     known = {"cache": registry.cache}
     wanted = [
         ("limits", (model,), known),
@@ -232,7 +232,7 @@ def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
         )
         budget = Budget({**given, "mm_registry": registry})
         with target.running():
-            chosen.add(Side(target, call.replacing(self=budget)).run())
+            chosen.add(Invocation(target, call.replacing(self=budget)).run())
     assert len(chosen) == 1
     assert _largest(tokens) == tokens[chosen.pop()]
 
@@ -303,10 +303,10 @@ test_get_max_items_refuses = same_refusal(MAX_ITEMS)
 @law("MultiModalBudget.get_max_items", max_items_calls)
 def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
     """But for one item, which is always allowed, no bound is passed; a batch has at least one."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running():
-        per_prompt, per_batch = side.run()
-        encoder = side.arguments["self"].get_encoder_budget()
+        per_prompt, per_batch = invocation.run()
+        encoder = invocation.arguments["self"].get_encoder_budget()
     size = call.arguments["max_tokens_per_item"]
     if not size or not encoder:
         assert (0, 0) == (per_prompt, per_batch)
@@ -339,12 +339,12 @@ test_reset_cache = same_answer(RESET)
 @law("MultiModalBudget.reset_cache", RESET.calls)
 def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     """Each reset clears the cache that the registry gave once, and asks the registry nothing."""
-    side = Side(target, call)
-    registry = side.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
+    invocation = Invocation(target, call)
+    registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
     asked = list(registry.asked)
     for times in (1, 2):
         with target.running():
-            side.run()
+            invocation.run()
         cleared = None if registry.cache is None else registry.cache.cleared
         assert (None if registry.cache is None else times) == cleared
     assert asked == registry.asked
@@ -354,7 +354,7 @@ def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
 def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> None:
     """Where there are items, each fits what the encoder computes and what the cache holds."""
     with target.running():
-        budget = Side(target, call).run()
+        budget = Invocation(target, call).run()
     tokens = call.arguments["mm_registry"].tokens
     assert _largest(tokens) <= budget.get_encoder_budget()
     least = min(1, _largest(tokens))

@@ -18,8 +18,8 @@ from conformance.invalid_inputs.multimodal import (
     SANITY_INVALID_INPUTS,
     SCATTER_INVALID_INPUTS,
 )
+from conformance.invocations import Invocation
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.multimodal import (
     FLOATS,
     LAYOUTS,
@@ -150,14 +150,14 @@ test_sanity_check_mm_encoder_outputs_refuses = same_refusal(SANITY)
 @law("gather_mm_placeholders", scatter_calls, has_kernel=True)
 def test_gather_undoes_scatter(target: Target, call: Call) -> None:
     """What was scattered is gathered bit for bit, into memory of its own."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     gather = target.lookup("gather_mm_placeholders")
     with target.running(checked=True):
-        placeholders = side.run()
-        gathered = [gather(placeholders, side.arguments["is_embed"])]
+        placeholders = invocation.run()
+        gathered = [gather(placeholders, invocation.arguments["is_embed"])]
     if call.facts is not None:
         with target.running():
-            gathered.append(gather(placeholders.clone(), side.arguments["is_embed"]))
+            gathered.append(gather(placeholders.clone(), invocation.arguments["is_embed"]))
     for found in gathered:
         difference = first_difference(
             call.arguments["embeds"], found, "gathered", target.device or "cpu"
@@ -173,7 +173,7 @@ def test_what_is_no_embedding_is_nan(target: Target, call: Call) -> None:
     if rows is None:
         return
     with target.running(checked=True):
-        found = as_bytes(Side(target, call).run())
+        found = as_bytes(Invocation(target, call).run())
     found = found.reshape(len(rows.mask), rows.row_bytes)
     nan = NAN_BITS[rows.dtype].to_bytes(rows.dtype.itemsize, "little") * rows.embed_dim
     embeds = iter(as_bytes(call.arguments["embeds"]).reshape(sum(rows.mask), rows.row_bytes))
@@ -186,7 +186,7 @@ def _in_any_order(target: Target, call: Call) -> None:
     found = []
     for seed in range(3):
         with target.running(seed=seed):
-            found.append(Side(target, call).run())
+            found.append(Invocation(target, call).run())
     for other in found[1:]:
         assert as_bytes(found[0]).tobytes() == as_bytes(other).tobytes()
 
@@ -206,8 +206,8 @@ def test_any_order_of_threads_gathers_alike(target: Target, call: Call) -> None:
 def _is_as_reference_says(target: Target, call: Call) -> None:
     """Compare one answer with that of `reference`."""
     with target.running(checked=True):
-        found = Side(target, call).run()
-    wanted = Side(REFERENCE, call).run()
+        found = Invocation(target, call).run()
+    wanted = Invocation(REFERENCE, call).run()
     difference = first_difference(wanted, found, "result", target.device or "cpu")
     if difference is not None:
         raise Mismatch(call, target.name, difference)

@@ -11,7 +11,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.engines import Own
 from conformance.strategies.sequence_parallel import is_scattered_calls, whole
 from conformance.targets import Target
@@ -80,7 +80,7 @@ def test_who_is_scattered(target: Target, call: Call) -> None:
     def answer(**parts: Any) -> bool:
         changed = call.replacing(vllm_config=whole({**call.facts, **parts}))
         with target.running():
-            found = Side(target, changed).run()
+            found = Invocation(target, changed).run()
         assert type(found) is bool
         return found
 

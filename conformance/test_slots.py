@@ -20,10 +20,10 @@ from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
     SLOT_MAPPING_INVALID_INPUTS,
 )
+from conformance.invocations import Invocation
 from conformance.laws.interpretation import Reader
 from conformance.laws.law_checks import law_checks
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
@@ -215,7 +215,7 @@ def _slot_or_none(call: Call, token: int) -> int:
 def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
     """Without checked mode a token that reference refuses gets -1, never a neighbour's slot."""
     with target.running(checked=False, seed=len(call.arguments["positions"])):
-        got = Side(target, call).run().tolist()
+        got = Invocation(target, call).run().tolist()
     wanted = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
     wanted += [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
     difference = first_difference(wanted, got)
@@ -228,7 +228,7 @@ def test_kernel_blocks_hold_the_same_tokens(target: Target, call: Call) -> None:
     """Kernel blocks are the manager's blocks, each in as many pieces, in order."""
     count = call.arguments["blocks_per_kv_block"]
     with target.running(checked=True):
-        mapped = Side(target, call).run().tolist()
+        mapped = Invocation(target, call).run().tolist()
     flat = np.array(mapped, dtype=object).reshape(-1)
     owners = [block // count for block in flat]
     assert owners == [

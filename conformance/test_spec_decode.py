@@ -14,7 +14,7 @@ from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.conversion import address_of
 from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.spec_decode import reshape_output_calls, reshape_query_calls
 from conformance.targets import Target
 
@@ -94,10 +94,10 @@ def _corners(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 @law("reshape_query_for_spec_decode", reshape_query_calls)
 def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
     """Each request's tokens are where the query has them, and back again each is where it was."""
-    side = Side(target, call)
-    query = side.arguments["query"]
+    invocation = Invocation(target, call)
+    query = invocation.arguments["query"]
     with target.running(checked=True):
-        by_request = side.run()
+        by_request = invocation.run()
         back = target.lookup("reshape_attn_output_for_spec_decode")(by_request)
     assert query.shape == back.shape
     if 0 in query.shape:
@@ -115,10 +115,10 @@ def test_a_round_trip_is_the_same_memory(target: Target, call: Call) -> None:
 @law("reshape_attn_output_for_spec_decode", reshape_output_calls)
 def test_tokens_stay_where_they_are(target: Target, call: Call) -> None:
     """The tokens of the requests, one after another, are where the output has them."""
-    side = Side(target, call)
-    output = side.arguments["attn_output"]
+    invocation = Invocation(target, call)
+    output = invocation.arguments["attn_output"]
     with target.running(checked=True):
-        made = side.run()
+        made = invocation.run()
     if output.ndim == 3 or 0 in output.shape:
         return
     for i, j, *rest in _corners(tuple(output.shape)):

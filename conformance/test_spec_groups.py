@@ -13,7 +13,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.situations import Situations
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
@@ -40,10 +40,10 @@ test_containers = same_answer(CONTAINERS)
 @law("KVCacheConfig", container_calls)
 def test_containers_can_be_changed(target: Target, call: Call) -> None:
     """They hold the very objects that they are given, compare by value, and can be changed."""
-    side, again = Side(target, call), Side(target, call)
-    held = side.run()
+    invocation, again = Invocation(target, call), Invocation(target, call)
+    held = invocation.run()
     assert held == again.run()
-    for name, value in side.arguments.items():
+    for name, value in invocation.arguments.items():
         assert getattr(held, name) is value
         with contextlib.suppress(AttributeError):
             setattr(held, name, "another")
@@ -150,8 +150,8 @@ test_from_specs_refuses = same_refusal(FROM_SPECS)
 @law("KVCacheSpec.merge", merge_calls)
 def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
     """The order of specs does not matter, nor how often each stands there, nor the merged one."""
-    side = Side(target, call)
-    merged, entries = side.run(), side.arguments["specs"]
+    invocation = Invocation(target, call)
+    merged, entries = invocation.run(), invocation.arguments["specs"]
     merge = target.lookup(call.function)
     for again in ([*reversed(entries)], [*entries, *entries], [merged], [merged, *entries]):
         assert merged == merge(again)
@@ -164,8 +164,8 @@ def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
 @law(f"{UNIFORM}.from_specs", uniform_calls("from_specs"))
 def test_uniform_specs_are_their_specs(target: Target, call: Call) -> None:
     """The uniform spec holds each layer's own and a page of each; None where there is none."""
-    side = Side(target, call)
-    uniform, own = side.run(), side.arguments["specs"]
+    invocation = Invocation(target, call)
+    uniform, own = invocation.run(), invocation.arguments["specs"]
     assert (uniform is not None) == target.lookup(f"{UNIFORM}.is_uniform_type")(own)
     if uniform is None:
         return

@@ -28,8 +28,8 @@ from conformance.invalid_inputs.ubatch import (
     SLICE_STARTS_INVALID_INPUTS,
     SPLIT_INVALID_INPUTS,
 )
+from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
-from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
@@ -204,7 +204,7 @@ test_split_attn_metadata_laws = law_checks(SPLIT)
 def test_slices_cut_the_tokens(target: Target, call: Call) -> None:
     """The slices are consecutive, and their requests are those with a token in them."""
     with target.running(checked=True):
-        slices = Side(target, call).run()
+        slices = Invocation(target, call).run()
     lens = call.arguments["num_scheduled_tokens"].tolist()
     owner = [i for i, q in enumerate(lens) for _ in range(q)]
     edges = [0, *points_of(call), len(owner)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import as_bytes
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.strategies.arrays import Array
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache import Cache, Layer
@@ -27,11 +27,11 @@ def _writes(draw: Draw, preset: Preset) -> tuple[Call, int, float]:
     return draw(reshape_calls(preset)), draw(st.integers(0, 9)), draw(st.floats(0, 1))
 
 
-def _memories(side: Side, call: Call) -> dict[int, Any]:
-    """Return the tensors of a side with the guard bands around them, by number."""
+def _memories(invocation: Invocation, call: Call) -> dict[int, Any]:
+    """Return the tensors of an invocation with the guard bands around them, by number."""
     found = {}
     for layer in call.facts.layers:
-        raw = side.arguments["kv_cache_raw_tensors"][layer.name]
+        raw = invocation.arguments["kv_cache_raw_tensors"][layer.name]
         if isinstance(raw, torch.Tensor):
             raw = raw.as_strided((raw.numel() + 2 * GUARD_BYTES,), (1,), 0)
         found[layer.tensor] = raw
@@ -64,13 +64,13 @@ def test_a_write_shows_where_it_is_defined_to(
     if not layers:
         return
     layer = layers[number % len(layers)]
-    side = Side(target, call)
-    view = side.run()[layer.name]
+    invocation = Invocation(target, call)
+    view = invocation.run()[layer.name]
     shape = call.facts.shape(layer)
     assert shape == tuple(view.shape)
     element = round(part * (view.numel() - 1))
     index = tuple(map(int, np.unravel_index(element, shape)))
-    memories = _memories(side, call)
+    memories = _memories(invocation, call)
     before = {t: _bytes_of(memory) for t, memory in memories.items()}
     # All bits of the element turn over, whatever its dtype.
     one = view[index].reshape(1).view(torch.uint8)
@@ -94,11 +94,14 @@ def _places(view: Any, raw: Any) -> Array:
 @law("_reshape_kv_cache", reshape_calls)
 def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
     """A view of attention covers its tensor, states their part of each page, each byte once."""
-    side = Side(target, call)
-    views = side.run()
+    invocation = Invocation(target, call)
+    views = invocation.run()
     assert [layer.name for layer in call.facts.layers] == list(views)
     for layer in call.facts.layers:
-        raw, page = side.arguments["kv_cache_raw_tensors"][layer.name], layer.spec.page_size_bytes
+        raw, page = (
+            invocation.arguments["kv_cache_raw_tensors"][layer.name],
+            layer.spec.page_size_bytes,
+        )
         if not raw.numel():
             continue
         if not layer.is_mamba:
@@ -127,10 +130,10 @@ def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> 
     """Where there are states, block k of any layer is page k of its tensor."""
     if not call.facts.has_mamba:
         return
-    side = Side(target, call)
-    views = side.run()
+    invocation = Invocation(target, call)
+    views = invocation.run()
     for layer in attention(call):
-        raw = side.arguments["kv_cache_raw_tensors"][layer.name]
+        raw = invocation.arguments["kv_cache_raw_tensors"][layer.name]
         num_blocks = call.facts.num_blocks(layer)
         if not num_blocks:
             continue
@@ -145,8 +148,8 @@ def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> No
     """What one layer writes everywhere, all over its tensor read; those over others do not."""
     if not attention(call):
         return
-    side = Side(target, call)
-    views = side.run()
+    invocation = Invocation(target, call)
+    views = invocation.run()
     writer = attention(call)[0]
     views[writer.name].copy_(torch.zeros_like(views[writer.name]))
     for layer in call.facts.layers:
@@ -155,6 +158,6 @@ def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> No
         if layer.tensor == writer.tensor:
             assert are_zero
         else:
-            raw = side.call.arguments["kv_cache_raw_tensors"][layer.name]
-            now = side.arguments["kv_cache_raw_tensors"][layer.name]
+            raw = invocation.call.arguments["kv_cache_raw_tensors"][layer.name]
+            now = invocation.arguments["kv_cache_raw_tensors"][layer.name]
             assert np.array_equal(as_bytes(raw), as_bytes(now))

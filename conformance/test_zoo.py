@@ -54,9 +54,9 @@ class Budget:
             requested_max_model_len=min(MODELS[model].max_context_tokens, 4096),
         )
 
-    def deploy(self, side: Target, model: str) -> tuple[Calls, Deployment]:
-        """Deploy a model on a side, with a few bytes more than the blocks take."""
-        call, serving = Calls(side.implementation, side.device), self.serving(model)
+    def deploy(self, twin: Target, model: str) -> tuple[Calls, Deployment]:
+        """Deploy a model in a twin, with a few bytes more than the blocks take."""
+        call, serving = Calls(twin.implementation, twin.device), self.serving(model)
         memory_bytes = self.num_blocks * block_bytes(call, make_groups(call, serving)) + 7
         with in_layout(call, self.layout):
             return call, deploy(call, serving, memory_bytes)
@@ -94,9 +94,9 @@ def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool)
     """Every layer is given the metadata that reference gives it, one object for a group."""
     results: list[dict[str, Any]] = []
     handed_in: list[dict[str, Any]] = []
-    for side in (REFERENCE, target):
-        call, deployment = ONE_BLOCK.deploy(side, model)
-        with side.running(checked=checked):
+    for twin in (REFERENCE, target):
+        call, deployment = ONE_BLOCK.deploy(twin, model)
+        with twin.running(checked=checked):
             step = make_step(call, deployment)
             results.append(build_metadata(call, deployment, **step))
         assert sorted(deployment.layers) == sorted(results[-1])
@@ -165,8 +165,8 @@ def make_step(call: Calls, deployment: Deployment) -> dict[str, Any]:
 @pytest.mark.parametrize("model", MODELS)
 def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> None:
     """Allocating, viewing, sharing and binding one by one is what `init_kv_cache` does at once."""
-    for side in (REFERENCE, target):
-        call, deployment = HALVES.deploy(side, model)
+    for twin in (REFERENCE, target):
+        call, deployment = HALVES.deploy(twin, model)
         config = deployment.kv_cache_config
         with in_layout(call, HALVES.layout):
             raw = call("_allocate_kv_cache", config, call.device)
@@ -224,8 +224,8 @@ PLAIN = [
 def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model: str) -> None:
     """Where all layers are of a decoder, with windows or without, their specs are read off them."""
     layers = MODELS[model].layers
-    for side in (REFERENCE, target):
-        call, deployment = ONE_BLOCK.deploy(side, model)
+    for twin in (REFERENCE, target):
+        call, deployment = ONE_BLOCK.deploy(twin, model)
         specs = call("get_kv_cache_spec", deployment.vllm_config, call.dtype(MODELS[model].dtype))
         assert [layer.name for layer in layers if layer.keeps_cache] == list(specs)
         for group in deployment.kv_cache_config.kv_cache_groups:
@@ -235,8 +235,8 @@ def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model
 
 def test_one_backend_is_wanted_for_a_group(target: Target) -> None:
     """A group of two kinds of pages has two backends, and so needs two `AttentionGroup`s."""
-    for side in (REFERENCE, target):
-        call, deployment = ONE_BLOCK.deploy(side, "deepseek-v3.2-exp")
+    for twin in (REFERENCE, target):
+        call, deployment = ONE_BLOCK.deploy(twin, "deepseek-v3.2-exp")
         assert [2] == [len(groups) for groups in deployment.attn_groups]
         with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn\.indexer\.k_cache"):
             call(
@@ -252,8 +252,8 @@ def test_one_backend_is_wanted_for_a_group(target: Target) -> None:
 def test_the_bytes_add_up(target: Target, model: str, budget: Budget) -> None:
     """Tensors have the bytes that a count layer by layer comes to, and each layer sees its own."""
     serving = budget.serving(model)
-    for side in (REFERENCE, target):
-        _, deployment = budget.deploy(side, model)
+    for twin in (REFERENCE, target):
+        _, deployment = budget.deploy(twin, model)
         config = deployment.kv_cache_config
         sizes = [tensor.size for tensor in config.kv_cache_tensors]
         assert budget.num_blocks * bytes_of_a_block(serving) == sum(sizes)

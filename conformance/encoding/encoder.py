@@ -71,7 +71,7 @@ class Encoder:
         return dict([kind, ("id", number), *rest])
 
     def same(self, copied: Any, written: Any) -> None:
-        """Say that a side's copy of an object that was written is that object.
+        """Say that an implementation's copy of an object that was written is that object.
 
         Args:
             copied: What a `Converter` made of it; where it stands, a reference is written.

@@ -64,7 +64,7 @@ class Memory:
 
         Args:
             array: The array.
-            owner: What owns its memory: this, or a side's copy of this.
+            owner: What owns its memory: this, or an implementation's copy of this.
         """
         if not array.size:  # it lies nowhere
             return {"offset_bytes": 0, "strides_bytes": [0] * array.ndim}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.calls import Call
+from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, in_order, names_in_order
 from conformance.laws.interpretation import Interpretation, Reader, about, changing, requests_of
-from conformance.sides import Side
 from conformance.strategies.batch_order import (
     InputBatch,
     SchedulerOutput,
@@ -47,10 +47,10 @@ def made_order(target: Target, call: Call) -> list[int]:
 
 def _brought_in_order(target: Target, call: Call) -> InputBatch:
     """Return the input batch, as a target leaves it."""
-    side = Side(target, call)
+    invocation = Invocation(target, call)
     with target.running(checked=True):
-        side.run()
-    batch: InputBatch = side.arguments["input_batch"]
+        invocation.run()
+    batch: InputBatch = invocation.arguments["input_batch"]
     return batch
 
 

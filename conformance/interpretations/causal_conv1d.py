@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
+from conformance.invocations import Invocation
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, about
 from conformance.laws.statements import BLOCK_M
-from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
 from conformance.strategies.presets import Preset
@@ -48,7 +48,7 @@ def _starting(call: Call, change: Change) -> Call:
 def listed(target: Target, call: Call, seed: int = 0) -> tuple[list[int], list[int]]:
     """Return the two lists of programs that a target makes, padding included."""
     with target.running(checked=True, seed=seed):
-        _, sequences, offsets = Side(target, call).run()
+        _, sequences, offsets = Invocation(target, call).run()
     return sequences.tolist(), offsets.tolist()
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import reference
 from conformance.calls import Call
+from conformance.invocations import Invocation
 from conformance.laws.access import About, Access
 from conformance.laws.changes import Change
-from conformance.sides import Side
 from conformance.strategies.batches import Batch, Layout
 from conformance.targets import Target
 
@@ -35,7 +35,7 @@ class Reader:
     def answer(self, call: Call) -> Any:
         """Return what the target answers to a call, in checked mode."""
         with self.target.running(checked=True):
-            return Side(self.target, call).run()
+            return Invocation(self.target, call).run()
 
     def access(self, metadata: Any, layout: Layout) -> Access:
         """Return what a metadata means, the target's or `reference`'s.

@@ -8,8 +8,8 @@ from typing import Any
 from conformance.adapters.base import Namespace
 from conformance.calls import Call
 from conformance.contracts import InvalidInput
+from conformance.invocations import PLAIN, CallVariant, Invocation
 from conformance.script.literals import Writer
-from conformance.sides import PLAIN, CallVariant, Side
 from conformance.targets import REFERENCE, Target
 from conformance.vectors.subjects import contracts
 
@@ -65,7 +65,7 @@ def written(writer: Writer, call: Call) -> tuple[dict[str, str], dict[str, str]]
 def expected_of(call: Call) -> list[Any]:
     """Return what `reference` answers, in a list; everything that it could, where it refuses."""
     try:
-        return [Side(REFERENCE, call).run()]
+        return [Invocation(REFERENCE, call).run()]
     except Exception:  # noqa: BLE001  # whatever it is, it is no answer
         return []
 

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from conformance.calls import Call
+from conformance.invocations import by_position_of
 from conformance.script.asked import (
     Asked,
     dict_of,
@@ -23,7 +24,6 @@ from conformance.script.harnessed import with_harness
 from conformance.script.header import module_of
 from conformance.script.literals import Writer, can_be_shared
 from conformance.script.parts import STRIDED, TENSOR, TENSOR_BY_BITS, comparison_of, lines_of
-from conformance.sides import by_position_of
 from conformance.targets import REFERENCE
 
 
@@ -64,7 +64,7 @@ def _alone(asked: Asked) -> str:
         end = f'return {{"result": {_call_of(asked)}, {kept}{memories}}}'
         values, tail = [*expected_of(call), *call.arguments.values()], _asking(asked)
     else:
-        start = "def make(m, array):  # the arguments of a side"
+        start = "def make(m, array):  # the arguments of a twin"
         end = f"return arguments, {'hints' if hints else '{}'}"
         values, tail = [*call.arguments.values()], _refusing(asked)
     blocks = [
@@ -80,7 +80,7 @@ def _alone(asked: Asked) -> str:
 
 
 def _function(function: str) -> str:
-    """Return a function of a side's module as an expression."""
+    """Return a function of a twin's module as an expression."""
     found: Any = REFERENCE.implementation
     for name in function.split("."):
         found = getattr(found, name)
@@ -101,7 +101,7 @@ def _call_of(asked: Asked) -> str:
 
 
 def _asking(asked: Asked) -> list[str]:
-    """Return the lines that call both sides and compare their answers."""
+    """Return the lines that call both twins and compare their answers."""
     if asked.raises:
         lines = told_if_raised(["got = answer(impl, tensor)"])
         lines += ["compare(answer(reference, np.array), got)"]
@@ -118,15 +118,15 @@ def _asking(asked: Asked) -> list[str]:
 
 
 def _refusing(asked: Asked) -> list[str]:
-    """Return the lines that see whether a side refuses, for the right reason, changing nothing."""
+    """Return the lines that check that the twins refuse for the right reason, changing nothing."""
     invalid = asked.invalid
     assert invalid is not None
     has_checks = hasattr(module_of(asked.target), "checks")
     modes = "(True,)" if invalid.is_value or not has_checks else "(True, False)"
-    sides = "[(impl, tensor)]" if invalid.is_hint else "[(reference, np.array), (impl, tensor)]"
+    twins = "[(impl, tensor)]" if invalid.is_hint else "[(reference, np.array), (impl, tensor)]"
     return [
         f"for _ in map(impl.checks, {modes}):" if has_checks else "for _ in range(1):",
-        f"    for m, array in {sides}:",
+        f"    for m, array in {twins}:",
         "        (arguments, hints), (fresh, _) = make(m, array), make(m, array)",
         "        try:",
         f'            got = f"returned {{{_call_of(asked)}}}"',

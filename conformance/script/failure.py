@@ -13,6 +13,7 @@ from conformance.calls import Call
 from conformance.checks import Check
 from conformance.comparison import Verdict, first_difference
 from conformance.encoding import Encoder, pruned
+from conformance.invocations import PLAIN, Invocation
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.script.arrays import UnwritableError
@@ -22,7 +23,6 @@ from conformance.script.fitting import Block, TooLongError, fitted
 from conformance.script.harnessed import loaded_by
 from conformance.script.pointing import pointed_at
 from conformance.script.sessions import script_of_session
-from conformance.sides import PLAIN, Side
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, Target
 
@@ -139,14 +139,15 @@ def _asked(
 def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked | None:
     """Return the first call of a law that both twins answer otherwise, None where there is none."""
     made: list[Call] = []
-    real = Side.run
+    real = Invocation.run
 
-    def run(side: Side) -> Any:
-        if side.target is target:
-            made.append(side.call)
-        return real(side)
+    def run(invocation: Invocation) -> Any:
+        if invocation.target is target:
+            made.append(invocation.call)
+        return real(invocation)
 
-    with mock.patch.object(Side, "run", run), contextlib.suppress(*RAISED):  # it fails, as known
+    # It fails, as is known.
+    with mock.patch.object(Invocation, "run", run), contextlib.suppress(*RAISED):
         check.body(target, example)
     made += list(_calls_in(example, 0))
     return next(
@@ -155,10 +156,10 @@ def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked
 
 
 def _is_answered_otherwise(call: Call, target: Target) -> bool:
-    sides = Side(REFERENCE, call), Side(target, call)
+    both = Invocation(REFERENCE, call), Invocation(target, call)
     try:
         with target.running(checked=True):
-            wanted, got = (side.run() for side in sides)
+            wanted, got = (invocation.run() for invocation in both)
     except RAISED:  # a law that refuses is another's
         return False
     return first_difference(wanted, got, "result", target.device or "cpu") is not None

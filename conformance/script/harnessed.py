@@ -27,15 +27,15 @@ def with_harness(asked: Asked) -> str:
     """Return a script that takes from the harness what NumPy and torch have not."""
     call, target, writer = asked.call, asked.target, Writer(is_harness=True)
     arguments, hints = written(writer, call)
-    reason = "an engine's objects are made on both sides"
+    reason = "an engine's objects are made for both twins"
     if target.is_simulated:
         reason = "kernels are simulated"
     elif asked.stands_alone:
         reason = "without it there would be more than 40 lines"
     own = [
-        "from conformance.contracts import Call",
+        "from conformance.calls import Call",
         "from conformance.implementations import load_implementation",
-        "from conformance.sides import CallVariant, Side",
+        "from conformance.invocations import CallVariant, Invocation",
         "from conformance.targets import REFERENCE, choose_targets",
         *sorted(writer.imports),
     ]
@@ -46,16 +46,16 @@ def with_harness(asked: Asked) -> str:
     loaded = f"load_implementation({loaded_by(target)})"
     head = [f"target, m = choose_targets({name!r}, [{loaded}])[0], reference"]
     if asked.invalid is None:
-        result = "side.run()"
+        result = "one.run()"
         if contract is not None and contract.shows:
             result = f"contracts()[{call.function!r}].shows({result})"
         own.insert(0, "from conformance.comparison import first_difference")
-        asking = [f"wanted, got = [{result} for side in sides]"]
+        asking = [f"wanted, got = [{result} for one in made]"]
         asking = told_if_raised(asking) if asked.raises else asking
         tail = [
             "for checked in (True, False):",
             "    both = REFERENCE, target",
-            f"    sides = [Side(who, call, CallVariant({_manner(asked)})) for who in both]",
+            f"    made = [Invocation(who, call, CallVariant({_manner(asked)})) for who in both]",
             f"    with target.running(checked=checked, seed={asked.seed}):",
             *(f"        {line}" for line in asking),
             *_comparing_with_harness(asked),
@@ -81,16 +81,16 @@ def _comparing_with_harness(asked: Asked) -> list[str]:
     contract = contracts().get(asked.call.function)
     changes = frozenset() if contract is None else contract.changes
     if contract is not None and contract.observe is not None:
-        observe = f"contracts()[{asked.call.function!r}].observe(side.arguments)"
-        lines.append(f"    found = found or first_difference(*({observe} for side in sides))")
+        observe = f"contracts()[{asked.call.function!r}].observe(one.arguments)"
+        lines.append(f"    found = found or first_difference(*({observe} for one in made))")
     else:
         for name in sorted(changes & set(asked.call.arguments)):
-            both = f"*(side.arguments[{name!r}] for side in sides)"
+            both = f"*(one.arguments[{name!r}] for one in made)"
             lines.append(f"    found = found or first_difference({both}, {name!r}, target.device)")
     return [
         *lines,
         "    if found is not None: sys.exit(found.line)",
-        f"    sides[1].check_unchanged(frozenset({sorted(changes)}))",
+        f"    made[1].check_unchanged(frozenset({sorted(changes)}))",
     ]
 
 
@@ -114,14 +114,14 @@ def loaded_by(target: Target) -> str:
 def _refusing_with_harness(invalid: InvalidInput) -> list[str]:
     return [
         f"for who in ({'' if invalid.is_hint else 'REFERENCE, '}target,):",
-        "    side = Side(who, call)",
+        "    invocation = Invocation(who, call)",
         "    with who.running(checked=True):",
         "        try:",
-        '            got = f"returned {side.run()}"',
+        '            got = f"returned {invocation.run()}"',
         "        except (Exception, SystemExit) as error:",
         '            got = f"{type(error).__name__}: {error}"',
         f"            if {is_refused(invalid)}:",
-        "                side.check_unchanged(frozenset())",
+        "                invocation.check_unchanged(frozenset())",
         "                continue",
         f'    sys.exit(f"the call = {{got}}, but should be " {refusal_of(invalid)!r})',
         'print("refused as it should be")',

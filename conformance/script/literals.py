@@ -1,6 +1,6 @@
 """Writes values as Python source: arguments as they were drawn, for a script that stands alone.
 
-The source speaks of a side by the names that it has in the script: `m` is the side's module,
+The source names a twin as the script does: `m` is the twin's module,
 `array(values, dtype)` makes its arrays.
 """
 
@@ -113,7 +113,7 @@ class Writer:
         self.lines.append(f"{self._names[key]} = {text}")
 
     def _maker(self, name: str) -> str:
-        """Return what makes an array of a name: the side, or NumPy on both sides."""
+        """Return what makes an array of a name: the twin, or NumPy for both twins."""
         return "np.array" if name in NUMPY_IN_BOTH_TWINS or self.is_harness else "array"
 
     def _key(self, value: Any, name: str) -> tuple[int, str]:
@@ -163,7 +163,7 @@ class Writer:
         return self._by_side(numpy, f"torch.{name}", numpy, None)
 
     def _by_side(self, ours: str, theirs: str, in_harness: str, value: Any) -> str:
-        """Write what is another thing on each side, which the harness carries by itself."""
+        """Write what is another thing for each twin, which the harness converts by itself."""
         if not self.is_harness:
             return f"({ours} if m is reference else {theirs})"
         if value is not None:

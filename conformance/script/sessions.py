@@ -1,4 +1,4 @@
-"""Scripts of sessions: what is done to an object that keeps state, on both sides in step."""
+"""Scripts of sessions: the same operations on both twins' objects that keep state."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ FP8_DS_MLA_BYTES = 656
 
 @dataclasses.dataclass(frozen=True)
 class Backend(Factory):
-    """How to make a backend class, or an instance of one, on a side.
+    """How to make a backend class, or an instance of one, for an implementation.
 
     Attributes:
         name: What `get_name()` answers; the class is called after it.

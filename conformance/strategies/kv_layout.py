@@ -30,7 +30,7 @@ STRANGE: tuple[Callable[[], object], ...] = (
 """Values of all types that are no layouts, made anew each time; the last are arrays of text."""
 
 NUM_CARRIED = len(STRANGE) - 2
-"""How many of them have a twin on every side; torch knows no text."""
+"""How many of them exist for every implementation; torch knows no text."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,19 +14,19 @@ from conformance.conversion import Converter
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call
 from conformance.encoding.elements import Json
-from conformance.sides import Side
+from conformance.invocations import Invocation
 from conformance.targets import REFERENCE
 
 
 class _Pairing(Converter):
-    """Copies values to `reference`'s side, and remembers which is the copy of which."""
+    """Copies values for `reference`, and remembers which is the copy of which."""
 
     def __init__(self) -> None:
         super().__init__(REFERENCE.implementation, None)
         self.pairs: list[tuple[Any, Any]] = []
 
     def convert(self, value: Any, path: str) -> Any:
-        """Return this side's copy of a value."""
+        """Return `reference`'s copy of a value."""
         converted = super().convert(value, path)
         if not isinstance(value, int | str | float | tuple | np.generic) and converted is not None:
             self.pairs.append((value, converted))
@@ -84,7 +84,7 @@ def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[
         return case
     asked: list[tuple[Json, Any, Any]] = []
     read = decode_call(case, Decoder(case.get("memories", ()), asked))
-    check_refusal(Side(REFERENCE, read), invalid, contract.observe)
+    check_refusal(Invocation(REFERENCE, read), invalid, contract.observe)
     for node, question, answer in asked:
         encoder = Encoder()
         entry = {"asked": [*map(encoder.encode, question)], "answer": encoder.encode(answer)}

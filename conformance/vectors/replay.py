@@ -20,9 +20,9 @@ from conformance.comparison import Difference, Verdict, first_difference, parts
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, decode_call
 from conformance.encoding.elements import Json
+from conformance.invocations import Invocation
 from conformance.profiles import Kind
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.cases import OBSERVED, after_call
 from conformance.vectors.kept import CaseCheck, read_json
@@ -157,7 +157,7 @@ class _Expected:
 
 def _replay_answer(case: Json, target: Target, contract: Contract, *, checked: bool) -> None:
     __tracebackhide__ = True
-    expected, actual = _Expected(case), Side(target, decode_call(case))
+    expected, actual = _Expected(case), Invocation(target, decode_call(case))
     with target.running(checked=checked):
         try:
             got = actual.run()
@@ -180,7 +180,7 @@ def _replay_answer(case: Json, target: Target, contract: Contract, *, checked: b
 
 
 def _aliasing(
-    contract: Contract, expected: _Expected, actual: Side, got: object
+    contract: Contract, expected: _Expected, actual: Invocation, got: object
 ) -> Difference | None:
     """Return the first place where a result lies in other memory than the case says."""
     if contract.compares_views:
@@ -190,7 +190,7 @@ def _aliasing(
     return next(actual.aliasing(got, aliases), None)
 
 
-def _applies(alias: Alias, contract: Contract, expected: _Expected, actual: Side) -> bool:
+def _applies(alias: Alias, contract: Contract, expected: _Expected, actual: Invocation) -> bool:
     """Tell whether a definition speaks of this call: where it does, the case bears it out."""
     if contract.shows is not None:  # what is written is not the result itself
         return alias.applies(actual.call)
@@ -207,11 +207,11 @@ def _replay_refusal(case: Json, target: Target, contract: Contract) -> None:
     __tracebackhide__ = True
     invalid = invalid_input_of(case["refusal"])
     call = decode_call(case)
-    check_refusal(Side(target, call), invalid, contract.observe)
+    check_refusal(Invocation(target, call), invalid, contract.observe)
     if invalid.is_value:
-        check_stays_inside(Side(target, call), invalid, contract.changes)
+        check_stays_inside(Invocation(target, call), invalid, contract.changes)
     else:
-        check_refusal(Side(target, call), invalid, contract.observe, checked=False)
+        check_refusal(Invocation(target, call), invalid, contract.observe, checked=False)
 
 
 def invalid_input_of(refusal: Json) -> InvalidInput:

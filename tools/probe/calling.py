@@ -16,7 +16,7 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.sides import PLAIN, CallVariant, Side
+from conformance.invocations import PLAIN, CallVariant, Invocation
 from tools.probe.target import ReferenceTarget
 
 REFERENCE: Final = ReferenceTarget("reference", reference, None)
@@ -42,14 +42,14 @@ class Outcome:
     """What a call did.
 
     Attributes:
-        side: The copies of its arguments; None if they could not be made.
+        invocation: The copies of its arguments; None if they could not be made.
         result: What it returned.
         error: What it raised.
         seconds: Its processor time.
         grown_bytes: By how much the process' peak size rose.
     """
 
-    side: Side | None = None
+    invocation: Invocation | None = None
     result: Any = None
     error: BaseException | None = None
     seconds: float = 0.0
@@ -108,29 +108,29 @@ def call_fast(
     with target.implementation.checks(checked), warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            outcome.side = copy_arguments(target, call, variant)
+            outcome.invocation = copy_arguments(target, call, variant)
             if is_protected:
-                outcome.side.converter.protect()  # type: ignore[attr-defined]  # a PlacingCarrier
+                outcome.invocation.converter.protect()  # type: ignore[attr-defined]  # a PlacingCarrier
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             start = time.process_time()
             with inside or nullcontext(), time_limit(seconds):
-                outcome.result = outcome.side.run()
+                outcome.result = outcome.invocation.run()
         except TooSlowError:
             outcome.error = TimeoutError(f"took longer than {seconds} s")
         except (Exception, SystemExit) as error:  # noqa: BLE001  # it is checked whatever it is
             outcome.error = error
-    if outcome.side is not None:
+    if outcome.invocation is not None:
         outcome.seconds = time.process_time() - start
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         outcome.grown_bytes = (after - before) * 1024
     return outcome
 
 
-def copy_arguments(target: Any, call: Call, variant: CallVariant = PLAIN) -> Side:
+def copy_arguments(target: Any, call: Call, variant: CallVariant = PLAIN) -> Invocation:
     """Return the copies of a call's arguments, with which it can be made."""
     for report in BEFORE_A_CALL:
         report(call)
-    return Side(target, call, variant, target.changes)
+    return Invocation(target, call, variant, target.changes)
 
 
 def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:
@@ -139,8 +139,8 @@ def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:
     try:
         with time_limit(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            outcome.side = Side(REFERENCE, call)
-            outcome.result = outcome.side.run()
+            outcome.invocation = Invocation(REFERENCE, call)
+            outcome.result = outcome.invocation.run()
     except (TooSlowError, MemoryError, RecursionError):
         return None
     except (Exception, SystemExit) as error:  # noqa: BLE001  # it is compared whatever it is

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.calls import Call
-from conformance.sides import PLAIN, CallVariant
+from conformance.invocations import PLAIN, CallVariant
 from tools.probe.calling import Outcome, call_fast
 from tools.probe.checks import check_error, check_resources, check_result
 from tools.probe.pools import Pool

@@ -96,8 +96,8 @@ def check_error(
             yield "attribute of no argument", where, message
     elif not (_names_in(call) | _names_in(valid)) & set(re.findall(r"\w+", str(error))):
         yield "message names no argument", where, message
-    if outcome.side is not None:
-        changed = outcome.side.converter.changed(frozenset())
+    if outcome.invocation is not None:
+        changed = outcome.invocation.converter.changed(frozenset())
         if changed is not None:
             yield "changed after an exception", where, f"{changed.line}; {message}"
 
@@ -117,8 +117,8 @@ def check_result(
 
 def check_unchanged(contract: Contract, got: Outcome) -> Iterator[Finding]:
     """Yield what changed that may not."""
-    if got.side is not None:
-        changed = got.side.converter.changed(contract.changes)
+    if got.invocation is not None:
+        changed = got.invocation.converter.changed(contract.changes)
         if changed is not None:
             yield "changed an input", path_of(changed.line), changed.line
 
@@ -175,7 +175,7 @@ def is_callers_own(outcome: Outcome) -> bool:
     error = outcome.error
     if error is None:
         return False
-    if isinstance(error, HostilityError) or outcome.side is None:
+    if isinstance(error, HostilityError) or outcome.invocation is None:
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and CALLERS_FILES.search(frames[-1].filename) is not None
@@ -228,9 +228,9 @@ def _names_in(call: Call) -> set[str]:
 
 def _is_given(owner: object, outcome: Outcome) -> bool:
     """Tell whether an object is in the arguments of a call."""
-    assert outcome.side is not None  # noqa: S101  # `is_callers_own` says so
+    assert outcome.invocation is not None  # noqa: S101  # `is_callers_own` says so
     seen: set[int] = set()
-    left: list[Any] = [outcome.side.arguments, outcome.side.hints]
+    left: list[Any] = [outcome.invocation.arguments, outcome.invocation.hints]
     while left:
         value = left.pop()
         if value is owner:

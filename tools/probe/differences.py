@@ -63,9 +63,9 @@ def _is_of_subclass(difference: Difference, result: Any) -> bool:
 def _difference_in_changes(
     contract: Contract, expected: Outcome, got: Outcome
 ) -> Difference | None:
-    if expected.side is None or got.side is None:
+    if expected.invocation is None or got.invocation is None:
         return None
-    ours, theirs = expected.side.arguments, got.side.arguments
+    ours, theirs = expected.invocation.arguments, got.invocation.arguments
     if contract.observe is not None:
         return first_difference(contract.observe(ours), contract.observe(theirs), "changed")
     for name in sorted(contract.changes & set(ours)):

@@ -144,9 +144,9 @@ class _Tables:
         call = self.case.call = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
         after = copy.deepcopy(self.model)
         _call_model(after, operation.method, call)
-        side = copy_arguments(_Method(self.case.target, self.actual, operation.method), call)
+        invocation = copy_arguments(_Method(self.case.target, self.actual, operation.method), call)
         try:
-            is_interrupted = Interrupter(fast, self.random.randint(1, 300)).run(side.run)
+            is_interrupted = Interrupter(fast, self.random.randint(1, 300)).run(invocation.run)
         except Exception:  # noqa: BLE001  # `apply` reports it
             return
         rows = torch.arange(self.num_rows, dtype=torch.int32)

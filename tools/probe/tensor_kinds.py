@@ -197,7 +197,7 @@ class OfKind(Factory):
     tensor: torch.Tensor | None = None
 
     def make(self, converter: Converter) -> Any:
-        """Return the array, of that kind on the side of `fast`.
+        """Return the array, of that kind as `fast` takes it.
 
         Raises:
             NoSuchKindError: There is no such tensor of these values.

@@ -12,7 +12,7 @@ from typing import Any, Final
 import fast
 from conformance.comparison import first_difference, parts
 from conformance.interrupts import Interrupter
-from conformance.sides import CallVariant
+from conformance.invocations import CallVariant
 from tools.probe.array_values import other_layout
 from tools.probe.calling import Outcome, call_reference, copy_arguments
 from tools.probe.case import Case, array_sites, named, refused
@@ -54,9 +54,9 @@ def interrupted(case: Case) -> Iterator[Finding]:
     at = int(10 ** case.random.uniform(0, 3.3))
     with case.target.implementation.checks(case.random.random() < 0.3):
         got = Outcome(copy_arguments(case.target, call))
-        assert got.side is not None  # noqa: S101
+        assert got.invocation is not None  # noqa: S101
         try:
-            Interrupter(fast, at).run(got.side.run)
+            Interrupter(fast, at).run(got.invocation.run)
         except Exception as error:  # noqa: BLE001  # is the finding
             yield from named("interrupted", refused(error))
     yield from named("interrupted", check_unchanged(case.subject.contract, got))
@@ -69,17 +69,17 @@ def in_threads(case: Case) -> Iterator[Finding]:
     jobs = [(call, expected) for call, expected in chosen if expected is not None]
     if not jobs:
         return
-    sides = [[copy_arguments(case.target, call) for _ in range(4)] for call, _ in jobs]
+    invocations = [[copy_arguments(case.target, call) for _ in range(4)] for call, _ in jobs]
     got: list[list[Outcome]] = [[] for _ in jobs]
     start = threading.Barrier(len(jobs))
 
     def work(at: int) -> None:
         start.wait()
-        for turn, side in enumerate(sides[at]):
-            outcome = Outcome(side)
+        for turn, invocation in enumerate(invocations[at]):
+            outcome = Outcome(invocation)
             try:
                 with case.target.implementation.checks(at == 0 and turn % 2 == 0):
-                    outcome.result = side.run()
+                    outcome.result = invocation.run()
             except Exception as error:  # noqa: BLE001  # is the finding
                 outcome.error = error
             got[at].append(outcome)

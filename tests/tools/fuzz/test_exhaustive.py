@@ -20,9 +20,9 @@ import torch
 import fast
 from conformance.calls import Call
 from conformance.comparison import Verdict, first_difference
+from conformance.invocations import Invocation
 from conformance.profiles import Kind
 from conformance.report import Mismatch
-from conformance.sides import Side
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE, TARGETS
 from tests.tools.fuzz.contexts import KeepingContext
@@ -257,10 +257,10 @@ def _results(scope: str, number: int) -> Iterator[tuple[Any, Any]]:
         call = cases.case(step * 1_000_003 % count)
         assert isinstance(call, Call)
         try:
-            wanted = Side(REFERENCE, call).run()
+            wanted = Invocation(REFERENCE, call).run()
         except RAISED:
             continue
-        yield wanted, Side(HOST, call).run()
+        yield wanted, Invocation(HOST, call).run()
         number -= 1
         if not number:
             return

@@ -12,9 +12,9 @@ from typing import Any
 from conformance.calls import Call
 from conformance.checks import Check, _Broken, _Valid  # what the checks' strategies draw
 from conformance.contracts import InvalidInput
+from conformance.invocations import PLAIN, Invocation
 from conformance.profiles import Kind
 from conformance.sessions import _Life
-from conformance.sides import PLAIN, Side
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE
 from tools.fuzz.exhaustive.comparing import Case
@@ -66,7 +66,7 @@ def _drawn(case: Case) -> tuple[Kind, object]:
     if isinstance(case, Session):
         return Kind.SAME_ANSWER, _Life(with_refusals(case), PLAIN, 0)
     try:
-        Side(REFERENCE, case).run()
+        Invocation(REFERENCE, case).run()
     except RAISED as error:
         refused: Any = type(error)
     else:

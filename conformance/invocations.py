@@ -58,16 +58,16 @@ PLAIN = CallVariant()
 
 
 @dataclasses.dataclass
-class Side:
-    """One side's copy of a call, before and after it was made.
+class Invocation:
+    """A call on one target: with its own copies of the arguments, before and after it is made.
 
     Attributes:
-        target: Whose side it is.
+        target: What is called.
         call: The call as drawn.
         variant: How it is made.
         written: Names of the arguments that the function writes.
         converter: What copied the arguments.
-        arguments: This side's copies of the arguments.
+        arguments: The target's copies of the arguments.
         hints: And of the hints; `reference` is given none.
     """
 
@@ -91,7 +91,7 @@ class Side:
         self.arguments, self.hints = self._copies(self.call)
 
     def _copies(self, call: Call) -> tuple[Arguments, Arguments]:
-        """Return this side's copies of a call's arguments and hints."""
+        """Return the target's copies of a call's arguments and hints."""
         hints = {} if self.target is REFERENCE else call.hints
         arguments, hints = (
             {name: self.converter.convert(value, name) for name, value in given.items()}
@@ -100,17 +100,17 @@ class Side:
         return arguments, hints
 
     @contextmanager
-    def with_call(self, call: Call) -> Iterator[Side]:
-        """Make a side of a call that differs a little: what both have is copied once for both.
+    def with_call(self, call: Call) -> Iterator[Invocation]:
+        """Yield the invocation of a call that differs a little: what both share is copied once.
 
-        This side must not have been called, and whatever is called inside must be refused, so that
-        all is as it was.
+        This invocation must not have run, and calls inside must be refused, so that its arguments
+        are unchanged.
         """
         with self.converter.forgetting():
-            side = copy.copy(self)
-            side.call = call
-            side.arguments, side.hints = self._copies(call)
-            yield side
+            invocation = copy.copy(self)
+            invocation.call = call
+            invocation.arguments, invocation.hints = self._copies(call)
+            yield invocation
 
     def run(self) -> Any:
         """Call the function and return what it returns."""
