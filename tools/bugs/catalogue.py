@@ -1,6 +1,6 @@
-"""Reads the catalogue: `tests/conformance/bugs`, with a file of patches for each module of `fast`.
+"""Reads the catalogue: `tests/conformance/bugs`, with a file of patches for each module.
 
-An entry of `_native/slots.toml`, which patches `fast/_native/slots.py`:
+An entry of `fast/_native/slots.toml`, which patches `fast/_native/slots.py`:
 
     [compute_slot_mapping."slots in int32"]         # the function that is wrong, and how
     why = "Right until the cache has 2**31 slots."  # what happens, or why nobody would notice
@@ -9,6 +9,13 @@ An entry of `_native/slots.toml`, which patches `fast/_native/slots.py`:
     new = "return torch.from_numpy(slots).int()"    # what replaces it
     caught_by = "same answer"                       # a kind of check, or a law; this is the default
     target = "host"                                 # the default; for kernels it is `sim`
+    message = "slots"                               # a pattern that the failure matches; optional
+
+An entry of the function `replay` is a bug that the replay of the default trace must catch:
+
+    [replay."BlockTables.move_row: rows change places"]
+    model = "llama-3.1-8b"                          # whose replay; this is the default
+    num_speculative_tokens = 2                      # drafts of each decode; default: 0
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ FOLDER: Final = Path(__file__).parents[2] / "tests" / "conformance" / "bugs"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A patch of a module of `fast`.
+    """A patch of a module.
 
     Attributes:
         function: The function whose checks must catch it, by the name that they have for it.
@@ -41,6 +48,9 @@ class Bug:
         within: The function or class in which each piece occurs once; empty: the module.
         target: The target on which the checks run.
         caught_by: The kind of check that must catch it, or the name of the law.
+        message: A pattern that a line of the failure must match.
+        model: The model whose replay must catch it, where it is a bug that a replay catches.
+        num_speculative_tokens: The draft tokens of each decode of that replay.
     """
 
     function: str
@@ -52,6 +62,9 @@ class Bug:
     within: str = ""
     target: str = "host"
     caught_by: str = "same answer"
+    message: str = ""
+    model: str = "llama-3.1-8b"
+    num_speculative_tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -59,7 +72,7 @@ class Bug:
         return f"{self.function}: {self.what}"
 
     def planted(self) -> AbstractContextManager[None]:
-        """Return a block in which `fast` has the bug.
+        """Return a block in which the module has the bug.
 
         Raises:
             ValueError: A piece does not occur exactly once.
@@ -83,8 +96,8 @@ def read_catalogue(folder: Path = FOLDER) -> Iterator[Bug]:
     """
     for path in sorted(folder.rglob("*.toml")):
         parts = path.relative_to(folder).with_suffix("").parts
-        target = "sim" if parts[0] == "kernels" else "host"
-        common = {"module": ".".join(("fast", *parts)), "target": target}
+        target = "sim" if parts[:2] == ("fast", "kernels") else "host"
+        common = {"module": ".".join(parts), "target": target}
         for function, bugs in tomllib.loads(path.read_text(encoding="utf-8")).items():
             for what, fields in bugs.items():
                 try:

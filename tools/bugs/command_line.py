@@ -171,7 +171,7 @@ def evaluate(bug: Bug) -> Outcome:
     """
     # They take long to import.
     from conformance.profiles import PROFILES  # noqa: PLC0415
-    from tools.bugs.evaluation import checks_of, first_failure  # noqa: PLC0415
+    from tools.bugs.evaluation import find  # noqa: PLC0415
 
     started = time.perf_counter()
     found = None
@@ -179,18 +179,16 @@ def evaluate(bug: Bug) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # as in the conformance run
-            checks = checks_of(bug.function, bug.target)
-            with bug.planted():
-                found = first_failure(checks, bug.target, PROFILES["default"])
+            found = find(bug, PROFILES["default"], by_any_check=True)
     except ValueError as error:  # the patch does not apply
         fields = {"verdict": "broken patch", "error": str(error)}
     if found is not None:
         difference = getattr(found.error, "difference", None)
         first = (str(found.error).strip().splitlines() or [""])[0]
         fields = {
-            "verdict": "caught" if found.is_finding else "broken patch",
+            "verdict": "caught" if found.shows(bug) else "broken patch",
             "test": found.test,
-            "kind": found.check.kind.value,
+            "kind": found.kind,
             "example": found.number,
             "drawn": found.drawn,
             "error": f"{type(found.error).__name__}: {difference.line if difference else first}",

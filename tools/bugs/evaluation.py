@@ -7,8 +7,9 @@ import functools
 import importlib
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import conformance
 from conformance.checks import FAILURES, Check, checks_in
@@ -18,10 +19,22 @@ from conformance.profiles import Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER
 from conformance.targets import TARGETS
+from conformance.traffic.batches import servable
+from conformance.traffic.engine import TraceEngine
+from conformance.traffic.settings import Settings
+from conformance.traffic.trace import DEFAULT_TRACE, read_trace
+from conformance.traffic.twins import Twins
+from conformance.zoo.models import get_model
 from tools.bugs.catalogue import Bug
 
 PATCH_ERRORS = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError", "AttributeError")
 """What is raised when a patch is not the bug that it was meant to be."""
+
+REPLAY: Final = "replay"
+"""What stands for a function in the entries of bugs that a replay must catch."""
+
+NUM_REPLAYED_STEPS: Final = 150
+"""The steps in which a replay must catch a bug."""
 
 
 class NamedCheck(NamedTuple):
@@ -57,23 +70,24 @@ class Catch:
     """The first failure.
 
     Attributes:
-        test: The test that failed, as pytest names it.
-        check: Its check.
-        number: The number of the example that failed, in that test, counted from 1.
+        test: The test that failed, as pytest names it; for a replay, the model.
+        kind: The kind of its check.
+        number: The number of the example that failed, in that test, counted from 1; of a replay,
+            that of the step.
         drawn: Likewise, with all examples of the tests that passed before.
         error: What was raised.
     """
 
     test: str
-    check: Check
+    kind: str
     number: int
     drawn: int
     error: Exception
 
-    @property
-    def is_finding(self) -> bool:
-        """Whether the harness found a difference; otherwise the patch itself is broken."""
-        return is_finding(self.error)
+    def shows(self, bug: Bug) -> bool:
+        """Tell whether the harness found the bug; otherwise the patch itself is broken."""
+        is_expected = re.search(bug.message, str(self.error), re.MULTILINE) is not None
+        return is_expected and is_finding(self.error)
 
 
 @functools.cache
@@ -130,6 +144,51 @@ def checks_that_catch(bug: Bug) -> list[NamedCheck]:
     return found
 
 
+def find(bug: Bug, profile: Profile, *, by_any_check: bool = False) -> Catch | None:
+    """Plant a bug, and run what must catch it until it fails.
+
+    Args:
+        bug: The bug.
+        profile: How many examples each test draws.
+        by_any_check: Whether all checks of the function are run, and not only the declared one.
+
+    Returns:
+        The failure; None where there is none.
+
+    Raises:
+        ValueError: The patch does not apply, or there is no check.
+    """
+    if bug.function == REPLAY:
+        with bug.planted():
+            return first_mismatch(bug.model, bug.num_speculative_tokens)
+    checks = checks_of(bug.function, bug.target) if by_any_check else checks_that_catch(bug)
+    with bug.planted():
+        return first_failure(checks, bug.target, profile)
+
+
+def first_mismatch(model: str, num_speculative_tokens: int = 0) -> Catch | None:
+    """Replay the default trace until the twins differ.
+
+    Args:
+        model: The name of a model of the zoo.
+        num_speculative_tokens: The draft tokens of each decode.
+
+    Returns:
+        The first difference; None where there is none.
+    """
+    settings = Settings(num_speculative_tokens=num_speculative_tokens)
+    requests = servable(read_trace(DEFAULT_TRACE), model, settings)
+    twins = Twins(get_model(model), settings)
+    steps = TraceEngine(requests, get_model(model), settings)
+    for number, step in enumerate(islice(steps, NUM_REPLAYED_STEPS), start=1):
+        mismatch = twins.execute(step)
+        if mismatch is not None:
+            return Catch(
+                f"replay of {model}", REPLAY, number, number, AssertionError(mismatch.line)
+            )
+    return None
+
+
 def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -> Catch | None:
     """Run checks without shrinking until one fails.
 
@@ -155,7 +214,7 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
                 again = len(FAILURES) - 1 if FAILURES else 2
                 last = LEDGER.examples[key] - again
                 test = named.test(target, size)
-                return Catch(test, named.check, last - before, last - start, error)
+                return Catch(test, named.check.kind.value, last - before, last - start, error)
             finally:
                 FAILURES.clear()
     return None

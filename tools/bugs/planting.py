@@ -2,8 +2,8 @@
 
 Changed function bodies become the code of the functions that there are, so that whoever has
 imported one runs the bug. A statement of the module that changes otherwise (a signature, a field, a
-constant) is run again, and its new value takes the place of the old one in all modules of `fast`.
-Loops are compiled again, and kernels declared again.
+constant) is run again, and its new value takes the place of the old one in all modules of its
+package. Loops are compiled again, and kernels declared again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _find_definition(source: str, name: str) -> tuple[int, int]:
 
 @contextmanager
 def planted(module: ModuleType, source: str) -> Iterator[None]:
-    """Let a module of `fast` do what another source says, until the end of the block.
+    """Let a module do what another source says, until the end of the block.
 
     Args:
         module: The module.
@@ -193,6 +193,7 @@ def _run_changed_statements(
     tree = ast.parse(source)
     tree.body = [node for node in tree.body if ast.dump(node) not in before]
     names = dict(vars(module))
+    package = module.__name__.split(".")[0]
     exec(compile(tree, path, "exec"), names)  # noqa: S102  # our own source
     for name, new in names.items():
         old = vars(module).get(name, MISSING)
@@ -200,7 +201,7 @@ def _run_changed_statements(
             continue
         if isinstance(new, type):
             new.__module__ = module.__name__
-        for other in [one for key, one in sys.modules.items() if key.split(".")[0] == "fast"]:
+        for other in [one for key, one in sys.modules.items() if key.split(".")[0] == package]:
             for known, value in list(vars(other).items()):
                 if value is old:
                     patch.setattr(other, known, new)
