@@ -18,11 +18,14 @@ from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.table_rows import TableRows
 from conformance.traffic.batches import servable
 from conformance.traffic.engine import TraceEngine
+from conformance.traffic.fast_prefill import make_fast_prefill
+from conformance.traffic.layers import deploy_small
 from conformance.traffic.locate import Coordinates, describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import Twins
+from conformance.zoo.cache_config import shared_kv_cache_layers
 from conformance.zoo.calls import Calls
 from conformance.zoo.model import Model
 from conformance.zoo.models import MODELS, get_model
@@ -154,6 +157,20 @@ def places(path: str, value: object) -> Iterator[tuple[str, tuple[int, ...] | No
             yield from places(f"{path}.{name}", getattr(value, name))
     else:
         yield path, None
+
+
+def test_layers_that_share_caches_get_the_backends_for_fast_prefill() -> None:
+    """Gemma 3n's layers without caches, and only these, are built for by made backends."""
+    serving = Settings(max_model_len=2048).serving(get_model("gemma-3n-e4b"))
+    call = Calls(fast, "cpu")
+    made = make_fast_prefill(call, deploy_small(call, serving))
+    names = [name for group in made.attn_groups.values() for name in group.layer_names]
+    assert made.is_real
+    assert set(shared_kv_cache_layers(serving)) == set(names)
+    assert made.attn_groups == made.in_turn(0)
+    assert {"FastPrefillTritonAttentionBackend"} == {
+        group.backend.__name__ for group in made.attn_groups.values()
+    }
 
 
 def test_handed_out_tensors_keep_their_addresses() -> None:

@@ -124,4 +124,6 @@ def test_the_request_of_a_difference_is_named(
     monkeypatch.setattr(fast, "warmup", lambda: None)  # it would meet the bug first
     assert replay.main(["--trace", str(path)]) == 1
     line = "step 0: slot_mappings[0, 11] = 39, but should be 38 (of request-1)"
-    assert capsys.readouterr().out.splitlines()[-1] == line
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == line
+    assert re.search(r"mismatches +│ +1 ", printed)
