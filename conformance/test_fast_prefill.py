@@ -14,7 +14,7 @@ from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.interpretations.fast_prefill import WANTED_TOKENS, metadata_of, wanted_of
+from conformance.interpretations.fast_prefill import LOGITS_TOKENS, logits_indices_of, metadata_of
 from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
@@ -25,7 +25,7 @@ from conformance.targets import Target
 
 def _counts(call: Call) -> list[tuple[int, int]]:
     """Return how many tokens are wanted of each request, and how many it has."""
-    wanted, starts = wanted_of(call), call.facts.starts
+    wanted, starts = logits_indices_of(call), call.facts.starts
     edges = zip(starts, call.facts.query_lens, strict=False)
     return [(sum(s <= t < s + q for t in wanted), q) for s, q in edges]
 
@@ -68,8 +68,8 @@ MAKE_WANTED = Contract(
             and call.facts.num_tokens > 0
         ),
         "the last token of each request": lambda call: (
-            len(wanted_of(call)) > 1
-            and wanted_of(call)
+            len(logits_indices_of(call)) > 1
+            and logits_indices_of(call)
             == [
                 s - 1
                 for s, q in zip(call.facts.starts[1:], call.facts.query_lens, strict=True)
@@ -78,15 +78,15 @@ MAKE_WANTED = Contract(
         ),
         "several of a request, not all": lambda call: any(1 < n < q for n, q in _counts(call)),
         "none of a request with tokens": lambda call: (
-            bool(wanted_of(call)) and any(q and not n for n, q in _counts(call))
+            bool(logits_indices_of(call)) and any(q and not n for n, q in _counts(call))
         ),
         "a request's first token, not its last": lambda call: any(
-            q > 1 and s in wanted_of(call) and s + q - 1 not in wanted_of(call)
+            q > 1 and s in logits_indices_of(call) and s + q - 1 not in logits_indices_of(call)
             for s, q in zip(call.facts.starts, call.facts.query_lens, strict=False)
         ),
-        "all tokens": lambda call: len(wanted_of(call)) == call.facts.num_tokens > 0,
+        "all tokens": lambda call: len(logits_indices_of(call)) == call.facts.num_tokens > 0,
         "none at all": lambda call: (
-            not comes_back(call) and not wanted_of(call) and call.facts.num_tokens > 0
+            not comes_back(call) and not logits_indices_of(call) and call.facts.num_tokens > 0
         ),
         "garbage behind the wanted": _has_padding,
         "indices are int32": _of_indices(lambda indices: indices.dtype == np.int32),
@@ -121,7 +121,7 @@ MAKE_WANTED = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    interpretation=WANTED_TOKENS,
+    interpretation=LOGITS_TOKENS,
 )
 
 test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(MAKE_WANTED)

@@ -15,7 +15,7 @@ from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
-from conformance.interpretations.metadata import KEPT_REQUESTS
+from conformance.interpretations.metadata import ACTUAL_REQUESTS
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
     VALIDATE_INVALID_INPUTS,
@@ -87,7 +87,7 @@ UNPADDED = Contract(
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
-    interpretation=KEPT_REQUESTS,
+    interpretation=ACTUAL_REQUESTS,
 )
 
 test_unpadded = same_answer(UNPADDED)

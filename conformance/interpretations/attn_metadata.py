@@ -1,4 +1,4 @@
-"""What each KV cache group's builder is told of a batch."""
+"""Interpretation of the metadata that the builder of each KV cache group gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.strategies.attn_metadata import BOUNDS, Buffer
 
 
 def given_to(built: Any) -> Any:
-    """Return the metadata that a builder was given."""
+    """Return the metadata that a builder got."""
     return built.keywords["common_attn_metadata"]
 
 
@@ -27,8 +27,8 @@ def _groups(reader: Reader, call: Call) -> Iterator[Access]:
         yield reader.access(given_to(found[names[0]]), batch.layout)
 
 
-def _rebuilding(call: Call, change: Change) -> Call:
-    """Return the call of the next step in the same buffers, of which each group's batch changed."""
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the call of the next step in the same buffers, with changed batches."""
     batches = tuple(change.of(batch) for batch in call.facts.batches)
     batch, tails = change.of(call.facts.batch), call.facts.tail
 
@@ -49,5 +49,5 @@ def _rebuilding(call: Call, change: Change) -> Call:
     return dataclasses.replace(call, facts=step)
 
 
-GROUPS = Interpretation(_groups, _rebuilding, groups=lambda call: call.facts.batches)
+GROUPS = Interpretation(_groups, _with_change, groups=lambda call: call.facts.batches)
 """Of `build_attn_metadata`: a part for each KV cache group."""

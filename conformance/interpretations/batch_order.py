@@ -1,4 +1,4 @@
-"""What the kinds of requests in a batch mean, and what its order does."""
+"""Interpretations of the functions that split a batch by kind, or reorder it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from conformance.calls import Call
 from conformance.invocations import Invocation
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, in_order, names_in_order
-from conformance.laws.interpretation import Interpretation, Reader, about, changing, requests_of
+from conformance.laws.interpretation import (
+    Interpretation,
+    Reader,
+    changing,
+    requests_of,
+    with_batch,
+)
 from conformance.strategies.batch_order import (
     InputBatch,
     SchedulerOutput,
@@ -21,14 +27,14 @@ from conformance.targets import Target
 
 
 def _kinds_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what the requests of each kind mean: the batch cut where the counts say."""
+    """Yield the access relation of the requests of each kind: the batch, cut at the counts."""
     answer, metadata = reader.answer(call), call.facts.metadata()
     middle = len(answer) // 2
     request = token = 0
     for num_reqs, num_tokens in zip(answer[:middle], answer[middle:], strict=True):
         requests, tokens = slice(request, request + num_reqs), slice(token, token + num_tokens)
         starts = metadata.query_start_loc[request : requests.stop + 1]
-        starts = starts - starts[0]  # where tokens are cut elsewhere, slots are not theirs
+        starts = starts - starts[0]  # a wrong token count shows as wrong slots
         piece = requests_of(metadata, requests, starts, tokens)
         yield reader.access(piece, call.facts.layout).shifted(token)
         request, token = requests.stop, tokens.stop
@@ -41,12 +47,12 @@ KINDS = Interpretation(
 
 
 def made_order(target: Target, call: Call) -> list[int]:
-    """Return the old positions of the requests, by those that a target brings them to."""
-    return _order_of(_brought_in_order(target, call))
+    """Return the old index of each request, in the order that a target brings them to."""
+    return _order_of(_reorder(target, call))
 
 
-def _brought_in_order(target: Target, call: Call) -> InputBatch:
-    """Return the input batch, as a target leaves it."""
+def _reorder(target: Target, call: Call) -> InputBatch:
+    """Return the input batch after a target has reordered it."""
     invocation = Invocation(target, call)
     with target.running(checked=True):
         invocation.run()
@@ -59,11 +65,11 @@ def _order_of(batch: InputBatch) -> list[int]:
 
 
 def _reordered(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what the reordered batch means, under the names that its tokens had before.
+    """Yield the access relation of the reordered batch, with the old token numbers.
 
-    A request's tokens and blocks go by its name, and its context is what then stands beside it.
+    Tokens and blocks follow the request ID; the context is what the reordered arrays say.
     """
-    after = _brought_in_order(reader.target, call)
+    after = _reorder(reader.target, call)
     order = _order_of(after)
     batch = in_order(call.facts, order)
     computed = after.num_computed_tokens_cpu[: len(order)].tolist()
@@ -84,7 +90,7 @@ def _to_reorder(call: Call, change: Change) -> Call:
     batch = change.of(call.facts)
     ids = [f"r{i}" for i in range(batch.num_reqs)]
     computed = np.array(batch.num_computed_tokens, np.int32)
-    return about(
+    return with_batch(
         call,
         batch,
         input_batch=InputBatch(ids, computed, np.zeros_like(computed)),
@@ -93,4 +99,4 @@ def _to_reorder(call: Call, change: Change) -> Call:
 
 
 REORDERED = Interpretation(_reordered, _to_reorder, calls=reordered_batches)
-"""Of the function that brings a batch in order: the batch, as it then stands."""
+"""Of the function that reorders a batch: the reordered batch."""

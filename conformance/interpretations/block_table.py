@@ -1,4 +1,4 @@
-"""What the block tables of a runner mean, in a step that follows another."""
+"""Interpretation of the block tables of a runner in a step that follows another."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from conformance.targets import Target
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A step of a runner that keeps its requests' blocks in block tables.
+    """A step of a runner with block tables.
 
     Attributes:
-        batches: The batch as each KV cache group sees it.
-        seed: Which request slot each request has.
+        batches: The batch of each KV cache group.
+        seed: Determines the row of each request.
     """
 
     batches: tuple[Batch, ...]
@@ -41,7 +41,7 @@ class _Step:
 
     @property
     def request_slots(self) -> list[int]:
-        """Return the request slot of each request; there is one more than it takes."""
+        """Return the row of each request; one row is not used."""
         slots = list(range(self.batches[0].num_reqs + 1))
         random.Random(self.seed).shuffle(slots)  # noqa: S311  # no secret
         return slots[:-1]
@@ -57,7 +57,7 @@ def _steps(draw: Draw, preset: Preset) -> Call:
 
 
 def _tables_of(step: _Step) -> Call:
-    """Return how block tables are made that have room for a step, and for no more."""
+    """Return the constructor call of block tables that are just large enough for a step."""
     batch = step.batches[0]
     arguments = {
         "block_sizes": [group.layout.block_size for group in step.batches],
@@ -73,7 +73,7 @@ def _tables_of(step: _Step) -> Call:
 def _appending(
     slots: list[int], rows: list[list[tuple[int, ...]]], overwrite: list[bool]
 ) -> Operation:
-    """Return the operation that gives request slots each group's rows, or more of them."""
+    """Return the operation that writes or appends the blocks of some rows, for each group."""
     arguments = {
         "req_indices": slots,
         "cu_num_new_blocks": [[0, *accumulate(map(len, group))] for group in rows],
@@ -83,8 +83,8 @@ def _appending(
     return Operation("append_block_ids", arguments)
 
 
-def _done(target: Target, tables: Any, operation: Operation) -> Any:
-    """Return what an operation gives; raise what it raises."""
+def _perform(target: Target, tables: Any, operation: Operation) -> Any:
+    """Return the result of an operation; raise its exception if it raises one."""
     result = perform(target, tables, operation)
     if isinstance(result, Exception):
         raise result
@@ -92,14 +92,14 @@ def _done(target: Target, tables: Any, operation: Operation) -> Any:
 
 
 def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what each group's gathered table and slots mean, in a step that follows others.
+    """Yield the access relation of each group's gathered table and slots, after earlier steps.
 
-    All rows were full once. Every other request came in an earlier step with half of its blocks,
-    and gets the rest now; the others are new.
+    All rows were full once. Every other request got half of its blocks in an earlier step, and
+    gets the rest now; the others are new.
     """
     step, target = call.facts, reader.target
     batch, slots = step.batches[0], step.request_slots
-    everyone = list(range(call.arguments["max_num_reqs"]))
+    all_rows = list(range(call.arguments["max_num_reqs"]))
     full = [(9,) * -(-call.arguments["max_model_len"] // g.layout.block_size) for g in step.batches]
     halves = [[row[: len(row) // 2] for row in group.rows[::2]] for group in step.batches]
     rests = [
@@ -107,20 +107,20 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
         for group in step.batches
     ]
     operations = [
-        _appending(everyone, [[row] * len(everyone) for row in full], [True] * len(everyone)),
-        gathering(everyone),
+        _appending(all_rows, [[row] * len(all_rows) for row in full], [True] * len(all_rows)),
+        gathering(all_rows),
         _appending(slots[::2], halves, [True] * len(slots[::2])),
         _appending(slots, rests, [j % 2 == 1 for j in range(len(slots))]),
     ]
     with target.running(checked=True, seed=step.seed):
         tables = construct(target, Session(call, ()))
         for operation in operations:
-            _done(target, tables, operation)
-        # A padded request has no request slot.
+            _perform(target, tables, operation)
+        # A padded request has no row.
         lens = zip(slots, batch.query_lens, strict=True)
-        found = _done(target, tables, gathering([slot if q else -1 for slot, q in lens]))
+        found = _perform(target, tables, gathering([slot if q else -1 for slot, q in lens]))
         located = {"query_start_loc": batch.query_start_loc(), "positions": batch.positions()}
-        mappings = _done(target, tables, Operation("compute_slot_mappings", located))
+        mappings = _perform(target, tables, Operation("compute_slot_mappings", located))
     for group, table, mapping in zip(step.batches, found, mappings, strict=True):
         metadata = group.metadata()
         made = dataclasses.replace(
@@ -131,18 +131,18 @@ def _gathered_groups(reader: Reader, call: Call) -> Iterator[Access]:
         yield reader.access(made, group.layout)
 
 
-def _next_step(call: Call, change: Change) -> Call:
-    """Return the tables for a step of which each group's batch changed."""
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the tables for a step with changed batches."""
     changed = tuple(map(change.of, call.facts.batches))
     return _tables_of(dataclasses.replace(call.facts, batches=changed))
 
 
 def gathering(slots: list[int]) -> Operation:
-    """Return the operation that gathers the rows of request slots."""
+    """Return the operation that gathers some rows."""
     return Operation("gather_block_tables", {"idx_mapping": np.array(slots, np.int32)})
 
 
 GATHERED_GROUPS = Interpretation(
-    _gathered_groups, _next_step, calls=_steps, groups=lambda call: call.facts.batches
+    _gathered_groups, _with_change, calls=_steps, groups=lambda call: call.facts.batches
 )
 """Of `BlockTables`: a part for each KV cache group."""

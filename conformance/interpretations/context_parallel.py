@@ -1,4 +1,4 @@
-"""What the local lengths of a batch mean: what each rank reads."""
+"""Interpretation of local sequence lengths: the keys that each rank reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.calls import Call
-from conformance.laws.access import About, Access
-from conformance.laws.interpretation import Interpretation, Reader, about
+from conformance.laws.access import Access, Half
+from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
 from conformance.strategies.draw import Draw
@@ -23,7 +23,7 @@ from conformance.strategies.slots import layouts
 def _on_ranks(draw: Draw, preset: Preset) -> Call:
     """Draw the local lengths of a batch whose blocks lie on several ranks.
 
-    It is not causal: each token reads all of its sequence, so that a length too great shows.
+    It is not causal: each token reads its whole sequence, so that a length that is too large shows.
     """
     batch = draw(batches(preset, layout=draw(layouts(preset))))
     whole = dataclasses.replace(batch, causal=False)
@@ -31,7 +31,7 @@ def _on_ranks(draw: Draw, preset: Preset) -> Call:
 
 
 def _lengths_of(call: Call, batch: Batch) -> Call:
-    return about(
+    return with_batch(
         call,
         batch,
         seq_lens=guarded(batch.seq_lens, np.int32, batch.stride),
@@ -41,7 +41,7 @@ def _lengths_of(call: Call, batch: Batch) -> Call:
 
 
 def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what a rank reads: of the positions that it holds the first, as many as it is told."""
+    """Yield the reads of a rank: the first positions that it holds, as many as its local length."""
     batch, layout = call.facts, call.facts.layout
     lengths = reader.answer(call)[:, layout.cp_rank].tolist()
     interleave = layout.cp_kv_cache_interleave_size
@@ -58,7 +58,7 @@ def _first_held(reader: Reader, call: Call) -> Iterator[Access]:
 HELD_KEYS = Interpretation(
     _first_held,
     lambda call, change: _lengths_of(call, change.of(call.facts)),
-    tells=About.READS,
+    shows=Half.READS,
     calls=_on_ranks,
 )
-"""Of `get_dcp_local_seq_lens`: the keys of one rank, of which nobody says the slots."""
+"""Of `get_dcp_local_seq_lens`: the keys of one rank; their slots are not defined."""

@@ -1,4 +1,4 @@
-"""What the virtual batches of chunked local attention mean."""
+"""Interpretation of the virtual batches of chunked local attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.laws.interpretation import Interpretation, Reader, changing, po
 
 
 def _virtual_requests(reader: Reader, call: Call) -> Iterator[Access]:
-    """Yield what the virtual requests mean, key positions counted from the sequence's start."""
+    """Yield the access relation of the virtual requests, with key positions in the sequence."""
     chunk, positions = call.arguments["attn_chunk_size"], positions_of(call.facts)
     access = reader.access(reader.answer(call), call.facts.layout)
     yield access.with_keys(lambda token, key: positions[token] // chunk * chunk + key)

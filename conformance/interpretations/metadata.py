@@ -1,4 +1,4 @@
-"""What a metadata without its padding means."""
+"""Interpretation of metadata without padding."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change, Unpadded
-from conformance.laws.interpretation import Interpretation, Reader, about
+from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.strategies.batches import Batch
 
 
-def _kept(call: Call, access: Access) -> Access:
-    """Return what the kept requests read, and the kept tokens write."""
+def _select_actual(call: Call, access: Access) -> Access:
+    """Return the reads of the actual requests, and the writes of the actual tokens."""
     tokens = call.facts.starts[call.arguments["num_actual_reqs"]]
     writes = access.of_tokens(range(call.arguments["num_actual_tokens"])).writes
     return Access(access.of_tokens(range(tokens)).reads, writes)
 
 
-def _unpadding(call: Call, change: Change) -> Call:
-    """Return the call that takes off all of a changed batch's padding, and no more."""
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the call that removes all padding of a changed batch, and nothing else."""
     batch = change.of(call.facts)
     counts = {"num_actual_tokens": batch.num_tokens, "num_actual_reqs": _num_busy(batch)}
-    return about(call, batch, self=batch.metadata(), **counts)
+    return with_batch(call, batch, self=batch.metadata(), **counts)
 
 
 def _num_busy(batch: Batch) -> int:
@@ -30,9 +30,9 @@ def _num_busy(batch: Batch) -> int:
     return Unpadded().of(batch).num_reqs
 
 
-def _kept_requests(reader: Reader, call: Call) -> Iterator[Access]:
+def _actual_requests(reader: Reader, call: Call) -> Iterator[Access]:
     yield reader.access(reader.answer(call), call.facts.layout)
 
 
-KEPT_REQUESTS = Interpretation(_kept_requests, _unpadding, keeps=_kept)
-"""Of `CommonAttentionMetadata.unpadded`: the requests and tokens that are kept."""
+ACTUAL_REQUESTS = Interpretation(_actual_requests, _with_change, selects=_select_actual)
+"""Of `CommonAttentionMetadata.unpadded`: the actual requests and tokens."""

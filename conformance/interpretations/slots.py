@@ -1,4 +1,4 @@
-"""What slots mean: where tokens write, and in which kernel blocks they are found."""
+"""Interpretations of slots: the slots that tokens write, and their kernel blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.calls import Call
-from conformance.laws.access import About, Access
+from conformance.laws.access import Access, Half
 from conformance.laws.changes import AsItIs, Change, InManagersBlocks
-from conformance.laws.interpretation import Interpretation, Reader, about, changing
+from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import batches
 from conformance.strategies.draw import Draw
@@ -23,8 +23,8 @@ from conformance.strategies.slots import (
 )
 
 
-def _on(call: Call, change: Change) -> Call:
-    """Return the call about a changed batch, with as much room in `out` behind it."""
+def _with_change(call: Call, change: Change) -> Call:
+    """Return the call about a changed batch, with an `out` that is as much longer."""
     batch = change.of(call.facts)
     arguments: dict[str, Any] = {
         "block_table": batch.block_table(),
@@ -35,7 +35,7 @@ def _on(call: Call, change: Change) -> Call:
     if "out" in call.arguments:
         room = len(call.arguments["out"]) - call.facts.num_actual_tokens
         arguments["out"] = poisoned_out(batch.num_actual_tokens + room, np.int64)
-    return about(call, batch, **arguments)
+    return with_batch(call, batch, **arguments)
 
 
 def _slots_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
@@ -45,13 +45,13 @@ def _slots_of_batch(reader: Reader, call: Call) -> Iterator[Access]:
 
 
 def calls_in_place(preset: Preset) -> st.SearchStrategy[Call]:
-    """Return calls of which each token stands at its own position."""
+    """Return calls in which each token has its own position."""
     return compute_slot_mapping_calls(preset, is_scattered=False)
 
 
 @st.composite
 def _mapped_batches(draw: Draw, preset: Preset) -> Call:
-    """Draw the table of a batch in the manager's blocks, to be mapped to the kernel's."""
+    """Draw calls that map the table of a batch from the manager's blocks to kernel blocks."""
     layout = dataclasses.replace(draw(layouts(preset)), cp_world_size=1, cp_rank=0)
     call = Call("map_to_kernel_blocks", {}, draw(batches(preset, layout=layout)))
     return _mapping(call, AsItIs())
@@ -63,7 +63,7 @@ _mapping = changing(
     ).block_table(),
     blocks_per_kv_block=lambda batch: batch.layout.blocks_per_kv_block,
 )
-"""How the call changes with its batch: the table is in the manager's blocks, a filler of nulls."""
+"""Changes the batch of a call: the table lists the manager's blocks, and its filler is null."""
 
 
 def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
@@ -72,8 +72,8 @@ def _mapped_batch(reader: Reader, call: Call) -> Iterator[Access]:
     yield reader.access(metadata, call.facts.layout)
 
 
-SLOTS = Interpretation(_slots_of_batch, _on, tells=About.WRITES, calls=calls_in_place)
+SLOTS = Interpretation(_slots_of_batch, _with_change, shows=Half.WRITES, calls=calls_in_place)
 """Of `compute_slot_mapping`: what the batch writes through the slots."""
 
-MAPPED_TABLE = Interpretation(_mapped_batch, _mapping, tells=About.READS, calls=_mapped_batches)
+MAPPED_TABLE = Interpretation(_mapped_batch, _mapping, shows=Half.READS, calls=_mapped_batches)
 """Of `map_to_kernel_blocks`: what the batch reads through the table."""

@@ -17,8 +17,8 @@ Write: TypeAlias = tuple[int, Any]
 """A token, the slot in which its own key is put."""
 
 
-class About(enum.Flag):
-    """Which half of the relation is spoken of."""
+class Half(enum.Flag):
+    """The reads of a relation, its writes, or both."""
 
     READS = enum.auto()
     WRITES = enum.auto()
@@ -27,7 +27,7 @@ class About(enum.Flag):
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What tokens read and write.
+    """The slots that tokens read and write.
 
     Attributes:
         reads: The set of (token, key position, slot).
@@ -57,27 +57,27 @@ class Access:
 
     @staticmethod
     def of(
-        metadata: reference.CommonAttentionMetadata, layout: Layout, about: About = About.BOTH
+        metadata: reference.CommonAttentionMetadata, layout: Layout, half: Half = Half.BOTH
     ) -> Access:
-        """Return what a metadata means, as `reference` says it.
+        """Return the access relation of a batch, as `reference` defines it.
 
         Args:
             metadata: The batch.
             layout: How its positions lie in blocks, and on which rank.
-            about: The half that is asked for; the other is left empty.
+            half: The half to compute; the other is left empty.
         """
         reads: set[Read] = set()
-        if About.READS in about:
+        if Half.READS in half:
             reads = reference.kv_reads(metadata, layout.block_size, **layout.keywords())
-        writes = reference.kv_writes(metadata) if About.WRITES in about else set()
+        writes = reference.kv_writes(metadata) if Half.WRITES in half else set()
         return Access(frozenset(reads), frozenset(writes))
 
     @staticmethod
     def union(parts: Iterable[Access]) -> Access:
-        """Return the parts together.
+        """Return the union of disjoint parts.
 
         Raises:
-            AssertionError: Two of them have something in common.
+            AssertionError: Two parts have a read or a write in common.
 
         >>> one, other = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(1, 8)}))
         >>> Access.union([one, other])
@@ -98,48 +98,48 @@ class Access:
         return Access(frozenset(reads), frozenset(writes))
 
     def renamed(self, names: Mapping[int, int]) -> Access:
-        """Return the same relation under other names of its tokens.
+        """Return the relation with its tokens renamed.
 
         Raises:
-            AssertionError: A token that has no other name.
+            AssertionError: A token has no new name.
 
         >>> Access(writes=frozenset({(0, 5), (1, 8)})).renamed({0: 7, 1: 3})
         Access(reads={}, writes={(3, 8), (7, 5)})
         """
         unknown = self.tokens - names.keys()
         if unknown:
-            raise AssertionError(f"token {min(unknown)} is none of the batch's")
+            raise AssertionError(f"token {min(unknown)} is not in the batch")
         reads = frozenset((names[token], key, slot) for token, key, slot in self.reads)
         return Access(reads, frozenset((names[token], slot) for token, slot in self.writes))
 
     def shifted(self, tokens: int) -> Access:
-        """Return the relation of a piece of a batch that begins at the batch's token `tokens`."""
+        """Return the relation with token numbers increased by `tokens`."""
         reads = frozenset((token + tokens, key, slot) for token, key, slot in self.reads)
         return Access(reads, frozenset((token + tokens, slot) for token, slot in self.writes))
 
-    def restricted(self, keeps: Callable[[int, int], bool]) -> Access:
-        """Return the relation with those reads alone whose (token, key position) `keeps` says.
+    def restricted(self, selects: Callable[[int, int], bool]) -> Access:
+        """Return the relation with only the reads whose (token, key position) is selected.
 
         >>> access = Access(frozenset({(1, 0, 5), (1, 1, 8)}), frozenset({(1, 8)}))
         >>> access.restricted(lambda token, key: key == token)
         Access(reads={(1, 1, 8)}, writes={(1, 8)})
         """
-        return Access(frozenset(read for read in self.reads if keeps(*read[:2])), self.writes)
+        return Access(frozenset(read for read in self.reads if selects(*read[:2])), self.writes)
 
     def of_tokens(self, tokens: Container[int]) -> Access:
-        """Return what some tokens read and write."""
+        """Return the reads and writes of some tokens."""
         return Access(
             frozenset(read for read in self.reads if read[0] in tokens),
             frozenset(write for write in self.writes if write[0] in tokens),
         )
 
     def with_keys(self, position: Callable[[int, int], int]) -> Access:
-        """Return the relation with key positions as `position(token, key position)` counts them."""
+        """Return the relation with key positions replaced by `position(token, key position)`."""
         reads = frozenset((token, position(token, key), slot) for token, key, slot in self.reads)
         return Access(reads, self.writes)
 
     def in_cache(self, cache: int) -> Access:
-        """Return the relation with slots told apart from those of other groups' caches.
+        """Return the relation with slots that are qualified by the number of their cache.
 
         >>> Access(writes=frozenset({(0, 5)})).in_cache(2)
         Access(reads={}, writes={(0, (2, 5))})
@@ -147,15 +147,15 @@ class Access:
         reads = frozenset((token, key, (cache, slot)) for token, key, slot in self.reads)
         return Access(reads, frozenset((token, (cache, slot)) for token, slot in self.writes))
 
-    def only(self, about: About) -> Access:
-        """Return one half of the relation, the other left empty."""
+    def only(self, half: Half) -> Access:
+        """Return one half of the relation; the other is left empty."""
         return Access(
-            self.reads if About.READS in about else frozenset(),
-            self.writes if About.WRITES in about else frozenset(),
+            self.reads if Half.READS in half else frozenset(),
+            self.writes if Half.WRITES in half else frozenset(),
         )
 
     def first(self) -> str:
-        """Return the first read or write in words.
+        """Describe the first read or write.
 
         >>> Access(frozenset({(1, 0, 5)})).first()
         'token 1 reads slot 5 for key position 0'
@@ -166,28 +166,30 @@ class Access:
         token, slot = min(self.writes)
         return f"token {token} writes {_place(slot)}"
 
-    def must_be(self, wanted: Access) -> None:
-        """Raise where this is not the relation that is wanted.
+    def assert_equal(self, expected: Access) -> None:
+        """Raise unless this relation equals the expected one.
 
         Raises:
-            AssertionError: With the first read or write that is too many, or that is missing.
+            AssertionError: They differ; the message has the first unexpected or missing access.
 
-        >>> got, wanted = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(0, 6)}))
-        >>> got.must_be(wanted)
+        >>> got, expected = Access(writes=frozenset({(0, 5)})), Access(writes=frozenset({(0, 6)}))
+        >>> got.assert_equal(expected)
         Traceback (most recent call last):
             ...
-        AssertionError: token 0 writes slot 5, but should not; 1 too many, 1 missing
+        AssertionError: token 0 writes slot 5, but should not; 1 unexpected, 1 missing
         """
-        many = Access(self.reads - wanted.reads, self.writes - wanted.writes)
-        missing = Access(wanted.reads - self.reads, wanted.writes - self.writes)
-        if many or missing:
-            first = f"{many.first()}, but should not" if many else f"not so: {missing.first()}"
-            counts = (len(a.reads) + len(a.writes) for a in (many, missing))
-            raise AssertionError("{}; {} too many, {} missing".format(first, *counts))
+        unexpected = Access(self.reads - expected.reads, self.writes - expected.writes)
+        missing = Access(expected.reads - self.reads, expected.writes - self.writes)
+        if unexpected or missing:
+            first = f"missing: {missing.first()}"
+            if unexpected:
+                first = f"{unexpected.first()}, but should not"
+            counts = (len(a.reads) + len(a.writes) for a in (unexpected, missing))
+            raise AssertionError("{}; {} unexpected, {} missing".format(first, *counts))
 
 
 def _place(slot: Any) -> str:
-    """Return a slot in words, that of a cache told apart from others too.
+    """Describe a slot, with the group of its cache if it has one.
 
     >>> _place(5), _place((2, 5))
     ('slot 5', 'slot 5 of group 2')

@@ -1,4 +1,4 @@
-"""Changes of a batch under which what a function makes of it means the same, or says how not."""
+"""Changes of a batch that leave its access relation as it is, or change it in a known way."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Change(Protocol):
         ...
 
     def names(self, batch: Batch) -> dict[int, int]:
-        """Return for each token of the changed batch the token of the batch that it was."""
+        """Return the old number of each token of the changed batch."""
         ...
 
 
-class _KeepsTokens:
-    """A change that leaves tokens where they stand."""
+class _SameTokens:
+    """A change that leaves the numbers of tokens as they are."""
 
     def names(self, batch: Batch) -> dict[int, int]:
-        """Return for each token of the changed batch the token of the batch that it was."""
+        """Return the old number of each token of the changed batch."""
         return {token: token for token in range(batch.num_tokens)}
 
 
 @dataclasses.dataclass(frozen=True)
-class AsItIs(_KeepsTokens):
-    """No change: the call is made anew of its batch, as calls about changed batches are."""
+class AsItIs(_SameTokens):
+    """No change, but the call is rebuilt from its batch, as for other changes."""
 
     def of(self, batch: Batch) -> Batch:
         """Return the batch."""
@@ -39,8 +39,8 @@ class AsItIs(_KeepsTokens):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unpadded(_KeepsTokens):
-    """Without the requests of no tokens at the end, and without padded tokens."""
+class Unpadded(_SameTokens):
+    """Without padded requests at the end, and without padding tokens."""
 
     def of(self, batch: Batch) -> Batch:
         """Return the changed batch."""
@@ -55,19 +55,19 @@ class Unpadded(_KeepsTokens):
 
 
 @dataclasses.dataclass(frozen=True)
-class Padded(_KeepsTokens):
-    """With more requests of no tokens at the end, and more padded tokens.
+class Padded(_SameTokens):
+    """With more padded requests and more padding tokens at the end.
 
     Attributes:
-        stale_lens: The sequence lengths of the padded requests: nothing, or what an old step left.
-        num_tokens: The padded tokens.
+        stale_lens: The sequence lengths of the padded requests: 0, or left over from an older step.
+        num_tokens: The number of padding tokens.
     """
 
     stale_lens: tuple[int, ...]
     num_tokens: int
 
     def of(self, batch: Batch) -> Batch:
-        """Return the changed batch; a padded request lists the null block."""
+        """Return the changed batch; the rows of padded requests list the null block."""
         per_block = batch.layout.blocks_per_kv_block
         rows = [(0,) * (per_block * batch.layout.num_blocks(stale)) for stale in self.stale_lens]
         return dataclasses.replace(
@@ -84,7 +84,7 @@ class InOrder:
     """With its requests in another order.
 
     Attributes:
-        seed: Of the order.
+        seed: Determines the order.
     """
 
     seed: int
@@ -100,12 +100,12 @@ class InOrder:
         return in_order(batch, self.order(batch))
 
     def names(self, batch: Batch) -> dict[int, int]:
-        """Return for each token of the changed batch the token of the batch that it was."""
+        """Return the old number of each token of the changed batch."""
         return names_in_order(batch, self.order(batch))
 
 
 def in_order(batch: Batch, order: list[int]) -> Batch:
-    """Return a batch with its requests in another order: their old positions, by the new ones."""
+    """Return a batch with its requests reordered; `order` has the old position of each."""
     return dataclasses.replace(
         batch,
         query_lens=tuple(batch.query_lens[i] for i in order),
@@ -115,14 +115,14 @@ def in_order(batch: Batch, order: list[int]) -> Batch:
 
 
 def names_in_order(batch: Batch, order: list[int]) -> dict[int, int]:
-    """Return for each token of a batch in another order the token of the batch that it was."""
+    """Return the old number of each token of a reordered batch."""
     old = [batch.starts[i] + j for i in order for j in range(batch.query_lens[i])]
     return dict(enumerate(old))
 
 
 @dataclasses.dataclass(frozen=True)
-class OnRank(_KeepsTokens):
-    """As another context-parallel rank sees it.
+class OnRank(_SameTokens):
+    """On another context-parallel rank.
 
     Attributes:
         rank: The rank.
@@ -138,8 +138,8 @@ class OnRank(_KeepsTokens):
 
 
 @dataclasses.dataclass(frozen=True)
-class InManagersBlocks(_KeepsTokens):
-    """With a table of the manager's blocks, where it was one of the kernel's pieces of them."""
+class InManagersBlocks(_SameTokens):
+    """With a table of the manager's blocks instead of kernel blocks."""
 
     def of(self, batch: Batch) -> Batch:
         """Return the changed batch."""

@@ -1,4 +1,4 @@
-"""How a function's arguments and results are read as a batch: all that a law knows of it."""
+"""Interpretations: how the arguments and results of a function describe a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import reference
 from conformance.calls import Call
 from conformance.invocations import Invocation
-from conformance.laws.access import About, Access
+from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.strategies.batches import Batch, Layout
 from conformance.targets import Target
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Calls a target, and reads the result as an access relation.
+    """Calls a target and reads the result as an access relation.
 
     Attributes:
         target: The target.
-        about: The half of the relation that is read; the other is left empty.
+        half: The half of the relation to read; the other is left empty.
     """
 
     target: Target
-    about: About = About.BOTH
+    half: Half = Half.BOTH
 
     def answer(self, call: Call) -> Any:
-        """Return what the target answers to a call, in checked mode."""
+        """Return the result of a call on the target, in checked mode."""
         with self.target.running(checked=True):
             return Invocation(self.target, call).run()
 
     def access(self, metadata: Any, layout: Layout) -> Access:
-        """Return what a metadata means, the target's or `reference`'s.
+        """Return the access relation of a metadata object of the target or of `reference`.
 
         Raises:
-            AssertionError: It means nothing: it is not valid.
+            AssertionError: The metadata is not valid.
         """
         try:
-            return Access.of(as_reference(metadata), layout, self.about)
+            return Access.of(as_reference(metadata), layout, self.half)
         except (ValueError, TypeError) as error:
-            raise AssertionError(f"the answer means nothing: {error}") from error
+            raise AssertionError(f"the result is not valid metadata: {error}") from error
 
 
 Parts = Callable[[Reader, Call], Iterable[Access]]
@@ -54,52 +54,53 @@ Parts = Callable[[Reader, Call], Iterable[Access]]
 
 @dataclasses.dataclass(frozen=True)
 class Interpretation:
-    """How a function's calls and answers speak of a batch.
+    """How the arguments and results of a function describe a batch.
 
     Attributes:
-        parts: What the answer to a call means, part by part (micro-batches, groups, programs; one
-            part where there are none), in the batch's own coordinates: its tokens, the key
-            positions of its requests.
-        on: The same call about a changed batch.
-        tells: Which half of the relation the answer tells.
-        calls: The calls that laws are tried on, where they are not the contract's.
-        groups: The batch that a call is about, as each KV cache group sees it, where the parts of
-            an answer are groups, each with a cache of its own. Otherwise the call's facts are it.
-        keeps: What of the batch's relation the answer is to mean: all of it where a function only
-            says it anew, that of some tokens where it takes a piece.
+        parts: The access relation of each part of the result (micro-batch, group, program; or the
+            whole result if it has no parts), with the batch's token numbers and key positions.
+        with_change: Makes the same call about a changed batch.
+        shows: The half of the relation that the result determines.
+        calls: The calls that laws are tested with, if they differ from the contract's.
+        groups: The batch of each KV cache group, if the parts of a result are groups with a cache
+            each. Otherwise the call's facts are the batch.
+        selects: The part of the batch's relation that the result must have: all of it if the
+            function rewrites the batch, that of some tokens if it takes a slice.
     """
 
     parts: Parts
-    on: Callable[[Call, Change], Call]
-    tells: About = About.BOTH
+    with_change: Callable[[Call, Change], Call]
+    shows: Half = Half.BOTH
     calls: Callable[[Preset], SearchStrategy[Call]] | None = None
     groups: Callable[[Call], Sequence[Batch]] | None = None
-    keeps: Callable[[Call, Access], Access] = lambda _, access: access
+    selects: Callable[[Call, Access], Access] = lambda _, access: access
 
 
-def about(call: Call, batch: Batch, /, **arguments: Any) -> Call:
-    """Return a call with another batch for its facts, and some arguments replaced."""
+def with_batch(call: Call, batch: Batch, /, **arguments: Any) -> Call:
+    """Return a call about another batch, with some arguments replaced."""
     return dataclasses.replace(call.replacing(**arguments), facts=batch)
 
 
 def changing(**arguments: Callable[[Batch], Any]) -> Callable[[Call, Change], Call]:
-    """Return how a call changes of which some arguments are made of its batch, and no others.
+    """Return a `with_change` that replaces some arguments by functions of the changed batch.
 
-    >>> retell = changing(num_reqs=lambda batch: batch.num_reqs)
+    >>> rebuild = changing(num_reqs=lambda batch: batch.num_reqs)
     >>> from conformance.laws.changes import Padded
-    >>> retell(Call("f", {"num_reqs": 1}, Batch((4,), (0,), Layout(2), ((5, 9),))), Padded((0,), 0))
+    >>> rebuild(
+    ...     Call("f", {"num_reqs": 1}, Batch((4,), (0,), Layout(2), ((5, 9),))), Padded((0,), 0)
+    ... )
     f(num_reqs=2)
     """
 
-    def on(call: Call, change: Change) -> Call:
+    def with_change(call: Call, change: Change) -> Call:
         batch = change.of(call.facts)
-        return about(call, batch, **{name: make(batch) for name, make in arguments.items()})
+        return with_batch(call, batch, **{name: make(batch) for name, make in arguments.items()})
 
-    return on
+    return with_change
 
 
 def positions_of(batch: Batch) -> dict[int, int]:
-    """Return where each token stands in its request's sequence.
+    """Return the position of each token in the sequence of its request.
 
     >>> positions_of(Batch((2, 0, 1), (5, 3, 0), Layout(2), ((5, 9, 4, 6), (7, 3), (8,))))
     {0: 5, 1: 6, 2: 0}
@@ -109,7 +110,7 @@ def positions_of(batch: Batch) -> dict[int, int]:
 
 
 def as_reference(metadata: Any) -> reference.CommonAttentionMetadata:
-    """Return a target's metadata as `reference` holds it."""
+    """Return a target's metadata as an object of `reference`."""
     fields = reference.CommonAttentionMetadata.__dataclass_fields__
     values = {name: getattr(metadata, name) for name in fields}
     return reference.CommonAttentionMetadata(
@@ -128,8 +129,8 @@ def requests_of(
     Args:
         metadata: The batch.
         requests: Which ones.
-        query_start_loc: Their starts, counted from the first one's.
-        tokens: Where their tokens stand in the batch.
+        query_start_loc: Their starts, relative to the first one.
+        tokens: Their tokens in the batch.
     """
     return dataclasses.replace(
         metadata,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.laws.access import About
+from conformance.laws.access import Half
 from conformance.laws.law_case import LawCase
 from conformance.situations import Situations
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
@@ -16,24 +16,24 @@ from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A statement that is true of every function that obeys it.
+    """A property of the access relation, stated for several functions.
 
     Attributes:
-        name: What a contract calls it.
-        statement: It, in a sentence.
-        body: Raises where a trial contradicts it.
-        about: The half of the relation that it looks at.
-        presets: The sizes of its examples; None for the target's, but small ones where it looks at
-            what is read: pairs of tokens and keys, of which large examples have millions.
-        choices: What it chooses at random besides the call.
-        situations: The hard cases of each function that obeys it, as predicates on a law case.
-        in_simulator: Whether kernels are run in the simulator for it too.
+        name: The name by which contracts refer to it.
+        statement: The law in one sentence.
+        body: Raises if a law case contradicts it.
+        half: The half of the relation that it is about.
+        presets: The sizes of its examples. None for the target's own sizes, or for small ones if
+            the law is about reads: large examples have millions of pairs of a token and a key.
+        choices: What it draws in addition to the call.
+        situations: The coverage goals of each function, as predicates on a law case.
+        in_simulator: Whether it is also tested with kernels in the simulator.
     """
 
     name: str
     statement: str
     body: Callable[[LawCase], None]
-    about: About
+    half: Half
     presets: Sequence[Preset] | None
     choices: st.SearchStrategy[Any]
     situations: Situations
@@ -44,31 +44,31 @@ LAWS: dict[str, Law] = {}
 """All laws, by name."""
 
 PAIRS = (MINIMAL, FEW_PAIRS)
-"""Sizes of which all pairs of a token and a key can be listed."""
+"""Sizes at which all pairs of a token and a key can be listed."""
 
 NOTHING: st.SearchStrategy[None] = st.none()
 
 
 def law(
     *,
-    about: About = About.BOTH,
+    half: Half = Half.BOTH,
     presets: Sequence[Preset] | None = None,
     choices: st.SearchStrategy[Any] = NOTHING,
     situations: Mapping[str, Callable[[LawCase], bool]] | None = None,
     in_simulator: bool = True,
 ) -> Callable[[Callable[[LawCase], None]], Callable[[LawCase], None]]:
-    """Declare a law: its name is the function's, its statement the docstring.
+    """Declare a law, with the name and the docstring of the decorated function.
 
     Args:
-        about: The half of the relation that it looks at.
+        half: The half of the relation that it is about.
         presets: The sizes of its examples; None for the target's.
-        choices: What it chooses at random besides the call.
-        situations: The hard cases, which are counted under the law's name and theirs.
-        in_simulator: Whether kernels are run in the simulator for it too.
+        choices: What it draws in addition to the call.
+        situations: The coverage goals, which are counted under the law's name and their own.
+        in_simulator: Whether it is also tested with kernels in the simulator.
 
     Returns:
-        A decorator of the law's body, a function of a trial that raises where the trial contradicts
-        it.
+        A decorator of the law's body: a function of a law case that raises if the case contradicts
+        the law.
     """
 
     def declare(body: Callable[[LawCase], None]) -> Callable[[LawCase], None]:
@@ -78,7 +78,7 @@ def law(
             name=body.__name__,
             statement=statement,
             body=body,
-            about=about,
+            half=half,
             presets=presets,
             choices=choices,
             situations=named,

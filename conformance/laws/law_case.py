@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from conformance.calls import Call
-from conformance.laws.access import About, Access
+from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, positions_of
 from conformance.strategies.batches import Batch, Layout
@@ -22,19 +22,19 @@ class LawCase:
         target: The target that is called.
         call: The call.
         interpretation: How arguments and results are read as a batch.
-        about: The half of the relation that the law is about and the result shows.
-        choice: What the law has drawn besides.
+        half: The half of the relation that the law is about.
+        choice: What the law drew in addition to the call.
     """
 
     target: Target
     call: Call
     interpretation: Interpretation
-    about: About = About.BOTH
+    half: Half = Half.BOTH
     choice: Any = None
 
     @property
     def batches(self) -> Sequence[Batch]:
-        """Return the batch, as each KV cache group sees it where there are groups."""
+        """The batch of each KV cache group, or one batch if the call has no groups."""
         return (
             [self.call.facts]
             if self.interpretation.groups is None
@@ -43,33 +43,34 @@ class LawCase:
 
     @property
     def batch(self) -> Batch:
-        """Return the batch, of which all groups have the requests; of no groups, one of none."""
+        """The batch of the first group; an empty one if there are no groups."""
         return self.batches[0] if self.batches else Batch((), (), Layout(1), ())
 
     @property
     def positions(self) -> dict[int, int]:
-        """Return where each token stands in its request's sequence."""
+        """The position of each token in the sequence of its request."""
         return positions_of(self.batch)
 
     @property
     def num_parts(self) -> int:
-        """Return how many parts the answer has; nothing of them is read."""
-        return sum(1 for _ in self.interpretation.parts(Reader(self.target, About(0)), self.call))
+        """The number of parts of the result."""
+        return sum(1 for _ in self.interpretation.parts(Reader(self.target, Half(0)), self.call))
 
-    def means(self, change: Change | None = None) -> list[Access]:
-        """Return what the answer means, part by part; to the call about a changed batch, if any.
+    def result_access(self, change: Change | None = None) -> list[Access]:
+        """Return the access relation of each part of the result.
 
-        Either way the tokens are those of the batch as it is.
+        Args:
+            change: Changes the batch before the call; tokens keep their numbers in the old batch.
         """
-        reader = Reader(self.target, self.about & self.interpretation.tells)
-        call = self.call if change is None else self.interpretation.on(self.call, change)
+        reader = Reader(self.target, self.half & self.interpretation.shows)
+        call = self.call if change is None else self.interpretation.with_change(self.call, change)
         parts = self._by_cache(self.interpretation.parts(reader, call))
         return parts if change is None else [p.renamed(change.names(self.batch)) for p in parts]
 
-    def meant(self) -> list[Access]:
-        """Return what the batch means before the call, for each KV cache group."""
+    def batch_access(self) -> list[Access]:
+        """Return the access relation of the batch before the call, for each KV cache group."""
         return self._by_cache(
-            Access.of(batch.metadata(), batch.layout, self.about) for batch in self.batches
+            Access.of(batch.metadata(), batch.layout, self.half) for batch in self.batches
         )
 
     def _by_cache(self, parts: Iterable[Access]) -> list[Access]:
@@ -77,7 +78,7 @@ class LawCase:
             return list(parts)
         return [part.in_cache(group) for group, part in enumerate(parts)]
 
-    def kept(self) -> Access:
-        """Return what of the batch's relation the answer is to mean."""
-        kept = self.interpretation.keeps(self.call, Access.union(self.meant()))
-        return kept.only(self.about & self.interpretation.tells)
+    def expected_access(self) -> Access:
+        """Return the access relation that the result must have."""
+        selected = self.interpretation.selects(self.call, Access.union(self.batch_access()))
+        return selected.only(self.half & self.interpretation.shows)

@@ -12,7 +12,7 @@ from conformance.calls import Call
 from conformance.checks import Check, Checks
 from conformance.contracts import Contract
 from conformance.laws import statements  # noqa: F401  # it fills LAWS
-from conformance.laws.access import About
+from conformance.laws.access import Half
 from conformance.laws.interpretation import Interpretation
 from conformance.laws.law import LAWS, PAIRS, Law
 from conformance.laws.law_case import LawCase
@@ -23,19 +23,19 @@ from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
 
 
-class Broken(AssertionError):  # noqa: N818  # it is a verdict about a target, not a program's error
-    """A law that a target breaks.
+class LawViolation(AssertionError):  # noqa: N818  # a finding, not an error of the program
+    """A law that a target violates.
 
     Args:
-        case: The call, shrunk, and the target.
+        law_case: The call, shrunk, and the target.
         law: The law.
-        how: What contradicts it.
+        how: How it is violated.
     """
 
     def __init__(self, law_case: LawCase, law: Law, how: str) -> None:
         call = law_case.call
         lines = [
-            f"{call.function} on {law_case.target.name} breaks {law.name}: {law.statement}",
+            f"{call.function} on {law_case.target.name} violates {law.name}: {law.statement}",
             f"    {how}",
             render(call),
         ]
@@ -47,16 +47,16 @@ class Broken(AssertionError):  # noqa: N818  # it is a verdict about a target, n
 
 
 def law_checks(contract: Contract) -> Checks:
-    """Return the checks of the laws that a contract names, one for each.
+    """Return a check of each law that a contract names.
 
     Args:
-        contract: What is stated about a function, with its interpretation.
+        contract: The contract of a function, with its interpretation.
 
     Returns:
-        A check for each law, which is a test of its own: `test_x_laws[host-minimal-LAW]`.
+        A check for each law, each a test of its own: `test_x_laws[host-minimal-LAW]`.
 
     Raises:
-        ValueError: The contract names no law, one twice, or one that is not there, or it lacks the
+        ValueError: The contract names no law, an unknown one, or one twice, or it has no
             `interpretation`.
     """
     unknown = [name for name in contract.laws if name not in LAWS]
@@ -74,24 +74,24 @@ def law_checks(contract: Contract) -> Checks:
 
 
 def _check(contract: Contract, interpretation: Interpretation, law: Law) -> Check:
-    about = law.about & interpretation.tells
+    half = law.half & interpretation.shows
     calls = interpretation.calls or contract.calls
 
     def examples(preset: Preset) -> SearchStrategy[_Case]:
         return st.builds(_Case, calls(preset), law.choices)
 
     def law_case(target: Target, case: _Case) -> LawCase:
-        return LawCase(target, case.call, interpretation, law.about, case.choice)
+        return LawCase(target, case.call, interpretation, law.half, case.choice)
 
     def body(target: Target, case: _Case) -> None:
         __tracebackhide__ = True
-        tried = law_case(target, case)
+        evaluated = law_case(target, case)
         try:
-            law.body(tried)
+            law.body(evaluated)
         except AssertionError as error:
-            raise Broken(tried, law, str(error)) from error
-        except RAISED as error:  # the target's own, mostly: to a valid call
-            raise Broken(tried, law, f"raised {type(error).__name__}: {error}") from error
+            raise LawViolation(evaluated, law, str(error)) from error
+        except RAISED as error:  # by the target, to a valid call
+            raise LawViolation(evaluated, law, f"raised {type(error).__name__}: {error}") from error
 
     body.__name__ = law.name
     return Check(
@@ -103,18 +103,18 @@ def _check(contract: Contract, interpretation: Interpretation, law: Law) -> Chec
         list(law.situations),
         lambda case: situations_met(law_case(REFERENCE, case), law.situations),
         contract.has_kernel and law.in_simulator,
-        presets=law.presets or (PAIRS if About.READS in about else None),
+        presets=law.presets or (PAIRS if Half.READS in half else None),
         law=law.name,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A call, and what a law chose besides."""
+    """A call, and what a law drew in addition."""
 
     call: Call
     choice: Any
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Leave the call to the report, which tells it better than Hypothesis can."""
+        """Leave out the call, which the report prints better than Hypothesis does."""
         printer.text("the call above" if self.choice is None else f"the call above, {self.choice}")

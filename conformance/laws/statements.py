@@ -1,8 +1,8 @@
-"""The laws: what is true of every function of a batch that says it obeys them.
+"""The laws: properties of functions of a batch, stated once for all functions.
 
-A batch means an access relation, and each function keeps it or transforms it in a stated way. Each
-statement stands here once, about a `Trial`: a target's answer to one call, read as a relation. How
-a function's calls and answers speak of a batch is its `Meaning`, in `conformance.interpretations`.
+A batch has an access relation, which each function preserves or changes in a stated way. A law is
+a statement about a `LawCase`: the result of one call, read as an access relation. A function's
+`Interpretation`, in `conformance.interpretations`, says how its arguments and results are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.laws.access import About, Access
+from conformance.laws.access import Access, Half
 from conformance.laws.changes import (
     AsItIs,
     InManagersBlocks,
@@ -28,54 +28,55 @@ from conformance.strategies.batches import Batch, is_padded
 from conformance.strategies.presets import MINIMAL
 
 
-def _some_wait(case: LawCase) -> bool:
-    """Tell whether the batch has a request with tokens and a context."""
+def _has_context(case: LawCase) -> bool:
+    """Return whether a request has both new tokens and a context."""
     lens = zip(case.batch.query_lens, case.batch.num_computed_tokens, strict=True)
     return any(q and c for q, c in lens)
 
 
-# What is written and where.
+# Writes.
 
 
-@law(about=About.WRITES, situations={"several tokens": lambda case: case.batch.num_tokens > 1})
+@law(half=Half.WRITES, situations={"several tokens": lambda case: case.batch.num_tokens > 1})
 def slots_are_distinct(case: LawCase) -> None:
-    """No two new tokens of a step get one slot of a cache."""
-    slots = Counter(slot for _, slot in Access.union(case.means()).writes)
+    """No two new tokens of a step get the same slot of a cache."""
+    slots = Counter(slot for _, slot in Access.union(case.result_access()).writes)
     twice = [slot for slot, count in slots.items() if count > 1]
     if twice:
         raise AssertionError(f"slot {min(twice)} is given to {slots[min(twice)]} tokens")
 
 
-@law(presets=PAIRS, situations={"a request with tokens and a context": _some_wait})
+@law(presets=PAIRS, situations={"a request with tokens and a context": _has_context})
 def writes_are_read_back(case: LawCase) -> None:
-    """What a request writes at a position is the slot that it later reads there."""
-    got = Access.union(case.means())
+    """A request reads each of its positions from the slot that it wrote it to."""
+    got = Access.union(case.result_access())
     reads = got.reads
-    if About.READS not in case.interpretation.tells:
-        reads = Access.union(case.meant()).reads
+    if Half.READS not in case.interpretation.shows:
+        reads = Access.union(case.batch_access()).reads
     own = {(token, slot) for token, key, slot in reads if key == case.positions[token]}
-    Access(writes=got.writes).must_be(Access(writes=frozenset(own)))
+    Access(writes=got.writes).assert_equal(Access(writes=frozenset(own)))
 
 
-# The batch said anew, or a piece of it: the function's meaning says which tokens are kept.
+# The batch rewritten, or a part of it; the interpretation selects the tokens of the part.
 
 
-def _means_what_it_keeps(case: LawCase) -> None:
-    Access.union(case.means()).must_be(case.kept())
+def _assert_as_expected(case: LawCase) -> None:
+    Access.union(case.result_access()).assert_equal(case.expected_access())
 
 
-def _kept_counts(case: LawCase) -> list[tuple[int, int]]:
-    """Return how many tokens of each request the answer is about, and how many it has."""
-    everyone = Access(writes=frozenset((token, 0) for token in case.positions))
+def _selected_counts(case: LawCase) -> list[tuple[int, int]]:
+    """Return for each request how many tokens are in the result, and how many in the batch."""
+    everything = Access(writes=frozenset((token, 0) for token in case.positions))
     owner = _owners(case.batch)
-    kept = Counter(owner[token] for token in case.interpretation.keeps(case.call, everyone).tokens)
-    return [(kept[i], count) for i, count in enumerate(case.batch.query_lens)]
+    selected = case.interpretation.selects(case.call, everything).tokens
+    counts = Counter(owner[token] for token in selected)
+    return [(counts[i], count) for i, count in enumerate(case.batch.query_lens)]
 
 
 def _leaves_out(case: LawCase) -> bool:
-    """Tell whether the answer is about some of the tokens, and not about others."""
-    counts = _kept_counts(case)
-    return 0 < sum(kept for kept, _ in counts) < sum(count for _, count in counts)
+    """Return whether the result has some of the tokens, but not all."""
+    counts = _selected_counts(case)
+    return 0 < sum(selected for selected, _ in counts) < sum(count for _, count in counts)
 
 
 @law(
@@ -87,9 +88,9 @@ def _leaves_out(case: LawCase) -> bool:
     },
 )
 def each_group_sees_its_own_batch(case: LawCase) -> None:
-    """What a KV cache group reads and writes is its batch's: its own blocks, its own slots."""
-    for got, wanted in zip(case.means(), case.meant(), strict=True):
-        got.must_be(wanted)
+    """Each KV cache group reads and writes the blocks and slots of its own batch."""
+    for actual, expected in zip(case.result_access(), case.batch_access(), strict=True):
+        actual.assert_equal(expected)
 
 
 @law(
@@ -102,14 +103,14 @@ def each_group_sees_its_own_batch(case: LawCase) -> None:
     },
 )
 def unpadding_removes_nothing(case: LawCase) -> None:
-    """What the kept requests read and write is what they read and wrote in the whole batch."""
-    _means_what_it_keeps(case)
+    """The remaining requests read and write what they do in the padded batch."""
+    _assert_as_expected(case)
 
 
 @law(presets=PAIRS, situations={"tokens are left out": _leaves_out})
 def a_slice_keeps_its_tokens(case: LawCase) -> None:
-    """The tokens of a slice of a batch read and write in it what they do in the batch."""
-    _means_what_it_keeps(case)
+    """The tokens of a slice read and write what they do in the whole batch."""
+    _assert_as_expected(case)
 
 
 @law(
@@ -117,22 +118,23 @@ def a_slice_keeps_its_tokens(case: LawCase) -> None:
     situations={
         "tokens are left out": _leaves_out,
         "several of a request, not all": lambda case: any(
-            1 < kept < count for kept, count in _kept_counts(case)
+            1 < selected < count for selected, count in _selected_counts(case)
         ),
         "none of a request with tokens, some of another": lambda case: (
-            _leaves_out(case) and any(kept == 0 < count for kept, count in _kept_counts(case))
+            _leaves_out(case)
+            and any(selected == 0 < count for selected, count in _selected_counts(case))
         ),
     },
 )
 def wanted_keep_their_reads(case: LawCase) -> None:
-    """Wanted tokens that are the last of their requests read the keys they read in the batch."""
-    _means_what_it_keeps(case)
+    """Tokens with logits that are the last of their requests read the keys they did before."""
+    _assert_as_expected(case)
 
 
 @law(presets=PAIRS, situations={"several requests": lambda case: case.batch.num_reqs > 1})
 def reordering_renames(case: LawCase) -> None:
-    """A reordered batch reads and writes what it did, under its tokens' new names."""
-    _means_what_it_keeps(case)
+    """Each token of a reordered batch reads and writes what it did before."""
+    _assert_as_expected(case)
 
 
 def _chunk(case: LawCase) -> int:
@@ -151,10 +153,10 @@ def _chunk(case: LawCase) -> int:
     },
 )
 def chunks_restrict(case: LawCase) -> None:
-    """Virtual batches read just those keys, up to a query's own, that lie in the query's chunk."""
+    """Virtual batches read exactly the keys of the query's chunk, up to the query's own."""
     chunk, positions = _chunk(case), case.positions
-    [whole] = case.meant()
-    Access.union(case.means()).must_be(
+    [whole] = case.batch_access()
+    Access.union(case.result_access()).assert_equal(
         whole.restricted(
             lambda token, key: key <= positions[token] and key // chunk == positions[token] // chunk
         )
@@ -166,42 +168,44 @@ def chunks_restrict(case: LawCase) -> None:
 
 @law(presets=PAIRS, situations={"several parts": lambda case: case.num_parts > 1})
 def split_partitions(case: LawCase) -> None:
-    """The parts of a batch read and write what it does, each token in one of them."""
-    parts = case.means()
+    """The parts of a batch together read and write what it does, each token in one part."""
+    parts = case.result_access()
     holders = Counter(token for part in parts for token in {t for t, *_ in part.reads})
     twice = [token for token, count in holders.items() if count > 1]
     if twice:
         raise AssertionError(f"token {min(twice)} is in {holders[min(twice)]} parts")
-    Access.union(parts).must_be(case.kept())
+    Access.union(parts).assert_equal(case.expected_access())
 
 
 @law(situations={"several ranks": lambda case: case.batch.layout.cp_world_size > 1})
 def ranks_partition(case: LawCase) -> None:
-    """A pair of a token and a key is one rank's, and so is the place of a new token."""
+    """Exactly one rank holds each pair of a token and a key, and the slot of each new token."""
     parts = [
-        part for rank in range(case.batch.layout.cp_world_size) for part in case.means(OnRank(rank))
+        part
+        for rank in range(case.batch.layout.cp_world_size)
+        for part in case.result_access(OnRank(rank))
     ]
-    shown = case.about & case.interpretation.tells
-    if About.READS in shown:
+    shown = case.half & case.interpretation.shows
+    if Half.READS in shown:
         pairs = Counter((token, key) for part in parts for token, key, _ in part.reads)
-        _held_once("token {} and key position {}", pairs, _pairs(case))
-    if About.WRITES in shown:
+        _assert_held_once("token {} and key position {}", pairs, _pairs(case))
+    if Half.WRITES in shown:
         tokens = Counter((token,) for part in parts for token, _ in part.writes)
-        _held_once("token {}", tokens, {(token,) for token in case.positions})
+        _assert_held_once("token {}", tokens, {(token,) for token in case.positions})
 
 
-def _held_once(words: str, holders: Counter[Any], wanted: set[Any]) -> None:
-    """Raise unless what is wanted, and nothing else, is held by one rank."""
-    for held in sorted(wanted | holders.keys()):
-        expected = int(held in wanted)
-        if holders[held] != expected:
+def _assert_held_once(words: str, holders: Counter[Any], expected: set[Any]) -> None:
+    """Raise unless what is expected, and nothing else, is held by one rank."""
+    for held in sorted(expected | holders.keys()):
+        num_ranks = int(held in expected)
+        if holders[held] != num_ranks:
             raise AssertionError(
-                f"{words.format(*held)}: held by {holders[held]} ranks, but should be by {expected}"
+                f"{words.format(*held)}: held by {holders[held]} ranks, expected {num_ranks}"
             )
 
 
 def _pairs(case: LawCase) -> set[tuple[int, int]]:
-    """Return the pairs of a token and a key position that it reads."""
+    """Return all pairs of a token and a key position that it reads."""
     owner, seq_lens, causal = _owners(case.batch), case.batch.seq_lens, case.batch.causal
     return {
         (token, key)
@@ -217,7 +221,7 @@ BLOCK_M = 8
 @law(situations={"a request of several programs": lambda case: _longest(case.batch) > BLOCK_M})
 def programs_cover(case: LawCase) -> None:
     """The programs cover each token exactly once, in runs of at most 8 of one sequence."""
-    runs = [sorted(token for token, _ in part.writes) for part in case.means()]
+    runs = [sorted(token for token, _ in part.writes) for part in case.result_access()]
     owner = _owners(case.batch)
     covered = [token for run in runs for token in run]
     if covered != list(range(case.batch.num_tokens)):
@@ -237,12 +241,12 @@ def _owners(batch: Batch) -> list[int]:
     return [i for i, count in enumerate(batch.query_lens) for _ in range(count)]
 
 
-# The same batch told in another way.
+# The same batch in another form.
 
 PADDINGS = st.builds(
     Padded, st.sampled_from(((0,), (5, 0), (), (1, 0, 5))), st.sampled_from((2, 0, 1))
 )
-"""Padded requests and tokens; lengths 1 and 5 are what an old step left."""
+"""Padded requests and tokens; lengths 1 and 5 are left over from an older step."""
 
 
 @law(
@@ -262,16 +266,18 @@ PADDINGS = st.builds(
     },
 )
 def padding_adds_nothing(case: LawCase) -> None:
-    """With padded requests and tokens added, an answer means part by part what it did without."""
-    wanted, got = (_filled(case.means(change)) for change in (Unpadded(), case.choice))
-    if len(wanted) != len(got):
-        raise AssertionError(f"{len(got)} parts with padding, but {len(wanted)} without")
-    for without, with_it in zip(wanted, got, strict=True):
-        with_it.must_be(without)
+    """With more padding, each part of a result reads and writes what it does without."""
+    without, with_padding = (
+        _filled(case.result_access(change)) for change in (Unpadded(), case.choice)
+    )
+    if len(without) != len(with_padding):
+        raise AssertionError(f"{len(with_padding)} parts with padding, but {len(without)} without")
+    for expected, actual in zip(without, with_padding, strict=True):
+        actual.assert_equal(expected)
 
 
 def _filled(parts: list[Access]) -> list[Access]:
-    """Return parts without the empty ones at the end, which hold nothing but padding."""
+    """Return the parts without empty ones at the end, which hold only padding."""
     count = max((i + 1 for i, part in enumerate(parts) if part), default=0)
     return parts[:count]
 
@@ -288,8 +294,10 @@ def _is_moved(case: LawCase) -> bool:
     situations={"a request with tokens changes its place": _is_moved},
 )
 def any_order_means_the_same(case: LawCase) -> None:
-    """With its requests in another order a batch means the same, under its tokens' new names."""
-    Access.union(case.means(case.choice)).must_be(Access.union(case.means(AsItIs())))
+    """With its requests in another order, each token reads and writes the same."""
+    Access.union(case.result_access(case.choice)).assert_equal(
+        Access.union(case.result_access(AsItIs()))
+    )
 
 
 @law(
@@ -300,5 +308,7 @@ def any_order_means_the_same(case: LawCase) -> None:
     }
 )
 def kernel_blocks_rename(case: LawCase) -> None:
-    """A slot is the same, whether a table lists the manager's blocks or the kernel's pieces."""
-    Access.union(case.means()).must_be(Access.union(case.means(InManagersBlocks())))
+    """A slot is the same whether a table lists the manager's blocks or kernel blocks."""
+    Access.union(case.result_access()).assert_equal(
+        Access.union(case.result_access(InManagersBlocks()))
+    )

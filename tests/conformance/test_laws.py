@@ -18,7 +18,7 @@ import fast
 from conformance.calls import Call
 from conformance.checks import Checks, checks_in
 from conformance.contracts import Contract
-from conformance.laws.access import About, Access
+from conformance.laws.access import Access, Half
 from conformance.laws.changes import (
     AsItIs,
     Change,
@@ -28,9 +28,9 @@ from conformance.laws.changes import (
     Padded,
     Unpadded,
 )
-from conformance.laws.interpretation import Interpretation, Reader, about
+from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.law import LAWS
-from conformance.laws.law_checks import Broken, law_checks
+from conformance.laws.law_checks import LawViolation, law_checks
 from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
 from conformance.strategies.batches import Batch, Layout
@@ -99,22 +99,24 @@ def _positions(reader: Reader, call: Call) -> Iterator[Access]:
     yield Access(writes=frozenset(enumerate(slots)))
 
 
-def _asking(call: Call, change: Change) -> Call:
+def _with_positions(call: Call, change: Change) -> Call:
     batch = change.of(call.facts)
-    return about(call, batch, seq_lens=np.array([*range(batch.num_tokens)], np.int32), dcp_rank=0)
+    return with_batch(
+        call, batch, seq_lens=np.array([*range(batch.num_tokens)], np.int32), dcp_rank=0
+    )
 
 
 TOY = Contract(
     "get_dcp_local_seq_lens",
-    lambda _: st.just(_asking(Call("get_dcp_local_seq_lens", {}, BATCH), AsItIs())),
+    lambda _: st.just(_with_positions(Call("get_dcp_local_seq_lens", {}, BATCH), AsItIs())),
     {},
     laws=("slots_are_distinct", "padding_adds_nothing"),
-    interpretation=Interpretation(_positions, _asking, tells=About.WRITES),
+    interpretation=Interpretation(_positions, _with_positions, shows=Half.WRITES),
 )
 """The positions of tokens, taken for their slots."""
 
 
-def answering(function: object) -> Target:
+def target_with(function: object) -> Target:
     """Return a target that has one function and no more."""
     module = ModuleType("toy")
     module.get_dcp_local_seq_lens = function  # type: ignore[attr-defined]
@@ -125,31 +127,34 @@ def test_obeyed_laws_pass_and_count() -> None:
     """A target that obeys passes; examples and the laws' own situations count."""
     checks = law_checks(TOY)
     assert TOY.laws == tuple(check.law for check in checks.checks)
-    checks.bind(answering(fast.get_dcp_local_seq_lens), PROFILES["dev"], "minimal")()
+    checks.bind(target_with(fast.get_dcp_local_seq_lens), PROFILES["dev"], "minimal")()
     assert LEDGER.examples[TOY.function, "toy"] >= 2
     assert LEDGER.met[TOY.function, "slots_are_distinct: several tokens"]
 
 
-def test_a_broken_law_is_told() -> None:
-    """The report names function, target and law, states it, and says what contradicts it."""
+def test_a_violation_is_reported() -> None:
+    """The report has the function, the target, the law, its statement, and the violation."""
     check = law_checks(TOY).checks[0]
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(LawViolation) as caught:
         check.bind(
-            answering(lambda seq_lens, **_: seq_lens * 0), PROFILES["dev"], "minimal", shrink=False
+            target_with(lambda seq_lens, **_: seq_lens * 0),
+            PROFILES["dev"],
+            "minimal",
+            shrink=False,
         )()
     assert str(caught.value).splitlines() == [
-        f"get_dcp_local_seq_lens on toy breaks slots_are_distinct: {LAWS[check.law].statement}",
+        f"get_dcp_local_seq_lens on toy violates slots_are_distinct: {LAWS[check.law].statement}",
         "    slot 0 is given to 3 tokens",
         "    seq_lens = [0, 1, 2]",
         "    dcp_rank = 0",
     ]
 
 
-def test_what_the_target_raises_is_told() -> None:
-    """An exception to a valid call breaks the law too, and is told with the call."""
+def test_an_exception_of_the_target_is_a_violation() -> None:
+    """An exception from a valid call violates the law too, and is reported with the call."""
     check = law_checks(TOY).checks[0]
-    with pytest.raises(Broken) as caught:
-        check.bind(answering(lambda **_: {}[3]), PROFILES["dev"], "minimal", shrink=False)()
+    with pytest.raises(LawViolation) as caught:
+        check.bind(target_with(lambda **_: {}[3]), PROFILES["dev"], "minimal", shrink=False)()
     assert ["    raised KeyError: 3", "    seq_lens = [0, 1, 2]"] == str(caught.value).splitlines()[
         1:3
     ]
@@ -218,21 +223,27 @@ def test_layouts_change() -> None:
     assert dataclasses.replace(layout, kernel_block_size=None) == whole.layout
 
 
-def test_a_relation_is_told_by_its_first_difference() -> None:
-    """What is too many is told before what is missing, reads before writes."""
+def test_the_first_difference_of_a_relation_is_reported() -> None:
+    """Unexpected accesses come before missing ones, reads before writes."""
     one = Access(frozenset({(0, 0, 5)}), frozenset({(0, 5)}))
     other = Access(frozenset({(0, 0, 5)}), frozenset({(0, 6)}))
-    one.must_be(one)
-    with pytest.raises(AssertionError, match=r"^token 0 writes slot 6, but should not; 1 too many"):
-        other.must_be(one)
-    with pytest.raises(AssertionError, match=r"^not so: token 0 reads slot 5 for key position 0; "):
-        Access().must_be(one)
-    with pytest.raises(AssertionError, match=r"^token 0 is none of the batch's"):
+    one.assert_equal(one)
+    with pytest.raises(
+        AssertionError, match=r"^token 0 writes slot 6, but should not; 1 unexpected"
+    ):
+        other.assert_equal(one)
+    with pytest.raises(
+        AssertionError, match=r"^missing: token 0 reads slot 5 for key position 0; "
+    ):
+        Access().assert_equal(one)
+    with pytest.raises(AssertionError, match=r"^token 0 is not in the batch"):
         one.renamed({1: 0})
 
 
-def test_what_means_nothing_is_a_broken_law() -> None:
-    """A metadata that is not valid is told as an answer that means nothing."""
+def test_invalid_metadata_violates_the_law() -> None:
+    """The message says that the result is not valid metadata."""
     metadata = dataclasses.replace(BATCH.metadata(), num_reqs=7)
-    with pytest.raises(AssertionError, match=r"^the answer means nothing: query_start_loc has 4"):
+    with pytest.raises(
+        AssertionError, match=r"^the result is not valid metadata: query_start_loc has 4"
+    ):
         Reader(TARGETS["host"]).access(metadata, BATCH.layout)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import conformance
 from conformance.checks import FAILURES, Check, checks_in
 from conformance.comparison import Verdict
-from conformance.laws.law_checks import Broken
+from conformance.laws.law_checks import LawViolation
 from conformance.profiles import Profile
 from conformance.report import Mismatch
 from conformance.situations import LEDGER
@@ -226,7 +226,7 @@ def is_finding(error: Exception) -> bool:
     Args:
         error: What a check raised.
     """
-    if isinstance(error, Broken):
+    if isinstance(error, LawViolation):
         return not re.search(rf"^ +raised ({'|'.join(PATCH_ERRORS)}):", str(error), re.MULTILINE)
     if isinstance(error, Mismatch) and error.difference.verdict is Verdict.OUTCOME:
         return not re.match(rf"(raised )?({'|'.join(PATCH_ERRORS)}):", str(error.difference.got))
