@@ -10,6 +10,7 @@ from typing import Any
 from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, share_memory
 from conformance.supplied import is_supplied
+from conformance.values import child_path, children
 
 
 class Relation(enum.Enum):
@@ -40,14 +41,11 @@ class Alias:
 
     def differences(self, result: object, arguments: Arguments) -> Iterator[Difference]:
         """Yield the differences from what the definition says."""
-        if isinstance(result, list):
-            for i, entry in enumerate(result):
-                yield from self._differences(entry, arguments, f"result[{i}]")
-        elif isinstance(result, dict):
-            for key, entry in result.items():
-                yield from self._differences(entry, arguments, f"result[{key!r}]")
-        else:
+        if not isinstance(result, list | dict):
             yield from self._differences(result, arguments, "result")
+            return
+        for key, entry in children(result).items():
+            yield from self._differences(entry, arguments, child_path("result", result, key))
 
     def _differences(self, result: object, arguments: Arguments, path: str) -> Iterator[Difference]:
         part = _follow(result, self.result)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from conformance.values import children, is_reference_object, map_children
 
 Arguments: TypeAlias = dict[str, Any]
 
@@ -73,6 +76,19 @@ class Call:
         printer.text(repr(self))
 
 
+def calls_in(example: Any, depth: int = 3) -> Iterator[Call]:
+    """Yield the calls in an example, at most some steps inside.
+
+    >>> list(calls_in([1, (Call("f", {}),)]))
+    [f()]
+    """
+    if isinstance(example, Call):
+        yield example
+    elif depth:
+        for inner in children(example).values():
+            yield from calls_in(inner, depth - 1)
+
+
 def numpy_scalars(value: Any) -> Any:
     """Return a value with NumPy's ints and bools for Python's, as arithmetic on arrays gives them.
 
@@ -81,16 +97,8 @@ def numpy_scalars(value: Any) -> Any:
     """
     if isinstance(value, bool | int):
         return _numpy_scalar(value)
-    if isinstance(value, slice):
-        return slice(*map(numpy_scalars, (value.start, value.stop, value.step)))
-    if isinstance(value, list | tuple):
-        return type(value)(numpy_scalars(inner) for inner in value)
-    if isinstance(value, dict):
-        return {key: numpy_scalars(inner) for key, inner in value.items()}
-    if dataclasses.is_dataclass(value) and type(value).__module__.startswith("reference"):
-        cls: Any = type(value)
-        return cls(**{name: numpy_scalars(v) for name, v in vars(value).items()})
-    return value
+    is_data = isinstance(value, slice | list | tuple | dict) or is_reference_object(value)
+    return map_children(numpy_scalars, value) if is_data else value
 
 
 def _numpy_scalar(value: int) -> np.bool_ | np.int32 | np.int64 | int:

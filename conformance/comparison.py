@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from conformance.values import arrays_in, child_path, children, has_entries
+
 Index: TypeAlias = tuple[int, ...]
 
 NUMPY_IN_BOTH_TWINS = frozenset({"encoder_seq_lens", "num_scheduled_tokens"})
@@ -109,44 +111,35 @@ _Leaf: TypeAlias = tuple[object, object, str]
 
 def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two trees side by side, or the first difference of their shapes."""
-    if not isinstance(expected, list | tuple | Mapping) and not compared_fields(expected):
+    inside = children(expected)
+    if not (inside or has_entries(expected)):
         yield expected, actual, path
-    elif type(actual).__name__ != type(expected).__name__:
-        yield _type_difference(expected, actual, path)
-    elif compared_fields(expected):
-        yield from _walkcompared_fields(expected, actual, path)
-    elif isinstance(expected, Mapping):
-        if list(expected) == list(actual):
-            for key in expected:
-                yield from _walk(expected[key], actual[key], f"{path}[{key!r}]")
+        return
+    difference = _tree_difference(expected, actual, path)
+    if difference is not None:
+        yield difference
+        return
+    for key, child in inside.items():
+        where = child_path(path, expected, key)
+        if has_entries(expected):
+            yield from _walk(child, actual[key], where)
+        elif hasattr(actual, key):
+            yield from _walk(child, getattr(actual, key), where)
         else:
-            yield Difference(Verdict.SHAPE, f"list({path})", None, list(actual), list(expected))
-    elif len(actual) == len(expected):
-        for i, (e, a) in enumerate(zip(expected, actual, strict=True)):
-            yield from _walk(e, a, f"{path}[{i}]")
-    else:
-        yield Difference(Verdict.SHAPE, f"len({path})", None, len(actual), len(expected))
-
-
-def compared_fields(value: Any) -> list[str]:
-    """Return the attributes by which an object is compared; none where it is no such object."""
-    if isinstance(value, type):
-        return []
-    if isinstance(value, slice):
-        return ["start", "stop", "step"]
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
-    return list(getattr(type(value), "compared", ()))
-
-
-def _walkcompared_fields(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
-    """Yield the leaves of two objects, by the fields of the expected one."""
-    for name in compared_fields(expected):
-        where = f"{path}.{name}"
-        if not hasattr(actual, name):
             yield Difference(Verdict.TYPE, where, None, "absent", "a field")
             return
-        yield from _walk(getattr(expected, name), getattr(actual, name), where)
+
+
+def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None:
+    """Compare the type of a value in which others stand, and its keys or its length."""
+    if type(actual).__name__ != type(expected).__name__:
+        return _type_difference(expected, actual, path)
+    if not has_entries(expected):
+        return None
+    what, count = ("list", list) if isinstance(expected, Mapping) else ("len", len)
+    got, wanted = count(actual), count(expected)
+    is_same = got == wanted
+    return None if is_same else Difference(Verdict.SHAPE, f"{what}({path})", None, got, wanted)
 
 
 def shared_memory(first: object, second: object, path: str = "result") -> Difference | None:
@@ -156,48 +149,12 @@ def shared_memory(first: object, second: object, path: str = "result") -> Differ
     >>> shared_memory((a, b), (a[1:], b.clone())).line
     "result[0] = the memory of another call's result, but should be its own memory"
     """
-    taken = [part for _, part in parts(first, path) if is_array(part)]
-    for where, part in parts(second, path):
-        if is_array(part) and any(share_memory(part, other) for other in taken):
+    taken = [array for _, array in arrays_in(first, path)]
+    for where, array in arrays_in(second, path):
+        if any(share_memory(array, other) for other in taken):
             got = "the memory of another call's result"
             return Difference(Verdict.IDENTITY, where, None, got, "its own memory")
     return None
-
-
-def parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays and tensors of a tree, and the objects that hold them, with their paths.
-
-    >>> [path for path, _ in parts([torch.zeros(1), (3, np.zeros(2))], "result")]
-    ['result[0]', 'result[1][1]']
-    """
-    if is_array(value):
-        yield path, value
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from parts(inner, f"{path}[{i}]")
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from parts(inner, f"{path}[{key!r}]")
-    elif compared_fields(value) and not isinstance(value, slice):
-        yield path, value
-        for name in compared_fields(value):
-            yield from parts(getattr(value, name), f"{path}.{name}")
-
-
-def is_immutable(value: object) -> bool:
-    """Tell whether an object is of a frozen dataclass: it or an equal one, nobody need know.
-
-    >>> import reference
-    >>> is_immutable(reference.KVCacheSpec(16)), is_immutable(reference.CacheConfig())
-    (True, False)
-    """
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return bool(getattr(parameters, "frozen", False))
-
-
-def is_array(value: object) -> bool:
-    """Tell whether a value is NumPy's or torch's."""
-    return isinstance(value, np.ndarray | torch.Tensor)
 
 
 def share_memory(a: Any, b: Any) -> bool:

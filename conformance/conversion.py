@@ -27,14 +27,12 @@ from conformance.comparison import (
 )
 from conformance.factories import Factory
 from conformance.strategies.arrays import poisoned
+from conformance.values import PLAIN, child_path, children, is_reference_object, rebuilt
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
 """The dtypes of tensors that may be lazy negations."""
-
-_PLAIN = frozenset({int, str, bool, float, type(None)})
-"""Types of values that are the same for every implementation, and have nothing inside."""
 
 
 @dataclasses.dataclass
@@ -146,7 +144,7 @@ class Converter:
                 copies.
             path: The name of the value in messages; the last part decides the device.
         """
-        if type(value) in _PLAIN:  # most of what is carried
+        if type(value) in PLAIN:  # most of what is carried
             return value
         if _is_dtype(value):
             return value if self.device is None else torch_dtype(np.dtype(value))
@@ -174,18 +172,13 @@ class Converter:
         converted: Any
         if isinstance(value, np.ndarray):
             return self._convert_array(value, path)
-        if isinstance(value, list | tuple):
-            entries = [self.convert(v, f"{path}[{i}]") for i, v in enumerate(value)]
-            converted = entries if isinstance(value, list) else tuple(entries)
-        elif isinstance(value, dict):
-            converted = {key: self.convert(v, f"{path}[{key!r}]") for key, v in value.items()}
+        if isinstance(value, list | tuple | dict) or type(value) is SimpleNamespace:
+            converted = rebuilt(value, self._convert_children(value, path))
         elif isinstance(value, set):
             converted = set(value)
         elif isinstance(value, Factory):
             converted = value.make(self)
-        elif type(value) is SimpleNamespace:
-            converted = SimpleNamespace(**self._convert_fields(vars(value), path))
-        elif _is_reference_object(value):
+        elif is_reference_object(value):
             converted = self._convert_object(value, path)
         else:
             return copy.deepcopy(value)
@@ -193,17 +186,21 @@ class Converter:
             self._holders.append((path, converted, _held(converted)))
         return converted
 
-    def _convert_fields(self, fields: dict[str, Any], path: str) -> dict[str, Any]:
-        return {name: self.convert(v, f"{path}.{name}") for name, v in fields.items()}
+    def _convert_children(self, value: Any, path: str) -> dict[Any, Any]:
+        return {
+            key: v if type(v) in PLAIN else self.convert(v, child_path(path, value, key))
+            for key, v in children(value).items()
+        }
 
     def _convert_object(self, value: Any, path: str) -> Any:
         """Return an object of `reference` as the implementation's, or as a caller's own."""
-        fields = self._convert_fields(vars(value), path)
+        fields = self._convert_children(value, path)
         made = getattr(self.implementation, type(value).__name__, None)
         if made is not None and (not self.has_own_objects or path == "self"):
             return made(**fields)  # a method's own object is never a caller's
         converted: Any = object.__new__(own_class(type(value)))
-        vars(converted).update(fields, **self._convert_fields(_properties(value), path))
+        properties = {n: self.convert(v, f"{path}.{n}") for n, v in _properties(value).items()}
+        vars(converted).update(fields, **properties)
         return converted
 
     def _place(self, value: object, path: str) -> str:
@@ -390,11 +387,6 @@ def _is_dtype(value: Any) -> bool:
     return isinstance(getattr(torch, np.dtype(value).name, None), torch.dtype)
 
 
-def _is_reference_object(value: object) -> bool:
-    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return is_object and type(value).__module__.startswith("reference")
-
-
 def _can_hold(value: object) -> bool:
     """Tell whether a value has entries or attributes that a function could change."""
     if isinstance(value, type | tuple):
@@ -404,11 +396,9 @@ def _can_hold(value: object) -> bool:
 
 def _held(holder: Any) -> dict[Any, Any]:
     """Return what a list, a dict, a set or an object holds now."""
-    if isinstance(holder, list):
-        return dict(enumerate(holder))
     if isinstance(holder, set):
         return dict.fromkeys(holder)
-    return dict(holder if isinstance(holder, dict) else vars(holder))
+    return dict(children(holder) if isinstance(holder, list | dict) else vars(holder))
 
 
 def _argument(path: str) -> str:

@@ -14,10 +14,11 @@ import torch
 
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict, is_immutable, parts
+from conformance.comparison import Difference, Verdict
 from conformance.conversion import Converter
 from conformance.report import Mismatch
 from conformance.targets import REFERENCE, Target
+from conformance.values import is_array, is_immutable, is_object, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,9 @@ class Invocation:
         for alias in aliases:
             yield from alias.differences(result, self.arguments)
         shared = {alias.result for alias in aliases}
-        for path, part in parts(result, "result"):
+        for path, part in walk(result, "result"):
+            if not (is_array(part) or is_object(part)):
+                continue
             if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared or is_immutable(part):
                 continue
             owner = self.converter.owner(part)

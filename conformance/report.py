@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from conformance.calls import Call, brief
 from conformance.comparison import Difference, Verdict, field_name
+from conformance.values import children, is_object
 
 PER_REQUEST = frozenset(
     {
@@ -91,10 +91,7 @@ def flat_arguments(call: Call) -> dict[str, Any]:
     """Return the arguments with the fields of metadata in their places."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found.update({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-        else:
-            found[name] = value
+        found |= children(value) if is_object(value) else {name: value}
     return {name: found[name] for name in found if not _is_copy(name, found)}
 
 

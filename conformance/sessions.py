@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.checks import Check, is_named
-from conformance.comparison import Difference, Verdict, first_difference, parts
+from conformance.comparison import Difference, Verdict, first_difference
 from conformance.conversion import address_of
 from conformance.implementations import is_of_fast
 from conformance.invocations import CALL_VARIANTS, PLAIN, CallVariant
@@ -21,6 +21,7 @@ from conformance.situations import Situations, situations_met
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
+from conformance.values import arrays_in
 from conformance.wording import compare_wording
 
 
@@ -134,7 +135,7 @@ class _Pair:
         self.ours, self.theirs = (construct(twin, life.session) for twin in (REFERENCE, target))
         self.held = everything(self.ours, life.session)
         self.seen = everything(self.theirs, life.session)
-        self.addresses = [address_of(tensor) for _, tensor in parts(self.seen, "everything")]
+        self.addresses = [address_of(tensor) for _, tensor in arrays_in(self.seen, "everything")]
 
     def go_on(self, step: int, *, checked: bool) -> None:
         """Do one operation to both and raise `SessionMismatch` where they differ."""
@@ -160,9 +161,9 @@ class _Pair:
     def _overwrite(self, operation: Operation) -> None:
         """Write into what earlier calls of both returned, as a caller may before this one."""
         for held in (self.held, self.seen):
-            arrays = [array for _, array in parts(held, "everything")]
+            written = [array for _, array in arrays_in(held, "everything")]
             for overwrite in operation.overwrites:
-                overwrite.write(arrays[overwrite.array])
+                overwrite.write(written[overwrite.array])
 
 
 def construct(target: Target, session: Session) -> Any:
@@ -212,7 +213,7 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
 
 def _moved(result: object, addresses: Sequence[int]) -> Difference | None:
     """Return a difference where a tensor handed out lies elsewhere than it first did."""
-    for path, tensor in parts(result, "result"):
+    for path, tensor in arrays_in(result, "result"):
         if tensor.numel() and address_of(tensor) not in addresses:
             where = f"{path}.data_ptr()"
             return Difference(Verdict.IDENTITY, where, None, "moved", "where it first was")

@@ -11,13 +11,14 @@ import torch
 
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
-from conformance.comparison import as_bytes, is_array
+from conformance.comparison import as_bytes
 from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.situations import Situations
 from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
 from conformance.targets import Target
+from conformance.values import is_array
 
 
 def _groups(call: Call) -> list[Any]:

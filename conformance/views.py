@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.comparison import (
-    Difference,
-    Verdict,
-    compared_fields,
-    is_array,
-    is_immutable,
-)
+from conformance.comparison import Difference, Verdict
+from conformance.values import is_array, is_immutable, is_object, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +99,11 @@ def _devices(arguments: Mapping[str, Any], result: object) -> dict[str, str]:
 
 
 def _parts(arguments: Mapping[str, Any], result: object) -> Iterator[tuple[str, Any]]:
-    yield from _objects(dict(arguments), "arguments")
-    yield from _objects(result, "result")
+    """Yield the arrays of arguments and results, and what else can change, with their paths."""
+    for path, value in (*walk(arguments, "arguments"), *walk(result, "result")):
+        is_changeable = is_object(value) and not is_immutable(value)
+        if is_changeable or is_array(value) or isinstance(value, list | Mapping):
+            yield path, value
 
 
 def _views(
@@ -152,23 +150,3 @@ def _where(array: Any) -> tuple[int, int, tuple[int, ...]]:
 
 def _address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of a tree, and its lists, dicts and objects, with their paths."""
-    if is_array(value):
-        yield path, value
-    elif isinstance(value, Mapping):
-        yield path, value
-        for key, inner in value.items():
-            yield from _objects(inner, f"{path}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        if isinstance(value, list):
-            yield path, value
-        for i, inner in enumerate(value):
-            yield from _objects(inner, f"{path}[{i}]")
-    elif compared_fields(value) and not isinstance(value, slice):
-        if not is_immutable(value):
-            yield path, value
-        for name in compared_fields(value):
-            yield from _objects(getattr(value, name), f"{path}.{name}")

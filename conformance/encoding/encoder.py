@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from conformance.comparison import compared_fields
 from conformance.encoding.classes import class_path, code_path
 from conformance.encoding.elements import (
     Array,
@@ -21,6 +20,7 @@ from conformance.encoding.elements import (
 )
 from conformance.encoding.memories import Memory, encode_array, owner_of
 from conformance.factories import Factory
+from conformance.values import compared_fields
 
 
 class Encoder:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from typing import Any
 
-from conformance.calls import Call
+from conformance.calls import calls_in
 from conformance.checks import Check
 from conformance.report import Mismatch, locate, render
 from conformance.reports.picture import pictures_of
@@ -44,7 +43,7 @@ def describe_failure(
         found["difference"] = mismatch.difference.line
         found["verdict"] = mismatch.difference.verdict.value
         found["where"] = locate(mismatch.call, mismatch.difference)
-    call = call_of(example) if mismatch is None else mismatch.call
+    call = next(calls_in(example), None) if mismatch is None else mismatch.call
     if call is not None:
         found["call"] = call.function
         found["table"] = textwrap.dedent(render(call))
@@ -62,20 +61,3 @@ def first_line(error: BaseException) -> str:
     'ValueError: one'
     """
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def call_of(example: Any, depth: int = 0) -> Call | None:
-    """Return the first call in an example, None where it has none.
-
-    >>> call_of([1, (Call("f", {}),)])
-    f()
-    """
-    if isinstance(example, Call):
-        return example
-    inner: list[Any] = []
-    if isinstance(example, list | tuple):
-        inner = list(example)
-    elif dataclasses.is_dataclass(example) and not isinstance(example, type):
-        inner = list(vars(example).values())
-    found = [call_of(value, depth + 1) for value in inner] if depth < 3 else []
-    return next(filter(None, found), None)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from conformance.calls import Call
+from conformance.calls import Call, calls_in
 from conformance.checks import Check
 from conformance.comparison import Verdict, first_difference
 from conformance.encoding import Encoder, pruned
@@ -149,7 +147,7 @@ def _told_apart(check: Check, target: Target, example: Any, about: str) -> Asked
     # It fails, as is known.
     with mock.patch.object(Invocation, "run", run), contextlib.suppress(*RAISED):
         check.body(target, example)
-    made += list(_calls_in(example, 0))
+    made += calls_in(example)
     return next(
         (Asked(call, target, about) for call in made if _is_answered_otherwise(call, target)), None
     )
@@ -163,18 +161,6 @@ def _is_answered_otherwise(call: Call, target: Target) -> bool:
     except RAISED:  # a law that refuses is another's
         return False
     return first_difference(wanted, got, "result", target.device or "cpu") is not None
-
-
-def _calls_in(value: Any, depth: int) -> Iterator[Call]:
-    """Yield the calls in an example."""
-    if isinstance(value, Call):
-        yield value
-    elif depth < 3 and isinstance(value, list | tuple):
-        for inner in value:
-            yield from _calls_in(inner, depth + 1)
-    elif depth < 3 and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for inner in vars(value).values():
-            yield from _calls_in(inner, depth + 1)
 
 
 def _script_of_check(

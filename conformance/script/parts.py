@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.comparison import compared_fields
 from conformance.script.arrays import is_odd
+from conformance.values import compared_fields
 
 TENSOR = """
 def tensor(values, dtype): return torch.tensor(values, dtype=getattr(torch, dtype))

@@ -16,7 +16,7 @@ import numpy as np
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.checks import check_refusal, check_stays_inside
-from conformance.comparison import Difference, Verdict, first_difference, parts
+from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, decode_call
 from conformance.encoding.elements import Json
@@ -24,6 +24,7 @@ from conformance.invocations import Invocation
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
+from conformance.values import arrays_in
 from conformance.vectors.cases import OBSERVED, after_call
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.sessions import Stage, is_refused, untouched
@@ -148,10 +149,10 @@ class _Expected:
         self.after = {name: after.convert(value, name) for name, value in later.items()}
         self.result = converter.convert(result, "result")
         # An argument that is the result is what the call made of it.
-        returned = [part for _, part in parts(self.result, "result")]
+        returned = [array for _, array in arrays_in(self.result, "result")]
         for name, value in self.after.items():
             changed = self.arguments.get(name)
-            if isinstance(changed, np.ndarray) and any(part is changed for part in returned):
+            if isinstance(changed, np.ndarray) and any(array is changed for array in returned):
                 changed[...] = value
 
 

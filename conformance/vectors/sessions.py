@@ -25,6 +25,7 @@ from conformance.strategies.block_table import Operation, Session, block_tables_
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
 from conformance.test_buffers import Copies, copies
+from conformance.values import copied
 from conformance.vectors.cases import refusal_of
 
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
@@ -136,7 +137,7 @@ def _played(stage: Stage, step: Step, encoder: Encoder) -> dict[str, Json]:
     if "refusal" in step:
         raise ValueError(f"{step} was not refused")
     if step["do"] in {"call", "read"}:
-        written["result"] = encoder.encode(_copied(answer))
+        written["result"] = encoder.encode(copied(answer))
     return written
 
 
@@ -150,13 +151,6 @@ def is_refused(refusal: Json, error: object) -> bool:
         is_named(type(error), name.replace(".", r"\\."), error)  # type: ignore[arg-type]  # it is one
         for name in refusal["names"]
     )
-
-
-def _copied(value: Any) -> Any:
-    """Return what an array holds now, in memory of its own."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return type(value)(map(_copied, value)) if isinstance(value, list | tuple) else value
 
 
 def _steps_of_tables(session: Session) -> list[Step]:

@@ -9,7 +9,6 @@ compiled loops, which cannot be observed. A new kind is another `Source`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from conformance.strategies.batches import Batch
+from conformance.values import children, is_object
 
 Event = tuple[str, ...]
 
@@ -118,10 +118,8 @@ def batch_of(example: Any, depth: int = 0) -> Batch | None:
     found = example if isinstance(example, Batch) else getattr(example, "facts", None)
     if isinstance(found, Batch):
         return found
-    inner: list[Any] = []
-    if depth < 3 and dataclasses.is_dataclass(example) and not isinstance(example, type):
-        inner = list(vars(example).values())
-    batches = filter(None, (batch_of(value, depth + 1) for value in inner))
+    inner = children(example) if depth < 3 and is_object(example) else {}
+    batches = filter(None, (batch_of(value, depth + 1) for value in inner.values()))
     return max(batches, key=lambda batch: batch.num_reqs, default=None)
 
 

@@ -14,10 +14,9 @@ from conformance.comparison import (
     as_bytes,
     field_name,
     first_difference,
-    is_array,
-    parts,
 )
 from conformance.contracts import Contract
+from conformance.values import arrays_in
 from tools.probe.calling import Outcome
 
 
@@ -47,8 +46,8 @@ def contents(value: Any) -> list[tuple[str, bytes]]:
     """Return the bytes of all arrays of a result, with their paths."""
     return [
         (path, as_bytes(part).tobytes())
-        for path, part in parts(value, "result")
-        if is_array(part) and _is_readable(part)
+        for path, part in arrays_in(value, "result")
+        if _is_readable(part)
     ]
 
 
@@ -56,7 +55,7 @@ def _is_of_subclass(difference: Difference, result: Any) -> bool:
     """Tell whether the only difference is a subclass of tensor, which torch passes on."""
     return difference.verdict is Verdict.TYPE and any(
         isinstance(part, torch.Tensor) and type(part) is not torch.Tensor
-        for _, part in parts(result, "result")
+        for _, part in arrays_in(result, "result")
     )
 
 

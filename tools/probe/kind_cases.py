@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
-from conformance.comparison import Verdict, first_difference, parts
+from conformance.comparison import Verdict, first_difference
+from conformance.values import arrays_in
 from tools.probe.bad_calls import bad_values
 from tools.probe.calling import Outcome, call_reference
 from tools.probe.case import Case, array_sites, named
@@ -127,7 +128,7 @@ def transforms(case: Case) -> Iterator[Finding]:
     yield from named(name, case.check_error(got))
     if got.error is not None or site.path == "out":
         return
-    arrays = dict(parts(expected.result, "result"))
+    arrays = dict(arrays_in(expected.result, "result"))
     for path, tensor in leaves.items():
         array = arrays.get(path)
         if not isinstance(array, np.ndarray) or array.dtype.name == "bfloat16":
@@ -166,7 +167,7 @@ def _transformed(
 
 
 def _tensors(result: Any) -> dict[str, torch.Tensor]:
-    return {path: p for path, p in parts(result, "result") if isinstance(p, torch.Tensor)}
+    return {path: p for path, p in arrays_in(result, "result") if isinstance(p, torch.Tensor)}
 
 
 def _is_repeated(array: Any) -> bool:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import fast
-from conformance.comparison import first_difference, parts
+from conformance.comparison import first_difference
 from conformance.interrupts import Interrupter
 from conformance.invocations import CallVariant
+from conformance.values import is_array, is_object, walk
 from tools.probe.array_values import other_layout
 from tools.probe.calling import Outcome, call_reference, copy_arguments
 from tools.probe.case import Case, array_sites, named, refused
@@ -150,5 +151,6 @@ def _has_no_class_of_callers(result: Any) -> bool:
     return all(
         type(part).__module__.split(".")[0] in {"fast", "torch", "numpy", "builtins"}
         and "float8" not in str(getattr(part, "dtype", ""))  # torch cannot pickle them
-        for _, part in parts(result, "result")
+        for _, part in walk(result, "result")
+        if is_array(part) or is_object(part)
     ) and not isinstance(result, type)

@@ -14,8 +14,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
@@ -23,6 +21,7 @@ from conformance.conversion import Converter
 from conformance.sessions import construct
 from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE, Target
+from conformance.values import copied
 from conformance.vectors.subjects import contracts
 from tools.fuzz.exhaustive.equality import is_same
 
@@ -160,7 +159,7 @@ class Comparer:
         for step, operation in enumerate(operations):
             results.append(_outcome_of(getattr(tables, operation.method), operation.arguments))
             is_compared = step >= len(operations) - LAST_COMPARED
-            expected.append([_copied(outcome) for outcome in results] if is_compared else None)
+            expected.append(copied(results) if is_compared else None)
         acting = len(operations) - OBSERVING
         for checked in self._modes:
             results = []
@@ -213,16 +212,6 @@ class Comparer:
             if difference is not None:
                 return difference
         return None
-
-
-def _copied(outcome: _Outcome) -> _Outcome:
-    """Return an outcome that later operations do not change, as they do the views of a buffer."""
-    value = outcome.value
-    if isinstance(value, np.ndarray):
-        return _Outcome(value.copy(), outcome.is_refusal)
-    if isinstance(value, tuple):
-        return _Outcome(tuple(array.copy() for array in value), outcome.is_refusal)
-    return outcome
 
 
 def _carried(target: Target, values: Arguments) -> tuple[Converter, Arguments]:

@@ -1,0 +1,145 @@
+"""The tree of a value: the entries of lists, tuples and dicts and the fields of objects, by path.
+
+Arguments and results are such trees. What has nothing inside is a leaf: a number, a text, an array,
+a class, a set, or an object of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+PLAIN = frozenset({int, str, bool, float, type(None)})
+"""Types of leaves that are the same for every implementation, and never change."""
+
+_LEAVES = PLAIN | {np.ndarray, torch.Tensor, np.dtype, torch.dtype, type}
+
+
+def children(value: Any) -> Mapping[Any, Any]:
+    """Return what stands in a value, by index, key or name of the field; nothing for a leaf.
+
+    >>> children([7, 8]), children({"a": 1}), children(slice(2)), children(7)
+    ({0: 7, 1: 8}, {'a': 1}, {'start': None, 'stop': 2, 'step': None}, {})
+    """
+    if type(value) in _LEAVES:
+        return {}
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return value
+    return {name: getattr(value, name) for name in compared_fields(value)}
+
+
+def compared_fields(value: Any) -> list[str]:
+    """Return the attributes by which an object is compared; none where it is no such object.
+
+    >>> compared_fields(slice(3)), compared_fields(3)
+    (['start', 'stop', 'step'], [])
+    """
+    if isinstance(value, type):
+        return []
+    if isinstance(value, slice):
+        return ["start", "stop", "step"]
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    kind = type(value)
+    return list(vars(value) if kind is SimpleNamespace else getattr(kind, "compared", ()))
+
+
+def has_entries(value: object) -> bool:
+    """Tell whether what stands in a value are entries, `value[key]`, and not fields."""
+    return isinstance(value, list | tuple | Mapping)
+
+
+def child_path(path: str, value: object, key: object) -> str:
+    """Return the path of what stands in a value.
+
+    >>> child_path("result", [5, 6], 1), child_path("result", slice(3), "stop")
+    ('result[1]', 'result.stop')
+    """
+    return f"{path}[{key!r}]" if has_entries(value) else f"{path}.{key}"
+
+
+def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield a value and all that stands in it, each with its path; a whole before its parts.
+
+    >>> [path for path, _ in walk({"a": [5, 6]}, "result")]
+    ['result', "result['a']", "result['a'][0]", "result['a'][1]"]
+    """
+    yield path, value
+    for key, child in children(value).items():
+        yield from walk(child, child_path(path, value, key))
+
+
+def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """Return a value of the same kind in which other things stand, by what `children` calls them.
+
+    >>> rebuilt((1, 2), {0: 3, 1: 4}), rebuilt(slice(2), {"start": 1, "stop": 5, "step": None})
+    ((3, 4), slice(1, 5, None))
+    """
+    if isinstance(value, Mapping):
+        return dict(parts)
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(parts.values())
+    return slice(*parts.values()) if isinstance(value, slice) else type(value)(**parts)
+
+
+def map_children(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value of the same kind in which all that stands is changed; a leaf as it is.
+
+    >>> map_children(str, [1, (2, 3)])
+    ['1', '(2, 3)']
+    """
+    inside = children(value)
+    return rebuilt(value, {k: change(v) for k, v in inside.items()}) if inside else value
+
+
+def copied(value: Any) -> Any:
+    """Return a value whose arrays are copies, with what they hold now.
+
+    >>> array = np.zeros(1)
+    >>> copied((array, 5))[0] is array
+    False
+    """
+    return value.copy() if isinstance(value, np.ndarray) else map_children(copied, value)
+
+
+def arrays_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays and tensors of a value, with their paths.
+
+    >>> [path for path, _ in arrays_in([torch.zeros(1), (3, np.zeros(2))], "result")]
+    ['result[0]', 'result[1][1]']
+    """
+    return ((where, inner) for where, inner in walk(value, path) if is_array(inner))
+
+
+def is_array(value: object) -> bool:
+    """Tell whether a value is NumPy's or torch's."""
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def is_object(value: object) -> bool:
+    """Tell whether a value has fields: it is one of a dataclass, or of a class that names them."""
+    return bool(compared_fields(value)) and not isinstance(value, slice)
+
+
+def is_reference_object(value: object) -> bool:
+    """Tell whether a value is an object of one of `reference`'s dataclasses."""
+    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_object and type(value).__module__.startswith("reference")
+
+
+def is_immutable(value: object) -> bool:
+    """Tell whether an object is of a frozen dataclass: it or an equal one, nobody need know.
+
+    >>> import reference
+    >>> is_immutable(reference.KVCacheSpec(16)), is_immutable(reference.CacheConfig())
+    (True, False)
+    """
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return bool(getattr(parameters, "frozen", False))
