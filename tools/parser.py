@@ -25,14 +25,14 @@ def names(text: str) -> list[str]:
 
 
 def natural(text: str) -> int:
-    """Read a whole number, 0 among them, as the `type` of an option."""
+    """Read an integer of at least 0, as the `type` of an option."""
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Read a whole number of at least 1, as the `type` of an option."""
+    """Read an integer of at least 1, as the `type` of an option."""
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Size a deployment: what a model's KV cache takes, and how many requests fit into a memory.
+"""Size a deployment: the KV cache of a model, and the number of requests that fit.
 
     python -m tools.plan --model NAME --memory-gib X --tensor-parallel N
 
@@ -45,21 +45,21 @@ from conformance.zoo.serving import DTYPES, Serving
 from tools.parser import Parser, positive
 from tools.sizing import GIB, GroupPlan, Plan, make_plan
 
-MOST_GIB = 2**33 - 1
-"""Of a memory, whose bytes an int64 counts."""
+MAX_GIB = 2**33 - 1
+"""The largest memory whose bytes an int64 can count."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan as the command line says.
+    """Run the command line.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command-line arguments; None for those of the process.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
+        SystemExit: The command line is not valid; the status is 2.
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
@@ -95,41 +95,41 @@ def _print_plan(plan: Plan) -> None:
     summary.add_column("what")
     summary.add_column("how much", justify="right", overflow="fold")
     summary.add_row("published as", plan.published_as)
-    summary.add_row("formats of its caches", ", ".join(plan.formats))
+    summary.add_row("cache formats", ", ".join(plan.formats))
     summary.add_row("longest request served (max-model-len)", f"{plan.max_model_len:,} tokens")
     step = f"{plan.max_num_batched_tokens:,} tokens"
-    summary.add_row("a step, kept besides windows and chunks", step)
+    summary.add_row("tokens of a step (added to windows and chunks)", step)
     summary.add_section()
     summary.add_row("one block, all tensors", f"{plan.block_bytes / 2**20:,.3f} MiB")
-    summary.add_row("blocks, one of them the null block", f"{plan.num_blocks:,}")
-    summary.add_row("memory used by them", f"{plan.used_bytes / GIB:,.2f} GiB")
+    summary.add_row("blocks, including the null block", f"{plan.num_blocks:,}")
+    summary.add_row("memory used", f"{plan.used_bytes / GIB:,.2f} GiB")
     summary.add_section()
     summary.add_row("blocks of a request of max-model-len", f"{plan.blocks_per_request:,}")
     colour = "green" if plan.requests >= 1 else "red"
-    summary.add_row("such requests that fit at once", _hundredths(plan.requests), style=colour)
+    summary.add_row("such requests that fit", _hundredths(plan.requests), style=colour)
     if plan.requests >= 1:
         summary.add_row("tokens in them", f"{plan.tokens:,}")
     else:
-        summary.add_row("tokens of the longest that fits", f"{plan.tokens:,}", style="red")
+        summary.add_row("longest request that fits, in tokens", f"{plan.tokens:,}", style="red")
     console.print(summary)
     console.print(_group_table(plan))
     for backend in plan.backends:
         sizes = [str(size) for size in backend["kernel_block_sizes"]]
         sizes += [f"multiples of {base}" for base in backend["multiples_of"]]
-        console.print(f"{backend['name']} works on blocks of {', '.join(sizes)} tokens")
+        console.print(f"{backend['name']} supports blocks of {', '.join(sizes)} tokens")
 
 
 def _group_table(plan: Plan) -> Table:
-    """Make the table of groups; those that are alike are one row."""
+    """Make the table of groups; equal ones share a row."""
     table = Table(title="KV cache groups")
     headings = ("groups", "kind", "layers", "block", "kernel", "page", "blocks", "share")
     for heading in headings:
         justify: JustifyMethod = "left" if heading == "kind" else "right"
         table.add_column(heading, justify=justify, overflow="fold")
-    alike: dict[GroupPlan, int] = {}
+    equal: dict[GroupPlan, int] = {}
     for group in plan.groups:
-        alike[group] = alike.get(group, 0) + 1
-    for group, count in alike.items():
+        equal[group] = equal.get(group, 0) + 1
+    for group, count in equal.items():
         sharing = f" +{group.num_sharing_layers}" if group.num_sharing_layers else ""
         table.add_row(
             str(count),
@@ -142,19 +142,20 @@ def _group_table(plan: Plan) -> Table:
             "100%" if group.share == 1 else f"{group.share:.1%}",
         )
     table.caption = (
-        "each row: of one group; block and kernel block in tokens; page: a block of one layer, of "
-        "all where layers are unlike; blocks and share: of a request; +: layers that share a cache"
+        "each row is for one group; block and kernel block are in tokens; page is a block of one "
+        "layer, or of all layers if they differ; blocks and share are of a request; + counts "
+        "layers that share a cache"
     )
     return table
 
 
 def _hundredths(number: float) -> str:
-    """Write a number with two decimals, rounded down: what almost fits does not."""
+    """Format a number with two decimals, rounded down."""
     return f"{math.floor(number * 100) / 100:,.2f}"
 
 
 def _kib(size_bytes: int) -> str:
-    """Write a size in KiB, whole ones without decimals."""
+    """Format a size in KiB."""
     return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"
 
 
@@ -162,7 +163,7 @@ def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.plan",
-        description="Say what a model's KV cache takes, and how many requests fit into a memory.",
+        description="Size a model's KV cache: blocks, and the requests that fit into a memory.",
     )
     add = parser.add_argument
     add("--model", metavar="NAME", required=True, help=f"one of {', '.join(MODELS)}")
@@ -191,7 +192,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         default=8192,
-        help="tokens of a step, kept in addition to windows and chunks; default: %(default)s",
+        help="tokens of a step, in addition to windows and chunks; default: %(default)s",
     )
     add(
         "--dtype",
@@ -210,7 +211,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="NAME[,NAME]",
         default=(),
         help="backends that share blocks; default: those of the zoo for the model; "
-        f"there are {', '.join(BACKENDS)}",
+        f"the backends are {', '.join(BACKENDS)}",
     )
     add("--json", action="store_true", help="print JSON")
     return parser
@@ -227,8 +228,8 @@ def _memory(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number <= MOST_GIB:
+    if not 0 < number <= MAX_GIB:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of GiB above 0 and up to {MOST_GIB:,}"
+            f"must be a number of GiB greater than 0 and at most {MAX_GIB:,}, got {text!r}"
         )
     return number

@@ -20,7 +20,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """What a KV cache group takes; that of `tools.plan` says what each field is."""
+    """The size of a KV cache group; the docstring of `tools.plan` describes the fields."""
 
     kind: str
     num_layers: int
@@ -34,7 +34,7 @@ class GroupPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a deployment comes to; that of `tools.plan` says what each field is."""
+    """The size of a deployment; the docstring of `tools.plan` describes the fields."""
 
     model: str
     published_as: str
@@ -59,13 +59,13 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
 
     Args:
         serving: The model, and how it is served.
-        memory_bytes: What each device has for its KV cache.
+        memory_bytes: The KV cache memory of each device.
 
     Returns:
         The plan.
 
     Raises:
-        ValueError: Not even a request of one token fits, or the backends agree on no block size.
+        ValueError: Not even one token fits, or the backends have no common block size.
 
     Example:
         >>> from conformance.zoo.models import get_model
@@ -77,12 +77,12 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
     groups = make_groups(call, serving)
     if memory_bytes < (one_block := block_bytes(call, groups)):
         raise ValueError(
-            f"{memory_bytes / GIB:.3g} GiB hold no block of {serving.model.name}, which takes "
-            f"{one_block / GIB:.3g} GiB"
+            f"{memory_bytes / GIB:.3g} GiB cannot hold a block of {serving.model.name}, which "
+            f"takes {one_block / GIB:.3g} GiB"
         )
     config = make_kv_cache_config(call, serving, groups, memory_bytes)
     blocks = _blocks_of_a_request(call, serving, config, serving.max_model_len)
-    usable = config.num_blocks - 1  # the null block is never handed out
+    usable = config.num_blocks - 1  # the null block is never allocated
     requests = usable / sum(blocks)
     longest = bisect.bisect_right(
         range(1, serving.max_model_len + 1),
@@ -92,8 +92,8 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
     if longest == 0:
         needed = sum(_blocks_of_a_request(call, serving, config, 1))
         raise ValueError(
-            f"{memory_bytes / GIB:.3g} GiB hold no request of {serving.model.name}: its first "
-            f"token needs {needed} blocks, and besides the null block there are {usable}"
+            f"{memory_bytes / GIB:.3g} GiB cannot hold a request of {serving.model.name}: its "
+            f"first token needs {needed} blocks, and {usable} are usable"
         )
     return Plan(
         model=serving.model.name,
@@ -116,7 +116,7 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
 
 
 def _formats(serving: Serving) -> list[str]:
-    """Return the formats of the caches: dtypes, or names where layers have one of their own."""
+    """Return the formats of the caches: dtypes, or names of special formats."""
     found: dict[str, None] = {}
     for layer in serving.layers:
         if layer.keeps_cache:
@@ -126,7 +126,7 @@ def _formats(serving: Serving) -> list[str]:
 
 
 def _blocks_of_a_request(call: Calls, serving: Serving, config: Any, length: int) -> list[int]:  # noqa: ANN401  # an implementation's own
-    """Return the blocks of each group that a request of a length may need at most."""
+    """Return the largest number of blocks that a request of a length needs, for each group."""
     shorter = dataclasses.replace(serving, requested_max_model_len=length)
     vllm_config = make_vllm_config(call, shorter, {})
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
@@ -140,7 +140,7 @@ def _plan_groups(
     config: Any,  # noqa: ANN401  # an implementation's own
     blocks: list[int],
 ) -> list[GroupPlan]:
-    """Say of each group what it takes."""
+    """Return the size of each group."""
     backends = Backends(call)
     attn_groups = [
         [
@@ -152,11 +152,11 @@ def _plan_groups(
     try:
         sizes = iter(call("prepare_kernel_block_sizes", config, attn_groups))
     except ValueError as error:
-        asked = [group for group in groups if group.kind not in (MAMBA, ENCODER_ONLY)]
-        names = [name for group in asked for name in _backends_of(serving, group)]
+        paged = [group for group in groups if group.kind not in (MAMBA, ENCODER_ONLY)]
+        names = [name for group in paged for name in _backends_of(serving, group)]
         raise ValueError(
-            f"backends {', '.join(dict.fromkeys(names))} agree on no part of a block of "
-            f"{asked[0].block_size} tokens: {error}"
+            f"backends {', '.join(dict.fromkeys(names))} have no common kernel block size for "
+            f"blocks of {paged[0].block_size} tokens: {error}"
         ) from error
     return [
         GroupPlan(
@@ -174,7 +174,7 @@ def _plan_groups(
 
 
 def _kernel_block_size(group: CacheGroup, sizes: Any) -> int | None:  # noqa: ANN401  # an iterator
-    """Take the next size for a group that has one; states have no kernel blocks."""
+    """Return the next kernel block size, or None for a group without kernel blocks."""
     if group.kind == ENCODER_ONLY:
         return None
     size: int = next(sizes)
@@ -182,7 +182,7 @@ def _kernel_block_size(group: CacheGroup, sizes: Any) -> int | None:  # noqa: AN
 
 
 def _backends_of(serving: Serving, group: CacheGroup) -> list[str]:
-    """Return the backends that are to agree on a group's block size: those named, or its own."""
+    """Return the backends that need a common kernel block size: those named, or the layers' own."""
     named = [
         name
         for name in serving.backends
@@ -196,7 +196,7 @@ def _backends_of(serving: Serving, group: CacheGroup) -> list[str]:
 
 
 def _describe_backends(serving: Serving) -> list[dict[str, Any]]:
-    """Say which block sizes the backends work on."""
+    """Return the block sizes that the backends support."""
     names = dict.fromkeys([*serving.backends, *(layer.backend for layer in serving.layers)])
     found = [get_backend(name) for name in names]
     return [

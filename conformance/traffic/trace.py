@@ -1,4 +1,4 @@
-"""Traces of real requests: reading them, and making the small one that is the default.
+"""Traces of real requests: reading them, and generating the small default trace.
 
 A trace is a CSV file with the columns ``TIMESTAMP`` (date and time of day), ``ContextTokens``
 and ``GeneratedTokens``, one row for each request: the format of the Azure LLM inference traces.
@@ -14,7 +14,7 @@ from typing import TextIO
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 DEFAULT_TRACE = Path(__file__).with_name("default_trace.csv")
 FIRST_TIMESTAMP = datetime.fromisoformat("2000-01-01 00:00:00")
-"""When the made trace begins: a round date, since nothing reads it but differences."""
+"""The start of the generated trace; only differences are read."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]
 
     Args:
         path: The CSV file.
-        limit: Keep only the first so many rows; None keeps all.
+        limit: The number of rows to read; None for all.
 
     Returns:
-        The requests, by arrival; those of one instant in the file's order.
+        The requests, by arrival; equal arrivals keep the order of the file.
 
     Raises:
         KeyError: The header lacks a column.
-        ValueError: A row lacks a value or has one that is none, or there is no row at all;
-            the message names the file, the line and the column.
+        ValueError: A row lacks a value or has an invalid one, or there are no rows. The message
+            has the file, the line and the column.
 
     Example:
         >>> read_trace(DEFAULT_TRACE, limit=1)
@@ -110,7 +110,7 @@ def _read_timestamp(where: str, text: str | None) -> datetime:
         return datetime.fromisoformat((text or "").strip())
     except ValueError:
         raise ValueError(
-            f"{where}: {text!r} is no date and time such as '2023-11-16 18:17:03.979'"
+            f"{where}: must be a date and time such as '2023-11-16 18:17:03.979', got {text!r}"
         ) from None
 
 
@@ -118,20 +118,20 @@ def _read_count(where: str, text: str | None) -> int:
     """Read a number of tokens."""
     digits = (text or "").strip()
     if not (digits.isascii() and digits.isdecimal() and int(digits) >= 1):
-        raise ValueError(f"{where}: {text!r} is no whole number of tokens, 1 or more")
+        raise ValueError(f"{where}: must be an integer >= 1, got {text!r}")
     return int(digits)
 
 
 def make_trace(num_requests: int = 200, *, seed: int = 13) -> list[TraceRequest]:
-    """Make a trace: heavy-tailed lengths, many of them short, and arrivals in bursts.
+    """Generate a trace with heavy-tailed lengths, most of them short, and arrivals in bursts.
 
-    Only whole numbers are drawn, so that the trace is the same on every machine. A length is drawn
-    in two steps, its octave (the shorter the likelier) and then its place in the octave. A few
-    prompts are longer than the chunk of 8192 tokens that Llama 4 attends to locally.
+    Only integers are drawn, so that the trace is the same on every machine. A length is drawn in
+    two steps: its octave (shorter ones more often), then its value in the octave. A few prompts
+    are longer than the chunk of 8192 tokens that Llama 4 attends to locally.
 
     Args:
-        num_requests: How many requests.
-        seed: Of the generator; the default trace has seed 13, which brings a long prompt early.
+        num_requests: The number of requests.
+        seed: The seed; the default, that of the default trace, has a long prompt early.
 
     Returns:
         The requests, by arrival.
@@ -155,7 +155,7 @@ def make_trace(num_requests: int = 200, *, seed: int = 13) -> list[TraceRequest]
 
 
 def _draw_length(draw: random.Random, *, octaves: tuple[int, ...], longest: int) -> int:
-    """Draw a length: its octave, the shorter the likelier, then its place there."""
+    """Draw a length: its octave, then its value in the octave."""
     weights = [3 if octave < 9 else 2 for octave in octaves]
     octave = draw.choices(octaves, weights)[0]
     return min(draw.randrange(2**octave, 2 ** (octave + 1)), longest)

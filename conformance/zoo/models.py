@@ -35,5 +35,5 @@ def get_model(name: str) -> Model:
         'model.layers.31.self_attn.attn'
     """
     if name not in MODELS:
-        raise KeyError(f"no model {name!r} in the zoo, which has {', '.join(MODELS)}")
+        raise KeyError(f"unknown model {name!r}; the zoo has {', '.join(MODELS)}")
     return MODELS[name]

@@ -79,12 +79,27 @@ def test_reads_the_azure_trace() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("2023-11-16 18:17:04,x,2", "line 3, column ContextTokens: 'x' is no whole number"),
-        ("2023-11-16 18:17:04,-4,2", "line 3, column ContextTokens: '-4' is no whole number"),
-        ("2023-11-16 18:17:04,9,0", "line 3, column GeneratedTokens: '0' is no whole number"),
-        ("2023-11-16 18:17:04,9,1.5", "line 3, column GeneratedTokens: '1.5' is no whole number"),
-        ("2023-11-16 18:17:04,9", "line 3, column GeneratedTokens: None is no whole number"),
-        ("yesterday,9,2", "line 3, column TIMESTAMP: 'yesterday' is no date"),
+        (
+            "2023-11-16 18:17:04,x,2",
+            "line 3, column ContextTokens: must be an integer >= 1, got 'x'",
+        ),
+        (
+            "2023-11-16 18:17:04,-4,2",
+            "line 3, column ContextTokens: must be an integer >= 1, got '-4'",
+        ),
+        (
+            "2023-11-16 18:17:04,9,0",
+            "line 3, column GeneratedTokens: must be an integer >= 1, got '0'",
+        ),
+        (
+            "2023-11-16 18:17:04,9,1.5",
+            "line 3, column GeneratedTokens: must be an integer >= 1, got '1.5'",
+        ),
+        (
+            "2023-11-16 18:17:04,9",
+            "line 3, column GeneratedTokens: must be an integer >= 1, got None",
+        ),
+        ("yesterday,9,2", "line 3, column TIMESTAMP: must be a date"),
         ("2023-11-16 18:17:04,9,2,7", "line 3: 4 values, but the header has 3 columns"),
         ("2023-11-16 18:17:04+00:00,9,2", "line 3, column TIMESTAMP: .* has a time zone"),
         ('"2023', "is not a CSV file in UTF-8: unexpected end of data"),

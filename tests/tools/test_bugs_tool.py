@@ -201,7 +201,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     [
         (["--functions", "get_cache_layout"], "; try get_kv_cache_layout"),
         (["--functions", "xyzzy"], "'xyzzy' has no bugs"),
-        (["--workers", "0"], "'0' is not a whole number of at least 1"),
+        (["--workers", "0"], "must be an integer >= 1, got '0'"),
         (["--functions", " ,"], "argument --functions: ' ,' names nothing"),
         (["--json", "/"], "--json /: is a folder"),
         (["--json", "/no/such/folder/found.json"], "there is no folder /no/such/folder"),

@@ -86,12 +86,12 @@ def test_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for row in (
         r"gemma-3n-e4b on 1 device with 1.5 GiB for its KV cache",
-        r"blocks, one of them the null block +│ +12,288 ",
-        r"such requests that fit at once +│ +2.90 ",
+        r"blocks, including the null block +│ +12,288 ",
+        r"such requests that fit +│ +2.90 ",
         r"│ +3 │ sliding window │ +4 │ +16 │ +16 │ 32 KiB │ +545 │ 12.9% │",
         r"│ +1 │ sliding window │ +4 \+12 │",
         r"│ +1 │ full +│ +4 \+3 │",
-        r"TRITON_ATTN works on blocks of multiples of 16 tokens",
+        r"TRITON_ATTN supports blocks of multiples of 16 tokens",
     ):
         assert re.search(row, printed)
     whisper = ["--model", "whisper-large-v3", "--memory-gib", "0.2", "--tensor-parallel", "2"]
@@ -105,16 +105,16 @@ def test_a_request_that_does_not_fit_is_said(capsys: pytest.CaptureFixture[str])
     """Where not one request of the full length fits, the longest that does is named."""
     assert plan.main(["--model", "llama-3.1-70b", "--memory-gib", "5"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"such requests that fit at once +│ +0.12 ", printed)
-    assert re.search(r"tokens of the longest that fits +│ +16,368 ", printed)
+    assert re.search(r"such requests that fit +│ +0.12 ", printed)
+    assert re.search(r"longest request that fits, in tokens +│ +16,368 ", printed)
 
 
 def test_what_almost_fits_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     """All blocks but the null block are 0.9999 of a request: 0.99 is printed, and not 1.00."""
     assert plan.main(["--model", "llama-3.1-8b", "--memory-gib", "16"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"such requests that fit at once +│ +0.99 ", printed)
-    assert re.search(r"tokens of the longest that fits +│ +131,056 ", printed)
+    assert re.search(r"such requests that fit +│ +0.99 ", printed)
+    assert re.search(r"longest request that fits, in tokens +│ +131,056 ", printed)
 
 
 def test_the_smallest_memory_that_serves(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,27 +142,27 @@ def test_no_number_is_cut_off(
     [
         ("--memory-gib 1", "the following arguments are required: --model"),
         ("--model llama-3.1-8b", "the following arguments are required: --memory-gib"),
-        ("--model gpt-5 --memory-gib 1", "no model 'gpt-5' in the zoo, which has llama-3.1-8b"),
-        ("--model gpt-oss-20b --memory-gib 0", "'0' is no number of GiB above 0"),
-        ("--model gpt-oss-20b --memory-gib nan", "'nan' is no number of GiB above 0"),
-        ("--model gpt-oss-20b --memory-gib 1e300", "'1e300' is no number of GiB above 0 and up to"),
+        ("--model gpt-5 --memory-gib 1", "unknown model 'gpt-5'; the zoo has llama-3.1-8b"),
+        ("--model gpt-oss-20b --memory-gib 0", "must be a number of GiB greater than 0"),
+        ("--model gpt-oss-20b --memory-gib nan", "must be a number of GiB greater than 0"),
+        ("--model gpt-oss-20b --memory-gib 1e300", "must be a number of GiB greater than 0"),
         (
             f"--model jamba-v0.1 --memory-gib {8 * 1.25 / 1024}",
-            "its first token needs 8 blocks, and besides the null block there are 7",
+            "its first token needs 8 blocks, and 7 are usable",
         ),
         (
             "--model qwen3-next-80b-a3b --memory-gib 9 --block-size 24",
-            "backends FLASH_ATTN agree on no part of a block of 552 tokens",
+            "backends FLASH_ATTN have no common kernel block size for blocks of 552",
         ),
-        ("--model gpt-oss-20b --memory-gib lots", "'lots' is no number of GiB above 0"),
-        ("--model gpt-oss-20b --memory-gib 1e-4", "0.0001 GiB hold no block of gpt-oss-20b"),
+        ("--model gpt-oss-20b --memory-gib lots", "must be a number of GiB greater than 0"),
+        ("--model gpt-oss-20b --memory-gib 1e-4", "0.0001 GiB cannot hold a block of gpt-oss-20b"),
         (
             "--model qwen2.5-7b --memory-gib 1 --tensor-parallel 3",
             "tensor_parallel_size is 3, which does not divide the 28 query heads",
         ),
         (
             "--model gpt-oss-20b --memory-gib 1 --tensor-parallel 0",
-            "not a whole number of at least 1",
+            "must be an integer >= 1, got '0'",
         ),
         ("--model gpt-oss-20b --memory-gib 1 --dtype fp8", "dtype is 'fp8', but must be one of"),
         (
@@ -180,11 +180,11 @@ def test_no_number_is_cut_off(
         ),
         (
             "--model deepseek-v3 --memory-gib 9 --backend FLASHMLA,CUTLASS_MLA",
-            "backends FLASHMLA, CUTLASS_MLA agree on no part of a block of 128 tokens",
+            "backends FLASHMLA, CUTLASS_MLA have no common kernel block size for blocks of 128",
         ),
         (
             "--model gpt-oss-20b --memory-gib 9 --block-size 24",
-            "backends TRITON_ATTN agree on no part of a block of 24 tokens",
+            "backends TRITON_ATTN have no common kernel block size for blocks of 24",
         ),
     ],
 )

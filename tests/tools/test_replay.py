@@ -67,10 +67,10 @@ def test_a_given_trace_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model gpt-5", "no model 'gpt-5' in the zoo, which has llama-3.1-8b, llama-3.1-70b"),
-        ("--steps 0", "argument --steps: '0' is not a whole number of at least 1"),
-        ("--seed -1", "argument --seed: '-1' is not a whole number"),
-        ("--token-budget 1e3", "argument --token-budget: '1e3' is not a whole number"),
+        ("--model gpt-5", "unknown model 'gpt-5'; the zoo has llama-3.1-8b, llama-3.1-70b"),
+        ("--steps 0", "argument --steps: must be an integer >= 1, got '0'"),
+        ("--seed -1", "argument --seed: must be an integer >= 0, got '-1'"),
+        ("--token-budget 1e3", "argument --token-budget: must be an integer >= 1, got '1e3'"),
         ("--trace nowhere.csv", "No such file or directory: 'nowhere.csv'"),
         ("--num-blocks 1", "none of the 200 requests fits: at most 0 tokens do"),
         ("--blocks 1", "unrecognized arguments: --blocks 1"),
@@ -94,7 +94,10 @@ def test_a_bad_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "bad.csv"
     header = "TIMESTAMP,ContextTokens,GeneratedTokens"
     for text, message in (
-        (f"{header}\n2024-01-01,many,2\n", "bad.csv, line 2, column ContextTokens: 'many' is no"),
+        (
+            f"{header}\n2024-01-01,many,2\n",
+            "bad.csv, line 2, column ContextTokens: must be an integer >= 1, got 'many'",
+        ),
         ("TIMESTAMP\n", "bad.csv, line 1: no column ContextTokens, GeneratedTokens among"),
     ):
         path.write_text(text, encoding="utf-8")

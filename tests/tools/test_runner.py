@@ -50,11 +50,11 @@ def test_every_token_is_that_of_generate(model: str, capsys: pytest.CaptureFixtu
     [num_tokens] = re.findall(rf"{model}: 10 requests, (\d+) new tokens", printed)
     table = read_table(printed)
     assert ["10", "10"] == table["requests finished"]
-    assert [num_tokens] * 2 == table["new tokens as of generate"]
+    assert [num_tokens] * 2 == table["new tokens equal to generate's"]
     assert ["yes", "yes"] == table["all equal"]
     for row in ("steps", "preemptions"):
         assert min(map(int, table[row])) > 0
-    for row in ("steps in micro-batches", "requests cut by these"):
+    for row in ("steps in micro-batches", "requests cut by micro-batches"):
         whole, in_two = table[row]
         assert "0" == whole
         assert int(in_two) > 10
@@ -83,7 +83,7 @@ def test_a_wrong_slot_is_found(
     assert 1 == command_line.main(arguments.split())
     *_, put, line = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"put wrong in .*: step 8: the slot of request-\d+'s token \d+ is one too far", put
+        r"shifted in .*: step 8: the slot of request-\d+'s token \d+ is one too far", put
     )
     name = model if micro_batches == 1 else f"{model}, {micro_batches} micro-batches"
     assert re.fullmatch(rf"{name}: request-\d+: token \d+ is \d+, but generate gives \d+", line)
@@ -112,10 +112,10 @@ def test_layers_that_share_a_cache_compute_the_wanted_tokens_alone(
 
 @needs_transformers
 def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the last step nothing can be put wrong, and the run says so."""
+    """After the last step no slot can be shifted, and the run reports that."""
     arguments = "--model llama --requests 1 --micro-batches 1 --wrong-slot 99999"
     assert 0 == command_line.main(arguments.split())
-    assert "no slot was put wrong: no step from 99999 on has a token that suits" in (
+    assert "no slot was shifted: no step from 99999 on has a suitable token" in (
         capsys.readouterr().out
     )
 
@@ -123,12 +123,12 @@ def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--model gpt-5", "argument --model: no model 'gpt-5', expected some of llama, gemma"),
-        ("--model llama,", "argument --model: no model '', expected some of llama, gemma"),
-        ("--requests 0", "argument --requests: '0' is not at least 1"),
-        ("--seed -1", "argument --seed: '-1' is no whole number"),
-        ("--seed 18446744073709551616", "'18446744073709551616' is not below 2**64"),
-        ("--wrong-slot x", "argument --wrong-slot: 'x' is no whole number"),
+        ("--model gpt-5", "argument --model: unknown model 'gpt-5'; the models are llama, gemma"),
+        ("--model llama,", "argument --model: unknown model ''; the models are llama, gemma"),
+        ("--requests 0", "argument --requests: must be an integer >= 1, got '0'"),
+        ("--seed -1", "argument --seed: must be an integer >= 0, got '-1'"),
+        ("--seed 18446744073709551616", "must be less than 2**64, got '18446744073709551616'"),
+        ("--wrong-slot x", "argument --wrong-slot: must be an integer >= 0, got 'x'"),
         ("--device tpu", "argument --device: invalid choice: 'tpu'"),
         ("--micro-batches 65", "argument --micro-batches: 65 is more than the 64 tokens of a step"),
         ("--steps 1", "unrecognized arguments: --steps 1"),

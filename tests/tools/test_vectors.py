@@ -307,7 +307,7 @@ def test_vectors_do_not_change_from_run_to_run(written: Path, tmp_path: Path) ->
         ("", "the following arguments are required: --out"),
         (
             "--out {new} --examples 0",
-            "argument --examples: '0' is not a whole number of at least 1",
+            "argument --examples: must be an integer >= 1, got '0'",
         ),
         (
             "--out {new} --functions slots",

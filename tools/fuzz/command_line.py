@@ -226,5 +226,5 @@ def _positive_float(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
     return number

@@ -19,13 +19,13 @@ from tools.runner.settings import Settings
 
 @dataclass(frozen=True)
 class Caches:
-    """What is made once for a model's caches.
+    """A model's caches, and what is made with them.
 
     Attributes:
         config: The `KVCacheConfig`, with the kernels' block sizes; layers that share the cache of
             another stand in its group.
         block_sizes: Tokens in a block of each group's kernels.
-        blocks_per_kv_block: For each group, how many of these make one of the scheduler's.
+        blocks_per_kv_block: For each group, how many of these form a block of the scheduler.
         builders: For whole batches, one for each group.
         attn_groups: For micro-batches, one `AttentionGroup` for each group.
         fast_prefill_groups: The layers of each group that share the cache of another, by the
@@ -46,9 +46,9 @@ def make_caches(
     """Make a model's caches, and bind them to its layers.
 
     Args:
-        layers: The model's, by name.
-        settings: Of the engine.
-        device: Where to put them.
+        layers: The layers of the model, by name.
+        settings: The settings of the engine.
+        device: The device of the caches.
 
     Returns:
         The caches.
@@ -58,7 +58,7 @@ def make_caches(
     names_of_groups = _group_names(specs)
     config = _make_config(specs, names_of_groups, settings)
 
-    # The kernels' blocks: of the same bytes in all, only smaller ones.
+    # Kernel blocks are smaller, and as many bytes in total.
     backends = [layers[names[0]].get_attn_backend() for names in names_of_groups]
     block_sizes = fast.prepare_kernel_block_sizes(
         config,
@@ -67,7 +67,7 @@ def make_caches(
             for backend, group in zip(backends, config.kv_cache_groups, strict=True)
         ],
     )
-    # Builders are given the layers, and blocks as their kernels know them.
+    # Builders get the layers, and specs with the block sizes of the kernels.
     kernel_config = dataclasses.replace(
         config,
         kv_cache_groups=[
@@ -111,7 +111,7 @@ def make_caches(
 
 
 def _make_vllm_config(layers: dict[str, AttentionLayer], settings: Settings) -> fast.VllmConfig:
-    """Make the engine's configuration, as `fast` reads it."""
+    """Make the configuration of the engine for `fast`."""
     return fast.VllmConfig(
         model_config=fast.ModelConfig(max_model_len=settings.max_model_len),
         cache_config=fast.CacheConfig(block_size=settings.block_size),
@@ -126,9 +126,9 @@ def _make_vllm_config(layers: dict[str, AttentionLayer], settings: Settings) -> 
 def _make_specs(
     layers: dict[str, AttentionLayer], vllm_config: fast.VllmConfig
 ) -> dict[str, fast.KVCacheSpec]:
-    """Say what each layer keeps; layers that share the cache of another keep nothing."""
+    """Make the spec of each layer that has a cache of its own."""
     specs = fast.get_kv_cache_spec(vllm_config, torch.float32)
-    # It knows full attention and sliding windows; of chunks a layer has to tell.
+    # It covers full attention and sliding windows, but not chunked layers.
     for name, spec in specs.items():
         chunk_size = layers[name].attention_chunk_size
         if chunk_size is not None:
@@ -157,7 +157,7 @@ def _group_names(specs: dict[str, fast.KVCacheSpec]) -> list[list[str]]:
 def _make_config(
     specs: dict[str, fast.KVCacheSpec], names_of_groups: list[list[str]], settings: Settings
 ) -> fast.KVCacheConfig:
-    """Lay the groups' layers into tensors: the k-th layers of all groups share one."""
+    """Assign layers to tensors: the k-th layers of all groups share one."""
     num_blocks = settings.pool_blocks(len(names_of_groups))
     num_tensors = max(len(names) for names in names_of_groups)
     page_size = specs[names_of_groups[0][0]].page_size_bytes
@@ -180,7 +180,7 @@ def _make_config(
 def _share_caches(
     layers: dict[str, AttentionLayer], config: fast.KVCacheConfig
 ) -> dict[int, list[str]]:
-    """Give layers that share a cache their target's, and enter them in its group.
+    """Bind layers that share a cache to the target's, and add them to its group.
 
     Returns:
         These layers, by the number of their group.

@@ -23,7 +23,7 @@ DEFAULT_MICRO_BATCHES = (1, 2)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; its own, as the runner imports `fast` alone."""
+    """A parser whose errors are one line. The runner imports nothing but `fast`."""
 
     def error(self, message: str) -> NoReturn:
         """End with one line that says what is wrong."""
@@ -31,16 +31,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve as the command line says.
+    """Run the command line.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command-line arguments; None for those of the process.
 
     Returns:
-        The exit status: 0 where all tokens are those of `generate`, otherwise 1.
+        The exit status: 0 if all tokens equal those of `generate`, otherwise 1.
 
     Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
+        SystemExit: The command line is not valid; the status is 2.
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = str(error).strip().splitlines()[0]
         parser.error(f"the models need transformers ({reason}): pip install -e '.[runner]'")
     torch.set_num_threads(1)
-    # Tokens are compared exactly, so products of float32 must be of float32.
+    # Tokens are compared exactly, so float32 products must not be computed in TF32.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     fast.warmup()
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve_with(name: str, options: argparse.Namespace) -> str | None:
     """Serve with one model, and print its table; return the first difference, if there is any."""
-    # Not at the top: they need transformers, and a process without it gets a plain error.
+    # Imported here: without transformers the process ends with a one-line error.
     from tools.runner.engine import expect, serve  # noqa: PLC0415
     from tools.runner.models import make_model  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def _serve_with(name: str, options: argparse.Namespace) -> str | None:
 def _print_table(
     name: str, num_requests: int, num_expected_tokens: int, outcomes: dict[str, Outcome]
 ) -> None:
-    """Print what came of a model's runs, one column for each."""
+    """Print the outcome of a model's runs, one column each."""
     table = Table(title=f"{name}: {num_requests:,} requests, {num_expected_tokens:,} new tokens")
     table.add_column("served in")
     for what in outcomes:
@@ -125,22 +125,22 @@ def _print_table(
     add_row("steps", lambda outcome: f"{outcome.num_steps:,}")
     add_row("preemptions", lambda outcome: f"{outcome.num_preemptions:,}")
     add_row("steps in micro-batches", lambda outcome: f"{outcome.num_micro_batched_steps:,}")
-    add_row("requests cut by these", lambda outcome: f"{outcome.num_cut_requests:,}")
+    add_row("requests cut by micro-batches", lambda outcome: f"{outcome.num_cut_requests:,}")
     add_row("time", lambda outcome: f"{outcome.seconds:.1f} s")
     table.add_section()
-    add_row("new tokens as of generate", lambda outcome: f"{outcome.num_equal_tokens:,}")
+    add_row("new tokens equal to generate's", lambda outcome: f"{outcome.num_equal_tokens:,}")
     add_row("all equal", lambda o: "[green]yes" if o.difference is None else "[red]no")
     Console().print(table)
 
 
 def _print_wrong_slots(step_index: int, outcomes: dict[str, Outcome]) -> None:
-    """Print what was put wrong on purpose, and whether it was not seen."""
+    """Print the injected error, and whether it changed no token."""
     for what, outcome in outcomes.items():
         if outcome.wrong_slot is None:
-            print(f"no slot was put wrong: no step from {step_index} on has a token that suits")
+            print(f"no slot was shifted: no step from {step_index} on has a suitable token")
         else:
             seen = "" if outcome.difference is not None else ", which changed no token"
-            print(f"put wrong in {what}: {outcome.wrong_slot}{seen}")
+            print(f"shifted in {what}: {outcome.wrong_slot}{seen}")
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -170,13 +170,13 @@ def _make_parser() -> argparse.ArgumentParser:
         type=_seed,
         metavar="N",
         default=0,
-        help="of weights, prompts and arrivals; default: %(default)s",
+        help="seed of weights, prompts and arrivals; default: %(default)s",
     )
     add(
         "--wrong-slot",
-        type=_not_negative,
+        type=_natural,
         metavar="STEP",
-        help="shift one token's slot by one in this step, to see that it is found",
+        help="shift one token's slot by one in this step, to show that it is found",
     )
     return parser
 
@@ -187,29 +187,28 @@ def _models(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in MODEL_NAMES:
             raise argparse.ArgumentTypeError(
-                f"no model {name!r}, expected some of {', '.join(MODEL_NAMES)}"
+                f"unknown model {name!r}; the models are {', '.join(MODEL_NAMES)}"
             )
     return names
 
 
-def _not_negative(text: str) -> int:
-    """Read a whole number."""
+def _natural(text: str) -> int:
+    """Read an integer of at least 0."""
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
     return int(text)
 
 
 def _seed(text: str) -> int:
-    """Read a seed, as torch takes it."""
-    number = _not_negative(text)
+    """Read a seed for torch."""
+    number = _natural(text)
     if number >= 2**64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not below 2**64")
+        raise argparse.ArgumentTypeError(f"must be less than 2**64, got {text!r}")
     return number
 
 
 def _positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    number = _not_negative(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
-    return number
+    """Read an integer of at least 1."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+    return int(text)

@@ -20,19 +20,19 @@ from tools.runner.wrong_slot import WrongSlot
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
         num_finished: Requests that got all their tokens.
-        num_computed_tokens: Tokens that went through the model, padding aside.
-        num_equal_tokens: Generated tokens that are those of `generate`.
+        num_computed_tokens: Tokens that went through the model, without padding.
+        num_equal_tokens: Generated tokens equal to those of `generate`.
         num_steps: Steps.
         num_preemptions: How often a request was preempted.
         num_micro_batched_steps: Steps that were cut into micro-batches.
-        num_cut_requests: How often a request was cut by these.
+        num_cut_requests: How often a request was cut by a micro-batch.
         seconds: The time of the steps.
-        difference: The first token that differs; None where none does.
-        wrong_slot: What was put wrong on purpose; None where nothing was.
+        difference: The first token that differs, or None.
+        wrong_slot: The injected error, or None.
     """
 
     num_finished: int = 0
@@ -52,11 +52,11 @@ def expect(
     requests: Sequence[tuple[int, Request]],
     on_request: Callable[[], object],
 ) -> dict[str, list[int]]:
-    """Say what each request must get: what `generate` gives for it alone.
+    """Return the expected tokens of each request: those of `generate` for it alone.
 
     Args:
-        model: The model, before a worker has it.
-        requests: What is to be served, each with the step in which it arrives.
+        model: The model, before a worker changes it.
+        requests: The requests, each with the step in which it arrives.
         on_request: Called after each.
 
     Returns:
@@ -84,9 +84,9 @@ def serve(
     Args:
         model: The model; a copy is plugged into its caches.
         requests: What to serve, each with the step in which it arrives; copies are served.
-        expected: The tokens that each must get, by id.
-        settings: Of the engine.
-        wrong_slot_step: The step in which to put a slot wrong, None: in none.
+        expected: The expected tokens of each request, by ID.
+        settings: The settings of the engine.
+        wrong_slot_step: The step in which to shift a slot, or None.
         on_finished: Called after each request that is finished.
 
     Returns:

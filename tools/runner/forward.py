@@ -22,7 +22,7 @@ NAME = "kvtwin_paged"
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What attention layers need to know in a forward pass.
+    """The inputs of attention layers in a forward pass.
 
     Attributes:
         layers: The layers, by name.
@@ -38,7 +38,7 @@ def paged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # the metadata says what is seen
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  # the metadata defines it
     *,
     forward_context: ForwardContext,
     **_kwargs: object,
@@ -91,7 +91,7 @@ def _narrow(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Narrow the inputs of a layer that shares a cache to the tokens whose logits are wanted.
+    """Narrow the inputs of a layer that shares a cache to the tokens with logits.
 
     No later token reads anything of the others in such a layer. What the first one gets narrowed
     goes through all that follow; the other inputs come anew to each.
@@ -99,14 +99,14 @@ def _narrow(
     metadata = kwargs["forward_context"].attn_metadata[name]
     if not isinstance(metadata, fast.KVSharingFastPrefillMetadata):
         raise TypeError(f"{name} shares a cache, but its metadata is a {type(metadata).__name__}")
-    wanted = metadata.logits_indices_padded
-    if wanted is None:
-        return None  # decodes only: they are all wanted
+    indices = metadata.logits_indices_padded
+    if indices is None:
+        return None  # decodes only: all have logits
     hidden_states, (cos, sin), per_layer_input = args
     if is_first:
-        hidden_states = hidden_states[:, :, wanted]
-    position_embeddings = cos[:, wanted], sin[:, wanted]
-    return (hidden_states, position_embeddings, per_layer_input[:, wanted]), kwargs
+        hidden_states = hidden_states[:, :, indices]
+    position_embeddings = cos[:, indices], sin[:, indices]
+    return (hidden_states, position_embeddings, per_layer_input[:, indices]), kwargs
 
 
 @torch.inference_mode()
@@ -124,7 +124,7 @@ def forward(
         context: Its layers, and their metadata.
         input_ids: int64[num_tokens], padding too.
         positions: int64[num_tokens], of each token in its sequence.
-        logits_indices: int64[num_logits], the tokens whose logits are wanted; None: all that leave
+        logits_indices: int64[num_logits], the tokens with logits; None: all that leave
             the last layer.
 
     Returns:

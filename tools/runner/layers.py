@@ -1,4 +1,4 @@
-"""A model's attention layers, as the functions of `fast` know them."""
+"""A model's attention layers, as the functions of `fast` expect them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class AttentionLayer:
 
     Args:
         name: The layer's name.
-        attention: The model's own module, which it stands for.
-        target: The layer whose cache it reads, None where it has its own.
+        attention: The module of the model.
+        target: The layer whose cache it reads; None if it has its own.
 
     Attributes:
         attn_type, num_kv_heads, head_size, sliding_window, attention_chunk_size: What it keeps in
             its cache; the last two are None where it sees the whole sequence.
         kv_sharing_target_layer_name: The layer whose cache it reads, or None.
         impl: Its attention.
-        kv_cache: A list of its cache, once that is bound.
+        kv_cache: A list with its cache, once it is bound.
     """
 
     def __init__(self, name: str, attention: nn.Module, target: str | None) -> None:
         config: Any = attention.config
-        layer_types = getattr(config, "layer_types", None)  # a model of one kind need not say
+        layer_types = getattr(config, "layer_types", None)  # absent if all layers are alike
         layer_type = layer_types[attention.layer_idx] if layer_types else "full_attention"
         is_sliding = layer_type == "sliding_attention"
         is_chunked = layer_type == "chunked_attention"

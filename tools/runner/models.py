@@ -62,7 +62,7 @@ def make_model(name: str, seed: int, device: torch.device) -> PreTrainedModel:
         KeyError: An unknown name.
     """
     if name not in MODEL_NAMES:
-        raise KeyError(f"no model {name!r}, expected one of {', '.join(MODEL_NAMES)}")
+        raise KeyError(f"unknown model {name!r}; the models are {', '.join(MODEL_NAMES)}")
     model_cls, config = {
         "llama": _llama,
         "gemma": _gemma,

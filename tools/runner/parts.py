@@ -25,10 +25,10 @@ class Part:
     Attributes:
         tokens: Its tokens.
         attn_metadata: The metadata of each layer, by name.
-        logits_indices: int64[num_logits_padded] on the device: the tokens whose logits are wanted,
+        logits_indices: int64[num_logits_padded] on the device: the tokens with logits,
             counted from the part's first, and padding. None: all that leave the last layer, since
             the layers that share a cache compute these alone.
-        num_logits: How many of these are no padding.
+        num_logits: How many of them are not padding.
     """
 
     tokens: slice
@@ -38,16 +38,16 @@ class Part:
 
 
 class PartBuilder:
-    """Makes the parts of each step.
+    """Builds the parts of each step.
 
     Args:
-        caches: With the layers' groups and builders.
-        buffers: That hold the step's batch.
-        settings: Of the engine.
+        caches: The groups and builders of the layers.
+        buffers: The buffers with the batch of a step.
+        settings: The settings of the engine.
 
     Attributes:
         num_micro_batched_steps: How many steps were cut into micro-batches.
-        num_cut_requests: How often a request was cut by one of these.
+        num_cut_requests: How often a request was cut by a micro-batch.
     """
 
     def __init__(self, caches: Caches, buffers: Buffers, settings: Settings) -> None:
@@ -78,7 +78,7 @@ class PartBuilder:
     def _make_whole(
         self, batch: Batch, block_tables: Sequence[torch.Tensor], slot_mappings: torch.Tensor
     ) -> Part:
-        """Let the builders make the metadata of the whole batch."""
+        """Build the metadata of the whole batch."""
         attn_metadata = fast.build_attn_metadata(
             self._caches.builders,
             batch.num_padded_reqs,
@@ -101,10 +101,10 @@ class PartBuilder:
     def _make_common(
         self, batch: Batch, block_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> fast.CommonAttentionMetadata:
-        """Make the metadata of the batch in one KV cache group, which backends build theirs from.
+        """Make the common metadata of the batch in one KV cache group.
 
         `build_attn_metadata` does so for whole batches, and keeps it to itself. Micro-batches are
-        cut from it, and fast prefill needs to know the wanted tokens besides.
+        cut from it, and fast prefill also needs the logits indices.
         """
         buffers, num_reqs = self._buffers, batch.num_padded_reqs
         return fast.CommonAttentionMetadata(
@@ -131,7 +131,7 @@ class PartBuilder:
         starts = self._buffers.query_start_loc.np[: batch.num_padded_reqs + 1]
         self.num_micro_batched_steps += 1
         self.num_cut_requests += len(set(points) - set(starts.tolist()))
-        # The padding goes with the last one.
+        # The last one gets the padding.
         last = slices[-1]
         slices[-1] = fast.UBatchSlice(
             slice(last.request_slice.start, batch.num_padded_reqs),
@@ -152,38 +152,38 @@ class PartBuilder:
             is_inside = (tokens.start <= batch.logits_indices) & (
                 batch.logits_indices < tokens.stop
             )
-            wanted = batch.logits_indices[is_inside] - tokens.start
-            parts.append(self._make_part(number, tokens, wanted, attn_metadata, common))
+            indices = batch.logits_indices[is_inside] - tokens.start
+            parts.append(self._make_part(number, tokens, indices, attn_metadata, common))
         return parts
 
     def _make_part(
         self,
         number: int,
         tokens: slice,
-        wanted: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
         attn_metadata: dict[str, Any],
         common: dict[int, fast.CommonAttentionMetadata],
     ) -> Part:
-        """Let layers that share a cache compute the wanted tokens alone, unless all are decodes.
+        """Make a part: layers that share a cache compute only tokens with logits.
 
         Args:
-            number: Of the micro-batch: each has builders and a buffer of its own.
+            number: The number of the micro-batch; each has its own builders and buffer.
             tokens: Its tokens.
-            wanted: Those whose logits are wanted, counted from the first.
+            indices: The tokens with logits, relative to the first.
             attn_metadata: The metadata of the other layers, to which that of these is added.
             common: What backends build it from, for each group that has such layers at least.
         """
-        # Counting the wanted tokens of each request, fast prefill's builders wait for the device.
-        # All parts are made before the first one runs: it has nothing else to do yet.
-        logits_indices = self._buffers.copy_logits_indices(number, wanted)
+        # The builders of fast prefill count the logits of each request, and wait for the device.
+        # All parts are made before the first one runs, so the device has nothing else to do.
+        logits_indices = self._buffers.copy_logits_indices(number, indices)
         is_narrowed = False
         for group, attn_group in self._caches.fast_prefill_groups.items():
             of_group = common[group]
             if of_group.max_query_len > 1:
                 is_narrowed = True
                 of_group = dataclasses.replace(
-                    of_group, logits_indices_padded=logits_indices, num_logits_indices=len(wanted)
+                    of_group, logits_indices_padded=logits_indices, num_logits_indices=len(indices)
                 )
             built = attn_group.get_metadata_builder(number).build(0, of_group)
             attn_metadata |= dict.fromkeys(attn_group.layer_names, built)
-        return Part(tokens, attn_metadata, None if is_narrowed else logits_indices, len(wanted))
+        return Part(tokens, attn_metadata, None if is_narrowed else logits_indices, len(indices))

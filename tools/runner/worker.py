@@ -26,12 +26,12 @@ class Worker:
 
     Args:
         model: The model; it is plugged into its caches.
-        settings: Of the engine.
-        wrong_slot: Puts a slot wrong on purpose; None: nothing does.
+        settings: The settings of the engine.
+        wrong_slot: Shifts a slot on purpose, or None.
 
     Attributes:
         caches: The model's.
-        part_builder: Makes what the forward passes compute, and counts micro-batches.
+        part_builder: Makes the inputs of the forward passes, and counts micro-batches.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Worker:
         parts = self.part_builder.build(batch, block_tables, slot_mappings)
         sampled = [self._run(part) for part in parts]
 
-        # Here the host waits for the device, which has all its work by now. It does in every step,
-        # also where nothing is sampled: the next step writes what this one's copies may still read.
+        # The host waits for the device, which has all its work by now. It does so in every step,
+        # also if nothing is sampled: the next step overwrites buffers that copies of this one read.
         token_ids = [
             token_id
             for part, padded in zip(parts, sampled, strict=True)

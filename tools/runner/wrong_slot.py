@@ -11,7 +11,7 @@ from conformance.engine.scheduler_output import SchedulerOutput
 from tools.runner.batch import Batch
 
 MIN_READERS = 4
-"""How many tokens the request generates after the step, at least: each reads the wrong place."""
+"""The least number of tokens that the request generates after the step; each reads the slot."""
 
 
 class WrongSlot:
@@ -21,11 +21,11 @@ class WrongSlot:
     keys a wrong one counts; among many it may change no token, only a number behind one.
 
     Args:
-        step_index: The step; where no token suits in it, the next one that has one.
-        requests: All requests, by id.
+        step_index: The step, or the next one with a suitable token.
+        requests: All requests, by ID.
 
     Attributes:
-        line: What was done; None before.
+        line: A description of the shift; None before it happened.
     """
 
     def __init__(self, step_index: int, requests: Mapping[str, Request]) -> None:
@@ -40,11 +40,11 @@ class WrongSlot:
         slot_mappings: torch.Tensor,
         block_sizes: Sequence[int],
     ) -> None:
-        """Put the slot wrong, if it is time.
+        """Shift the slot if the step has come.
 
         Args:
             step: The step, before its tokens are computed.
-            batch: The same in the batch's order.
+            batch: The step in the order of the batch.
             slot_mappings: int64[num_groups, num_tokens], which is changed.
             block_sizes: Tokens in a block of each group's kernels.
         """
@@ -58,7 +58,7 @@ class WrongSlot:
             req_id
             for req_id, last_position in last_positions.items()
             if self._num_readers(step, req_id) >= MIN_READERS
-            # The slot behind a block's last may be another request's: two would be wrong.
+            # The slot after the last of a block may belong to another request.
             and all((last_position + 1) % block_size for block_size in block_sizes)
         ]
         if not suited:

@@ -277,10 +277,10 @@ UNUSABLE = {
         ["--impl", str(Path(__file__).with_name("only_slots.py")), "--functions", "KVCacheConfig"],
         "there is nothing to check",
     ),
-    "no time": (["--minutes", "0"], "'0' is not a number above 0"),
-    "negative time": (["--minutes", "-1"], "'-1' is not a number above 0"),
-    "endless": (["--minutes", "inf"], "'inf' is not a number above 0"),
-    "no workers": (["--workers", "0"], "'0' is not a whole number of at least 1"),
+    "no time": (["--minutes", "0"], "must be a number greater than 0, got '0'"),
+    "negative time": (["--minutes", "-1"], "must be a number greater than 0, got '-1'"),
+    "endless": (["--minutes", "inf"], "must be a number greater than 0, got 'inf'"),
+    "no workers": (["--workers", "0"], "must be an integer >= 1, got '0'"),
     "other database": (["--database", "http://x"], "the example database is a folder"),
 }
 
