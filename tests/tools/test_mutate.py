@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 import shutil
 import signal
 import sys
@@ -206,6 +207,14 @@ def test_a_part_is_no_whole(judged: Judged) -> None:
     """A module that was not judged to the end is told as such, and fails nothing."""
     assert judged.statuses[0] == 0
     assert "1 of 4 *" in judged.printed[0]
+
+
+def test_tests_that_declarations_name_exist() -> None:
+    """A reason in `tools/equivalents.toml` that names a file of tests names one that there is."""
+    text = mutate.EQUIVALENTS.read_text(encoding="utf-8")
+    named = set(re.findall(r"tests/[a-z_/]+\.py", text))
+    assert named
+    assert not {name for name in named if not (mutate.ROOT / name).is_file()}
 
 
 @pytest.mark.usefixtures("no_judges")
