@@ -7,7 +7,6 @@ import torch
 
 import fast
 from fast import BlockTables
-from fast.kernels.cuda import Kernel
 from fast.launch import simulated_by
 
 
@@ -116,27 +115,6 @@ def test_devices_are_checked() -> None:
         BlockTables([2], 4, 8, 8, 0, False)  # type: ignore[arg-type]  # that is the test
     with pytest.raises(ValueError, match="idx_mapping is on meta, expected cpu"):
         filled().gather_block_tables(int32([0]).to("meta"))
-
-
-@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
-def test_any_block_of_threads(threads: int, seed: int, simulate: Callable[..., None]) -> None:
-    """The kernels' results are the host's, for any threads in a block and any order of them."""
-
-    def launch(kernel: Kernel, grid: tuple[int, int], size: int, args: tuple[object, ...]) -> None:
-        simulate(kernel, grid, size, args, seed=seed)
-
-    def live(tables: BlockTables) -> list[Any]:
-        tables.append_block_ids([1, 3], [[0, 1, 4], [0, 2, 2]], [[9, 8, 7, 6], [5, 4]], [True] * 2)
-        tables.swap_rows(1, 2)
-        tables.move_row(3, 1)
-        tables.gather_block_tables(int32([1, -1, 2, 1]))
-        tables.compute_slot_mappings(int32([0, 2, 2, 5]), torch.tensor([0, 3, 1, 6, 2, 7]))
-        return state(tables)
-
-    expected = live(filled())
-    tables = filled()
-    with simulated_by(launch, threads=threads):
-        assert expected == live(tables)
 
 
 def test_ends_that_wrap_around_are_refused() -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -38,21 +37,6 @@ def test_results_are_new() -> None:
     assert [2] == second[0][8]["nums"].tolist()
     assert [0, 0, -1] == second[1][:3].tolist()
     assert [0, 1] == first[0][8]["offsetlist"].tolist()
-
-
-@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
-def test_any_block_of_threads(threads: int, seed: int, simulate: Callable[..., None]) -> None:
-    """The kernel's lists are the host's, for any threads in a block and any order of them."""
-    starts = torch.cumsum(torch.tensor([0, 3, 0, 70, 8, 1, 0, 33]), 0).int()
-    expected = compute(starts)
-
-    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
-        simulate(kernel, grid, size, args, seed=seed)
-
-    with simulated_by(launch, threads=threads):
-        found = compute(starts)
-    assert torch.equal(expected[1], found[1])
-    assert torch.equal(expected[2], found[2])
 
 
 @pytest.mark.parametrize("max_blocks", [1, 2, 3, 5])

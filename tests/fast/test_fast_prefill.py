@@ -45,25 +45,6 @@ def test_bad_indices_unchecked(make_batch: Make, indices: list[int]) -> None:
     assert all(0 <= start <= 3 for start in wanted.query_start_loc.tolist())
 
 
-@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_any_block_of_threads(
-    make_batch: Make, threads: int, seed: int, dtype: torch.dtype, simulate: Callable[..., None]
-) -> None:
-    """The kernel's starts are the host's, for any threads in a block and any order of them."""
-    batch = armed(make_batch, [0, 13, 14, 17, 19, 20, 27])
-    batch.logits_indices_padded = batch.logits_indices_padded.to(dtype)
-    expected = make_wanted(batch)
-
-    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
-        simulate(kernel, grid, size, args, seed=seed)
-
-    with simulated_by(launch, threads=threads):
-        found = make_wanted(batch)
-    assert torch.equal(expected.query_start_loc, found.query_start_loc)
-    assert expected.max_query_len == found.max_query_len
-
-
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize(
     ("changes", "copy", "error", "message"),

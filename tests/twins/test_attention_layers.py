@@ -150,19 +150,10 @@ def test_refusals_of_dtypes(twin: Any, dtype: Any, got: str) -> None:
     ("changes", "message"),
     [
         ({"num_kv_heads": 0}, "ValueError: num_kv_heads of layer '0' is 0, expected at least 1"),
-        (
-            {"num_kv_heads": 8.0},
-            "TypeError: num_kv_heads of layer '0' must be an int, got 8.0 of float",
-        ),
         ({"head_size": -64}, "ValueError: head_size of layer '0' is -64, expected at least 1"),
-        ({"head_size": True}, "TypeError: head_size of layer '0' must be an int, got True of bool"),
         (
             {"sliding_window": 0},
             "ValueError: sliding_window of layer '0' is 0, expected at least 1",
-        ),
-        (
-            {"sliding_window": (127, 0)},
-            "TypeError: sliding_window of layer '0' must be an int, got tuple",
         ),
     ],
 )

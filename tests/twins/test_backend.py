@@ -226,7 +226,6 @@ def test_a_default_that_is_made_anew(twin: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("F", Plain(1), []), f"TypeError: metadata_cls must be a class, got {Plain(1)} of Plain"),
         (("My\0", Plain, []), "ValueError: name_prefix is 'My\\x00', expected no null character"),
         (
             ("F", Plain, [("n", int, 3), ("m", int)]),

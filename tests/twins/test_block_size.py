@@ -34,18 +34,6 @@ def test_multiple_of(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        (0, "ValueError: base is 0, expected at least 1"),
-    ],
-)
-def test_refusals_of_multiple_of(twin: Any, base: object, message: str) -> None:
-    """A base that is no positive int is refused, in these words."""
-    with twin.refuses(message):
-        twin.MultipleOf(base)
-
-
-@pytest.mark.parametrize(
     ("manager", "supported", "expected"),
     [
         (32, [[reference.MultipleOf(16)], [16, 32]], 32),

@@ -245,10 +245,6 @@ STARTS, SHORT = int32(0, 2, 5, 5), int32(0, 2, 5)
 LENS = int32(5, 8, 0)
 
 REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"num_reqs": -1}, "ValueError: num_reqs is -1, expected at least 0"),
-    ({"num_tokens": -1}, "ValueError: num_tokens is -1, expected at least 0"),
-    ({"max_query_len": -1}, "ValueError: max_query_len is -1, expected 0 to 2147483647"),
-    ({"max_seq_len": 2**31}, "ValueError: max_seq_len is 2147483648, expected 0 to 2147483647"),
     (
         {"max_query_len": 2, "max_seq_len": 8},
         "ValueError: max_query_len is 2, less than the query length 3 of request 1",
@@ -265,17 +261,6 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ),
     ),
     (
-        {
-            "kv_cache_config": SimpleNamespace(
-                kv_cache_groups=[
-                    SimpleNamespace(layer_names=["a"]),
-                    SimpleNamespace(layer_names=["b", ["c"]]),
-                ]
-            )
-        },
-        "TypeError: kv_cache_groups[1].layer_names[1] must be a str, got list",
-    ),
-    (
         {"block_tables": [INT32S]},
         "ValueError: block_tables has 1 entries, expected 2, one for each KV cache group",
     ),
@@ -283,11 +268,6 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"block_tables": [INT32S, INT32S[:2]]},
         "ValueError: block_tables[1] has 2 entries, expected at least 3",
     ),
-    (
-        {"block_tables": [INT32S, INT32S[0]]},
-        "ValueError: block_tables[1] must have 2 dimensions, got shape (2,)",
-    ),
-    ({"block_tables": [INT32S, None]}, "TypeError: block_tables[1] must be an array, got NoneType"),
     (
         {"slot_mappings": (INT64S,) * 3},
         "ValueError: slot_mappings has 3 entries, expected 2, one for each KV cache group",
@@ -314,10 +294,6 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "ValueError: query_start_loc.gpu has 3 entries, expected at least 4",
     ),
     (
-        {"query_start_loc": halves(STARTS.astype(np.int64), STARTS)},
-        "TypeError: query_start_loc.cpu must be int32, got int64",
-    ),
-    (
         {"seq_lens": halves(LENS[:2], LENS)},
         "ValueError: seq_lens.cpu has 2 entries, expected at least 3",
     ),
@@ -325,7 +301,6 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         {"seq_lens": halves(LENS, LENS[:2])},
         "ValueError: seq_lens.gpu has 2 entries, expected at least 3",
     ),
-    ({"seq_lens": halves(LENS, [5, 8, 0])}, "TypeError: seq_lens.gpu must be an array, got list"),
     (
         {"num_computed_tokens_cpu": LENS[:2]},
         "ValueError: num_computed_tokens_cpu has 2 entries, expected at least 3",

@@ -266,19 +266,6 @@ def test_a_group_needs_a_backend(twin: Any) -> None:
         twin.AttentionGroup.create_with_metadata_builders(object(), [], None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("ubatch_id", "message"),
-    [
-        (2, "IndexError: ubatch_id is 2, expected 0 to 1"),
-        (-1, "IndexError: ubatch_id is -1, expected 0 to 1"),
-    ],
-)
-def test_refusals_of_micro_batches(twin: Any, ubatch_id: Any, message: str) -> None:
-    """A micro-batch that there is no builder of is refused, a negative one too."""
-    with twin.refuses(message):
-        twin.AttentionGroup(Backend, [1, 2], [], None).get_metadata_builder(ubatch_id)
-
-
 def test_what_is_not_supported_is_not_read(make_builder: Any) -> None:
     """Without `supports_spec_as_decode` a broken speculative configuration does no harm."""
     builder = make_builder("many")

@@ -66,20 +66,6 @@ def test_names_without_an_index(
         twin.extract_layer_index(layer_name, num_attn_module)
 
 
-@pytest.mark.parametrize(
-    ("layer_name", "num_attn_module", "message"),
-    [
-        ("0", 0, "ValueError: num_attn_module is 0, expected at least 1"),
-    ],
-)
-def test_refusals_of_indices(
-    twin: Any, layer_name: Any, num_attn_module: Any, message: str
-) -> None:
-    """Other types, and less than one module, are refused, in these words."""
-    with twin.refuses(message):
-        twin.extract_layer_index(layer_name, num_attn_module)
-
-
 def make_layers(*names: str) -> dict[str, Any]:
     """Return layers without caches."""
     return {name: SimpleNamespace(kv_cache="untouched") for name in names}
@@ -143,7 +129,6 @@ def test_binding_nothing(twin: Any) -> None:
                 "or 2 for an attention layer where num_attn_module is above 1"
             ),
         ),
-        ({"num_attn_module": -1}, "ValueError: num_attn_module is -1, expected at least 1"),
     ],
 )
 def test_refusals_of_binding(twin: Any, change: dict[str, Any], message: str) -> None:

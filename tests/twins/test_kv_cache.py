@@ -102,19 +102,6 @@ ONE_GROUP = (["a", "b"], FULL)
             [([], FULL), (["a", "a"], FULL)],
             "ValueError: kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
         ),
-        (
-            [(-1, ["a", "b"])],
-            [ONE_GROUP],
-            "ValueError: kv_cache_tensors[0].size is -1, expected 0 to 9223372036854775807",
-        ),
-        (
-            [(2**63, ["a", "b"])],
-            [ONE_GROUP],
-            (
-                "ValueError: kv_cache_tensors[0].size is 9223372036854775808, expected 0 to "
-                "9223372036854775807"
-            ),
-        ),
     ],
 )
 def test_refusals_of_allocation(
@@ -195,7 +182,6 @@ def test_init_binds_all(twin: Any) -> None:
                 "divisor of its block_size 4"
             ),
         ),
-        ({"num_attn_module": 0}, "ValueError: num_attn_module is 0, expected at least 1"),
     ],
 )
 def test_refusals_of_init(twin: Any, change: dict[str, Any], message: str) -> None:

@@ -1,4 +1,9 @@
-"""How errors are worded: the kind of array that is expected, and who compares all texts."""
+"""How errors are worded: the kind of array that is expected, and who compares all texts.
+
+A wrong type, dtype or number of axes, and an int out of range, are refused in the same words for
+every parameter: these words are here and in `test_context_parallel`. The conformance run breaks
+each parameter in these ways. Other modules have the words of what is particular to a function.
+"""
 
 from __future__ import annotations
 

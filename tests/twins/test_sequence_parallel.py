@@ -88,18 +88,6 @@ def test_what_decides_not_is_not_read(twin: Any) -> None:
                 "tensor-parallel ranks: the runner pads it where sequence parallelism is on"
             ),
         ),
-        ({}, -4, "ValueError: num_input_tokens is -4, expected at least 0"),
-        ({"enable_sp": False}, -4, "ValueError: num_input_tokens is -4, expected at least 0"),
-        (
-            {"size": 0},
-            8,
-            "ValueError: parallel_config.tensor_parallel_size is 0, expected at least 1",
-        ),
-        (
-            {"splitting_ops": OPS, "compile_sizes": [8, "16"]},
-            8,
-            "TypeError: compilation_config.compile_sizes[1] must be an int, got '16' of str",
-        ),
     ],
 )
 def test_refusals(twin: Any, changes: dict[str, Any], num_input_tokens: Any, message: str) -> None:

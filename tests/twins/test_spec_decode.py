@@ -80,14 +80,8 @@ QUERY = np.zeros((6, 2, 2))
 @pytest.mark.parametrize(
     ("query", "batch_size", "message"),
     [
-        (QUERY.tolist(), 2, "TypeError: query must be an array, got list"),
-        (QUERY[0], 2, "ValueError: query must have 3 dimensions, got shape (2, 2)"),
-        (QUERY[None], 2, "ValueError: query must have 3 dimensions, got shape (1, 6, 2, 2)"),
         (QUERY, 4, "ValueError: batch_size is 4, expected a divisor of the 6 tokens of query"),
         (QUERY, 12, "ValueError: batch_size is 12, expected a divisor of the 6 tokens of query"),
-        (QUERY, 0, "ValueError: batch_size is 0, expected 1 to 2147483647"),
-        (QUERY, -2, "ValueError: batch_size is -2, expected 1 to 2147483647"),
-        (QUERY[:0], 2**63, f"ValueError: batch_size is {2**63}, expected 1 to {2**31 - 1}"),
     ],
 )
 def test_refusals_of_reshape_query(twin: Any, query: Any, batch_size: Any, message: str) -> None:

@@ -76,18 +76,12 @@ def test_create_past_32_bits(twin: Any) -> None:
     [
         (int32(), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
         (int64(0, 0), [], "ValueError: num_scheduled_tokens sums to 0, expected at least 1"),
-        (int64(3, -1), [], "ValueError: num_scheduled_tokens[1] is -1, expected at least 0"),
         (
             np.ma.MaskedArray([3], mask=False),
             [],
             "TypeError: num_scheduled_tokens must be a NumPy array, got MaskedArray",
         ),
-        (int64(3), 0, "ValueError: split_points is 0, expected 1 to 2"),
-        (int64(3), 3, "ValueError: split_points is 3, expected 1 to 2"),
-        (int64(3), [0, 1], "ValueError: split_points[0] is 0, expected 1 to 2"),
-        (int64(3), [1, 3], "ValueError: split_points[1] is 3, expected 1 to 2"),
         (int64(3), [2, 2], "ValueError: split_points[1] is 2, expected more than 2 before it"),
-        (int64(3), (1,), "TypeError: split_points must be an int or a list, got tuple"),
         (int64(3), [2, 1], "ValueError: split_points[1] is 1, expected more than 2 before it"),
     ],
 )
@@ -113,11 +107,7 @@ def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> 
 @pytest.mark.parametrize(
     ("request_slice", "message"),
     [
-        (slice(0, 4), "ValueError: request_slice.stop is 4, expected 0 to 3"),
-        (slice(-1, 3), "ValueError: request_slice.start is -1, expected 0 to 3"),
-        (slice(2, 1), "ValueError: request_slice.start is 2, expected 0 to 1"),
         (slice(0, 3, 2), "ValueError: request_slice.step is 2, expected None or 1"),
-        (slice(0, 3, 1.0), "TypeError: request_slice.step must be an int, got 1.0 of float"),
     ],
 )
 def test_refusals_of_slice_starts(twin: Any, request_slice: object, message: str) -> None:
@@ -260,7 +250,6 @@ def test_what_is_not_wholly_in_the_padding(
     [
         (ubatch(0, 0, 0, 4), "ValueError:  is empty: requests 0 to 0, tokens 0 to 4"),
         (ubatch(0, 1, 4, 4), "ValueError:  is empty: requests 0 to 1, tokens 4 to 4"),
-        (ubatch(0, 4, 0, 19), "ValueError: .request_slice.stop is 4, expected 0 to 3"),
         (ubatch(0, 3, 0, 20), "ValueError: .token_slice.stop is 20, expected 0 to 19"),
         (
             ubatch(0, 2, 4, 9),
@@ -291,10 +280,6 @@ def test_what_is_not_wholly_in_the_padding(
         (
             reference.UBatchSlice(slice(0, 3), slice(0, 9, 3)),
             "ValueError: .token_slice.step is 3, expected None or 1",
-        ),
-        (
-            reference.UBatchSlice((0, 2), slice(0, 9)),
-            "TypeError: .request_slice must be a slice, got tuple",
         ),
     ],
 )
