@@ -6,6 +6,7 @@ a class, a set, or an object of which nothing is known.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -87,6 +88,20 @@ def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
     if isinstance(value, list | tuple):
         return (list if isinstance(value, list) else tuple)(parts.values())
     return slice(*parts.values()) if isinstance(value, slice) else type(value)(**parts)
+
+
+def with_child(value: Any, key: Any, child: Any) -> Any:
+    """Return a copy of a value in which something else stands at one place; nothing is checked.
+
+    >>> with_child((1, 2), 0, 9), with_child({"a": 1}, "a", 9)
+    ((9, 2), {'a': 9})
+    """
+    found = list(value) if isinstance(value, tuple) else copy.copy(value)
+    if has_entries(value):
+        found[key] = child
+    else:
+        object.__setattr__(found, key, child)  # of a frozen dataclass too
+    return tuple(found) if isinstance(value, tuple) else found
 
 
 def map_children(change: Callable[[Any], Any], value: Any) -> Any:

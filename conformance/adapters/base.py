@@ -256,14 +256,13 @@ class Adapter:
             return value if prefix else self.tensor(value)
         if isinstance(value, torch.dtype):
             return value if prefix else self.dtype(value)
-        if isinstance(value, dict):
-            entries = {key: inner(entry) for key, entry in value.items()}
-            is_same = all(entries[key] is value[key] for key in value)
-            return value if is_same else entries
-        if type(value) in {list, tuple, set}:
-            translated = [inner(entry) for entry in value]
-            is_same = all(a is b for a, b in zip(translated, value, strict=True))
-            return value if is_same else type(value)(translated)
+        if isinstance(value, dict) or type(value) in {list, tuple, set}:
+            entries = list(value.values() if isinstance(value, dict) else value)
+            translated = [inner(entry) for entry in entries]
+            if all(map(operator.is_, translated, entries)):
+                return value
+            is_dict = isinstance(value, dict)
+            return dict(zip(value, translated, strict=True)) if is_dict else type(value)(translated)
         kind = self.kind_of(value)
         return value if kind is None else getattr(self, prefix + kind, _as_it_is)(value)
 

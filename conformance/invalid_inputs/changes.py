@@ -7,16 +7,16 @@ Where a call has no such place, there is nothing to change, and the result is No
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
 from conformance.strategies.attention_layers import own_config, replacing_parts
 from conformance.strategies.engines import Own
+from conformance.values import children, has_entries, with_child
 
 NOTHING: Final = object()
 """What stands at a path that leads nowhere."""
@@ -223,28 +223,17 @@ def _changed(value: Any, steps: list[str], change: Callable[[Any], Any]) -> Any:
     if inner is NOTHING:
         return NOTHING
     if inner is REMOVED:
-        return own_config(**{name: part for name, part in parts.items() if name != key})
-    return _with_part(value, key, {**parts, key: inner})
-
-
-def _with_part(value: Any, key: Any, parts: dict[Any, Any]) -> Any:
-    """Return a copy of a value with these parts, of which one is new."""
-    if isinstance(value, dict):
-        return parts
-    if isinstance(value, list | tuple):
-        return type(value)(parts.values())
-    if isinstance(value, Own) or is_dataclass(value):
-        return replacing_parts(value, **{key: parts[key]})
-    bad = copy.copy(value)
-    setattr(bad, key, parts[key])
-    return bad
+        return own_config(**without_key(parts, key))
+    if isinstance(value, Own):
+        return replacing_parts(value, **{key: inner})
+    return with_child(value, key, inner)
 
 
 def _parts_of(value: Any, step: str) -> tuple[Mapping[Any, Any], Any]:
     """Return the parts of a value, and the key of the one to which a step leads."""
+    if not has_entries(value):
+        return value.attributes if isinstance(value, Own) else getattr(value, "__dict__", {}), step
     if isinstance(value, list | tuple):
-        return dict(enumerate(value)), int(step) % max(1, len(value))
-    if isinstance(value, dict):
-        is_index = step not in value and value and re.fullmatch(r"-?\d+", step)
-        return value, list(value)[int(step)] if is_index else step
-    return value.attributes if isinstance(value, Own) else getattr(value, "__dict__", {}), step
+        return children(value), int(step) % max(1, len(value))
+    is_index = step not in value and value and re.fullmatch(r"-?\d+", step)
+    return value, list(value)[int(step)] if is_index else step

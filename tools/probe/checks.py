@@ -13,6 +13,7 @@ import numpy as np
 from conformance.absent import Absent
 from conformance.calls import Call
 from conformance.contracts import Contract
+from conformance.values import children
 from tools.probe.calling import REFERENCE, Outcome
 from tools.probe.differences import difference_in
 from tools.probe.sites import sites_of
@@ -238,12 +239,7 @@ def _is_given(owner: object, outcome: Outcome) -> bool:
         if id(value) in seen or len(seen) > 10_000:
             continue
         seen.add(id(value))
-        if isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list | tuple):
-            left += value
-        elif isinstance(value, slice):
-            left += [value.start, value.stop, value.step]
-        elif hasattr(type(value), "__dict__") and not isinstance(value, type):
+        left += children(value).values()
+        if hasattr(type(value), "__dict__") and not isinstance(value, type):
             left += getattr(value, "__dict__", {}).values()
     return False

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from conformance.calls import Call
 from conformance.factories import Factory
-
-Step: TypeAlias = tuple[str, Any]
-"""One step into a value: `("item", 2)` of a list or dict, `("attribute", "seq_lens")`."""
+from conformance.values import child_path, children, has_entries, with_child
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,19 +18,14 @@ class Site:
     """A place in a call.
 
     Attributes:
-        steps: how it is reached from the call.
+        steps: how it is reached from the call, by `children`'s keys.
+        path: the place as an expression: `common_attn_metadata.seq_lens`.
         value: what stands there.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Any, ...]
+    path: str
     value: Any
-
-    @property
-    def path(self) -> str:
-        """The place as an expression: `common_attn_metadata.seq_lens`."""
-        (_, first), *rest = self.steps[1:]
-        inside = (f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in rest)
-        return f"{first}{''.join(inside)}"
 
 
 def sites_of(call: Call, deepest: int = 6) -> list[Site]:
@@ -47,38 +38,31 @@ def sites_of(call: Call, deepest: int = 6) -> list[Site]:
     seen: set[int] = set()
     for part in ("arguments", "hints"):
         for name, value in getattr(call, part).items():
-            steps = (("attribute", part), ("item", name))
-            found += _inside(value, steps, deepest, seen)
+            found += _inside(value, (part, name), name, deepest, seen)
     return found
 
 
-def _inside(value: Any, steps: tuple[Step, ...], deepest: int, seen: set[int]) -> Iterator[Site]:
-    if steps != (("attribute", "arguments"), ("item", "self")):
-        yield Site(steps, value)
-    if deepest == 0 or id(value) in seen:
-        return
-    if isinstance(value, list | tuple | dict) or hasattr(value, "__dict__"):
+def _inside(
+    value: Any, steps: tuple[Any, ...], path: str, deepest: int, seen: set[int]
+) -> Iterator[Site]:
+    if steps != ("arguments", "self"):
+        yield Site(steps, path, value)
+    entries = [] if deepest == 0 or id(value) in seen else _entries(value)
+    if entries:
         seen.add(id(value))
-    for step, inner in _entries(value):
-        yield from _inside(inner, (*steps, step), deepest - 1, seen)
+    for key, inner in entries:
+        where = child_path(path, value, key)
+        yield from _inside(inner, (*steps, key), where, deepest - 1, seen)
 
 
-def _entries(value: Any) -> Iterator[tuple[Step, Any]]:
-    if isinstance(value, list | tuple):
-        for i, entry in enumerate(value[:20]):
-            yield ("item", i), entry
-    elif isinstance(value, dict):
-        for key, entry in list(value.items())[:20]:
-            yield ("item", key), entry
-    elif isinstance(value, np.ndarray | type | str):
-        return
-    elif isinstance(value, Factory) and not _holds_arrays(value):
-        return  # a caller's own class: how it is made is not the function's business
-    elif isinstance(value, Factory | SimpleNamespace) or dataclasses.is_dataclass(value):
-        for name, entry in vars(value).items():
-            is_where_it_stands = name == "path" and isinstance(value, Factory)
-            if not name.startswith("_") and not is_where_it_stands:
-                yield ("attribute", name), entry
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, slice) or (isinstance(value, Factory) and not _holds_arrays(value)):
+        return []  # a caller's own class: how it is made is not the function's business
+    entries = list((vars(value) if isinstance(value, Factory) else children(value)).items())
+    if has_entries(value):
+        return entries[:20]
+    hidden = {"path"} if isinstance(value, Factory) else set()  # where it stands
+    return [(n, entry) for n, entry in entries if not (n.startswith("_") or n in hidden)]
 
 
 def _holds_arrays(value: Any) -> bool:
@@ -96,18 +80,11 @@ def replaced_at(call: Call, site: Site, value: Any) -> Call:
     return found
 
 
-def _replaced(owner: Any, steps: tuple[Step, ...], value: Any) -> Any:
+def _replaced(owner: Any, steps: tuple[Any, ...], value: Any) -> Any:
     if not steps:
         return value
-    (kind, key), *rest = steps
-    if kind == "attribute":
-        changed = copy.copy(owner)
-        inner = _replaced(getattr(owner, key), tuple(rest), value)
-        object.__setattr__(changed, key, inner)  # of a frozen dataclass too
-        return changed
-    entries = list(owner) if isinstance(owner, tuple) else copy.copy(owner)
-    entries[key] = _replaced(owner[key], tuple(rest), value)
-    return tuple(entries) if isinstance(owner, tuple) else entries
+    inner = owner[steps[0]] if has_entries(owner) else getattr(owner, steps[0])
+    return with_child(owner, steps[0], _replaced(inner, steps[1:], value))
 
 
 def are_copies(path: str, other: str) -> bool:

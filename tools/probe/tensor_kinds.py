@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from conformance.conversion import NUMPY_IN_BOTH_TWINS, Array, Converter
 from conformance.factories import Factory
+from conformance.values import map_children
 
 
 class Wrapper(torch.Tensor):
@@ -38,9 +39,7 @@ class Wrapper(torch.Tensor):
         del types
 
         def unwrap(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(map(unwrap, value))
-            return value.inner if isinstance(value, Wrapper) else value
+            return value.inner if isinstance(value, Wrapper) else map_children(unwrap, value)
 
         found = func(*unwrap(args), **{k: unwrap(v) for k, v in (kwargs or {}).items()})
         return Wrapper(found) if type(found) is torch.Tensor else found
