@@ -16,7 +16,7 @@ import torch
 
 from conformance.case_items import case_items, deviation_checks
 from conformance.checks import checks_in
-from conformance.explain import explained
+from conformance.explain import explain
 from conformance.failure_hooks import WHERE, FailureHooks
 from conformance.functions import is_about
 from conformance.options import add_options, header_lines, run_of_options
@@ -56,7 +56,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None
     config._do_configure()  # noqa: SLF001  # as pytest's own --markers does; for its cache
     try:
-        lines = explained(name, recall(config))
+        lines = explain(name, recall(config))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     writer = config.get_terminal_writer()
@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(
     run = config.stash[RUN]
     if run.is_replay or run.functions is not None:
         checked = [item for item in items if CHECKED in item.stash and not run.is_replay]
-        wanted = [item for item in checked if run.is_wanted(item.stash[CHECKED][0].function)]
+        wanted = [item for item in checked if run.is_selected(item.stash[CHECKED][0].function)]
         left_out = [item for item in items if item not in wanted]
         config.hook.pytest_deselected(items=left_out)
         items[:] = wanted
@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(
     kept: list[CaseCheck] = [
         case
         for case in run.kept
-        if (run.is_replay and run.is_wanted(case.function)) or case.function in seen | run.lacking
+        if (run.is_replay and run.is_selected(case.function)) or case.function in seen | run.lacking
     ]
     declared = [] if run.is_replay else deviation_checks(run, seen)
     name = "vectors" if run.is_replay else "corpus"

@@ -1,4 +1,4 @@
-"""`--explain FUNCTION`: what a function is, and all that the run states about it."""
+"""`--explain FUNCTION`: the definition of a function, its checks and its coverage."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from conformance.profiles import Kind
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What stands about a function in the conformance modules.
+    """The checks and contracts of a function.
 
     Attributes:
-        checks: Its checks, each with the name under which it stands.
-        contracts: Its contracts; an object that keeps state has sessions instead.
-        files: The modules.
+        checks: Its checks, each with its name in the module.
+        contracts: Its contracts; a stateful object has sessions instead.
+        files: The modules that define them.
     """
 
     checks: list[tuple[str, Check]] = dataclasses.field(default_factory=list)
@@ -35,7 +35,7 @@ class Entry:
 
 
 def entries() -> dict[str, Entry]:
-    """Return what stands about each function, by name."""
+    """Return the entries of all functions, by name."""
     found: dict[str, Entry] = {}
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         values = vars(importlib.import_module(f"conformance.{path.stem}"))
@@ -51,34 +51,34 @@ def entries() -> dict[str, Entry]:
     return found
 
 
-def explained(name: str, last_run: Mapping[str, Any]) -> list[str]:
-    """Return what is to be said of a function, in lines.
+def explain(name: str, last_run: Mapping[str, Any]) -> list[str]:
+    """Describe a function, in lines.
 
     Args:
-        name: A function of `reference`, a method as `Class.method`, or what else has checks.
-        last_run: What the last run met, by function, as `reports.last_run.recall` gives it.
+        name: A function of `reference`, a method as `Class.method`, or another name with checks.
+        last_run: The coverage of the last run by function, from `reports.last_run.recall`.
 
     Raises:
-        ValueError: There is no such function; the message names those that are near.
+        ValueError: The function is unknown; the message has similar names.
     """
     known = entries()
     definition = _definition(name)
     if definition is None and name not in known:
         raise ValueError(_unknown(name, known))
-    lines = [*_told_definition(name, definition), ""]
+    lines = [*_describe_definition(name, definition), ""]
     if name in known:
-        return lines + list(_told_entry(known[name], last_run.get(name)))
+        return lines + list(_describe_entry(known[name], last_run.get(name)))
     methods = [other for other in known if other.startswith(f"{name}.")]
     owner = name.partition(".")[0]
     if methods:
         return [*lines, f"Checked by its methods: {', '.join(methods)}."]
     if owner in known and owner != name:
         return [*lines, f"Checked with its class: --explain {owner}"]
-    return [*lines, "No check is about it alone."]
+    return [*lines, "It has no checks of its own."]
 
 
 def _definition(name: str) -> Any:
-    """Return the object of a name in `reference`, None where there is none."""
+    """Return an object of `reference` by name, or None."""
     try:
         return find(reference, name)
     except Absent:
@@ -98,13 +98,13 @@ def _unknown(name: str, known: Mapping[str, Entry]) -> str:
     return f"function {name!r} is unknown; there are {len(names)}, such as {', '.join(found[:4])}"
 
 
-def _told_definition(name: str, definition: Any) -> Iterator[str]:
+def _describe_definition(name: str, definition: Any) -> Iterator[str]:
     if definition is None:
         yield name
         return
     found = definition.fget if isinstance(definition, property) else definition
     if not callable(found):
-        yield from textwrap.wrap(f"{name} = {found!r}", MOST_SIGNS, subsequent_indent="    ")
+        yield from textwrap.wrap(f"{name} = {found!r}", MAX_WIDTH, subsequent_indent="    ")
         return
     yield from _signature(name, found)
     text = inspect.getdoc(found)
@@ -118,7 +118,7 @@ def _told_definition(name: str, definition: Any) -> Iterator[str]:
 
 
 def _signature(name: str, found: Callable[..., Any]) -> list[str]:
-    """Return a signature, one parameter a line where it is long."""
+    """Format a signature, with one parameter a line if it is long."""
     try:
         signature = inspect.signature(found)
     except ValueError:
@@ -127,7 +127,7 @@ def _signature(name: str, found: Callable[..., Any]) -> list[str]:
     if isinstance(found, type):
         signature = signature.replace(return_annotation=inspect.Signature.empty)
     whole = f"{name}{signature}"
-    if len(whole) <= MOST_SIGNS:
+    if len(whole) <= MAX_WIDTH:
         return [whole]
     lines, last = [f"{name}("], None
     for parameter in signature.parameters.values():
@@ -139,7 +139,7 @@ def _signature(name: str, found: Callable[..., Any]) -> list[str]:
     return [*lines, f"){returned}"]
 
 
-MOST_SIGNS = 96
+MAX_WIDTH = 96
 """The width of a line."""
 
 
@@ -154,7 +154,7 @@ class _Bare:
 
 
 def _unquoted(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature whose annotations are printed as they are written.
+    """Return a signature whose annotations are printed without quotes.
 
     >>> _unquoted(inspect.signature(_unquoted))
     <Signature (signature: inspect.Signature) -> inspect.Signature>
@@ -171,12 +171,12 @@ def _unquoted(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=returned)
 
 
-def _told_entry(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
+def _describe_entry(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
     laws = [(check.law, check.description) for _, check in entry.checks if check.law]
     if laws:
         yield from (
             "Laws",
-            *_columns((law, said.partition(" obeys: ")[2] or said) for law, said in laws),
+            *_columns((law, text.partition(" obeys: ")[2] or text) for law, text in laws),
         )
         yield ""
     stated = [
@@ -186,7 +186,7 @@ def _told_entry(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
     ]
     if stated:
         yield from ("Checks", *_columns(stated), "")
-    yield from _told_situations(entry, last)
+    yield from _describe_goals(entry, last)
     yield from ("", "Where", *_columns(_places(entry)))
 
 
@@ -194,8 +194,8 @@ def _on_a_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what is refused and what is met, each with how often it was."""
+def _describe_goals(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the invalid inputs and the coverage goals, each with its number of examples."""
     names = dict.fromkeys(situation for _, check in entry.checks for situation in check.expects)
     met = None if last is None else last["situations"]
     invalid_inputs = {
@@ -206,7 +206,7 @@ def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[s
     refused = [one for one in names if one in invalid_inputs]
     others = [one for one in names if one not in invalid_inputs]
     if last is None:
-        yield "Last run: there was none yet of this function, to say how often these were met."
+        yield "Last run: this function has not been run yet, so there are no counts."
     else:
         states = ", ".join(f"{state} on {target}" for target, state in last["states"].items())
         date = str(last["date"]).replace("T", " ").replace("+00:00", " UTC")
@@ -214,7 +214,10 @@ def _told_situations(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[s
         yield f"Last run: {tested}; {states}; {last['examples']:,} examples."
     if refused:
         rows = [
-            (_count(met, one) + invalid_inputs[one].name, _told_invalid_input(invalid_inputs[one]))
+            (
+                _count(met, one) + invalid_inputs[one].name,
+                _describe_invalid_input(invalid_inputs[one]),
+            )
             for one in refused
         ]
         yield from ("", f"Refused ({len(refused)})", *_columns(rows))
@@ -232,8 +235,8 @@ def _count(met: Mapping[str, int] | None, situation: str) -> str:
     return f"{met.get(situation, '-'):>6}  " if met.get(situation) != 0 else " never  "
 
 
-def _told_invalid_input(invalid: InvalidInput) -> str:
-    """Return how a call with an invalid input is refused."""
+def _describe_invalid_input(invalid: InvalidInput) -> str:
+    """Describe how a call with an invalid input is refused."""
     when = ", in checked mode" if invalid.is_value else ""
     when += ", of a hint" if invalid.is_hint else ""
     return f"{invalid.error.__name__} naming {invalid.naming}{when}"
@@ -255,7 +258,7 @@ def _places(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _place_of(function: Callable[..., Any]) -> str:
-    """Return where a function stands, and its name."""
+    """Return the file and the name of a function."""
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -268,7 +271,7 @@ def _file_of(function: Callable[..., Any]) -> str:
 
 
 def _place(path: Path, line: int | None = None) -> str:
-    """Return where something stands, from the working directory where that is above it."""
+    """Return a path, relative to the working directory if it is inside."""
     try:
         path = path.resolve().relative_to(Path.cwd())
     except ValueError:
@@ -277,17 +280,17 @@ def _place(path: Path, line: int | None = None) -> str:
 
 
 def _columns(rows: Any) -> list[str]:
-    """Return rows of two columns; the second is wrapped."""
+    """Format rows of two columns; the second is wrapped."""
     found: Sequence[tuple[str, str]] = list(rows)
     width = min(max((len(first) for first, _ in found), default=0), 52)
     lines = []
     for first, second in found:
-        wrapped = textwrap.wrap(
-            second, max(MOST_SIGNS - width - 4, 30), break_long_words=False
-        ) or [""]
+        wrapped = textwrap.wrap(second, max(MAX_WIDTH - width - 4, 30), break_long_words=False) or [
+            ""
+        ]
         if len(first) > width:
             lines.append(f"  {first}")
-            first = ""  # noqa: PLW2901  # it has a line of its own
+            first = ""  # noqa: PLW2901  # it is on a line of its own
         lines.append(f"  {first.ljust(width)}  {wrapped[0]}".rstrip())
         lines += [f"  {' ' * width}  {line}" for line in wrapped[1:]]
     return lines

@@ -1,4 +1,4 @@
-"""What a run looked at, how it ended, and what its terminal says of that."""
+"""A conformance run: its tests, their outcomes, and the lines of the terminal summary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """How a function does on a target."""
+    """The state of a function on a target."""
 
     CONFORMS = "conforms"
     FAILS = "fails"
@@ -36,19 +36,19 @@ class Run:
     """One conformance run.
 
     Args:
-        targets: What is under test.
-        profile: How many examples it spends.
-        functions: The only ones to look at; None for all.
+        targets: The targets under test.
+        profile: The numbers of examples.
+        functions: The functions to check; None for all.
 
     Attributes:
-        kept: Cases of the corpus or, where it is a replay, of vectors.
-        is_replay: Whether vectors are replayed, and nothing else.
-        absent: What a function needs that the implementation of a target lacks.
-        collected: The tests of each function that were to be run.
-        with_kernel: Functions that must launch a kernel in the simulator.
-        partial: Functions some of whose tests were left out; their situations are not judged.
+        kept: The stored cases of the corpus or, in a replay, of test vectors.
+        is_replay: Whether only test vectors are replayed.
+        absent: The names that a function needs and the implementation of a target lacks.
+        collected: The collected tests of each function.
+        with_kernel: The functions that must launch a kernel in the simulator.
+        partial: The functions with tests that did not run; their coverage is not required.
         finished: The tests that ended.
-        failed: Functions with a test that failed, which is said already.
+        failed: The functions with a failed test.
         outcomes: The reports of each function on each target.
     """
 
@@ -70,21 +70,21 @@ class Run:
 
     @property
     def implementations(self) -> list[Implementation]:
-        """What is under test, each once."""
+        """The implementations under test."""
         found = [target.under_test for target in self.targets if target.under_test]
         return list({id(implementation): implementation for implementation in found}.values())
 
     @property
     def lacking(self) -> set[str]:
-        """Functions that were looked for, and that some implementation does not have."""
+        """The selected functions that some implementation lacks."""
         return {function for function, _ in self.absent}
 
-    def is_wanted(self, function: str) -> bool:
-        """Tell whether the run looks at a function."""
+    def is_selected(self, function: str) -> bool:
+        """Return whether the run checks a function."""
         return self.functions is None or function in self.functions
 
     def targets_of(self, check: Check | CaseCheck) -> list[Target]:
-        """Return the targets on which a check says something; note those that lack what it needs.
+        """Return the targets that a check runs on, and note those that lack a name it needs.
 
         Args:
             check: The check.
@@ -94,12 +94,12 @@ class Run:
             lacking = target.lacks(check.function)
             if not lacking:
                 found.append(target)
-            elif self.is_wanted(check.function):
+            elif self.is_selected(check.function):
                 self.absent[check.function, target.name] = lacking
         return found
 
     def to_record(self) -> dict[str, Any]:
-        """Return what a worker collected as plain values, which travel to the controller."""
+        """Return what a worker collected as plain values, for the controller."""
         return {
             "absent": [[*key, names] for key, names in self.absent.items()],
             "collected": {name: sorted(nodes) for name, nodes in self.collected.items()},
@@ -117,7 +117,7 @@ class Run:
         self.partial.update(record["partial"])
 
     def note(self, report: pytest.TestReport, function: str, target: str) -> None:
-        """Note how a test of a function on a target ended."""
+        """Note the outcome of a test of a function on a target."""
         self.outcomes[function, target].append(report)
         if report.failed:
             self.failed.add(function)
@@ -127,7 +127,7 @@ class Run:
             self.finished.add(report.nodeid)
 
     def judged(self) -> list[str]:
-        """Return the functions whose tests all ran, and passed."""
+        """Return the functions whose tests all ran and passed."""
         return [
             name
             for name, nodes in sorted(self.collected.items())
@@ -135,13 +135,13 @@ class Run:
         ]
 
     def judge(self, ledger: Ledger) -> bool:
-        """Tell whether the run fails for what it did not meet."""
+        """Return whether the run fails because of its coverage."""
         return bool(list(self.unmet_lines(ledger)))
 
     def unmet_lines(self, ledger: Ledger) -> Iterable[str]:
-        """Yield a line for each situation that no example met, each check that ran nothing.
+        """Yield a line for each unreached goal, and for each check that ran nothing.
 
-        A run that skipped all that it was to check has checked nothing, and says so.
+        A run that skipped all of its checks fails too.
         """
         reports = [report for each in self.outcomes.values() for report in each]
         if reports and all(report.skipped for report in reports):
@@ -163,9 +163,9 @@ class Run:
                     yield f"situation never met: {name}: {situation}"
 
     def failing_with(self, function: str, target: str) -> list[str]:
-        """Return the other functions whose own failures a function's may come from.
+        """Return the other functions whose failures may have caused those of a function.
 
-        There are some where no failing test of the function was of it alone, and others fail alone.
+        This is empty if a failing test of the function used no other function.
         """
         uses = [uses for _, uses in self._failures(function, target)]
         alone = [
@@ -184,7 +184,7 @@ class Run:
     def _failures(
         self, function: str, target: str
     ) -> list[tuple[pytest.TestReport, frozenset[str]]]:
-        """Return the failed tests, each with the functions that it used, whose rows these are."""
+        """Return the failed tests, each with the checked functions that it used."""
         rows = {_root(name) for name, where in self.outcomes if where == target} | {"*"}
         found = []
         for report in self.outcomes.get((function, target), []):
@@ -195,7 +195,7 @@ class Run:
         return found
 
     def verdict(self, function: str, target: Target) -> tuple[State, list[str]]:
-        """Return how a function does on a target, and with which others it fails."""
+        """Return the state of a function on a target, and the functions that it fails with."""
         reports = self.outcomes.get((function, target.name), [])
         if any(report.failed for report in reports):
             others = self.failing_with(function, target.name)
@@ -209,7 +209,7 @@ class Run:
         return (State.DEVIATES if target.deviations(function) else State.CONFORMS), []
 
     def state(self, function: str, target: Target, ledger: Ledger) -> str:
-        """Return the cell of a function and a target."""
+        """Return the table cell of a function and a target."""
         state, others = self.verdict(function, target)
         words = {
             State.CONFORMS: f"conforms ({ledger.examples[function, target.name]:,})",
@@ -221,7 +221,7 @@ class Run:
         return words.get(state, state.value)
 
     def table(self, ledger: Ledger) -> Iterable[str]:
-        """Yield the lines of the closing table: functions by targets."""
+        """Yield the lines of the summary table: functions by targets."""
         functions = sorted({name for name, _ in [*self.outcomes, *self.absent]})
         rows = {
             function: [self.state(function, target, ledger) for target in self.targets]
@@ -247,23 +247,23 @@ class Run:
             yield "  ".join([function.ljust(width), *padded, met.rjust(10), f"{seconds:4.0f} s"])
 
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
-        """Return the failed tests of a function: first those of it alone, of small examples.
+        """Return the failed tests of a function, those that are easiest to understand first.
 
-        Of these first those that know which field differs, not only that something is wrong, and
-        that compare answers: a law's example is longer to explain.
+        Tests that use no other function come first, then tests of small examples, tests that name
+        the field that differs, and tests that are not of laws.
         """
 
         def rank(failure: tuple[pytest.TestReport, frozenset[str]]) -> tuple[bool | str, ...]:
             report, used = failure
-            told = dict(report.user_properties)
-            is_error = re.match(r"\w+: ", str(told.get("difference", "Error: "))) is not None
-            is_law = told.get("kind") == "law"
+            found = dict(report.user_properties)
+            is_error = re.match(r"\w+: ", str(found.get("difference", "Error: "))) is not None
+            is_law = found.get("kind") == "law"
             return len(used) > 1, "minimal" not in report.nodeid, is_error, is_law, report.nodeid
 
         return [report for report, _ in sorted(self._failures(function, target), key=rank)]
 
     def notes(self) -> Iterable[str]:
-        """Yield lines on what is absent, and on what could not be checked for it."""
+        """Yield lines about absent functions and skipped checks."""
         by_name: defaultdict[str, list[str]] = defaultdict(list)
         for function, target in sorted(self.absent):
             by_name[target].append(function)
@@ -276,25 +276,25 @@ class Run:
                 yield f"not checked: {function} on {target}, {number} of {len(reports)}: {reason}"
 
     def failure_lines(self) -> Iterable[str]:
-        """Yield a line for each function that fails: the first difference that was found."""
+        """Yield a line with the first difference of each failing function."""
         for function, target in sorted(self.outcomes):
             failed = self.failed_tests(function, target)
             if failed:
                 others = self.failing_with(function, target)
-                told = dict(failed[0].user_properties)
+                found = dict(failed[0].user_properties)
                 if others:
                     yield f"fails with {', '.join(others)}: {function} on {target}"
                 else:
-                    yield f"FAILS: {function} on {target}: {told.get('difference', 'an error')}"
-                if "script" in told and not others:
-                    yield f"  script: {told['script']}"
-            kept = [dict(report.user_properties).get("kept") for report in failed]
-            for path in dict.fromkeys(filter(None, kept)):
+                    yield f"FAILS: {function} on {target}: {found.get('difference', 'an error')}"
+                if "script" in found and not others:
+                    yield f"  script: {found['script']}"
+            stored = [dict(report.user_properties).get("kept") for report in failed]
+            for path in dict.fromkeys(filter(None, stored)):
                 yield f"  kept: {path}"
 
 
 def _root(name: str) -> str:
-    """Return the class of a method, or the function itself."""
+    """Return the class of a method, or the name of a function."""
     return name.partition(".")[0]
 
 

@@ -144,7 +144,7 @@ def _is_out_of_order(example: Example) -> bool:
 
 
 def _is_hard_to_tell(example: Example) -> bool:
-    """Tell whether a decode of several tokens, one more of which were too many, is misplaced."""
+    """Return whether a decode of several tokens, one more of which were too many, is misplaced."""
     threshold, lens = example.call.arguments["decode_threshold"], example.batch.query_lens
     return any(q == threshold > 1 and max(lens[:i], default=0) > q for i, q in enumerate(lens))
 

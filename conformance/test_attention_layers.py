@@ -46,7 +46,7 @@ def test_types_of_attention(target: Target, name: str) -> None:
 
 
 def _is_own(call: Call) -> bool:
-    """Tell whether the configuration is an engine's own."""
+    """Return whether the configuration is an engine's own."""
     return isinstance(call.arguments["vllm_config"], Own)
 
 

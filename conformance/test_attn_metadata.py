@@ -37,7 +37,7 @@ def _first_longest(lengths: tuple[int, ...]) -> int:
 
 
 def _is_longer_behind(call: Call) -> bool:
-    """Tell whether a maximum taken over whole buffers would be another."""
+    """Return whether a maximum taken over whole buffers would be another."""
     step = call.facts
     return bool(step.batches) and max(step.tail[0], default=0) > max(step.batch.seq_lens, default=0)
 

@@ -108,7 +108,7 @@ class _Tables:
         return type(result).__name__ if isinstance(result, Exception) else ""
 
     def is_like(self, other: _Tables) -> bool:
-        """Tell whether another's tables and slots hold the same."""
+        """Return whether another's tables and slots hold the same."""
         return first_difference(self.held, other.held, "held", other.twin.device or "cpu") is None
 
 

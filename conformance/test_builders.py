@@ -106,7 +106,7 @@ def _wishes(call: Call) -> tuple[bool, bool]:
 
 
 def _raises(call: Call) -> bool:
-    """Tell whether drafts raise the threshold."""
+    """Return whether drafts raise the threshold."""
     wish: Wish = call.facts
     is_less = wish.threshold is not None and wish.threshold < 1 + (wish.num_drafts or 0)
     return is_less and _wishes(call)[0]

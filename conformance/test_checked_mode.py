@@ -49,7 +49,7 @@ def interleaved_blocks(draw: Draw, preset: Preset) -> Blocks:
 
 
 def _overlap(example: Blocks) -> bool:
-    """Tell whether blocks of two threads are entered, and the first one is left first."""
+    """Return whether blocks of two threads are entered, and the first one is left first."""
     open_blocks: list[int] = []
     for thread, mode in example.steps:
         if mode is not None:

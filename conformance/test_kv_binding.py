@@ -99,7 +99,7 @@ def _indices(call: Call) -> list[int]:
 
 
 def _is_split(call: Call) -> bool:
-    """Tell whether layers of one index stand apart, and not in the order of their names."""
+    """Return whether layers of one index stand apart, and not in the order of their names."""
     indices = _indices(call)
     names = list(call.arguments["kv_caches"])
     return any(

@@ -93,7 +93,7 @@ def _do(target: Target, module: Any, step: Step) -> object:
 
 
 def _after(history: tuple[Step, ...], first: Step) -> bool:
-    """Tell whether a step is read right after it happened."""
+    """Return whether a step is read right after it happened."""
     pairs = itertools.pairwise(history)
     return any(a == first and b.what == "get" for a, b in pairs)
 

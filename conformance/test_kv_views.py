@@ -41,7 +41,7 @@ def block_dimension(call: Call, layer: Layer) -> int:
 
 
 def moves_blocks(call: Call) -> bool:
-    """Tell whether the blocks of some layer are not outermost, unless they are moved."""
+    """Return whether the blocks of some layer are not outermost, unless they are moved."""
     return call.facts.has_mamba and any(
         call.facts.backends[layer.name].order[0] != block_dimension(call, layer)
         and call.facts.num_blocks(layer) > 1
@@ -63,7 +63,7 @@ def _is_uniform(spec: Any) -> bool:
 
 
 def _shares_within_group(call: Call) -> bool:
-    """Tell whether a tensor is seen in two ways by layers of one uniform group."""
+    """Return whether a tensor is seen in two ways by layers of one uniform group."""
     seen: dict[tuple[int, int], set[Any]] = {}
     for layer in call.facts.layers:
         seen.setdefault((layer.group, layer.tensor), set()).add(layer.spec)

@@ -26,7 +26,7 @@ def _requests(call: Call) -> list[tuple[int, int, int]]:
 
 
 def _last_chunk_is_cut_off(call: Call) -> bool:
-    """Tell whether a sequence's last chunk reaches past the table's width."""
+    """Return whether a sequence's last chunk reaches past the table's width."""
     size, chunk = call.arguments["block_size"], call.arguments["attn_chunk_size"]
     width = call.arguments["common_attn_metadata"].block_table_tensor.shape[1]
     return any(

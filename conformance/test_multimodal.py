@@ -38,7 +38,7 @@ def _rows(holds: Any) -> Any:
 
 
 def _has_run(rows: Rows) -> bool:
-    """Tell whether several embeddings stand together, with a separator and more behind."""
+    """Return whether several embeddings stand together, with a separator and more behind."""
     text = "".join("x" if entry else "." for entry in rows.mask)
     return "xx.x" in text
 

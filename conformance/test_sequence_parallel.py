@@ -26,7 +26,7 @@ def _is_whole(call: Call) -> bool:
 
 
 def _is_by_size(call: Call) -> bool:
-    """Tell whether the sizes decide."""
+    """Return whether the sizes decide."""
     is_cut = not _is_whole(call) and not call.facts["use_inductor_graph_partition"]
     return _is_armed(call) and is_cut
 

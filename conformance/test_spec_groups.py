@@ -94,7 +94,7 @@ def _is_uniform(call: Call) -> bool:
 
 
 def _differ(call: Call, kind: str) -> bool:
-    """Tell whether specs differ in nothing but what specs of their one kind must agree in."""
+    """Return whether specs differ in nothing but what specs of their one kind must agree in."""
     block_sizes = {spec.block_size for spec in call.arguments["specs"].values()}
     return len(block_sizes) == 1 and {*_kinds(call)} == {kind} and not _is_uniform(call)
 

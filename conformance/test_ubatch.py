@@ -42,7 +42,7 @@ from conformance.test_backend import refusal_of
 
 
 def _cuts_request(call: Call, times: int) -> bool:
-    """Tell whether a request is cut that often or more."""
+    """Return whether a request is cut that often or more."""
     edges = np.cumsum([0, *call.arguments["num_scheduled_tokens"]])
     return any(
         sum(a < p < b for p in points_of(call)) >= times for a, b in itertools.pairwise(edges)

@@ -18,11 +18,11 @@ from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, raw_bytes
 
 Chosen = Callable[[Cache, Layer], bool]
-"""Tells whether a layer can be broken."""
+"""Whether a layer can be broken."""
 
 
 def is_attention(_: Cache, layer: Layer) -> bool:
-    """Tell whether a layer has a backend that is asked."""
+    """Return whether a layer has a backend that is asked."""
     return not layer.is_mamba
 
 
@@ -32,7 +32,7 @@ def anyone(_: Cache, __: Layer) -> bool:
 
 
 def has_blocks(cache: Cache, layer: Layer) -> bool:
-    """Tell whether a layer's tensor is not empty."""
+    """Return whether a layer's tensor is not empty."""
     return cache.num_blocks(layer) > 0
 
 

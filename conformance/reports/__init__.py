@@ -23,10 +23,10 @@ __all__ = ["SCHEMA", "SCHEMA_VERSION", "prepare_folder", "write_reports"]
 
 
 def write_reports(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write what a run was in three forms.
+    """Write the reports of a run.
 
     Args:
-        record: The run, as `record.record_of` gives it.
+        record: The record of the run, from `record.record_of`.
         folder: Where.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A failure as plain values, taken down where it happens: under pytest-xdist, in a worker."""
+"""Describes a failure as plain values, in the process where it happens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from conformance.checks import Check
 from conformance.report import Mismatch, locate, render
 from conformance.reports.picture import pictures_of
 
-MOST_SIGNS = 20_000
-"""How much of a message is kept."""
+MAX_CHARS = 20_000
+"""The maximum length of a message."""
 
 
 def describe_failure(
     failed: tuple[Check, Any, BaseException] | None, error: BaseException
 ) -> dict[str, Any]:
-    """Return what a report says of a failed test, as plain values that travel between processes.
+    """Describe a failed test as plain values, which can be sent between processes.
 
     Args:
-        failed: The check, its example, shrunk, and how it failed; None for what has no examples.
-        error: What the test raised.
+        failed: The check, its shrunk example and the exception; None for tests without examples.
+        error: The exception of the test.
 
     >>> describe_failure(None, ValueError("no such block"))["difference"]
     'ValueError: no such block'
@@ -33,7 +33,7 @@ def describe_failure(
         "where": "",
         "statement": check.description if check else "",
         "law": check.law if check else "",
-        "message": str(error)[:MOST_SIGNS],
+        "message": str(error)[:MAX_CHARS],
         "call": "",
         "table": "",
         "pictures": [],
@@ -49,8 +49,8 @@ def describe_failure(
         found["table"] = textwrap.dedent(render(call))
         try:
             found["pictures"] = pictures_of(call, mismatch.difference if mismatch else None)
-        except Exception as trouble:  # noqa: BLE001  # a bad call's arguments may be anything
-            found["no_picture"] = first_line(trouble)
+        except Exception as picture_error:  # noqa: BLE001  # a bad call's arguments may be anything
+            found["no_picture"] = first_line(picture_error)
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONTROLS = dict.fromkeys({*range(32)} - set(map(ord, "\t\n\r")), "\ufffd")
-"""Control characters, which no page and no Markdown may contain, and what stands for them."""
+"""Replacements of control characters, which pages and Markdown must not contain."""
 
 
 def prepare_folder(folder: Path) -> None:
@@ -45,7 +45,7 @@ def replace_file(path: Path, text: str) -> None:
 
     Args:
         path: The file, whose folder is made if it is missing.
-        text: What it contains; half of a surrogate pair becomes a question mark.
+        text: The contents; lone surrogates are replaced by question marks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")

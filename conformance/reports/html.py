@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else: no network, and no scripts to be read."""
+"""A run as one self-contained HTML file, readable without scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def html_of(record: Mapping[str, Any]) -> str:
     """Return a run as an HTML page.
 
     Args:
-        record: The run, as `record.record_of` gives it.
+        record: The record of the run, from `record.record_of`.
     """
     functions = record["functions"]
     by_module: dict[str, list[Any]] = {}
@@ -43,7 +43,7 @@ def html_of(record: Mapping[str, Any]) -> str:
 
 
 def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the few numbers that stand on top: what they are, what of, and of which kind."""
+    """Return the numbers at the top of the page: value, label and CSS class."""
     states = [{cell["state"] for cell in function["cells"]} for function in record["functions"]]
     failing = sum(bool(found & {"fails", "fails with"}) for found in states)
     conforming = sum(

@@ -1,4 +1,4 @@
-"""What the last run met of each function, kept in pytest's cache for `--explain`."""
+"""The coverage of each function's last run, stored in pytest's cache for `--explain`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 
 KEY = "kvtwin/last_run"
-"""What the cache calls it."""
+"""The key in the cache."""
 
 
 def remember(
     config: pytest.Config, record: Mapping[str, Any], partial: Collection[str] = ()
 ) -> None:
-    """Keep what a run met of the functions that it looked at, in place of what an earlier one met.
+    """Store the coverage of the functions of a run, in place of that of earlier runs.
 
     Args:
-        config: Pytest's; without its cache (`-p no:cacheprovider`) nothing is kept.
-        record: The run's, as `record.record_of` gives it.
-        partial: Functions some of whose tests did not run: what these did not meet, others may.
+        config: The configuration of pytest. Without the cache plugin nothing is stored.
+        record: The record of the run, from `record.record_of`.
+        partial: Functions some of whose tests did not run; their unreached goals are not stored.
     """
     if getattr(config, "cache", None) is None:
         return
-    kept = {**recall(config)}
+    stored = {**recall(config)}
     for function in record["functions"]:
         ran = [cell for cell in function["cells"] if sum(cell["tests"].values())]
         if ran:
-            kept[function["name"]] = {
+            stored[function["name"]] = {
                 "date": record["run"]["started"],
                 "profile": record["run"]["profile"]["name"],
                 "states": {cell["target"]: cell["state"] for cell in ran},
@@ -39,11 +39,11 @@ def remember(
                     if one["count"] or function["name"] not in partial
                 },
             }
-    config.cache.set(KEY, kept)
+    config.cache.set(KEY, stored)
 
 
 def recall(config: pytest.Config) -> dict[str, Any]:
-    """Return what the last run of each function met, by function."""
+    """Return the stored coverage, by function."""
     cache = getattr(config, "cache", None)
     found = None if cache is None else cache.get(KEY, None)
     return found if isinstance(found, dict) else {}

@@ -13,7 +13,7 @@ def markdown_of(record: Mapping[str, Any]) -> str:
     """Return a run as Markdown.
 
     Args:
-        record: The run, as `record.record_of` gives it.
+        record: The record of the run, from `record.record_of`.
     """
     return "\n".join(_lines(record)).rstrip() + "\n"
 
@@ -68,7 +68,7 @@ def _failure(failure: Mapping[str, Any]) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    r"""Return a text as Markdown that says it, on one line.
+    r"""Escape a text for one line of Markdown.
 
     >>> print(escaped("a|b <c> *d*"))
     a\|b &lt;c> \*d\*
@@ -78,7 +78,7 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return a text as code in a line, whatever backticks it has."""
+    """Format a text as inline code, also if it has backticks."""
     text = " ".join(text.split())
     ticks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     return f"{ticks} {text} {ticks}" if "`" in text else f"`{text}`"

@@ -1,4 +1,4 @@
-"""What the pages of all reports share: templates, the style sheet and filters.
+"""Templates, the style sheet and filters that the pages of all reports share.
 
 `page.html.j2` is the layout, which a report's own template extends, and `parts.html.j2` has macros.
 A page is one file that needs nothing else: no network, and no scripts to be read.
@@ -34,11 +34,11 @@ def render_page(
     Args:
         folder: The folder of the report's own template and style sheets.
         template: The name of the template, which extends `page.html.j2`.
-        values: What the template shows. The layout itself needs `headline`, `tiles` (triples of a
+        values: The values of the template. The layout needs `headline`, `tiles` (triples of a
             number, what it counts, and a class), `tone` (`good`, `warn` or `bad`) and
             `schema_version`.
         filters: The template's own filters.
-        style_sheets: The names of style sheets beside `report.css`.
+        style_sheets: The names of style sheets in addition to `report.css`.
     """
     environment = Environment(
         loader=FileSystemLoader([folder, HERE]),

@@ -1,6 +1,7 @@
 """Pictures of a batch, as plain values: requests as rows, tokens as cells, each in its block.
 
-A picture is made where a test fails and travels to wherever the report is written; `svg` draws it.
+A picture is made in the process of the failing test and sent to the one that writes the report.
+`svg` draws it.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from conformance.comparison import Difference, Verdict, field_name
 from conformance.report import PER_REQUEST, PER_TOKEN, flat_arguments
 from conformance.strategies.batches import Batch, Layout
 
-MOST_CELLS = 32
-"""Cells in a row; what is longer is cut where nothing happens."""
-MOST_ROWS = 16
-"""Requests in a picture."""
+MAX_CELLS = 32
+"""The maximum number of cells in a row; longer rows are shortened."""
+MAX_ROWS = 16
+"""The maximum number of requests in a picture."""
 
-RENAMING = frozenset(
+RENUMBERING = frozenset(
     {
         "make_local_attention_virtual_batches",
         "make_kv_sharing_fast_prefill_common_attn_metadata",
         "compute_causal_conv1d_metadata",
     }
 )
-"""Functions whose answer counts requests and tokens of its own, which no cell of the batch is."""
+"""Functions whose results number requests and tokens differently than the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Where a difference lies in a batch.
+    """The position of a difference in a batch.
 
     Attributes:
-        request: The request, None where only the token is known.
-        token: The token, counted over the batch, None for all of a request.
-        column: The column of the block table, None for all.
+        request: The request; None if only the token is known.
+        token: The token in the batch; None for all tokens of a request.
+        column: The column of the block table; None for all.
     """
 
     request: int | None = None
@@ -48,13 +49,13 @@ class Mark:
 
 
 def mark_of(call: Call, difference: Difference) -> Mark | None:
-    """Return where a difference lies in the batch of a call, None where it lies in no cell of it.
+    """Return the position of a difference in the batch of a call, or None if it has none.
 
     >>> difference = Difference(Verdict.VALUE, "result.seq_lens", (1,), 4, 5)
     >>> mark_of(Call("CommonAttentionMetadata.unpadded", {}), difference)
     Mark(request=1, token=None, column=None)
     """
-    is_outside = difference.path.startswith("memory around") or call.function in RENAMING
+    is_outside = difference.path.startswith("memory around") or call.function in RENUMBERING
     if difference.verdict is not Verdict.VALUE or not difference.index or is_outside:
         return None
     name, (first, *rest) = field_name(difference.path), difference.index
@@ -70,11 +71,11 @@ def mark_of(call: Call, difference: Difference) -> Mark | None:
 
 
 WHOLE = reference.UBatchSlice(slice(0, None), slice(0, None))
-"""An answer that is about the whole batch."""
+"""The slice of the whole batch."""
 
 
 def _part(call: Call, path: str) -> reference.UBatchSlice | None:
-    """Return the part of the batch that a piece of the answer is about."""
+    """Return the part of the batch that a part of the result is about."""
     parts = [value for value in call.arguments.values() if _is_slice(value)]
     many = [
         value
@@ -92,10 +93,10 @@ def _is_slice(value: object) -> bool:
 
 
 def pictures_of(call: Call, difference: Difference | None = None) -> list[dict[str, Any]]:
-    """Return the pictures of a call's batch: one, one for each KV cache group, or none.
+    """Return pictures of a call's batch: one for each KV cache group, one, or none.
 
     Args:
-        call: The call. Its batch is what its strategy says it is, or else what its arguments say.
+        call: The call. Its batch is its facts, or is read from its arguments.
         difference: The first difference, whose cell is marked.
 
     >>> starts, seq_lens = np.array([0, 1, 1], np.int32), np.array([3, 0], np.int32)
@@ -115,16 +116,16 @@ def pictures_of(call: Call, difference: Difference | None = None) -> list[dict[s
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shown:
-    """What a picture shows.
+class _Contents:
+    """The contents of a picture.
 
     Attributes:
         query_lens: New tokens of each request.
-        contexts: Tokens of each request before them.
-        num_padding_tokens: Tokens of nobody, at the end.
-        rows: The blocks of each request, as the table lists them; None without a table.
-        layout: How positions lie in them.
-        slots: Of each token; None where the call has none.
+        contexts: Computed tokens of each request.
+        num_padding_tokens: Padding tokens at the end.
+        rows: The block IDs of each request; None without a table.
+        layout: The layout of positions in blocks.
+        slots: The slot of each token; None if the call has none.
     """
 
     query_lens: Sequence[int]
@@ -135,8 +136,8 @@ class _Shown:
     slots: Sequence[int] | None = None
 
 
-def _of_batch(batch: Batch) -> _Shown:
-    return _Shown(
+def _of_batch(batch: Batch) -> _Contents:
+    return _Contents(
         batch.query_lens,
         batch.num_computed_tokens,
         batch.num_padding_tokens,
@@ -146,8 +147,8 @@ def _of_batch(batch: Batch) -> _Shown:
     )
 
 
-def _of_arguments(call: Call) -> _Shown | None:
-    """Return what arguments say of a batch, None where they speak of none."""
+def _of_arguments(call: Call) -> _Contents | None:
+    """Read the batch from a call's arguments; return None if there is none."""
     values = flat_arguments(call)
     starts = _ints(values.get("query_start_loc"))
     lens = np.diff(starts).tolist() if starts else _ints(values.get("num_scheduled_tokens"))
@@ -167,36 +168,36 @@ def _of_arguments(call: Call) -> _Shown | None:
         return None
     table = values.get("block_table", values.get("block_table_tensor"))
     size = values.get("block_size")
-    is_told = isinstance(size, int) and size > 0 and getattr(table, "ndim", 0) == 2
+    has_table = isinstance(size, int) and size > 0 and getattr(table, "ndim", 0) == 2
     names = {field.name for field in dataclasses.fields(Layout)} & values.keys()
-    layout = Layout(**{name: values[name] for name in names}) if is_told else None
+    layout = Layout(**{name: values[name] for name in names}) if has_table else None
     number = len(positions) if positions else int(values.get("num_actual_tokens", 0) or 0)
     rows = table.tolist() if table is not None and layout is not None else None
     slots = _ints(values.get("slot_mapping"))
-    return _Shown(lens, contexts, max(number - sum(lens), 0), rows, layout, slots)
+    return _Contents(lens, contexts, max(number - sum(lens), 0), rows, layout, slots)
 
 
 def _ints(value: Any) -> list[int] | None:
-    """Return the elements of an array of integers with one axis, None of anything else."""
+    """Return the elements of a one-dimensional integer array; None for anything else."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
         found: list[int] = value.tolist()
         return found
     return None
 
 
-def _drawn(shown: _Shown, mark: Mark | None, title: str = "") -> dict[str, Any]:
+def _drawn(shown: _Contents, mark: Mark | None, title: str = "") -> dict[str, Any]:
     """Return a picture as plain values."""
     starts = np.cumsum([0, *shown.query_lens]).tolist()
     is_of = [_is_of(mark, i, *starts[i : i + 2]) for i in range(len(shown.query_lens))]
-    first = max(is_of.index(True) - MOST_ROWS + 1, 0) if True in is_of else 0
+    first = max(is_of.index(True) - MAX_ROWS + 1, 0) if True in is_of else 0
     rows = []
     if first:
         rows.append({"label": f"{first} more", "is_marked": False, "cells": []})
-    for i in range(first, min(first + MOST_ROWS, len(is_of))):
+    for i in range(first, min(first + MAX_ROWS, len(is_of))):
         cells = list(_cells(shown, i, starts[i], mark if is_of[i] else None))
         whole = is_of[i] and mark is not None and mark.token is None and mark.column is None
         rows.append({"label": f"request {i}", "is_marked": whole, "cells": cells})
-    left = len(is_of) - first - MOST_ROWS
+    left = len(is_of) - first - MAX_ROWS
     if left > 0:
         rows.append({"label": f"{left} more", "is_marked": False, "cells": []})
     if shown.num_padding_tokens:
@@ -211,7 +212,7 @@ def _drawn(shown: _Shown, mark: Mark | None, title: str = "") -> dict[str, Any]:
 
 
 def _is_of(mark: Mark | None, request: int, start: int, stop: int) -> bool:
-    """Tell whether a mark lies in a request."""
+    """Return whether a mark is in a request."""
     if mark is None:
         return False
     if mark.token is not None:
@@ -219,11 +220,11 @@ def _is_of(mark: Mark | None, request: int, start: int, stop: int) -> bool:
     return mark.request == request
 
 
-def _cells(shown: _Shown, i: int, start: int, mark: Mark | None) -> Iterator[dict[str, Any]]:
+def _cells(shown: _Contents, i: int, start: int, mark: Mark | None) -> Iterator[dict[str, Any]]:
     """Yield the cells of a request, and gaps between them."""
     context, query = shown.contexts[i], shown.query_lens[i]
-    wanted = context if mark is None or mark.token is None else context + mark.token - start
-    for positions in _spans(context + query, wanted):
+    focus = context if mark is None or mark.token is None else context + mark.token - start
+    for positions in _spans(context + query, focus):
         if isinstance(positions, int):
             yield {"kind": "gap", "count": positions}
             continue
@@ -241,9 +242,9 @@ def _cells(shown: _Shown, i: int, start: int, mark: Mark | None) -> Iterator[dic
             yield {**cell, "is_marked": is_marked}
 
 
-def _padding(shown: _Shown, start: int, mark: Mark | None) -> Iterator[dict[str, Any]]:
-    """Yield the cells of tokens that are nobody's."""
-    for token in range(start, start + min(shown.num_padding_tokens, MOST_CELLS)):
+def _padding(shown: _Contents, start: int, mark: Mark | None) -> Iterator[dict[str, Any]]:
+    """Yield the cells of padding tokens."""
+    for token in range(start, start + min(shown.num_padding_tokens, MAX_CELLS)):
         is_marked = mark is not None and mark.token == token
         yield {
             "kind": "padding",
@@ -251,27 +252,27 @@ def _padding(shown: _Shown, start: int, mark: Mark | None) -> Iterator[dict[str,
             **_slot(shown, token),
             "is_marked": is_marked,
         }
-    if shown.num_padding_tokens > MOST_CELLS:
-        yield {"kind": "gap", "count": shown.num_padding_tokens - MOST_CELLS}
+    if shown.num_padding_tokens > MAX_CELLS:
+        yield {"kind": "gap", "count": shown.num_padding_tokens - MAX_CELLS}
 
 
-def _slot(shown: _Shown, token: int) -> dict[str, int]:
+def _slot(shown: _Contents, token: int) -> dict[str, int]:
     is_there = shown.slots is not None and token < len(shown.slots)
     return {"slot": shown.slots[token]} if is_there and shown.slots is not None else {}
 
 
-def _spans(stop: int, wanted: int) -> Iterator[range | int]:
-    """Yield the positions that are shown, and the numbers of those left out between them.
+def _spans(stop: int, focus: int) -> Iterator[range | int]:
+    """Yield the positions to show around a focus, and how many are left out between them.
 
     >>> list(_spans(4, 2)), list(_spans(1002, 1001))
     ([range(0, 4)], [970, range(970, 1002)])
     """
-    if stop <= MOST_CELLS:
+    if stop <= MAX_CELLS:
         yield range(stop)
         return
-    # The end of the context is where blocks and chunks are cut; what is wanted must be seen.
-    first = min(max(wanted - MOST_CELLS // 2, 0), stop - MOST_CELLS)
-    last = first + MOST_CELLS
+    # By default the focus is the end of the context.
+    first = min(max(focus - MAX_CELLS // 2, 0), stop - MAX_CELLS)
+    last = first + MAX_CELLS
     if first:
         yield first
     yield range(first, last)
@@ -280,7 +281,7 @@ def _spans(stop: int, wanted: int) -> Iterator[range | int]:
 
 
 def _column(layout: Layout, position: int) -> int | None:
-    """Return the column of the table with a position's block, None where another rank holds it."""
+    """Return the table column of a position; None if another rank holds the position."""
     world, interleave = layout.cp_world_size, layout.cp_kv_cache_interleave_size
     virtual, inside = divmod(position, layout.block_size * world)
     if inside // interleave % world != layout.cp_rank:

@@ -1,4 +1,4 @@
-"""The part of the pytest plugin that tells of a run: reports, statistics, what the last run met."""
+"""The reporting part of the pytest plugin: reports, statistics, and the last run's coverage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
-from conformance.reports.record import Course, record_of, told
+from conformance.reports.record import RunInfo, properties_of, record_of
 from conformance.reports.statistics import added, collecting, statistics_lines
 from conformance.situations import Ledger
 from conformance.summary import CHECKED, Run
@@ -29,12 +29,12 @@ def add_report_options(group: pytest.OptionGroup) -> None:
 
 
 class Reporting:
-    """Follows a run, and tells of it at its end.
+    """Observes a run, and reports on it at its end.
 
     Args:
         config: Pytest's.
-        run: What the run looks at.
-        ledger: What it meets.
+        run: The run.
+        ledger: The coverage of the run.
 
     Raises:
         OSError: The folder of the reports cannot be written.
@@ -49,81 +49,83 @@ class Reporting:
             prepare_folder(self.folder)
         self.clock = time.perf_counter()
         trace = config.getoption("trace_file")
-        self.course = Course(
+        self.info = RunInfo(
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             command=[str(argument) for argument in config.invocation_params.args],
             seed=str(config.getoption("--hypothesis-seed")) if run.profile.is_random else None,
             trace=None if trace is None else str(trace),
             workers=int(getattr(config.option, "numprocesses", None) or 0),
         )
-        self.trouble = ""
+        self.report_error = ""
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Note what Hypothesis says of a check's draws: inside its own plugin, which does too."""
+        """Collect Hypothesis' statistics of a check, inside Hypothesis' own plugin."""
         if CHECKED not in item.stash:
             return (yield)
         with collecting(item):
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count tests, and keep what failed and is no check."""
+        """Count tests, and note failures of tests that are not checks."""
         if report.when == "call" or report.outcome != "passed":
-            self.course.counts[report.outcome] += 1
-        if report.failed and "function" not in told(report):
+            self.info.counts[report.outcome] += 1
+        if report.failed and "function" not in properties_of(report):
             self._note_error(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what could not be collected."""
+        """Note errors of collection."""
         if report.failed:
             self._note_error(report)
 
     def _note_error(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         error = {"where": report.nodeid or "the run", "message": report.longreprtext}
-        if error not in self.course.errors:  # each worker collects everything
-            self.course.errors.append(error)
+        if error not in self.info.errors:  # each worker collects everything
+            self.info.errors.append(error)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Write the reports, and remember what was met, when all else is done and judged."""
+        """Write the reports and remember the coverage, after all other hooks."""
         result = yield
         if not self.is_worker and not self.config.getoption("collectonly"):
-            self.course.seconds = time.perf_counter() - self.clock
-            self.course.exit_status = status_words(session.exitstatus)
-            record = record_of(self.run, self.ledger, self.course)
+            self.info.seconds = time.perf_counter() - self.clock
+            self.info.exit_status = status_words(session.exitstatus)
+            record = record_of(self.run, self.ledger, self.info)
             if not self.run.is_replay:
                 remember(self.config, record, self.run.partial)
             if self.folder is not None:
                 try:
                     write_reports(record, self.folder)
                 except OSError as error:
-                    self.trouble = str(error)
+                    self.report_error = str(error)
                     if session.exitstatus == pytest.ExitCode.OK:
                         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         return result
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the statistics, and where the reports are."""
+        """Print the statistics and the path of the reports."""
         found: dict[str, list[dict[str, float]]] = {}
         for (function, _), reports in self.run.outcomes.items():
             drawn = [
-                told(report)["statistics"] for report in reports if "statistics" in told(report)
+                properties_of(report)["statistics"]
+                for report in reports
+                if "statistics" in properties_of(report)
             ]
             found[function] = found.get(function, []) + drawn
         statistics = {function: added(drawn) for function, drawn in found.items() if drawn}
         if statistics:
-            everyone = self.config.getoption("--hypothesis-show-statistics")
+            show_all = self.config.getoption("--hypothesis-show-statistics")
             terminalreporter.section("examples that Hypothesis drew")
-            for line in statistics_lines(statistics, everyone=bool(everyone)):
+            for line in statistics_lines(statistics, show_all=bool(show_all)):
                 terminalreporter.write_line(line)
-        if self.trouble:
-            terminalreporter.write_line(f"no report: {self.trouble}", red=True)
+        if self.report_error:
+            terminalreporter.write_line(f"no report: {self.report_error}", red=True)
         elif self.folder is not None:
             terminalreporter.write_line(f"report: {self.folder / 'report.html'}")
 
 
 def status_words(status: int) -> str:
-    """Return an exit status in words; `pytest.exit` may give any.
+    """Describe an exit status; `pytest.exit` may set any.
 
     >>> status_words(1), status_words(77)
     ('tests failed', 'status 77')

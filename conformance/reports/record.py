@@ -1,4 +1,4 @@
-"""The record of a run: all that a report says, as plain JSON. `schema.json` defines its form."""
+"""The record of a run: the contents of its reports, as plain JSON; see `schema.json`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from conformance.summary import Run, skip_reason
 from conformance.targets import STATEFUL_TEST, Target
 
 SCHEMA_VERSION = "1.0"
-"""The first number changes where an old reader would read wrong, the second where there is more."""
+"""The first number changes if old readers would misread it, the second if something is added."""
 
 SCRIPT = "as a script"
-"""The section of a test's report with the script."""
+"""The section of a test's report that has the script."""
 
 
 @dataclasses.dataclass
-class Course:
-    """How a run went, apart from what it says of functions.
+class RunInfo:
+    """How a run was started and how it ended.
 
     Attributes:
         started: When it began, in ISO 8601.
         command: The arguments of the command line.
-        seed: What Hypothesis drew from, None for what is the same each time.
-        trace: The file of the trace, None for the project's own.
-        workers: The processes of pytest-xdist; 0 without.
+        seed: The seed of random examples; None if they are the same in each run.
+        trace: The file of the trace; None for the default trace.
+        workers: The number of pytest-xdist processes; 0 without pytest-xdist.
         seconds: How long it took.
-        exit_status: How it ended.
-        counts: Tests by how they ended.
-        errors: What failed and is no check: a module that cannot be imported, a worker that died.
+        exit_status: The exit status.
+        counts: The number of tests by outcome.
+        errors: Failures other than checks, such as a failed import or a worker that died.
     """
 
     started: str
@@ -54,19 +54,19 @@ class Course:
     errors: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
 
-def record_of(run: Run, ledger: Ledger, course: Course) -> dict[str, Any]:
+def record_of(run: Run, ledger: Ledger, info: RunInfo) -> dict[str, Any]:
     """Return the record of a run.
 
     Args:
-        run: What it looked at, and how that ended.
-        ledger: What it met.
-        course: How it went.
+        run: The run and its outcomes.
+        ledger: Its coverage.
+        info: How it was started and how it ended.
     """
     names = sorted({name for name, _ in [*run.outcomes, *run.absent]})
     judged = run.judged() if run.profile.judges_situations else []
     return {
         "schema_version": SCHEMA_VERSION,
-        "run": _course(run, course),
+        "run": _run_info(run, info),
         "versions": versions(),
         "implementations": [
             {
@@ -87,22 +87,22 @@ def record_of(run: Run, ledger: Ledger, course: Course) -> dict[str, Any]:
         "functions": [_function(run, ledger, name, is_judged=name in judged) for name in names],
         "unmet": list(run.unmet_lines(ledger)),
         "failures": _failures(run),
-        "errors": course.errors,
+        "errors": info.errors,
     }
 
 
-def _course(run: Run, course: Course) -> dict[str, Any]:
+def _run_info(run: Run, info: RunInfo) -> dict[str, Any]:
     return {
-        "started": course.started,
-        "seconds": round(course.seconds, 3),
-        "exit_status": course.exit_status,
-        "command": list(course.command),
+        "started": info.started,
+        "seconds": round(info.seconds, 3),
+        "exit_status": info.exit_status,
+        "command": list(info.command),
         "profile": _profile(run.profile),
-        "seed": course.seed,
-        "trace": course.trace,
+        "seed": info.seed,
+        "trace": info.trace,
         "functions": None if run.functions is None else list(run.functions),
-        "workers": course.workers,
-        "tests": course.counts,
+        "workers": info.workers,
+        "tests": info.counts,
     }
 
 
@@ -134,7 +134,9 @@ def _function(run: Run, ledger: Ledger, name: str, *, is_judged: bool) -> dict[s
             {"name": situation, "count": ledger.met[name, situation]}
             for situation in ledger.expected.get(name, ())
         ],
-        "statistics": _rounded(added(told(report).get("statistics", {}) for report in reports)),
+        "statistics": _rounded(
+            added(properties_of(report).get("statistics", {}) for report in reports)
+        ),
         "cells": cells,
     }
 
@@ -179,7 +181,7 @@ def _failures(run: Run) -> list[dict[str, Any]]:
 
 
 def _test(report: pytest.TestReport) -> dict[str, Any]:
-    properties = told(report)
+    properties = properties_of(report)
     failure = dict(properties.get("failure") or {})
     message = failure.pop("message", "") or report.longreprtext
     scripts = [text for title, text in report.sections if title.startswith(f"Captured {SCRIPT}")]
@@ -201,13 +203,13 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
     }
 
 
-def told(report: pytest.TestReport) -> dict[str, Any]:
-    """Return what a test said of itself."""
+def properties_of(report: pytest.TestReport) -> dict[str, Any]:
+    """Return the user properties of a test."""
     return dict(report.user_properties)
 
 
 def module_of(function: str) -> str:
-    """Return the module of a function, the same in both twins; empty where it is none of theirs.
+    """Return the module of a function of the twins, or an empty string.
 
     >>> module_of("BlockTables.append_block_ids"), module_of("stateful test"), module_of("toy")
     ('block_table', 'stateful', '')

@@ -1,4 +1,4 @@
-"""What Hypothesis says of its draws: how many examples a check had, and where its time went.
+"""Hypothesis' statistics: the number of examples of a check, and where its time went.
 
 Hypothesis hands its statistics, one dict for each test, to whoever stands in
 `hypothesis.statistics.collector`; its own pytest plugin does, and makes text of them, rounded to
@@ -17,21 +17,21 @@ import pytest
 from hypothesis import statistics
 
 COUNTS = ("valid", "invalid", "overrun", "failing")
-"""What an example can be. Overrun: it was cut off, being too large."""
+"""The kinds of examples; overrun: cut off because it was too large."""
 
 
 def no_statistics() -> dict[str, float]:
-    """Return the statistics of no example."""
+    """Return empty statistics."""
     return {**dict.fromkeys(COUNTS, 0), "draw_seconds": 0.0, "run_seconds": 0.0}
 
 
 def condensed(found: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return what counts of Hypothesis' statistics of a test, None where they are of another form.
+    """Summarise Hypothesis' statistics of a test; return None if they have an unknown form.
 
-    Shrinking is left out: it says something of a failure, and nothing of the strategy.
+    Shrinking is left out: it depends on the failure, not on the strategy.
 
     Args:
-        found: What Hypothesis hands out.
+        found: The statistics.
 
     >>> case = {"status": "valid", "runtime": 0.5, "drawtime": 0.25}
     >>> condensed({"generate-phase": {"test-cases": [case, {**case, "status": "overrun"}]}})
@@ -44,7 +44,7 @@ def condensed(found: Mapping[str, Any]) -> dict[str, float] | None:
         for case in found.get("generate-phase", {}).get("test-cases", ()):
             status = "failing" if case["status"] == "interesting" else case["status"]
             total[status] += 1
-            # What Hypothesis calls the runtime has the draws in it.
+            # Hypothesis' runtime includes the time of drawing.
             total["draw_seconds"] += case["drawtime"]
             total["run_seconds"] += max(case["runtime"] - case["drawtime"], 0.0)
     except (AttributeError, KeyError, TypeError):
@@ -67,50 +67,50 @@ def added(many: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def collecting(item: pytest.Item) -> Iterator[None]:
-    """Note the statistics of the draws inside in a test's properties, which travel with its report.
+    """Collect the statistics of a test, and add them to its properties, which its report has too.
 
     Args:
-        item: The test. One that Hypothesis' plugin does not take for its own, such as a state
-            machine's, is given the text that this plugin would make.
+        item: The test. Hypothesis' plugin ignores some tests, such as those of state machines;
+            they get the text that the plugin would add.
     """
-    theirs = statistics.collector.value
-    told: list[dict[str, float]] = []
+    previous = statistics.collector.value
+    collected: list[dict[str, float]] = []
 
     def note(found: Any) -> None:
-        if theirs is not None:
-            theirs(found)
+        if previous is not None:
+            previous(found)
         else:
             whole: Any = {**found, "nodeid": item.nodeid}
             text = statistics.describe_statistics(whole)
-            item.hypothesis_statistics = text  # type: ignore[attr-defined]  # their own word
+            item.hypothesis_statistics = text  # type: ignore[attr-defined]  # the attribute that Hypothesis reads
         numbers = condensed(found)
         if numbers is not None:
-            told.append(numbers)
+            collected.append(numbers)
 
-    with statistics.collector.with_value(note):  # type: ignore[arg-type]  # it is said to be None
+    with statistics.collector.with_value(note):  # type: ignore[arg-type]  # typed as None
         try:
             yield
         finally:
-            if told:
-                item.user_properties.append(("statistics", added(told)))
+            if collected:
+                item.user_properties.append(("statistics", added(collected)))
 
 
 MOST_ROWS = 12
-"""Functions whose statistics stand in the terminal unasked."""
+"""The number of functions whose statistics the terminal shows by default."""
 
 
-def statistics_lines(found: Mapping[str, Mapping[str, float]], *, everyone: bool) -> Iterator[str]:
-    """Yield the lines of the terminal's section: functions, or those that stand out of many.
+def statistics_lines(found: Mapping[str, Mapping[str, float]], *, show_all: bool) -> Iterator[str]:
+    """Yield the lines of the terminal's section: all functions, or the outliers if there are many.
 
     Args:
         found: The statistics of each function.
-        everyone: Whether all functions are told, however many there are.
+        show_all: Whether to show all functions.
     """
     total = added(found.values())
     rows = sorted(found)
-    is_cut = len(rows) > MOST_ROWS and not everyone
+    is_cut = len(rows) > MOST_ROWS and not show_all
     if is_cut:
-        rows = [name for name in rows if _stands_out(found[name], total)]
+        rows = [name for name in rows if _is_outlier(found[name], total)]
     width = max(map(len, ["function", *rows]))
     heads = ["valid", "invalid", "overrun", "drawing", "running"]
     yield "  ".join(["function".ljust(width), *(head.rjust(8) for head in heads)])
@@ -119,13 +119,13 @@ def statistics_lines(found: Mapping[str, Mapping[str, float]], *, everyone: bool
     yield "  ".join([("all" if not is_cut else f"all {len(found)}").ljust(width), *_cells(total)])
     if is_cut:
         yield (
-            "(functions that draw for most of their time and long, or whose examples are often "
-            "none; all: --hypothesis-show-statistics, --report)"
+            "(functions with slow strategies or many invalid examples; for all functions: "
+            "--hypothesis-show-statistics, --report)"
         )
 
 
-def _stands_out(one: Mapping[str, float], total: Mapping[str, float]) -> bool:
-    """Tell whether a function's strategy could do better: by its waste, or by its time."""
+def _is_outlier(one: Mapping[str, float], total: Mapping[str, float]) -> bool:
+    """Return whether a function's strategy is slow, or wastes examples."""
     wasted = one["invalid"] + one["overrun"]
     is_slow = one["draw_seconds"] > max(one["run_seconds"], 0.05 * total["draw_seconds"])
     return is_slow or wasted > 0.05 * (one["valid"] + wasted)
@@ -139,7 +139,7 @@ def _cells(one: Mapping[str, float]) -> list[str]:
 
 
 def draw_share(one: Mapping[str, float]) -> float | None:
-    """Return the part of its time that a check draws for, None where it took none.
+    """Return the share of drawing in a check's time; None if it took no time.
 
     >>> draw_share({"draw_seconds": 1, "run_seconds": 3})
     0.25

@@ -1,4 +1,4 @@
-"""A picture of a batch as SVG, to stand in a page whose style sheet has its colours."""
+"""Draws a picture of a batch as SVG, for a page whose style sheet has the colours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from markupsafe import Markup
 
 CELL, GAP, ROW, LEFT, TOP = 30, 3, 58, 92, 4
-"""Sizes in pixels: a cell, between cells, a row with what is under it, where cells start."""
+"""Sizes in pixels: of a cell, a gap between cells, a row with its labels, and the margins."""
 
-LEAST = 72
-"""The width of a row without tokens, which says so."""
+MIN_WIDTH = 72
+"""The width of a row without tokens, which has a text."""
 
 NUM_COLOURS = 8
 """Colours of blocks, which the style sheet calls `b0`, `b1`, ..."""
@@ -21,21 +21,21 @@ def svg_of(picture: Mapping[str, Any], number: int) -> Markup:
     """Return a picture as an `<svg>` element.
 
     Args:
-        picture: As `pictures_of` gives it.
-        number: The picture's in its page, in which no two elements have one name.
+        picture: A picture from `pictures_of`.
+        number: The number of the picture in its page, for unique element IDs.
 
     >>> row = {"label": "request 0", "is_marked": False, "cells": []}
     >>> str(svg_of({"title": "", "block_size": 2, "rows": [row]}, 1))[:28]
     '<svg class="batch" viewBox="'
     """
     colours = _colours(picture)
-    width = LEFT + max([LEAST, *map(_width, picture["rows"])]) + GAP
+    width = LEFT + max([MIN_WIDTH, *map(_width, picture["rows"])]) + GAP
     height = TOP + ROW * len(picture["rows"])
     parts = [
         Markup(
             '<svg class="batch" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
             'aria-labelledby="picture-{n}"><title id="picture-{n}">{title}</title>'
-        ).format(w=width, h=height, n=number, title=_told(picture))
+        ).format(w=width, h=height, n=number, title=_description(picture))
     ]
     for i, row in enumerate(picture["rows"]):
         parts += _row(row, TOP + i * ROW, colours)
@@ -43,19 +43,19 @@ def svg_of(picture: Mapping[str, Any], number: int) -> Markup:
 
 
 def _colours(picture: Mapping[str, Any]) -> dict[int, int]:
-    """Return the colour of each block, in the order in which they are met."""
+    """Return the colour of each block, by first occurrence."""
     blocks = [cell["block"] for row in picture["rows"] for cell in row["cells"] if "block" in cell]
     return {block: i % NUM_COLOURS for i, block in enumerate(dict.fromkeys(blocks))}
 
 
-def _told(picture: Mapping[str, Any]) -> str:
-    """Return a picture in words, for whoever cannot see it."""
+def _description(picture: Mapping[str, Any]) -> str:
+    """Describe a picture, for screen readers."""
     rows = []
     for row in picture["rows"]:
         kinds = [cell["kind"] for cell in row["cells"]]
         counts = [(kind, kinds.count(kind)) for kind in ("context", "new", "padding")]
-        told = ", ".join(f"{number} {kind}" for kind, number in counts if number) or "no tokens"
-        rows.append(f"{row['label']}: {told}")
+        text = ", ".join(f"{number} {kind}" for kind, number in counts if number) or "no tokens"
+        rows.append(f"{row['label']}: {text}")
     return f"{picture['title'] or 'The batch'}. {'; '.join(rows)}."
 
 
@@ -101,7 +101,7 @@ def _row(row: Mapping[str, Any], y: int, colours: Mapping[int, int]) -> Iterator
         )
     if row["is_marked"]:
         yield Markup('<rect class="mark" x="{}" y="{}" width="{}" height="{}" rx="6"/>').format(
-            2, y - 4, LEFT + max(_width(row), LEAST) - 2, CELL + 28
+            2, y - 4, LEFT + max(_width(row), MIN_WIDTH) - 2, CELL + 28
         )
 
 
@@ -120,7 +120,7 @@ def _cell(cell: Mapping[str, Any], x: int, y: int, colours: Mapping[int, int]) -
     ).format(
         kind=cell["kind"],
         colour=colour,
-        title=_hint(cell),
+        title=_tooltip(cell),
         x=x,
         y=y,
         s=CELL,
@@ -136,16 +136,16 @@ def _cell(cell: Mapping[str, Any], x: int, y: int, colours: Mapping[int, int]) -
 
 
 def _fit(text: str, width: float) -> Markup:
-    """Return what squeezes a text into a width, where it is longer."""
+    """Return the attributes that squeeze a text into a width, if it is longer."""
     if len(text) * 7 <= width:
         return Markup("")
     return Markup(' textLength="{}" lengthAdjust="spacingAndGlyphs"').format(max(width, 8))
 
 
-def _hint(cell: Mapping[str, Any]) -> str:
-    """Return what is said of a cell under the pointer.
+def _tooltip(cell: Mapping[str, Any]) -> str:
+    """Return the tooltip of a cell.
 
-    >>> _hint({"kind": "new", "position": 3, "token": 0, "block": 9, "slot": 19})
+    >>> _tooltip({"kind": "new", "position": 3, "token": 0, "block": 9, "slot": 19})
     'new token 0, position 3, block 9, slot 19'
     """
     kind = cell["kind"] + (f" token {cell['token']}" if "token" in cell else "")

@@ -1,4 +1,4 @@
-"""What a run ran on: the versions of everything that could matter."""
+"""The versions of Python, packages and drivers that a run used."""
 
 from __future__ import annotations
 

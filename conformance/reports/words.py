@@ -1,4 +1,4 @@
-"""What reports say in words, of one thing alike in Markdown and HTML."""
+"""Phrases that the Markdown and HTML reports share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def headline(record: Mapping[str, Any]) -> str:
-    """Return what a run found, in a sentence."""
+    """Summarise a run in one sentence."""
     names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
     failing = {failure["function"] for failure in record["failures"] if not failure["with"]}
     failing = failing or {failure["function"] for failure in record["failures"]}
@@ -21,8 +21,8 @@ def headline(record: Mapping[str, Any]) -> str:
     if record["unmet"]:
         return f"{names}: situations were never met"
     number = sum(_conforms(function) for function in record["functions"])
-    told = f"{number} {'function conforms' if number == 1 else 'functions conform'}"
-    return f"{names}: {told}" if status == "ok" else f"{names}: {told}; the run ended: {status}"
+    count = f"{number} {'function conforms' if number == 1 else 'functions conform'}"
+    return f"{names}: {count}" if status == "ok" else f"{names}: {count}; the run ended: {status}"
 
 
 def _conforms(function: Mapping[str, Any]) -> bool:
@@ -31,7 +31,7 @@ def _conforms(function: Mapping[str, Any]) -> bool:
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a run was: pairs of a name and what is to be said."""
+    """Return the facts of a run, as pairs of a name and a value."""
     run = record["run"]
     found = [
         (
@@ -65,7 +65,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a person says it.
+    """Format a duration.
 
     >>> duration(0.25), duration(59.5), duration(308.8), duration(1800), duration(29112)
     ('0.2 s', '60 s', '5 min 9 s', '30 min', '8 h 5 min')
@@ -82,12 +82,12 @@ def duration(seconds: float) -> str:
 
 
 def workers(number: int) -> str:
-    """Return how many processes there were, to stand behind a duration."""
+    """Return the number of processes, as a suffix of the duration."""
     return f" in {number} processes" if number else ""
 
 
 def cell_words(cell: Mapping[str, Any]) -> str:
-    """Return how a function does on a target, in words.
+    """Describe the state of a function on a target.
 
     >>> cell_words({"state": "conforms", "examples": 1200, "with": []})
     'conforms (1,200)'
@@ -113,6 +113,6 @@ def situations_words(function: Mapping[str, Any]) -> str:
 
 
 def first_test(failure: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the test that a failure is told by: the first."""
+    """Return the test that represents a failure: the first one."""
     test: Mapping[str, Any] = failure["tests"][0]
     return test

@@ -125,7 +125,7 @@ def _of_cuts(snapshot: Snapshot, runner: Runner) -> Iterator[Goal]:
 
 
 def _has_full_row(setup: Setup, snapshot: Snapshot) -> bool:
-    """Tell whether a request has as many blocks of a group as there can be."""
+    """Return whether a request has as many blocks of a group as there can be."""
     return any(
         len(ids) * size >= setup.max_model_len
         for request in snapshot.requests.values()
@@ -134,7 +134,7 @@ def _has_full_row(setup: Setup, snapshot: Snapshot) -> bool:
 
 
 def _crosses_chunks(setup: Setup, snapshot: Snapshot) -> bool:
-    """Tell whether a request's new tokens are in two chunks of a group."""
+    """Return whether a request's new tokens are in two chunks of a group."""
     chunks = [group.attention_chunk_size for group in setup.groups if group.attention_chunk_size]
     return any(
         request.start // chunk < (request.stop - 1) // chunk

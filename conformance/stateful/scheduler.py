@@ -66,7 +66,7 @@ class PlannedScheduler(Scheduler):
         return [*self.finished, *self.running, *self.waiting]
 
     def shares(self, request: Request) -> bool:
-        """Tell whether another request holds one of a request's blocks too."""
+        """Return whether another request holds one of a request's blocks too."""
         return any(self.pool.ref_count(b) > 1 for ids in request.block_ids for b in ids)
 
     def fresh_tokens(self, number: int) -> list[int]:

@@ -95,7 +95,7 @@ def locate(
 
 
 def _is_part(path: str, key: str) -> bool:
-    """Tell whether a path begins with another, name by name."""
+    """Return whether a path begins with another, name by name."""
     return path.startswith(key) and (key == "" or path[len(key) :][:1] in ("", ".", "["))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import reference
 from conformance.__main__ import arguments_for_pytest
-from conformance.explain import entries, explained
+from conformance.explain import entries, explain
 from conformance.reports.last_run import recall, remember
 
 pytest_plugins = ["pytester"]
@@ -26,40 +26,40 @@ LAST = {
 
 
 def test_a_function_is_explained() -> None:
-    """Signature, docstring, laws, checks, what is refused, situations, and where they stand."""
-    told = explained("create_ubatch_slices", {})
-    assert "create_ubatch_slices(" == told[0]
-    assert "    num_scheduled_tokens: IntArray," in told
+    """Signature, docstring, laws, checks, invalid inputs, coverage goals, and their places."""
+    lines = explain("create_ubatch_slices", {})
+    assert "create_ubatch_slices(" == lines[0]
+    assert "    num_scheduled_tokens: IntArray," in lines
     doc = str(reference.create_ubatch_slices.__doc__).splitlines()[0]
-    assert f"    {doc}" in told
-    text = "\n".join(told)
-    for said in (
-        "  split_partitions          The parts of a batch read and write what it does",
+    assert f"    {doc}" in lines
+    text = "\n".join(lines)
+    for part in (
+        "  split_partitions          The parts of a batch together read and write",
         "  same answer   create_ubatch_slices answers valid calls as reference does.",
         "  a split point is 0                          ValueError naming split_points\n",
-        "Last run: there was none yet of this function",
+        "Last run: this function has not been run yet",
         "\n  a request cut at both ends\n",
         "conformance/test_ubatch.py\n",
         "conformance/strategies/ubatch.py, create_ubatch_slices_calls",
         "conformance/invalid_inputs/ubatch.py",
         "conformance/interpretations/ubatch.py",
     ):
-        assert said in text, said
+        assert part in text, part
     assert "naming num_scheduled_tokens, in checked mode" in " ".join(text.split())
 
 
-def test_the_last_run_is_told() -> None:
+def test_the_last_run_is_shown() -> None:
     """Its date, profile, targets and states stand above, and a count before each situation."""
-    told = explained("create_ubatch_slices", LAST)
-    [head] = [line for line in told if line.startswith("Last run")]
+    lines = explain("create_ubatch_slices", LAST)
+    [head] = [line for line in lines if line.startswith("Last run")]
     assert head == (
         "Last run: 2026-11-21 22:35:05 UTC, profile nightly, mine; conforms on host, fails on sim; "
         "1,250 examples."
     )
-    assert "    1015  no split point" in told
-    assert "   never  a request cut in two" in told
-    assert "       -  int64" in told
-    assert "-: not met, and some tests were not in that run" in told
+    assert "    1015  no split point" in lines
+    assert "   never  a request cut in two" in lines
+    assert "       -  int64" in lines
+    assert "-: not met, and some tests were not in that run" in lines
 
 
 def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
@@ -74,23 +74,23 @@ def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
     }
     for partial, line in (((), "   never  int64"), (["create_ubatch_slices"], "       -  int64")):
         remember(config, record, partial)
-        assert line in explained("create_ubatch_slices", recall(config))
+        assert line in explain("create_ubatch_slices", recall(config))
 
 
 def test_a_method_is_explained() -> None:
-    """A method with checks is told as a function is; one without names the class that has them."""
-    told = explained("CommonAttentionMetadata.unpadded", {})
-    assert told[0].startswith("CommonAttentionMetadata.unpadded(")
-    assert any("unpadding_removes_nothing" in line for line in told)
-    last = explained("BlockTables.append_block_ids", {})[-1]
+    """A method with checks is described like a function; any other by the checked class."""
+    lines = explain("CommonAttentionMetadata.unpadded", {})
+    assert lines[0].startswith("CommonAttentionMetadata.unpadded(")
+    assert any("unpadding_removes_nothing" in line for line in lines)
+    last = explain("BlockTables.append_block_ids", {})[-1]
     assert "Checked with its class: --explain BlockTables" == last
 
 
 def test_everything_that_is_checked_or_public_is_explained() -> None:
     """No name ends in an error: functions, methods, classes, constants, the stateful test."""
     for name in [*entries(), *reference.__all__]:
-        told = explained(name, {})
-        assert told[0].startswith(name)
+        lines = explain(name, {})
+        assert lines[0].startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_everything_that_is_checked_or_public_is_explained() -> None:
         ("blocktables", "BlockTables"),
     ],
 )
-def test_an_unknown_name_is_told_with_those_near(name: str, near: str) -> None:
+def test_an_unknown_name_is_reported_with_similar_names(name: str, near: str) -> None:
     """A typo is one line, with what was meant."""
-    with pytest.raises(ValueError, match=f"function '{name}' is unknown; there are .*") as told:
-        explained(name, {})
-    assert near in str(told.value)
-    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match=f"function '{name}' is unknown; there are .*") as raised:
+        explain(name, {})
+    assert near in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
-    """From anywhere: what a run met is explained after it; a typo is a usage error."""
+    """From anywhere: what a run met is explain after it; a typo is a usage error."""
 
     def run(*arguments: str) -> pytest.RunResult:
         given = arguments_for_pytest(["--target", "host", "--profile", "dev", *arguments])

@@ -452,17 +452,17 @@ def test_statistics_stand_in_the_terminal(runner: Runner) -> None:
     assert runner.record()["functions"][0]["statistics"]["invalid"] > 0
 
 
-def test_of_many_functions_those_are_told_that_stand_out() -> None:
-    """What is wasteful, or draws long, is worth a line among eighty; the option tells all."""
+def test_outliers_among_many_functions_are_shown() -> None:
+    """Of many functions, wasteful and slow ones are shown; an option shows all."""
     usual = {"valid": 200, "invalid": 0, "overrun": 1, "draw_seconds": 1.0, "run_seconds": 3.0}
     found = {f"usual_{i:02}": usual for i in range(30)}
     found["wasteful"] = {**usual, "invalid": 50}
     found["slow"] = {**usual, "draw_seconds": 10.0}
-    told = list(statistics_lines(found, everyone=False))
-    names = [line.split("  ")[0] for line in told[1:4]]
+    lines = list(statistics_lines(found, show_all=False))
+    names = [line.split("  ")[0] for line in lines[1:4]]
     assert ["slow", "wasteful", "all 32"] == names
-    assert "--hypothesis-show-statistics" in told[-1]
-    assert 34 == len(list(statistics_lines(found, everyone=True)))
+    assert "--hypothesis-show-statistics" in lines[-1]
+    assert 34 == len(list(statistics_lines(found, show_all=True)))
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
@@ -477,10 +477,10 @@ def test_hypothesis_own_statistics_are_shown(runner: Runner, workers: tuple[str,
         *options, "--hypothesis-show-statistics", *workers
     )
     assert pytest.ExitCode.OK == result.ret
-    told = result.stdout.str()
+    printed = result.stdout.str()
     for name in (
         "test_toy.py::test_toy[[]host-minimal]:",
         "test_stateful.py::test_stateful[[]host-minimal]:",
     ):
         result.stdout.fnmatch_lines([name])
-    assert 2 == told.count("- Stopped because")
+    assert 2 == printed.count("- Stopped because")

@@ -114,7 +114,7 @@ def _mutated(case: Case, is_wanted: Callable[[Site], bool]) -> Iterator[Finding]
 
 
 def _is_pythons(expected: Outcome | None, got: Outcome) -> bool:
-    """Tell whether both exceptions are Python's own, of an operation on a strange object."""
+    """Return whether both exceptions are Python's own, of an operation on a strange object."""
     return (
         expected is not None
         and type(expected.error) is type(got.error)

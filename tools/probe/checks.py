@@ -37,7 +37,7 @@ CALLERS_FILES: Final = re.compile(r"/conformance/(strategies/|factories)|/probe/
 
 
 def asks_for_much(call: Call, expected: Outcome | None) -> bool:
-    """Tell whether the arguments themselves state a size that takes much time or memory.
+    """Return whether the arguments themselves state a size that takes much time or memory.
 
     Starts that fall state none, unless `reference` accepts them.
     """
@@ -169,7 +169,7 @@ def check_twins(
 
 
 def is_callers_own(outcome: Outcome) -> bool:
-    """Tell whether an exception is the caller's own: of a drawn backend, or of a hostile object.
+    """Return whether an exception is the caller's own: of a drawn backend, or of a hostile object.
 
     Where no arguments could be made, nothing was called.
     """
@@ -183,7 +183,7 @@ def is_callers_own(outcome: Outcome) -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Tell whether memory ran out, in the words of Python, NumPy or torch."""
+    """Return whether memory ran out, in the words of Python, NumPy or torch."""
     text = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
@@ -192,7 +192,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_refusal(outcome: Outcome) -> bool:
-    """Tell whether a `raise` of `reference` raised the exception, and not Python or NumPy."""
+    """Return whether a `raise` of `reference` raised the exception, and not Python or NumPy."""
     error = outcome.error
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     return (
@@ -228,7 +228,7 @@ def _names_in(call: Call) -> set[str]:
 
 
 def _is_given(owner: object, outcome: Outcome) -> bool:
-    """Tell whether an object is in the arguments of a call."""
+    """Return whether an object is in the arguments of a call."""
     assert outcome.invocation is not None  # noqa: S101  # `is_callers_own` says so
     seen: set[int] = set()
     left: list[Any] = [outcome.invocation.arguments, outcome.invocation.hints]

@@ -52,7 +52,7 @@ def contents(value: Any) -> list[tuple[str, bytes]]:
 
 
 def _is_of_subclass(difference: Difference, result: Any) -> bool:
-    """Tell whether the only difference is a subclass of tensor, which torch passes on."""
+    """Return whether the only difference is a subclass of tensor, which torch passes on."""
     return difference.verdict is Verdict.TYPE and any(
         isinstance(part, torch.Tensor) and type(part) is not torch.Tensor
         for _, part in arrays_in(result, "result")

@@ -88,7 +88,7 @@ def _replaced(owner: Any, steps: tuple[Any, ...], value: Any) -> Any:
 
 
 def are_copies(path: str, other: str) -> bool:
-    """Tell whether two places hold the same values, on the CPU and on a device.
+    """Return whether two places hold the same values, on the CPU and on a device.
 
     >>> are_copies("batch.seq_lens", "batch.seq_lens_cpu"), are_copies("a.cpu", "a.gpu")
     (True, True)

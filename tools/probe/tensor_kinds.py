@@ -219,6 +219,6 @@ def some_kind(random: Random, array: Array, path: str) -> OfKind:
 
 
 def is_numpy(path: str) -> bool:
-    """Tell whether an argument is a NumPy array in both twins."""
+    """Return whether an argument is a NumPy array in both twins."""
     name = path.rsplit(".", 1)[-1]
     return name in NUMPY_IN_BOTH_TWINS or "input_batch" in path

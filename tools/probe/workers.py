@@ -106,7 +106,7 @@ def run_job(
         job: The cases.
         implementation: What is probed.
         hang_seconds: How long a case may take.
-        is_over: Tells whether to stop early.
+        is_over: Whether to stop early.
 
     Returns:
         A report for each function.
