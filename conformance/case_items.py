@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Tar
     """
     found = []
     for implementation in run.implementations:
-        targets = [target for target in run.targets if target.under_test is implementation]
+        targets = [target for target in run.targets if target.implementation is implementation]
         for number, deviation in enumerate(implementation.deviations):
             if run.functions is not None and deviation.function not in run.functions:
                 continue
@@ -113,7 +112,7 @@ def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
         check = check_of_call(contracts()[deviation.function], deviation.witness, deviation.names)
         # Undeclared, or its own declaration would excuse the witness.
         try:
-            check.bind(dataclasses.replace(target, under_test=None), TRIES, "minimal")()
+            check.bind(target.undeclared(), TRIES, "minimal")()
         except Exception as error:
             if deviation.explains(error):
                 return

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +26,9 @@ from conformance.comparison import (
     torch_dtype,
 )
 from conformance.factories import Factory
+from conformance.implementations import Implementation
 from conformance.strategies.arrays import poisoned
+from conformance.stubs import stub_class
 from conformance.values import PLAIN, child_path, children, is_reference_object, rebuilt
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -106,7 +108,7 @@ class Converter:
     """Copies values for one implementation and remembers them, and the memory behind them.
 
     Args:
-        implementation: The module whose classes take the place of `reference`'s, by name.
+        implementation: What has classes in the place of `reference`'s, by name.
         device: The device of tensors, or None where arrays stay NumPy arrays (`reference`).
         has_own_objects: Whether objects are a caller's own, of classes with the same names and
             with the same attributes, in place of the implementation's.
@@ -117,7 +119,7 @@ class Converter:
 
     def __init__(
         self,
-        implementation: ModuleType,
+        implementation: Implementation,
         device: str | None,
         *,
         has_own_objects: bool = False,
@@ -195,10 +197,11 @@ class Converter:
     def _convert_object(self, value: Any, path: str) -> Any:
         """Return an object of `reference` as the implementation's, or as a caller's own."""
         fields = self._convert_children(value, path)
-        made = getattr(self.implementation, type(value).__name__, None)
-        if made is not None and (not self.has_own_objects or path == "self"):
-            return made(**fields)  # a method's own object is never a caller's
-        converted: Any = object.__new__(own_class(type(value)))
+        name = type(value).__name__
+        is_made = not self.has_own_objects or path == "self"  # a method's own is never a caller's
+        if is_made and self.implementation.offers(name):
+            return self.implementation.adapter.new(name, **fields)
+        converted: Any = object.__new__(stub_class(type(value)))
         properties = {n: self.convert(v, f"{path}.{n}") for n, v in _properties(value).items()}
         vars(converted).update(fields, **properties)
         return converted
@@ -338,34 +341,6 @@ def _to_tensor(array: Array, device: str) -> torch.Tensor:
     """Return a flat tensor on a device with the bytes of a C-contiguous array."""
     data = torch.from_numpy(array.reshape(-1).view(np.uint8)).view(torch_dtype(array.dtype))
     return data.to(device)
-
-
-def own_class(cls: type) -> type:
-    """Return a caller's own class of the same name, with bases of the same names.
-
-    Its objects hold what an object of `reference` holds, and what that has as properties. They
-    compare by that, like those of `reference`.
-
-    >>> import reference
-    >>> [base.__name__ for base in own_class(reference.UBatchSlice).__mro__]
-    ['UBatchSlice', 'object']
-    """
-    if cls is object:
-        return object
-    if cls not in _OWN_CLASSES:
-        bases = tuple(own_class(base) for base in cls.__bases__)
-        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-        members: dict[str, Any] = {"__eq__": _has_same_fields, "__hash__": None}
-        members["compared"] = tuple(field.name for field in fields)
-        _OWN_CLASSES[cls] = type(cls.__name__, bases, members)
-    return _OWN_CLASSES[cls]
-
-
-_OWN_CLASSES: dict[type, type] = {}
-
-
-def _has_same_fields(self: object, other: object) -> bool:
-    return type(self) is type(other) and vars(self) == vars(other)
 
 
 def _properties(value: object) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import reference
-from conformance.absent import Absent, find
 from conformance.checks import Check, checks_in
 from conformance.contracts import Contract, InvalidInput
+from conformance.implementations import Absent
 from conformance.profiles import Kind
+from conformance.targets import REFERENCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ def explain(name: str, last_run: Mapping[str, Any]) -> list[str]:
 def _definition(name: str) -> Any:
     """Return an object of `reference` by name, or None."""
     try:
-        return find(reference, name)
+        return REFERENCE.find(name)
     except Absent:
         return None
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from types import ModuleType
 from typing import Any, Protocol
+
+from conformance.implementations import Implementation
 
 
 class FactoryContext(Protocol):
     """What a factory needs to know of the implementation for which it makes an object.
 
     Attributes:
-        implementation: The module.
+        implementation: What the object is made for.
         device: The device of its tensors; None where arrays are NumPy's.
     """
 
-    implementation: ModuleType
+    implementation: Implementation
     device: str | None
 
     def convert(self, value: Any, path: str) -> Any:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from conformance.absent import Absent
 from conformance.checks import FAILURES, Check
 from conformance.corpus import add_failure
 from conformance.gpu_context import ContextLostError
+from conformance.implementations import Absent
 from conformance.report import Mismatch
 from conformance.reports.failure import describe_failure
 from conformance.script import attach_script, forget_script

@@ -1,8 +1,7 @@
-"""What `--impl` names: a module or a file, with the adapter that speaks for it."""
+"""What `--impl` names: a module or a file, with the adapter that converts its objects."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import importlib
 import importlib.metadata
@@ -26,30 +25,54 @@ NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 """The names that both twins have: what an implementation may offer."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Implementation:
-    """An implementation under test.
+class Absent(BaseException):  # no error: pytest's own skips are none either
+    """A name that an implementation lacks, without which an example cannot be tried.
 
-    Attributes:
-        name: What it is called in a table: the last part of the module's name.
-        module: The module.
-        adapter: What translates its objects.
-        namespace: What our names are looked up in, at call time: the module itself, or the
-            adapter's in its place.
+    It is no `Exception`, for it is no answer of the implementation's: no check may catch it.
     """
 
-    name: str
-    module: ModuleType
-    adapter: Adapter
-    namespace: Any = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "namespace", self.adapter.namespace())
+class Implementation:
+    """A module with functions of our names, looked up when they are called.
 
-    @property
-    def deviations(self) -> Sequence[Deviation]:
+    Args:
+        name: What it is called in a table: the last part of the module's name.
+        module: The module.
+        adapter: What converts its objects; None where they are like `fast`'s.
+
+    >>> Implementation("fast", fast).find("UBatchSlice") is fast.UBatchSlice
+    True
+    """
+
+    def __init__(self, name: str, module: ModuleType, adapter: Adapter | None = None) -> None:
+        self.name = name
+        self.module = module
+        self.adapter = FastAdapter(module) if adapter is None else adapter
+        self.deviations: Sequence[Deviation] = tuple(self.adapter.deviations)
         """What it is meant to do otherwise."""
-        return tuple(self.adapter.deviations)
+
+    def find(self, name: str) -> Any:
+        """Return what the implementation itself has by our name, `Class.method` included.
+
+        Raises:
+            Absent: It has no such thing.
+        """
+        return self._found(self.adapter.find, name)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function, method or class that takes and returns our objects.
+
+        Raises:
+            Absent: It has no such thing.
+        """
+        function: Callable[..., Any] = self._found(self.adapter.function, name)
+        return function
+
+    def _found(self, find: Callable[[str], Any], name: str) -> Any:
+        try:
+            return find(name)
+        except AttributeError as error:
+            raise Absent(f"needs {name}, which {self.module.__name__} lacks") from error
 
     @property
     def file(self) -> str:
@@ -92,7 +115,7 @@ class Implementation:
     @property
     def has_checked_mode(self) -> bool:
         """Whether it has a context manager `checks(enabled)`: else it is always asked as in one."""
-        return hasattr(self.namespace, "checks")
+        return self.offers("checks")
 
     def told(self) -> str:
         """Return what is under test in a line: module, version, file, names, adapter."""
@@ -191,7 +214,7 @@ def load_implementations(
     twice = [name for name in whole if whole.count(name) > 1]
     if twice:
         raise ValueError(f"--impl {twice[0]!r} is given twice")
-    return [dataclasses.replace(one, name=one.module.__name__) for one in found]
+    return [Implementation(one.module.__name__, one.module, one.adapter) for one in found]
 
 
 def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:

@@ -71,7 +71,7 @@ class Run:
     @property
     def implementations(self) -> list[Implementation]:
         """The implementations under test."""
-        found = [target.under_test for target in self.targets if target.under_test]
+        found = [target.implementation for target in self.targets]
         return list({id(implementation): implementation for implementation in found}.values())
 
     @property

@@ -1,4 +1,4 @@
-"""What is under test: an implementation on a device.
+"""Targets: an implementation on a device, and how its functions are called there.
 
 | target | what runs |
 |---|---|
@@ -12,20 +12,20 @@ Every function is looked up at call time, in the implementation, by name.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
+import ml_dtypes
+import numpy as np
 import torch
 
 import fast
 import reference
-from conformance.absent import Absent, find
-from conformance.adapters.base import Namespace
 from conformance.adapters.deviation import Deviation
 from conformance.conversion import Converter
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
@@ -46,44 +46,85 @@ LOOKED_UP: set[str] = set()
 """The functions that were looked up in a target since somebody cleared this: what a test used."""
 
 
+Answer: TypeAlias = Any
+"""What an implementation returns, of whatever kind."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """An implementation on a device.
 
     Attributes:
-        name: `host`, `sim`, `cuda`; or `reference` for the meaning itself.
-        implementation: The module in which functions are looked up.
+        name: `host`, `sim`, `cuda`; or `reference` for the definition itself.
+        implementation: Whose functions are called.
         device: The type of device of its tensors; None for NumPy arrays.
         is_simulated: Whether kernels run in the simulator.
-        under_test: The implementation that the module is, with its adapter; None where nobody
-            loaded it as one.
+
+    >>> TARGETS["host"].call("get_dcp_local_seq_lens", TARGETS["host"].array(np.arange(4)), 2, 0)
+    tensor([0, 1, 1, 2])
     """
 
     name: str
-    implementation: ModuleType = fast
+    implementation: Implementation = FAST
     device: str | None = "cpu"
     is_simulated: bool = False
-    under_test: Implementation | None = None
+
+    def find(self, name: str) -> Any:
+        """Return the class, constant or function that the implementation now has by this name.
+
+        Raises:
+            Absent: The implementation has no such thing.
+        """
+        return self.implementation.find(name)
 
     def lookup(self, function: str) -> Callable[..., Any]:
         """Return the function, or the method written `Class.method`, that now has this name.
 
-        A property, written likewise, is a function of `self`.
+        It takes and returns our objects. A property, written likewise, is a function of `self`.
 
         Raises:
             Absent: The implementation has no such thing.
         """
         if self.device is not None:
             LOOKED_UP.add(function)
-        if isinstance(self.implementation, Namespace):
-            try:
-                return self.implementation.adapter.function(function)
-            except AttributeError as error:
-                lacking = f"needs {function}, which {self.implementation.__name__} lacks"
-                raise Absent(lacking) from error
-        found: Any = find(self.implementation, function)
-        function_of_self: Any = found.fget if isinstance(found, property) else found
-        return function_of_self  # type: ignore[no-any-return]  # a module's attribute
+        return self.implementation.function(function)
+
+    def call(self, name: str, *args: object, **kwargs: object) -> Answer:
+        """Call a function, or make an object of a class.
+
+        Args:
+            name: Of the function or class, or of a class' own method, `Class.method`.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        return self._run(name, self.lookup(name), *args, **kwargs)
+
+    def method(self, owner: object, name: str, *args: object, **kwargs: object) -> Answer:
+        """Call a method of an object that the implementation made."""
+        return self._run(f"{type(owner).__name__}.{name}", getattr(owner, name), *args, **kwargs)
+
+    def attribute(self, owner: object, name: str) -> Answer:
+        """Read a property of an object that the implementation made."""
+        return self._run(f"{type(owner).__name__}.{name}", getattr, owner, name)
+
+    def _run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Answer:
+        """Call a function of a name; a subclass may record it."""
+        del name
+        return function(*args, **kwargs)
+
+    def array(self, array: np.ndarray[Any, Any]) -> Answer:
+        """Return an array as a tensor on the device, or the array itself where there is none."""
+        return array if self.device is None else torch.from_numpy(array).to(self.device)
+
+    def dtype(self, name: str) -> Answer:
+        """Return torch's dtype of a name, or NumPy's where there is no device.
+
+        >>> REFERENCE.dtype("bfloat16"), TARGETS["host"].dtype("bfloat16")
+        (dtype(bfloat16), torch.bfloat16)
+        """
+        if self.device is None:
+            return np.dtype(getattr(ml_dtypes, name, name))
+        return getattr(torch, name)
 
     def lacks(self, function: str) -> list[str]:
         """Return the names without which there is no checking a function here: its own, or many.
@@ -91,29 +132,32 @@ class Target:
         Args:
             function: A name of `reference`, or `STATEFUL_TEST`, which uses all names.
         """
-        if self.under_test is None:
-            return []
         if not hasattr(reference, function.partition(".")[0]):
             if function != STATEFUL_TEST:  # a toy
                 return []
-            return [name for name in NAMES if not self.under_test.offers(name)]
-        return [] if self.under_test.offers(function) else [function]
+            return [name for name in NAMES if not self.implementation.offers(name)]
+        return [] if self.implementation.offers(function) else [function]
 
     @property
     def missing_fields(self) -> frozenset[str]:
         """Fields that the implementation's objects do not have."""
-        return self.under_test.adapter.lacks if self.under_test else frozenset()
+        return self.implementation.adapter.lacks
 
     def launches(self, function: str) -> bool:
-        """Tell whether the function is `fast`'s own, whose kernels the simulator must meet."""
-        if self.under_test is None or not self.under_test.offers(function):
+        """Return whether the function is `fast`'s own, whose kernels the simulator must run."""
+        if not self.implementation.offers(function):
             return True
-        return is_of_fast(self.under_test.adapter.find(function))
+        return is_of_fast(self.find(function))
 
     def deviations(self, function: str) -> list[Deviation]:
-        """Return what the implementation is meant to do otherwise in a function."""
-        declared = self.under_test.deviations if self.under_test else ()
-        return [deviation for deviation in declared if deviation.function == function]
+        """Return the declared deviations of a function."""
+        return [known for known in self.implementation.deviations if known.function == function]
+
+    def undeclared(self) -> Target:
+        """Return this target with no deviations declared."""
+        implementation = copy.copy(self.implementation)
+        implementation.deviations = ()
+        return dataclasses.replace(self, implementation=implementation)
 
     def excuses(self, function: str, error: BaseException) -> bool:
         """Tell whether a failure of a function is one that is declared."""
@@ -132,14 +176,13 @@ class Target:
             seed: The order of blocks and threads, where kernels are simulated.
         """
         with contextlib.ExitStack() as stack:
-            if self.under_test is not None and self.under_test.module is not fast:
+            if self.implementation.module not in {fast, reference}:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # they are no answer; those of `fast` are errors
             if self.device == "cpu":  # a GPU lacks some operations in this mode
                 stack.enter_context(_poisoning())
-            checks = getattr(self.implementation, "checks", None)
-            if checks is not None:
-                stack.enter_context(checks(checked))
+            if self.implementation.has_checked_mode:
+                stack.enter_context(self.find("checks")(checked))
             if self.is_simulated:
                 chance = random.Random(seed)  # noqa: S311  # no secret
                 threads = chance.choice((2, 8, 32))
@@ -181,8 +224,8 @@ class _Simulation:
         simulate(kernel, grid, threads, args, seed=self.seed)
 
 
-REFERENCE = Target("reference", reference, None)
-"""The meaning, as if it were a target."""
+REFERENCE = Target("reference", Implementation("reference", reference), None)
+"""The definition, as if it were a target."""
 
 
 @contextlib.contextmanager
@@ -198,9 +241,9 @@ def counting_launches(count: Callable[[], None]) -> Iterator[None]:
 TARGETS = {
     target.name: target
     for target in (
-        Target("host", under_test=FAST),
-        Target("sim", is_simulated=True, under_test=FAST),
-        Target("cuda", device="cuda", under_test=FAST),
+        Target("host"),
+        Target("sim", is_simulated=True),
+        Target("cuda", device="cuda"),
     )
 }
 
@@ -260,12 +303,7 @@ def choose_targets(
                 )
             label = name if len(implementations) == 1 else f"{implementation.name}:{name}"
             found.append(
-                dataclasses.replace(
-                    TARGETS[name],
-                    name=label,
-                    implementation=implementation.namespace,
-                    under_test=implementation,
-                )
+                dataclasses.replace(TARGETS[name], name=label, implementation=implementation)
             )
     return found
 

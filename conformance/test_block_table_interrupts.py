@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import accumulate
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -125,8 +124,7 @@ class _Tables:
 )
 def test_interrupted_operations_happen_or_not(target: Target, example: Interrupted) -> None:
     """An exception out of a signal handler leaves the tables as before the operation or after."""
-    under_test = target.under_test
-    package: Any = target.implementation if under_test is None else under_test.module
+    package = target.implementation.module
     unbegun, done = (_Tables(REFERENCE, example.session) for _ in range(2))
     done.perform(example.operation)
     with target.running(checked=True):

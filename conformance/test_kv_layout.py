@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from conformance.absent import Absent
 from conformance.calls import Call
 from conformance.checks import law, same_answer
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.implementations import Absent
 from conformance.report import Mismatch
 from conformance.strategies.kv_layout import LAYOUTS, Step, histories, is_valid_calls
 from conformance.targets import REFERENCE, Target
@@ -56,10 +56,10 @@ def _holder(target: Target) -> Any:
     """
     functions = [target.lookup(name) for name in ("get_kv_cache_layout", "set_kv_cache_layout")]
     modules = [sys.modules.get(function.__module__) for function in functions]
-    for module in (getattr(target.implementation, "kv_layout", None), *modules):
+    for module in (getattr(target.implementation.module, "kv_layout", None), *modules):
         if hasattr(module, OVERRIDE):
             return module
-    raise Absent(f"needs {OVERRIDE}, which {target.implementation.__name__} lacks")
+    raise Absent(f"needs {OVERRIDE}, which {target.implementation.module.__name__} lacks")
 
 
 def _play(target: Target, history: tuple[Step, ...]) -> list[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from conformance.summary import RUN
 from conformance.targets import REFERENCE, Target
 from conformance.views import first_view_difference
 from conformance.zoo.cache_config import block_bytes, shared_kv_cache_layers
-from conformance.zoo.calls import Calls
 from conformance.zoo.deployment import Deployment, build_metadata, deploy
 from conformance.zoo.groups import make_groups
 from conformance.zoo.layer import FULL, LATENT, MAMBA, SLIDING_WINDOW, Layer
@@ -54,22 +53,22 @@ class Budget:
             requested_max_model_len=min(MODELS[model].max_context_tokens, 4096),
         )
 
-    def deploy(self, twin: Target, model: str) -> tuple[Calls, Deployment]:
-        """Deploy a model in a twin, with a few bytes more than the blocks take."""
-        call, serving = Calls(twin.implementation, twin.device), self.serving(model)
-        memory_bytes = self.num_blocks * block_bytes(call, make_groups(call, serving)) + 7
-        with in_layout(call, self.layout):
-            return call, deploy(call, serving, memory_bytes)
+    def deploy(self, target: Target, model: str) -> Deployment:
+        """Deploy a model on a target, with a few bytes more than the blocks take."""
+        serving = self.serving(model)
+        memory_bytes = self.num_blocks * block_bytes(target, make_groups(target, serving)) + 7
+        with in_layout(target, self.layout):
+            return deploy(target, serving, memory_bytes)
 
 
 @contextmanager
-def in_layout(call: Calls, layout: str) -> Iterator[None]:
+def in_layout(target: Target, layout: str) -> Iterator[None]:
     """Set the KV cache layout of an implementation inside."""
-    call("set_kv_cache_layout", layout)
+    target.call("set_kv_cache_layout", layout)
     try:
         yield
     finally:
-        call("set_kv_cache_layout", None)
+        target.call("set_kv_cache_layout", None)
 
 
 ONE_BLOCK = Budget(num_blocks=1, tensor_parallel_size=1, layout="NHD")
@@ -82,10 +81,10 @@ BUDGETS = [pytest.param(ONE_BLOCK, id="one-block"), pytest.param(HALVES, id="hal
 def test_a_model_is_deployed_alike(target: Target, model: str, budget: Budget) -> None:
     """Specs, groups, memory, views, bindings, builders and parameters are those of reference."""
     expected, actual = budget.deploy(REFERENCE, model), budget.deploy(target, model)
-    assert budget.num_blocks == expected[1].kv_cache_config.num_blocks
-    wanted, got = observe(*expected), observe(*actual)
+    assert budget.num_blocks == expected.kv_cache_config.num_blocks
+    wanted, got = observe(REFERENCE, expected), observe(target, actual)
     assert first_difference(wanted, got, "deployment", target.device or "cpu") is None
-    assert first_memory_difference(expected[1], actual[1]) is None
+    assert first_memory_difference(expected, actual) is None
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
@@ -95,10 +94,10 @@ def test_a_step_has_the_same_metadata(target: Target, model: str, checked: bool)
     results: list[dict[str, Any]] = []
     handed_in: list[dict[str, Any]] = []
     for twin in (REFERENCE, target):
-        call, deployment = ONE_BLOCK.deploy(twin, model)
+        deployment = ONE_BLOCK.deploy(twin, model)
         with twin.running(checked=checked):
-            step = make_step(call, deployment)
-            results.append(build_metadata(call, deployment, **step))
+            step = make_step(twin, deployment)
+            results.append(build_metadata(twin, deployment, **step))
         assert sorted(deployment.layers) == sorted(results[-1])
         handed_in.append({name: step[name] for name in ("block_tables", "slot_mappings")})
     assert first_difference(results[0], results[1], "metadata", target.device or "cpu") is None
@@ -122,22 +121,22 @@ def tables_and_slots(metadata: Any) -> list[Any]:
     ]
 
 
-def make_step(call: Calls, deployment: Deployment) -> dict[str, Any]:
+def make_step(target: Target, deployment: Deployment) -> dict[str, Any]:
     """Make a step: two decodes, an extend, a prefill, and a request and tokens of padding."""
     query_lens, computed = np.array([1, 1, 5, 9, 0]), np.array([20, 3, 40, 0, 0])
     starts = np.append(0, np.cumsum(query_lens)).astype(np.int32)
     num_reqs, num_tokens = len(query_lens), 24
 
     def buffer(values: np.ndarray[Any, np.dtype[Any]]) -> Any:
-        made = call(
+        made = target.call(
             "CpuGpuBuffer",
             len(values) + 3,
-            dtype=call.dtype("int32"),
-            device=call.device,
+            dtype=target.dtype("int32"),
+            device=target.device,
             pin_memory=False,
         )
         made.np[: len(values)] = values
-        call.method(made, "copy_to_gpu")
+        target.method(made, "copy_to_gpu")
         return made
 
     block_tables = []
@@ -145,12 +144,12 @@ def make_step(call: Calls, deployment: Deployment) -> dict[str, Any]:
     for number, group in enumerate(deployment.groups):
         num_columns = max(group.num_blocks(50), 1)
         ids = np.arange(num_reqs * num_columns, dtype=np.int32).reshape(num_reqs, num_columns)
-        block_tables.append(call.array(ids + 7 * number))
-        slots = np.full(num_tokens, call.look_up("PAD_SLOT_ID"), np.int64)
+        block_tables.append(target.array(ids + 7 * number))
+        slots = np.full(num_tokens, target.find("PAD_SLOT_ID"), np.int64)
         slots[: starts[-1]] = np.arange(starts[-1]) + 100 * number
-        slot_mappings.append(call.array(slots))
+        slot_mappings.append(target.array(slots))
     num_computed = np.append(computed, [0, 0]).astype(np.int32)
-    on_host = Calls(call.implementation, None if call.device is None else "cpu")
+    on_host = replace(target, device=target.device and "cpu")
     return {
         "num_reqs": num_reqs,
         "num_tokens": num_tokens,
@@ -166,11 +165,11 @@ def make_step(call: Calls, deployment: Deployment) -> dict[str, Any]:
 def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> None:
     """Allocating, viewing, sharing and binding one by one is what `init_kv_cache` does at once."""
     for twin in (REFERENCE, target):
-        call, deployment = HALVES.deploy(twin, model)
+        deployment = HALVES.deploy(twin, model)
         config = deployment.kv_cache_config
-        with in_layout(call, HALVES.layout):
-            raw = call("_allocate_kv_cache", config, call.device)
-            caches = call(
+        with in_layout(twin, HALVES.layout):
+            raw = twin.call("_allocate_kv_cache", config, twin.device)
+            caches = twin.call(
                 "_reshape_kv_cache",
                 config,
                 raw,
@@ -181,10 +180,10 @@ def test_caches_made_step_by_step_are_the_same(target: Target, model: str) -> No
         assert first_view_difference(at_once, one_by_one, {}, {}) is None
         order = names_in_order(deployment.kv_caches, deployment.runner_kv_caches)
         shared = shared_kv_cache_layers(deployment.serving)
-        call("initialize_kv_cache_for_kv_sharing", shared, config.kv_cache_groups, caches)
+        twin.call("initialize_kv_cache_for_kv_sharing", shared, config.kv_cache_groups, caches)
         assert all(caches[layer] is caches[owner] for layer, owner in shared.items())
         bound: list[Any] = []
-        call("bind_kv_cache", caches, deployment.layers, bound, MODELS[model].num_attn_module)
+        twin.call("bind_kv_cache", caches, deployment.layers, bound, MODELS[model].num_attn_module)
         assert all(deployment.layers[name].kv_cache[0] is caches[name] for name in caches)
         assert [shared.get(name, name) for name in order] == names_in_order(caches, bound)
 
@@ -198,10 +197,10 @@ def names_in_order(caches: dict[str, Any], runner_kv_caches: list[Any]) -> list[
 @pytest.mark.parametrize("model", MODELS)
 def test_caches_are_bound_by_layer(target: Target, model: str) -> None:
     """Caches that come last layer first are bound in ascending order, of modules in a layer too."""
-    call, deployment = ONE_BLOCK.deploy(target, model)
+    deployment = ONE_BLOCK.deploy(target, model)
     backwards = dict(reversed(deployment.kv_caches.items()))
     bound: list[Any] = []
-    call("bind_kv_cache", backwards, deployment.layers, bound, MODELS[model].num_attn_module)
+    target.call("bind_kv_cache", backwards, deployment.layers, bound, MODELS[model].num_attn_module)
     ascending = sorted(backwards, key=numbers_in)
     assert len(ascending) == len(bound)
     assert all(backwards[name] is cache for name, cache in zip(ascending, bound, strict=True))
@@ -225,8 +224,10 @@ def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model
     """Where all layers are of a decoder, with windows or without, their specs are read off them."""
     layers = MODELS[model].layers
     for twin in (REFERENCE, target):
-        call, deployment = ONE_BLOCK.deploy(twin, model)
-        specs = call("get_kv_cache_spec", deployment.vllm_config, call.dtype(MODELS[model].dtype))
+        deployment = ONE_BLOCK.deploy(twin, model)
+        specs = twin.call(
+            "get_kv_cache_spec", deployment.vllm_config, twin.dtype(MODELS[model].dtype)
+        )
         assert [layer.name for layer in layers if layer.keeps_cache] == list(specs)
         for group in deployment.kv_cache_config.kv_cache_groups:
             own = [specs[name] for name in group.layer_names if name in specs]
@@ -236,14 +237,14 @@ def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model
 def test_one_backend_is_wanted_for_a_group(target: Target) -> None:
     """A group of two kinds of pages has two backends, and so needs two `AttentionGroup`s."""
     for twin in (REFERENCE, target):
-        call, deployment = ONE_BLOCK.deploy(twin, "deepseek-v3.2-exp")
+        deployment = ONE_BLOCK.deploy(twin, "deepseek-v3.2-exp")
         assert [2] == [len(groups) for groups in deployment.attn_groups]
         with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn\.indexer\.k_cache"):
-            call(
+            twin.call(
                 "init_attn_backend",
                 deployment.kv_cache_config,
                 deployment.vllm_config,
-                call.device,
+                twin.device,
             )
 
 
@@ -253,7 +254,7 @@ def test_the_bytes_add_up(target: Target, model: str, budget: Budget) -> None:
     """Tensors have the bytes that a count layer by layer comes to, and each layer sees its own."""
     serving = budget.serving(model)
     for twin in (REFERENCE, target):
-        _, deployment = budget.deploy(twin, model)
+        deployment = budget.deploy(twin, model)
         config = deployment.kv_cache_config
         sizes = [tensor.size for tensor in config.kv_cache_tensors]
         assert budget.num_blocks * bytes_of_a_block(serving) == sum(sizes)

@@ -6,10 +6,9 @@ import bisect
 import dataclasses
 from typing import Any
 
-import fast
+from conformance.targets import TARGETS, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import block_bytes, make_kv_cache_config, make_vllm_config
-from conformance.zoo.calls import Calls
 from conformance.zoo.catalogue import get_backend, suits
 from conformance.zoo.groups import CacheGroup, make_groups
 from conformance.zoo.layer import ENCODER_ONLY, MAMBA
@@ -73,24 +72,24 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
         >>> plan.num_blocks, plan.blocks_per_request, plan.longest_request_tokens
         (8192, 8192, 131056)
     """
-    call = Calls(fast, "cpu")
-    groups = make_groups(call, serving)
-    if memory_bytes < (one_block := block_bytes(call, groups)):
+    target = TARGETS["host"]
+    groups = make_groups(target, serving)
+    if memory_bytes < (one_block := block_bytes(target, groups)):
         raise ValueError(
             f"{memory_bytes / GIB:.3g} GiB cannot hold a block of {serving.model.name}, which "
             f"takes {one_block / GIB:.3g} GiB"
         )
-    config = make_kv_cache_config(call, serving, groups, memory_bytes)
-    blocks = _blocks_of_a_request(call, serving, config, serving.max_model_len)
+    config = make_kv_cache_config(target, serving, groups, memory_bytes)
+    blocks = _blocks_of_a_request(target, serving, config, serving.max_model_len)
     usable = config.num_blocks - 1  # the null block is never allocated
     requests = usable / sum(blocks)
     longest = bisect.bisect_right(
         range(1, serving.max_model_len + 1),
         usable,
-        key=lambda length: sum(_blocks_of_a_request(call, serving, config, length)),
+        key=lambda length: sum(_blocks_of_a_request(target, serving, config, length)),
     )
     if longest == 0:
-        needed = sum(_blocks_of_a_request(call, serving, config, 1))
+        needed = sum(_blocks_of_a_request(target, serving, config, 1))
         raise ValueError(
             f"{memory_bytes / GIB:.3g} GiB cannot hold a request of {serving.model.name}: its "
             f"first token needs {needed} blocks, and {usable} are usable"
@@ -111,7 +110,7 @@ def make_plan(serving: Serving, memory_bytes: int) -> Plan:
         tokens=int(requests * serving.max_model_len) if requests >= 1 else longest,
         longest_request_tokens=longest,
         backends=_describe_backends(serving),
-        groups=_plan_groups(call, serving, groups, config, blocks),
+        groups=_plan_groups(target, serving, groups, config, blocks),
     )
 
 
@@ -125,32 +124,34 @@ def _formats(serving: Serving) -> list[str]:
     return list(found)
 
 
-def _blocks_of_a_request(call: Calls, serving: Serving, config: Any, length: int) -> list[int]:  # noqa: ANN401  # an implementation's own
+def _blocks_of_a_request(target: Target, serving: Serving, config: Any, length: int) -> list[int]:  # noqa: ANN401  # an implementation's own
     """Return the largest number of blocks that a request of a length needs, for each group."""
     shorter = dataclasses.replace(serving, requested_max_model_len=length)
-    vllm_config = make_vllm_config(call, shorter, {})
+    vllm_config = make_vllm_config(target, shorter, {})
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     return [spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes for spec in specs]
 
 
 def _plan_groups(
-    call: Calls,
+    target: Target,
     serving: Serving,
     groups: tuple[CacheGroup, ...],
     config: Any,  # noqa: ANN401  # an implementation's own
     blocks: list[int],
 ) -> list[GroupPlan]:
     """Return the size of each group."""
-    backends = Backends(call)
+    backends = Backends(target)
     attn_groups = [
         [
-            call("AttentionGroup", backends.get(name, group.kind), [], group.layer_names, None)
+            target.call(
+                "AttentionGroup", backends.get(name, group.kind), [], group.layer_names, None
+            )
             for name in _backends_of(serving, group)
         ]
         for group in groups
     ]
     try:
-        sizes = iter(call("prepare_kernel_block_sizes", config, attn_groups))
+        sizes = iter(target.call("prepare_kernel_block_sizes", config, attn_groups))
     except ValueError as error:
         paged = [group for group in groups if group.kind not in (MAMBA, ENCODER_ONLY)]
         names = [name for group in paged for name in _backends_of(serving, group)]

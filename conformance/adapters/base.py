@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import torch
 
 import reference
 from conformance.adapters.deviation import Deviation
-from conformance.conversion import own_class
+from conformance.stubs import stub_class
 from conformance.supplied import supplied
 
 KINDS = {
@@ -77,9 +78,18 @@ class Adapter:
     def __init__(self, module: ModuleType) -> None:
         self.module = module
 
-    def namespace(self) -> Any:
-        """Return what the harness looks our names up in, in the module's place."""
-        return Namespace(self)
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "namespace" not in vars(cls):
+            return
+        warnings.warn(
+            "Adapter.namespace is deprecated: override `function` and `new`, or extend FastAdapter",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        old: Any = cls
+        old.function = lambda self, name: operator.attrgetter(name)(self.namespace())
+        old.new = lambda self, name, **fields: getattr(self.namespace(), name)(**fields)
 
     def find(self, name: str) -> Any:
         """Return what the implementation now has by our name, `Class.method` included.
@@ -222,6 +232,15 @@ class Adapter:
 
     # What a subclass seldom needs to change.
 
+    def new(self, class_name: str, **fields: Any) -> Any:
+        """Return an object for an argument: of ours where it is converted, else of the module's.
+
+        Raises:
+            AttributeError: The implementation has no such class.
+        """
+        found = self.find(class_name)
+        return self.made(class_name, **fields) if self.is_data(class_name) else found(**fields)
+
     def made(self, class_name: str, **fields: Any) -> Any:
         """Return an object of ours, of a class of `reference`'s, with these fields.
 
@@ -229,7 +248,7 @@ class Adapter:
         """
         given = inspect.signature(getattr(reference, class_name)).bind(**fields)
         given.apply_defaults()
-        made: Any = object.__new__(own_class(getattr(reference, class_name)))
+        made: Any = object.__new__(stub_class(getattr(reference, class_name)))
         vars(made).update(given.arguments)
         return made
 
@@ -359,28 +378,4 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class Namespace(ModuleType):
-    """Our names, each as an adapter's function: what stands in the place of the module.
-
-    Args:
-        adapter: The adapter.
-    """
-
-    def __init__(self, adapter: Adapter) -> None:
-        super().__init__(adapter.module.__name__)
-        self.adapter = adapter
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        adapter: Adapter = self.__dict__["adapter"]
-        if name == "checks":
-            return adapter.find(name)
-        if adapter.is_data(name):
-            adapter.find(name)
-            return lambda *args, **fields: _bound(adapter, name, args, fields)
-        found = adapter.find(name)
-        return found if isinstance(found, type) else adapter.function(name)
-
-
-__all__ = ["KINDS", "Adapter", "Namespace", "supplied"]
+__all__ = ["KINDS", "Adapter", "supplied"]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import reference
-from conformance.absent import Absent, find
+from conformance.implementations import Absent
 from conformance.profiles import Profile
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
 from conformance.situations import Ledger
 from conformance.summary import Run, skip_reason
-from conformance.targets import STATEFUL_TEST, Target
+from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 
 SCHEMA_VERSION = "1.0"
 """The first number changes if old readers would misread it, the second if something is added."""
@@ -113,7 +113,7 @@ def _profile(profile: Profile) -> dict[str, Any]:
 def _target(target: Target) -> dict[str, Any]:
     return {
         "name": target.name,
-        "implementation": target.under_test.name if target.under_test else "",
+        "implementation": target.implementation.name,
         "device": target.device,
         "is_simulated": target.is_simulated,
     }
@@ -228,7 +228,7 @@ def summary_of(function: str) -> str:
     'Compute the slot to which each token of a batch is written.'
     """
     try:
-        found = find(reference, function)
+        found = REFERENCE.find(function)
     except Absent:
         return ""
     return (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from conformance.adapters.base import Namespace
+from conformance.adapters.fast import FastAdapter
 from conformance.calls import Call
 from conformance.contracts import InvalidInput
 from conformance.invocations import PLAIN, CallVariant, Invocation
@@ -43,7 +43,7 @@ class Asked:
     def stands_alone(self) -> bool:
         """Whether NumPy and torch are enough to make the call."""
         is_plain = self.target.device == "cpu" and not self.target.is_simulated
-        is_adapted = isinstance(self.target.implementation, Namespace)
+        is_adapted = not isinstance(self.target.implementation.adapter, FastAdapter)
         variant = self.variant.has_own_objects or self.variant.follows_idle_step
         contract = contracts().get(self.call.function)
         is_shown = contract is not None and contract.shows is not None

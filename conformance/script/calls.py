@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
 
 from conformance.calls import Call
 from conformance.invocations import by_position_of
@@ -81,9 +80,7 @@ def _alone(asked: Asked) -> str:
 
 def _function(function: str) -> str:
     """Return a function of a twin's module as an expression."""
-    found: Any = REFERENCE.implementation
-    for name in function.split("."):
-        found = getattr(found, name)
+    found = REFERENCE.find(function)
     return f"m.{function}.fget" if isinstance(found, property) else f"m.{function}"
 
 

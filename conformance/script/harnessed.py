@@ -102,10 +102,8 @@ def _manner(asked: Asked) -> str:
 def loaded_by(target: Target) -> str:
     """Return the arguments of `load_implementation`."""
     module = module_of(target)
-    if target.under_test is None:
-        return repr(module.__name__)
     name = module.__name__ if is_importable(module) else module.__file__
-    adapter = sys.modules.get(type(target.under_test.adapter).__module__)
+    adapter = sys.modules.get(type(target.implementation.adapter).__module__)
     if adapter is None or adapter is module or adapter.__name__.startswith("conformance."):
         return repr(name)
     return f"{name!r}, {adapter.__file__!r}"

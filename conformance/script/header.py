@@ -29,7 +29,7 @@ def folder_of(module: ModuleType) -> str | None:
 
 def module_of(target: Target) -> ModuleType:
     """Return the module under test, where an adapter stands in its place, too."""
-    return target.implementation if target.under_test is None else target.under_test.module
+    return target.implementation.module
 
 
 def is_importable(module: ModuleType) -> bool:

@@ -11,9 +11,9 @@ from hypothesis import seed
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from conformance.absent import Absent
 from conformance.checks import Check
 from conformance.gpu_context import noticing_lost_context
+from conformance.implementations import Absent
 from conformance.profiles import Kind, Profile
 from conformance.situations import LEDGER
 from conformance.stateful.goals import GOALS
@@ -59,7 +59,7 @@ class StatefulCheck(Check):
                     with noticing_lost_context(target.device):
                         run_state_machine_as_test(machine, settings=options)
                 except RAISED as error:
-                    declared = target.under_test.deviations if target.under_test else ()
+                    declared = target.implementation.deviations
                     known = next((one for one in declared if one.explains(error)), None)
                     if known is None:
                         raise

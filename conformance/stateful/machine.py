@@ -70,8 +70,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         self.twins = Twins(
             setup.model,
             setup.settings,
-            implementation=self.target.implementation,
-            device=self.target.device or "cpu",
+            target=self.target,
             groups=setup.groups,
             deploy=setup.deploy,
         )

@@ -8,9 +8,9 @@ from itertools import product
 
 import reference
 from conformance.stateful.view import BrokenInvariantError, Reads, View, Writes, as_reference
+from conformance.targets import Answer
 from conformance.traffic.buffers import NUM_CP_RANKS
 from conformance.traffic.derived import BLOCKS_IN_SMALL_CHUNK
-from conformance.zoo.calls import Answer
 from conformance.zoo.layer import CHUNKED_LOCAL
 
 

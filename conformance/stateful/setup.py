@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from conformance.targets import Target
 from conformance.traffic.settings import Settings
 from conformance.zoo.cache_config import block_bytes
-from conformance.zoo.calls import Calls
 from conformance.zoo.deployment import Deployment, deploy
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.layer import CHUNKED_LOCAL, SLIDING_WINDOW, Layer
@@ -125,23 +125,23 @@ class Setup:
         """The least number of tokens that fills whole blocks of all groups."""
         return math.lcm(*self.block_sizes)
 
-    def deploy(self, call: Calls, serving: Serving) -> Deployment:
+    def deploy(self, target: Target, serving: Serving) -> Deployment:
         """Do what an engine does when it starts, with all blocks of the pool.
 
         Args:
-            call: The calls of an implementation.
+            target: Whose functions are called.
             serving: How the model is served.
 
         Example:
-            >>> import reference
+            >>> from conformance.targets import REFERENCE
             >>> setup = Setup(block_sizes=(2, 4), kinds=("full", "full"), max_model_len=8)
             >>> serving = setup.settings.serving(setup.model)
-            >>> deployment = setup.deploy(Calls(reference), serving)
+            >>> deployment = setup.deploy(REFERENCE, serving)
             >>> [cache.shape for cache in deployment.kv_caches.values()]
             [(2, 11, 2, 1, 2), (2, 11, 4, 1, 1)]
         """
-        memory_bytes = self.num_blocks * block_bytes(call, self.groups)
-        return deploy(call, serving, memory_bytes, self.groups)
+        memory_bytes = self.num_blocks * block_bytes(target, self.groups)
+        return deploy(target, serving, memory_bytes, self.groups)
 
     def _layer(self, number: int, kind: str, block_size: int) -> Layer:
         """Make the layer of a group."""

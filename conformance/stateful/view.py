@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import reference
 from conformance.stateful.snapshot import Snapshot
+from conformance.targets import Answer
 from conformance.traffic.batch import Batch
 from conformance.traffic.runner import Runner
-from conformance.zoo.calls import Answer
 from conformance.zoo.groups import CacheGroup
 
 Reads: TypeAlias = set[tuple[int, int, int]]

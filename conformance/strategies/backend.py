@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.absent import find
 from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies.attention_layers import builder_classes
@@ -47,7 +46,7 @@ class MetadataClass(Factory):
 
     def make(self, converter: FactoryContext) -> type:
         """Return the class."""
-        base = object if self.is_own else find(converter.implementation, "AttentionMetadata")
+        base = object if self.is_own else converter.implementation.find("AttentionMetadata")
         if not self.is_dataclass:
             return type("Lengths", (base,), {})
         fields: list[Any] = [("longest", int), ("total", int, 3)]

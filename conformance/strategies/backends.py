@@ -90,9 +90,8 @@ class Backend(Factory):
         found.update(self.methods)
         members = {name: method and staticmethod(method) for name, method in found.items()}
         # An implementation of other chapters alone has no backends of its own.
-        base = (
-            object if self.is_own else getattr(converter.implementation, "AttentionBackend", object)
-        )
+        is_own = self.is_own or not converter.implementation.offers("AttentionBackend")
+        base = object if is_own else converter.implementation.find("AttentionBackend")
         made = type(f"{self.name.title()}Backend", (base,), members)
         return made() if self.is_instance else made
 

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.absent import find
 from conformance.factories import DEVICE, Factory, FactoryContext
 
 
@@ -153,13 +152,13 @@ class BuilderClass(Factory):
 
     def make(self, converter: FactoryContext) -> type:
         """Return the class."""
-        implementation: Any = converter.implementation
-        base = _Stores if self.is_own else find(implementation, "AttentionMetadataBuilder")
+        implementation = converter.implementation
+        base = _Stores if self.is_own else implementation.find("AttentionMetadataBuilder")
         members: dict[str, Any] = {name: WORKSPACE_METHODS[name] for name in self.methods}
         members["made"] = []
         members["has_device"] = property(lambda self: self.device == converter.device)
         if self.support is not None:
-            members["_cudagraph_support"] = find(implementation, "AttentionCGSupport")[self.support]
+            members["_cudagraph_support"] = implementation.find("AttentionCGSupport")[self.support]
         return type("Builder", (_Records, base), members)
 
 
@@ -218,7 +217,7 @@ class BackendClass(Factory):
 
     def make(self, converter: FactoryContext) -> type:
         """Return the class."""
-        base = object if self.is_own else find(converter.implementation, "AttentionBackend")
+        base = object if self.is_own else converter.implementation.find("AttentionBackend")
         builder = converter.convert(self.builder, "builder")
         members = {
             "__module__": "engine",

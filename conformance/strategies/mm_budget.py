@@ -9,7 +9,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
-from conformance.absent import find
 from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies.attention_layers import own_config
@@ -114,7 +113,7 @@ class Budget(Factory):
     def make(self, converter: FactoryContext) -> Any:
         """Return the budget."""
         given = {name: converter.convert(value, name) for name, value in self.arguments.items()}
-        return find(converter.implementation, "MultiModalBudget")(**given)
+        return converter.implementation.find("MultiModalBudget")(**given)
 
 
 @st.composite

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.engine.padded_batch import PaddedBatch
+from conformance.targets import Answer
 from conformance.traffic.fast_prefill import FastPrefill
 from conformance.traffic.settings import Settings
-from conformance.zoo.calls import Answer
 from conformance.zoo.groups import CacheGroup
 
 GROUPS_IN_TURN = 2

@@ -3,8 +3,8 @@
 import numpy as np
 
 from conformance.engine.padded_batch import BatchBuffers
+from conformance.targets import Answer, Target
 from conformance.traffic.settings import Settings
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.serving import Serving
 
@@ -18,7 +18,7 @@ class Buffers(BatchBuffers):
     """The persistent buffers of a runner, of one implementation's classes.
 
     Args:
-        call: The calls of the implementation.
+        target: Whose functions are called.
         groups: The KV cache groups that take blocks.
         settings: Of the engine.
         serving: The model, as these settings serve it.
@@ -35,75 +35,77 @@ class Buffers(BatchBuffers):
 
     def __init__(
         self,
-        call: Calls,
+        target: Target,
         groups: tuple[CacheGroup, ...],
         settings: Settings,
         serving: Serving,
     ) -> None:
         def make_buffer(size: int, dtype: str) -> Answer:
-            own_dtype = call.dtype(dtype)
-            return call("CpuGpuBuffer", size, dtype=own_dtype, device=call.device, pin_memory=False)
+            own_dtype = target.dtype(dtype)
+            return target.call(
+                "CpuGpuBuffer", size, dtype=own_dtype, device=target.device, pin_memory=False
+            )
 
         super().__init__(settings, make_buffer)
-        self._call = call
-        self.config = _make_config(call, serving)
-        self.tables = call(
+        self._target = target
+        self.config = _make_config(target, serving)
+        self.tables = target.call(
             "BlockTables",
             [group.block_size for group in groups],
             self.max_num_reqs,
             self.max_num_tokens,
             max(self.config.model_config.max_model_len, serving.model.encoder_tokens),
-            call.device,
+            target.device,
             pin_memory=False,
         )
-        self.all_tables = call.method(self.tables, "get_dummy_block_tables", self.max_num_reqs)
-        self.all_slots = call.method(self.tables, "get_dummy_slot_mappings", self.max_num_tokens)
-        self.all_rows = call.array(np.arange(self.max_num_reqs, dtype=np.int32))
-        self.no_blocks = call.array(
-            np.full((self.max_num_reqs, 1), call.look_up("NULL_BLOCK_ID"), np.int32)
+        self.all_tables = target.method(self.tables, "get_dummy_block_tables", self.max_num_reqs)
+        self.all_slots = target.method(self.tables, "get_dummy_slot_mappings", self.max_num_tokens)
+        self.all_rows = target.array(np.arange(self.max_num_reqs, dtype=np.int32))
+        self.no_blocks = target.array(
+            np.full((self.max_num_reqs, 1), target.find("NULL_BLOCK_ID"), np.int32)
         )
-        self.no_slots = call.array(
-            np.full(self.max_num_tokens, call.look_up("PAD_SLOT_ID"), np.int64)
+        self.no_slots = target.array(
+            np.full(self.max_num_tokens, target.find("PAD_SLOT_ID"), np.int64)
         )
 
         self.sampled_tokens = make_buffer(self.max_num_reqs, "int64")
 
     def to_device(self, buffer: Answer, count: int) -> Answer:
         """Copy the first entries of a buffer to the device, and return them there."""
-        return self._call.method(buffer, "copy_to_gpu", count)
+        return self._target.method(buffer, "copy_to_gpu", count)
 
     def read_back(self, count: int) -> Answer:
         """Bring made-up sampled tokens from the device to the host, and return them there."""
-        tokens = self._call.array(np.arange(count, dtype=np.int64) * 7 % 31)
+        tokens = self._target.array(np.arange(count, dtype=np.int64) * 7 % 31)
         self.sampled_tokens.gpu[:count] = tokens
-        return self._call.method(self.sampled_tokens, "copy_to_cpu", count)
+        return self._target.method(self.sampled_tokens, "copy_to_cpu", count)
 
 
-def _make_config(call: Calls, serving: Serving) -> Answer:
+def _make_config(target: Target, serving: Serving) -> Answer:
     """Make the configuration of the engine that serves a model."""
-    return call(
+    return target.call(
         "VllmConfig",
-        model_config=call("ModelConfig", max_model_len=serving.max_model_len),
-        cache_config=call("CacheConfig", block_size=serving.block_size),
-        parallel_config=call(
+        model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
+        cache_config=target.call("CacheConfig", block_size=serving.block_size),
+        parallel_config=target.call(
             "ParallelConfig",
             tensor_parallel_size=NUM_TP_RANKS,
             decode_context_parallel_size=NUM_CP_RANKS,
         ),
-        scheduler_config=call(
+        scheduler_config=target.call(
             "SchedulerConfig",
             max_num_batched_tokens=serving.max_num_batched_tokens,
             max_num_seqs=serving.max_num_seqs,
             max_num_encoder_input_tokens=serving.max_num_batched_tokens,
             encoder_cache_size=2 * serving.max_num_batched_tokens,
         ),
-        compilation_config=call(
+        compilation_config=target.call(
             "CompilationConfig",
-            pass_config=call("PassConfig", enable_sp=True),
+            pass_config=target.call("PassConfig", enable_sp=True),
             splitting_ops=["attention"],
             compile_sizes=[2**power for power in range(12)],
         ),
-        speculative_config=call(
+        speculative_config=target.call(
             "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from conformance.targets import Answer
 from conformance.traffic.batch import Batch
 from conformance.traffic.locate import (
     BOUNDARIES,
@@ -12,7 +13,6 @@ from conformance.traffic.locate import (
     Coordinates,
     owners_of_virtual_requests,
 )
-from conformance.zoo.calls import Answer
 
 PLAIN_TOKENS = (
     "slot_mappings",

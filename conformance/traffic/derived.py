@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from conformance.targets import Answer, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS
-from conformance.zoo.calls import Answer, Calls
 
 BLOCKS_IN_SMALL_CHUNK = 8
 """Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
@@ -19,11 +19,11 @@ POISON = -77
 """What stands in an output before it is written."""
 
 
-def cut_padding(call: Calls, batch: Batch) -> dict[str, Answer]:
+def cut_padding(target: Target, batch: Batch) -> dict[str, Answer]:
     """Cut the padding off again."""
     return {
         "unpadded": [
-            call.method(metadata, "unpadded", batch.num_tokens, batch.num_reqs)
+            target.method(metadata, "unpadded", batch.num_tokens, batch.num_reqs)
             for metadata in batch.metadata
         ]
     }
@@ -34,18 +34,18 @@ def split_thresholds(batch: Batch) -> tuple[int, ...]:
     return 1, batch.settings.decode_threshold, batch.settings.decode_threshold + 3, 64
 
 
-def split_by_kind(call: Calls, batch: Batch) -> dict[str, Answer]:
+def split_by_kind(target: Target, batch: Batch) -> dict[str, Answer]:
     """Split the batch into decodes, extends and prefills, by several thresholds."""
     metadata = batch.metadata[batch.group_in_turn]
     two_ways: list[Answer] = []
     uniform: list[Answer] = []
     three_ways: list[Answer] = []
     for threshold in split_thresholds(batch):
-        two_ways.append(call("split_decodes_and_prefills", metadata, threshold))
+        two_ways.append(target.call("split_decodes_and_prefills", metadata, threshold))
         uniform.append(
-            call("split_decodes_and_prefills", metadata, threshold, require_uniform=True)
+            target.call("split_decodes_and_prefills", metadata, threshold, require_uniform=True)
         )
-        three_ways.append(call("split_decodes_prefills_and_extends", metadata, threshold))
+        three_ways.append(target.call("split_decodes_prefills_and_extends", metadata, threshold))
     return {
         "decodes_and_prefills": two_ways,
         "uniform_decodes_and_prefills": uniform,
@@ -53,7 +53,7 @@ def split_by_kind(call: Calls, batch: Batch) -> dict[str, Answer]:
     }
 
 
-def cut_into_micro_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
+def cut_into_micro_batches(target: Target, batch: Batch) -> dict[str, Answer]:
     """Cut the batch into micro-batches of about as many tokens each.
 
     By turns the last one takes the padding along. The longest request is cut at both its ends, too,
@@ -65,47 +65,50 @@ def cut_into_micro_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
     total = batch.num_tokens
     points = sorted({total * part // parts for part in range(1, parts)} - {0, total})
     as_int = len(points) == 1 and batch.step_index % 4 < 2
-    slices = call("create_ubatch_slices", batch.query_lens, points[0] if as_int else points)
+    slices = target.call("create_ubatch_slices", batch.query_lens, points[0] if as_int else points)
     results = {
         "micro_batch_slices": slices,
         "micro_batch_sizes": [
-            (call.method(part, "is_empty"), call.attribute(part, "num_tokens")) for part in slices
+            (target.method(part, "is_empty"), target.attribute(part, "num_tokens"))
+            for part in slices
         ],
         "micro_batch_starts": [
-            call("slice_query_start_locs", batch.metadata[0].query_start_loc, part.request_slice)
+            target.call(
+                "slice_query_start_locs", batch.metadata[0].query_start_loc, part.request_slice
+            )
             for part in slices
         ],
     }
     if batch.step_index % 2 == 0:
-        slices = [*slices[:-1], _with_padding(call, slices[-1], batch)]
+        slices = [*slices[:-1], _with_padding(target, slices[-1], batch)]
     results["micro_batches"] = [
-        call("split_attn_metadata", slices, metadata) for _, metadata in batch.groups_in_turn
+        target.call("split_attn_metadata", slices, metadata) for _, metadata in batch.groups_in_turn
     ]
     metadata = batch.metadata[batch.group_in_turn]
     request, start, stop = batch.longest_request
     if stop - start >= 3:
-        middle = call("UBatchSlice", slice(request, request + 1), slice(start + 1, stop - 1))
-        results["middle_of_longest"] = call("_make_metadata_with_slice", middle, metadata)
+        middle = target.call("UBatchSlice", slice(request, request + 1), slice(start + 1, stop - 1))
+        results["middle_of_longest"] = target.call("_make_metadata_with_slice", middle, metadata)
     if batch.num_padded_reqs > batch.num_reqs and batch.num_padded_tokens > total:
-        padding = call(
+        padding = target.call(
             "UBatchSlice",
             slice(batch.num_reqs, batch.num_padded_reqs),
             slice(total, batch.num_padded_tokens),
         )
-        results["padding_alone"] = call("_make_metadata_with_slice", padding, metadata)
+        results["padding_alone"] = target.call("_make_metadata_with_slice", padding, metadata)
     return results
 
 
-def _with_padding(call: Calls, part: Answer, batch: Batch) -> Answer:
+def _with_padding(target: Target, part: Answer, batch: Batch) -> Answer:
     """Make the last slice end where the padded batch ends."""
-    return call(
+    return target.call(
         "UBatchSlice",
         slice(part.request_slice.start, batch.num_padded_reqs),
         slice(part.token_slice.start, batch.num_padded_tokens),
     )
 
 
-def make_virtual_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
+def make_virtual_batches(target: Target, batch: Batch) -> dict[str, Answer]:
     """Make the virtual batches of chunked local attention: real chunks, and small ones."""
     make = "make_local_attention_virtual_batches"
     local_attention: list[Answer] = []
@@ -113,27 +116,31 @@ def make_virtual_batches(call: Calls, batch: Batch) -> dict[str, Answer]:
     for group, metadata in batch.groups_in_turn:
         if group.attention_chunk_size is not None:
             local_attention.append(
-                call(make, group.attention_chunk_size, metadata, group.block_size)
+                target.call(make, group.attention_chunk_size, metadata, group.block_size)
             )
         small_chunk = BLOCKS_IN_SMALL_CHUNK * group.block_size
-        small_chunks.append(call(make, small_chunk, metadata, group.block_size))
+        small_chunks.append(target.call(make, small_chunk, metadata, group.block_size))
     return {"local_attention": local_attention, "small_chunks": small_chunks}
 
 
-def spread_over_ranks(call: Calls, batch: Batch) -> dict[str, Answer]:
+def spread_over_ranks(target: Target, batch: Batch) -> dict[str, Answer]:
     """Compute what the ranks of a context-parallel group hold of the batch."""
     lengths: list[Answer] = []
     slots: list[Answer] = []
     for group, metadata in batch.groups_in_turn:
         interleave = batch.interleave(group)
         keywords = {"cp_kv_cache_interleave_size": interleave}
-        lengths.append(call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, **keywords))
+        lengths.append(
+            target.call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, **keywords)
+        )
         for rank in range(NUM_CP_RANKS):
             lengths.append(
-                call("get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, rank, interleave)
+                target.call(
+                    "get_dcp_local_seq_lens", metadata.seq_lens, NUM_CP_RANKS, rank, interleave
+                )
             )
             slots.append(
-                call(
+                target.call(
                     "compute_slot_mapping",
                     metadata.block_table_tensor,
                     metadata.query_start_loc,
@@ -147,7 +154,7 @@ def spread_over_ranks(call: Calls, batch: Batch) -> dict[str, Answer]:
     return {"cp_seq_lens": lengths, "cp_slot_mappings": slots}
 
 
-def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
+def rename_kernel_blocks(target: Target, batch: Batch) -> dict[str, Answer]:
     """Compute slots through tables of kernel blocks, which are smaller than the manager's.
 
     By turns the slots are those of one rank, and written to an output that is longer than needed.
@@ -158,14 +165,14 @@ def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
     for group, metadata in batch.groups_in_turn:
         blocks_per_kv_block = 3 if group.block_size % 3 == 0 else 2 - group.block_size % 2
         num_columns = -(-metadata.max_seq_len // group.block_size)
-        table = call(
+        table = target.call(
             "map_to_kernel_blocks",
             metadata.block_table_tensor[:, :num_columns],
             blocks_per_kv_block,
         )
         keywords: dict[str, Answer] = {}
         if batch.step_index % 2 == 1:
-            outputs.append(call.array(np.full(batch.num_padded_tokens + 5, POISON, np.int64)))
+            outputs.append(target.array(np.full(batch.num_padded_tokens + 5, POISON, np.int64)))
             keywords["out"] = outputs[-1]
         if batch.step_index % 4 >= 2:
             keywords["cp_world_size"] = NUM_CP_RANKS
@@ -173,7 +180,7 @@ def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
             keywords["cp_kv_cache_interleave_size"] = batch.interleave(group)
         tables.append(table)
         slots.append(
-            call(
+            target.call(
                 "compute_slot_mapping",
                 table,
                 metadata.query_start_loc,
@@ -190,7 +197,7 @@ def rename_kernel_blocks(call: Calls, batch: Batch) -> dict[str, Answer]:
     }
 
 
-DERIVATIONS: tuple[Callable[[Calls, Batch], dict[str, Answer]], ...] = (
+DERIVATIONS: tuple[Callable[[Target, Batch], dict[str, Answer]], ...] = (
     cut_padding,
     split_by_kind,
     cut_into_micro_batches,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conformance.targets import Answer, Target
 from conformance.zoo.cache_config import shared_kv_cache_layers
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.deployment import Deployment
 
 PREFIX = "FastPrefill"
@@ -36,11 +36,11 @@ class FastPrefill:
         return self.attn_groups if self.is_real else {number: self.attn_groups[number]}
 
 
-def make_fast_prefill(call: Calls, deployment: Deployment) -> FastPrefill:
+def make_fast_prefill(target: Target, deployment: Deployment) -> FastPrefill:
     """Make backends and builders for fast prefill out of a model's own.
 
     Args:
-        call: The calls of the implementation.
+        target: Whose functions are called.
         deployment: The model.
 
     Returns:
@@ -48,13 +48,13 @@ def make_fast_prefill(call: Calls, deployment: Deployment) -> FastPrefill:
         model has none, those of one backend and spec.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.deployment import deploy
         >>> from conformance.zoo.models import get_model
         >>> from conformance.zoo.serving import Serving
-        >>> call = Calls(reference)
+        >>> target = REFERENCE
         >>> serving = Serving(model=get_model("gemma-3n-e4b"), requested_max_model_len=64)
-        >>> made = make_fast_prefill(call, deploy(call, serving, 2**20))
+        >>> made = make_fast_prefill(target, deploy(target, serving, 2**20))
         >>> [(n, g.backend.__name__, len(g.layer_names)) for n, g in made.attn_groups.items()]
         [(3, 'FastPrefillTritonAttentionBackend', 12), (4, 'FastPrefillTritonAttentionBackend', 3)]
     """
@@ -64,12 +64,12 @@ def make_fast_prefill(call: Calls, deployment: Deployment) -> FastPrefill:
         for own in deployment.attn_groups[number] if group.keeps_cache else ():
             names = [name for name in own.layer_names if name in shared or not shared]
             if names and number not in made:
-                made[number] = call(
+                made[number] = target.call(
                     "AttentionGroup.create_with_metadata_builders",
-                    call("create_fast_prefill_custom_backend", PREFIX, own.backend),
+                    target.call("create_fast_prefill_custom_backend", PREFIX, own.backend),
                     names,
                     own.kv_cache_spec,
                     deployment.vllm_config,
-                    call.device,
+                    target.device,
                 )
     return FastPrefill(made, is_real=bool(shared))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from conformance.targets import Answer, Target
 from conformance.traffic.buffers import Buffers
 from conformance.zoo.cache_config import block_bytes
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.deployment import Deployment, build_metadata, deploy
 from conformance.zoo.groups import make_groups
 from conformance.zoo.serving import Serving
@@ -13,27 +13,27 @@ ALLOCATED_BLOCKS = 2
 """Of the caches, which no step reads: a few show how they lie, all would fill the memory."""
 
 
-def deploy_small(call: Calls, serving: Serving) -> Deployment:
+def deploy_small(target: Target, serving: Serving) -> Deployment:
     """Do what an engine does when it starts, with few blocks.
 
     Args:
-        call: The calls of the implementation.
+        target: Whose functions are called.
         serving: The model, and how it is served.
 
     Returns:
         What it comes to.
     """
-    one_block = block_bytes(call, make_groups(call, serving))
-    return deploy(call, serving, ALLOCATED_BLOCKS * one_block)
+    one_block = block_bytes(target, make_groups(target, serving))
+    return deploy(target, serving, ALLOCATED_BLOCKS * one_block)
 
 
 def build_for_layers(
-    call: Calls, deployment: Deployment, buffers: Buffers, metadata: list[Answer]
+    target: Target, deployment: Deployment, buffers: Buffers, metadata: list[Answer]
 ) -> tuple[list[Answer], dict[str, int]]:
     """Let the model's builders build what its layers are given.
 
     Args:
-        call: The calls of the implementation.
+        target: Whose functions are called.
         deployment: The model.
         buffers: Of the step, as its metadata were made of them.
         metadata: The `CommonAttentionMetadata` of each KV cache group that takes blocks.
@@ -43,7 +43,7 @@ def build_for_layers(
     """
     no_cache = [group for group in deployment.groups if not group.keeps_cache]
     of_layers = build_metadata(
-        call,
+        target,
         deployment,
         num_reqs=metadata[0].num_reqs,
         num_tokens=metadata[0].num_actual_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.strategies.mm_budget import Cache, CachingRegistry
-from conformance.zoo.calls import Answer, Calls
+from conformance.targets import Answer, Target
 
 LIMITS = {"image": 8, "video": 1, "audio": 3}
 """Items of a prompt."""
@@ -12,40 +12,41 @@ LARGEST_ITEMS = {"video": 1568, "image": 576, "audio": 1568}
 SMALL_ITEM_TOKENS = 64
 
 
-def make_budget(call: Calls, config: Answer) -> dict[str, Answer]:
+def make_budget(target: Target, config: Answer) -> dict[str, Answer]:
     """Make a `MultiModalBudget`, and call all its methods.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         config: Its `VllmConfig`.
 
     Returns:
         Their results, by name.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> config = reference.VllmConfig(
         ...     model_config=reference.ModelConfig(max_model_len=4096),
         ...     scheduler_config=reference.SchedulerConfig(
         ...         max_num_batched_tokens=2048, max_num_seqs=4
         ...     ),
         ... )
-        >>> made = make_budget(Calls(reference), config)
+        >>> made = make_budget(REFERENCE, config)
         >>> made["modality_with_max_tokens"], made["max_items_per_batch_by_modality"]
         ('video', {'video': 1, 'image': 2, 'audio': 1})
     """
     cache = Cache()
     registry = CachingRegistry(dict(LIMITS), dict(LARGEST_ITEMS), cache)
-    budget = call("MultiModalBudget", config.model_config, config.scheduler_config, registry)
-    call.method(budget, "reset_cache")
+    budget = target.call("MultiModalBudget", config.model_config, config.scheduler_config, registry)
+    target.method(budget, "reset_cache")
     return {
-        "budget_and_cache": call(
+        "budget_and_cache": target.call(
             "compute_mm_encoder_budget", config.scheduler_config, LARGEST_ITEMS
         ),
-        "encoder_budget": call.method(budget, "get_encoder_budget"),
-        "modality_with_max_tokens": call.method(budget, "get_modality_with_max_tokens"),
+        "encoder_budget": target.method(budget, "get_encoder_budget"),
+        "modality_with_max_tokens": target.method(budget, "get_modality_with_max_tokens"),
         "small_items": [
-            call.method(budget, "get_max_items", modality, SMALL_ITEM_TOKENS) for modality in LIMITS
+            target.method(budget, "get_max_items", modality, SMALL_ITEM_TOKENS)
+            for modality in LIMITS
         ],
         "registry_calls": [
             (name, keywords.get("cache") is cache, keywords.get("profiler_limits"))

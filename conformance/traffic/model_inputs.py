@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from conformance.targets import Answer, Target
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_TP_RANKS
-from conformance.zoo.calls import Answer, Calls
 
 NUM_HEADS, HEAD_DIM = 2, 3
 """Of made-up queries."""
@@ -20,7 +20,7 @@ MOST_PLACEHOLDERS = 40
 """Of the made-up item."""
 
 
-def prefill_fast(call: Calls, batch: Batch) -> dict[str, Answer]:
+def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
     """Cut the batch to the tokens whose logits are wanted, and build for layers that need no other.
 
     These are each request's last one. A batch of one token each is handed back as it is.
@@ -28,14 +28,14 @@ def prefill_fast(call: Calls, batch: Batch) -> dict[str, Answer]:
     wanted: list[Answer] = []
     is_whole: list[bool] = []
     for _, metadata in batch.groups_in_turn:
-        wanted.append(call("make_kv_sharing_fast_prefill_common_attn_metadata", metadata))
+        wanted.append(target.call("make_kv_sharing_fast_prefill_common_attn_metadata", metadata))
         is_whole.append(wanted[-1] is metadata)
     built: list[Answer] = []
     if batch.fast_prefill is not None:
         for number, attn_group in batch.fast_prefill.in_turn(batch.group_in_turn).items():
-            builder = call.method(attn_group, "get_metadata_builder")
-            built.append(call.method(builder, "build", 0, batch.metadata[number]))
-    has_logits_fields = call.look_up("KVSharingFastPrefillMetadata")
+            builder = target.method(attn_group, "get_metadata_builder")
+            built.append(target.method(builder, "build", 0, batch.metadata[number]))
+    has_logits_fields = target.find("KVSharingFastPrefillMetadata")
     return {
         "wanted_tokens": wanted,
         "wanted_tokens_are_all": is_whole,
@@ -44,17 +44,17 @@ def prefill_fast(call: Calls, batch: Batch) -> dict[str, Answer]:
     }
 
 
-def list_convolution_programs(call: Calls, batch: Batch) -> dict[str, Answer]:
+def list_convolution_programs(target: Target, batch: Batch) -> dict[str, Answer]:
     """List the programs of a causal convolution over the tokens of extends and prefills."""
     if batch.num_decodes == batch.num_reqs:
         return {}
     prefills = slice(batch.num_decodes, batch.num_reqs)
     starts = batch.metadata[batch.group_in_turn].query_start_loc
-    own_starts = call("slice_query_start_locs", starts, prefills)
-    return {"convolution": call("compute_causal_conv1d_metadata", own_starts)}
+    own_starts = target.call("slice_query_start_locs", starts, prefills)
+    return {"convolution": target.call("compute_causal_conv1d_metadata", own_starts)}
 
 
-def reshape_speculative_queries(call: Calls, batch: Batch) -> dict[str, Answer]:
+def reshape_speculative_queries(target: Target, batch: Batch) -> dict[str, Answer]:
     """View the queries of decodes, all with as many drafts, request by request, and back.
 
     What is written to a request's last token is seen in all three, since nothing is copied.
@@ -63,20 +63,22 @@ def reshape_speculative_queries(call: Calls, batch: Batch) -> dict[str, Answer]:
     if num_reqs == 0:
         return {}
     shape = (batch.num_tokens, NUM_HEADS, HEAD_DIM)
-    queries = call.array(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+    queries = target.array(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
     of_decodes = queries[: num_reqs * query_len]
-    by_request = call("reshape_query_for_spec_decode", of_decodes, num_reqs)
-    by_token = call("reshape_attn_output_for_spec_decode", by_request)
+    by_request = target.call("reshape_query_for_spec_decode", of_decodes, num_reqs)
+    by_token = target.call("reshape_attn_output_for_spec_decode", by_request)
     by_token[-1] = -1
     return {
         "speculative_queries": of_decodes,
         "speculative_queries_by_request": by_request,
         "speculative_outputs": by_token,
-        "speculative_outputs_as_they_were": call("reshape_attn_output_for_spec_decode", by_token),
+        "speculative_outputs_as_they_were": target.call(
+            "reshape_attn_output_for_spec_decode", by_token
+        ),
     }
 
 
-def fill_placeholders(call: Calls, batch: Batch) -> dict[str, Answer]:
+def fill_placeholders(target: Target, batch: Batch) -> dict[str, Answer]:
     """Put a made-up item into the longest request's tokens, and take a later chunk of it out.
 
     By turns each of its tokens is an embedding, and it has no mask.
@@ -84,31 +86,33 @@ def fill_placeholders(call: Calls, batch: Batch) -> dict[str, Answer]:
     _, start, stop = batch.longest_request
     num_placeholders = min(stop - start, MOST_PLACEHOLDERS)
     is_embed = np.arange(num_placeholders) % 5 != batch.step_index % 5  # an image ends its lines
-    dtype = call.dtype(EMBED_DTYPES[batch.step_index % len(EMBED_DTYPES)])
+    dtype = target.dtype(EMBED_DTYPES[batch.step_index % len(EMBED_DTYPES)])
     has_mask = batch.step_index % 4 != 3
     num_embeds = int(is_embed.sum()) if has_mask else num_placeholders
     row_bytes = dtype.itemsize * (1, 5, 16)[batch.step_index % 3]
     data = (np.arange(num_embeds * row_bytes) * 37 + batch.step_index) % 251
-    embeds = call.array(data.astype(np.uint8).reshape(num_embeds, row_bytes)).view(dtype)
-    call("sanity_check_mm_encoder_outputs", [embeds], 1)
-    mask = call.array(is_embed) if has_mask else None
-    placeholders = call("scatter_mm_placeholders", embeds, mask)
+    embeds = target.array(data.astype(np.uint8).reshape(num_embeds, row_bytes)).view(dtype)
+    target.call("sanity_check_mm_encoder_outputs", [embeds], 1)
+    mask = target.array(is_embed) if has_mask else None
+    placeholders = target.call("scatter_mm_placeholders", embeds, mask)
     chunk = slice(num_placeholders // 3, num_placeholders)
     mask_of_chunk = None if mask is None else mask[chunk]
     return {
         "placeholders": placeholders,
-        "gathered_embeds": call("gather_mm_placeholders", placeholders[chunk], mask_of_chunk),
+        "gathered_embeds": target.call(
+            "gather_mm_placeholders", placeholders[chunk], mask_of_chunk
+        ),
     }
 
 
-def ask_for_scattered_residual(call: Calls, batch: Batch) -> dict[str, Answer]:
+def ask_for_scattered_residual(target: Target, batch: Batch) -> dict[str, Answer]:
     """Ask whether the ranks share the residual, of as many tokens as they can share evenly."""
     num_tokens = -(-batch.num_padded_tokens // NUM_TP_RANKS) * NUM_TP_RANKS
-    is_scattered = call("is_residual_scattered_for_sp", batch.config, num_tokens)
+    is_scattered = target.call("is_residual_scattered_for_sp", batch.config, num_tokens)
     return {"residual_is_scattered": is_scattered}
 
 
-DERIVATIONS: tuple[Callable[[Calls, Batch], dict[str, Answer]], ...] = (
+DERIVATIONS: tuple[Callable[[Target, Batch], dict[str, Answer]], ...] = (
     prefill_fast,
     list_convolution_programs,
     reshape_speculative_queries,

@@ -8,7 +8,6 @@ runners that were given the same steps must have had the same results.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from conformance.engine.input_batch import InputBatch
 from conformance.engine.padded_batch import PADDED_REQUEST
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.table_rows import TableRows
+from conformance.targets import Answer, Target
 from conformance.traffic import derived, model_inputs
 from conformance.traffic.batch import Batch
 from conformance.traffic.buffers import NUM_CP_RANKS, Buffers
@@ -25,7 +25,6 @@ from conformance.traffic.layers import build_for_layers, deploy_small
 from conformance.traffic.locate import Coordinates
 from conformance.traffic.mm_budget import make_budget
 from conformance.traffic.settings import Settings
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.model import Model
@@ -54,27 +53,25 @@ class Runner:
     do with padded rows: what the next calls return must not depend on that.
 
     Args:
-        implementation: The module whose functions are called, looked up by name at call time.
+        target: Whose functions are called.
         model: Which is served.
-        device: Of the implementation's tensors; None where arrays are NumPy's.
         settings: Of the engine.
         groups: KV cache groups that take blocks, in place of the model's own.
         deploy: Deploys the model at the first step.
 
     Attributes:
         deployment: The model's caches, backends and builders; None before the first step.
-        call: The calls of the implementation, with their time.
+
         results: What the last step has come to; on an exception, as far as it came.
         batch: The last step's batch, None before it is put together.
         rows: Of the block tables, with what the last step did to them.
 
     Example:
-        >>> import reference
         >>> from conformance.traffic.engine import TraceEngine
         >>> from conformance.traffic.trace import TraceRequest
         >>> from conformance.zoo.models import get_model
         >>> model, settings = get_model("llama-3.1-8b"), Settings(max_model_len=64)
-        >>> runner = Runner(reference, model, settings=settings)
+        >>> runner = Runner(REFERENCE, model, settings=settings)
         >>> step = next(iter(TraceEngine([TraceRequest(0.0, 5, 2)], model, settings)))
         >>> runner.execute(step)["slot_mappings"].tolist()
         [[16, 17, 18, 19, 20, -1, -1, -1]]
@@ -82,16 +79,15 @@ class Runner:
 
     def __init__(
         self,
-        implementation: ModuleType,
+        target: Target,
         model: Model,
         *,
-        device: str | None = None,
         settings: Settings | None = None,
         groups: tuple[CacheGroup, ...] | None = None,
-        deploy: Callable[[Calls, Serving], Deployment] = deploy_small,
+        deploy: Callable[[Target, Serving], Deployment] = deploy_small,
     ) -> None:
         self.settings = Settings() if settings is None else settings
-        self.call = Calls(implementation, device)
+        self.target = target
         self.results: dict[str, Answer] = {}
         self.batch: Batch | None = None
         self.deployment: Deployment | None = None
@@ -120,11 +116,11 @@ class Runner:
         self.batch = None
         self._coordinates = {"": Coordinates(list(step.num_scheduled_tokens))}
         if self.deployment is None:
-            self.deployment = self._deploy(self.call, self._serving)
-            self.results["deployment"] = observe(self.call, self.deployment)
-            self._fast_prefill = make_fast_prefill(self.call, self.deployment)
+            self.deployment = self._deploy(self.target, self._serving)
+            self.results["deployment"] = observe(self.target, self.deployment)
+            self._fast_prefill = make_fast_prefill(self.target, self.deployment)
             self.results["fast_prefill"] = self._fast_prefill.attn_groups
-            self.results["mm_budget"] = make_budget(self.call, self._persistent.config)
+            self.results["mm_budget"] = make_budget(self.target, self._persistent.config)
         if step.step_index % STEPS_BETWEEN_DUMMY_RUNS == 0:
             self._run_dummy(step)
         self._overwrites = (
@@ -139,7 +135,7 @@ class Runner:
         self._order(step, swaps_rows=compacts)
         self.batch = self._make_batch(step)
         for derive in (*derived.DERIVATIONS, *model_inputs.DERIVATIONS):
-            self.results.update(derive(self.call, self.batch))
+            self.results.update(derive(self.target, self.batch))
         return self.results
 
     def coordinates(self, results: dict[str, Answer]) -> dict[str, Coordinates]:
@@ -159,12 +155,12 @@ class Runner:
     def _persistent(self) -> Buffers:
         """What is made at the first step, where an exception of it is reported as a step's."""
         if self._buffers is None:
-            self._buffers = Buffers(self.call, self._groups, self.settings, self._serving)
+            self._buffers = Buffers(self.target, self._groups, self.settings, self._serving)
         return self._buffers
 
     def _on_tables(self, name: str, *args: object) -> Answer:
         """Call a method of the block tables."""
-        return self.call.method(self._persistent.tables, name, *args)
+        return self.target.method(self._persistent.tables, name, *args)
 
     def _run_dummy(self, step: SchedulerOutput) -> None:
         """Ask for what a dummy run gets, as for capturing a CUDA graph: all of it is cleared."""
@@ -186,10 +182,10 @@ class Runner:
         four_regions = self._input_batch.copy()
         reorder = "reorder_batch_to_split_decodes_and_prefills"
         threshold = self.settings.decode_threshold
-        self.results["moved"] = self.call(reorder, self._input_batch, step, threshold)
+        self.results["moved"] = self.target.call(reorder, self._input_batch, step, threshold)
         self.results["order"] = list(self._input_batch.req_ids)
         self._own_places("order")
-        self.results["moved_by_four_regions"] = self.call(
+        self.results["moved_by_four_regions"] = self.target.call(
             reorder,
             four_regions,
             step,
@@ -232,9 +228,9 @@ class Runner:
         metadata = self._make_metadata(len(req_ids), num_padded_reqs, positions)
         self.results["metadata"] = metadata
         for group, group_metadata in zip(self._groups, metadata, strict=True):
-            self.call.method(group_metadata, "validate", group.block_size)
+            self.target.method(group_metadata, "validate", group.block_size)
         if self.deployment is not None:
-            built = build_for_layers(self.call, self.deployment, persistent, metadata)
+            built = build_for_layers(self.target, self.deployment, persistent, metadata)
             self.results["attn_metadata"], self.results["attn_metadata_of_layers"] = built
         return Batch(
             step_index=step.step_index,
@@ -266,7 +262,7 @@ class Runner:
         self.results["sampled_tokens_cpu"] = persistent.read_back(num_reqs)
         seq_lens = persistent.to_device(persistent.seq_lens, num_padded_reqs)
         return [
-            self.call(
+            self.target.call(
                 "CommonAttentionMetadata",
                 query_start_loc=query_start_loc,
                 query_start_loc_cpu=persistent.query_start_loc.cpu[: num_padded_reqs + 1],
@@ -284,7 +280,9 @@ class Runner:
                 ),
                 num_logits_indices=num_reqs,
                 encoder_seq_lens=self._input_batch.num_prompt_tokens[:num_padded_reqs].copy(),
-                dcp_local_seq_lens=self.call("get_dcp_local_seq_lens", seq_lens, NUM_CP_RANKS, 0),
+                dcp_local_seq_lens=self.target.call(
+                    "get_dcp_local_seq_lens", seq_lens, NUM_CP_RANKS, 0
+                ),
             )
             for group in range(len(self._groups))
         ]

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
-import reference
 from conformance.engine.scheduler import longest_request
 from conformance.engine.settings import NO_LIMIT, EngineSettings
-from conformance.zoo.calls import Calls
+from conformance.targets import REFERENCE
 from conformance.zoo.groups import CacheGroup, make_groups
 from conformance.zoo.layer import CROSS, MAMBA
 from conformance.zoo.model import Model
@@ -137,7 +136,7 @@ class Settings(EngineSettings):
 @cache
 def _cache_groups(serving: Serving) -> tuple[CacheGroup, ...]:
     """Return the groups that take blocks, once for each way of serving."""
-    return tuple(group for group in make_groups(Calls(reference), serving) if group.keeps_cache)
+    return tuple(group for group in make_groups(REFERENCE, serving) if group.keeps_cache)
 
 
 DEFAULT_POOL_TOKENS = 20_480

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-import fast
-import reference
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.engine.scheduler_output import SchedulerOutput
-from conformance.targets import RAISED
+from conformance.targets import RAISED, REFERENCE, TARGETS, Answer, Target
 from conformance.traffic.layers import deploy_small
 from conformance.traffic.locate import describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
-from conformance.zoo.calls import Calls
 from conformance.zoo.deployment import Deployment
 from conformance.zoo.groups import CacheGroup
 from conformance.zoo.model import Model
@@ -45,21 +43,53 @@ class Mismatch:
         return f"step {self.step_index}: {self.difference.line} (of {describe(self.req_ids)})"
 
 
+@dataclass
+class Calls:
+    """The calls that were made.
+
+    Attributes:
+        last: The name of the last one, for the report when it raises.
+        seconds: The time spent in them.
+    """
+
+    last: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class TimedTarget(Target):
+    """A target that remembers its last call, and the time that all calls took.
+
+    >>> target = TimedTarget(**vars(REFERENCE))
+    >>> target.call("extract_layer_index", "layers.3.attn"), target.calls.last
+    (3, 'extract_layer_index')
+    """
+
+    calls: Calls = field(default_factory=Calls, compare=False)
+
+    def _run(self, name: str, function: Callable[..., Answer], *args: Any, **kwargs: Any) -> Answer:
+        self.calls.last = name
+        started = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.calls.seconds += time.perf_counter() - started
+
+
 class Twins:
     """Runs the same steps in `reference` and in another implementation, and compares all results.
 
     Args:
         model: Whose KV cache groups there are.
         settings: Of the engine.
-        implementation: What is compared with `reference`.
-        device: Of its arrays.
+        target: What is compared with `reference`.
         groups: KV cache groups that take blocks, in place of the model's own.
         deploy: Deploys the model at the first step.
 
     Attributes:
         expected: The runner of `reference`.
-        actual: That of the other implementation.
-        seconds: For each step that was run, the time spent in the two implementations' functions.
+        actual: That of the target.
+        seconds: For each step that was run, the time spent in the functions of the two.
 
     Example:
         >>> from conformance.traffic.engine import TraceEngine
@@ -78,17 +108,17 @@ class Twins:
         model: Model,
         settings: Settings,
         *,
-        implementation: ModuleType = fast,
-        device: str = "cpu",
+        target: Target = TARGETS["host"],
         groups: tuple[CacheGroup, ...] | None = None,
-        deploy: Callable[[Calls, Serving], Deployment] = deploy_small,
+        deploy: Callable[[Target, Serving], Deployment] = deploy_small,
     ) -> None:
         self.seconds: list[tuple[float, float]] = []
-        self._device = device
+        self._device = target.device or "cpu"
         self._has_compared_memory = False
-        self.expected = Runner(reference, model, settings=settings, groups=groups, deploy=deploy)
-        self.actual = Runner(
-            implementation, model, device=device, settings=settings, groups=groups, deploy=deploy
+        self._timed = [TimedTarget(**vars(twin)) for twin in (REFERENCE, target)]
+        self.expected, self.actual = (
+            Runner(timed, model, settings=settings, groups=groups, deploy=deploy)
+            for timed in self._timed
         )
 
     def execute(self, step: SchedulerOutput) -> Mismatch | None:
@@ -100,12 +130,12 @@ class Twins:
         Returns:
             The first difference, None where there is none.
         """
-        before = self.expected.call.seconds, self.actual.call.seconds
+        before = [timed.calls.seconds for timed in self._timed]
         expected_error = _execute(self.expected, step)
         actual_error = _execute(self.actual, step)
         if self._device != "cpu":
             torch.cuda.synchronize(self._device)
-        after = self.expected.call.seconds, self.actual.call.seconds
+        after = [timed.calls.seconds for timed in self._timed]
         self.seconds.append((after[0] - before[0], after[1] - before[1]))
         difference = self._first_difference() or self._first_difference_of_memory()
         if difference is None:
@@ -142,12 +172,12 @@ class Twins:
         """Compare what was raised. A scheduler's steps are valid, so nothing should be."""
         if expected is None and actual is None:
             return None
-        raising = self.expected if actual is None else self.actual
+        raising = self._timed[0 if actual is None else 1]
         got = "an answer" if actual is None else repr(actual)
         wanted = "an answer" if expected is None else repr(expected)
         if type(expected) is type(actual):
             got, wanted = f"{got} in both twins", "an answer"
-        return Difference(Verdict.OUTCOME, raising.call.last, None, got, wanted)
+        return Difference(Verdict.OUTCOME, raising.calls.last, None, got, wanted)
 
 
 def _execute(runner: Runner, step: SchedulerOutput) -> BaseException | None:

@@ -80,9 +80,9 @@ class Stage:
 @contextlib.contextmanager
 def untouched(target: Target) -> Iterator[None]:
     """Leave the environment and the layout as they were; inside, neither says anything at first."""
-    implementation: Any = target.implementation
     before = os.environ.pop(LAYOUT_VARIABLE, None)
-    set_layout = getattr(implementation, "set_kv_cache_layout", lambda _: None)
+    has_layout = target.implementation.offers("set_kv_cache_layout")
+    set_layout = target.lookup("set_kv_cache_layout") if has_layout else lambda _: None
     set_layout(None)
     try:
         yield

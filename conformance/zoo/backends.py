@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import new_class
 from typing import Any
 
+from conformance.targets import Answer, Target
 from conformance.zoo.builders import make_builder_class, make_metadata_class
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.catalogue import BackendFacts, get_backend
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY
 
@@ -22,11 +22,11 @@ class Backends:
     """The backends of one implementation; each is made once, so that `is` compares them.
 
     Args:
-        call: The calls of the implementation.
+        target: Whose functions are called.
 
     Example:
-        >>> import reference
-        >>> backends = Backends(Calls(reference))
+        >>> from conformance.targets import REFERENCE
+        >>> backends = Backends(REFERENCE)
         >>> backend = backends.get("FLASH_ATTN", "chunked_local")
         >>> backend.__name__, backend is backends.get("FLASH_ATTN", "chunked_local")
         ('ChunkedLocalAttentionFlashAttentionBackend', True)
@@ -34,9 +34,9 @@ class Backends:
         (2, 9, 16, 8, 128)
     """
 
-    def __init__(self, call: Calls) -> None:
-        self._call = call
-        self._metadata_class = make_metadata_class(call)
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._metadata_class = make_metadata_class(target)
         self._made: dict[tuple[str, str], Answer] = {}
 
     def get(self, name: str, kind: str) -> Answer:
@@ -58,21 +58,21 @@ class Backends:
 
     def _make(self, facts: BackendFacts, kind: str) -> Answer:
         """Make a backend; that of a kind with a builder of its own out of the plain one."""
-        builder = make_builder_class(self._call, facts, kind, self._metadata_class)
+        builder = make_builder_class(self._target, facts, kind, self._metadata_class)
         if kind in _PREFIXES:
             plain = self.get(facts.name, "full")
-            return self._call("subclass_attention_backend", _PREFIXES[kind], plain, builder)
-        return _make_backend_class(self._call, facts, builder)
+            return self._target.call("subclass_attention_backend", _PREFIXES[kind], plain, builder)
+        return _make_backend_class(self._target, facts, builder)
 
 
-def _make_backend_class(call: Calls, facts: BackendFacts, builder: Answer) -> Answer:
+def _make_backend_class(target: Target, facts: BackendFacts, builder: Answer) -> Answer:
     """Make a subclass of the implementation's `AttentionBackend`."""
 
     def get_stride_order() -> tuple[int, ...]:
-        return (facts.stride_orders or {})[call.look_up("get_kv_cache_layout")()]
+        return (facts.stride_orders or {})[target.lookup("get_kv_cache_layout")()]
 
     def get_block_sizes() -> list[Answer]:
-        multiples = [call.look_up("MultipleOf")(base) for base in facts.multiples_of]
+        multiples = [target.find("MultipleOf")(base) for base in facts.multiples_of]
         return [*facts.kernel_block_sizes, *multiples]
 
     methods: dict[str, Any] = {
@@ -85,5 +85,5 @@ def _make_backend_class(call: Calls, facts: BackendFacts, builder: Answer) -> An
     if facts.stride_orders is not None:
         methods["get_kv_cache_stride_order"] = get_stride_order
     namespace: dict[str, Any] = {name: staticmethod(method) for name, method in methods.items()}
-    base = call.look_up("AttentionBackend")
+    base = target.find("AttentionBackend")
     return new_class(facts.class_name, (base,), exec_body=lambda body: body.update(namespace))

@@ -12,7 +12,7 @@ from types import new_class
 
 import numpy as np
 
-from conformance.zoo.calls import Answer, Calls
+from conformance.targets import Answer, Target
 from conformance.zoo.catalogue import BackendFacts
 from conformance.zoo.context import AttentionImpl
 from conformance.zoo.layer import CHUNKED_LOCAL, CROSS, ENCODER_ONLY, MAMBA
@@ -24,12 +24,12 @@ COMPARED = ("kv_cache_spec", "layer_names", "reorder_batch_threshold", "paramete
 
 
 def make_builder_class(
-    call: Calls, facts: BackendFacts, kind: str, metadata_class: Answer
+    target: Target, facts: BackendFacts, kind: str, metadata_class: Answer
 ) -> Answer:
     """Make the class of a backend's builders.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         facts: The backend.
         kind: Of the layers that it builds for.
         metadata_class: Of what it builds.
@@ -37,7 +37,7 @@ def make_builder_class(
     Returns:
         A subclass of the implementation's `AttentionMetadataBuilder`.
     """
-    base = call.look_up("AttentionMetadataBuilder")
+    base = target.find("AttentionMetadataBuilder")
 
     def init(
         self: Answer, kv_cache_spec: Answer, layer_names: list[str], config: Answer, device: object
@@ -45,7 +45,7 @@ def make_builder_class(
         base.__init__(self, kv_cache_spec, layer_names, config, device)
         threshold = 1 if facts.reorders else None
         base._init_reorder_batch_threshold(self, threshold, supports_spec_as_decode=True)  # noqa: SLF001  # public for builders
-        self.parameters = _parameters(call, self) if facts.name == "FLASHINFER" else None
+        self.parameters = _parameters(target, self) if facts.name == "FLASHINFER" else None
         self.workspace = None
 
     def build(
@@ -54,10 +54,12 @@ def make_builder_class(
         common_attn_metadata: Answer,
         fast_build: bool = False,
     ) -> Answer:
-        common = _of_kind(call, kind, self, common_attn_metadata)
+        common = _of_kind(target, kind, self, common_attn_metadata)
         split = None
         if self.reorder_batch_threshold is not None:
-            split = call.look_up("split_decodes_and_prefills")(common, self.reorder_batch_threshold)
+            split = target.lookup("split_decodes_and_prefills")(
+                common, self.reorder_batch_threshold
+            )
         return metadata_class(
             backend=facts.name,
             common=common,
@@ -70,16 +72,16 @@ def make_builder_class(
 
     namespace: dict[str, Answer] = {"__init__": init, "build": build, "compared": COMPARED}
     if facts.name == "FLASHINFER":
-        namespace |= _workspace_methods(call)
+        namespace |= _workspace_methods(target)
     name = facts.class_name.removesuffix("Backend") + "MetadataBuilder"
     return new_class(name, (base,), exec_body=lambda body: body.update(namespace))
 
 
-def make_metadata_class(call: Calls) -> Answer:
+def make_metadata_class(target: Target) -> Answer:
     """Make the class of what builders build.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
 
     Returns:
         A dataclass, a subclass of the implementation's `AttentionMetadata`.
@@ -93,14 +95,16 @@ def make_metadata_class(call: Calls) -> Answer:
         ("state_indices", object, None),
         ("parameters", object, None),
     ]
-    return call("subclass_attention_metadata", "Zoo", call.look_up("AttentionMetadata"), fields)
+    return target.call(
+        "subclass_attention_metadata", "Zoo", target.find("AttentionMetadata"), fields
+    )
 
 
-def _of_kind(call: Calls, kind: str, builder: Answer, common: Answer) -> Answer:
+def _of_kind(target: Target, kind: str, builder: Answer, common: Answer) -> Answer:
     """Return the batch as layers of a kind see it."""
     if kind == CHUNKED_LOCAL:
         spec = builder.kv_cache_spec
-        make = call.look_up("make_local_attention_virtual_batches")
+        make = target.lookup("make_local_attention_virtual_batches")
         return make(spec.attention_chunk_size, common, spec.block_size)
     if kind == ENCODER_ONLY:
         return dataclasses.replace(common, causal=False)
@@ -116,20 +120,20 @@ def _of_kind(call: Calls, kind: str, builder: Answer, common: Answer) -> Answer:
     return common
 
 
-def _parameters(call: Calls, builder: Answer) -> Answer:
+def _parameters(target: Target, builder: Answer) -> Answer:
     """Return what all layers of a builder have in common, which FlashInfer plans for."""
-    layers = call.look_up("get_per_layer_parameters")(
+    layers = target.lookup("get_per_layer_parameters")(
         builder.vllm_config, builder.layer_names, AttentionImpl
     )
-    return call.look_up("infer_global_hyperparameters")(layers)
+    return target.lookup("infer_global_hyperparameters")(layers)
 
 
-def _workspace_methods(call: Calls) -> dict[str, Answer]:
+def _workspace_methods(target: Target) -> dict[str, Answer]:
     """Return the two methods by which FlashInfer's builders share a workspace."""
 
     def get_workspace_buffer(self: Answer) -> Answer:
         if self.workspace is None:
-            self.workspace = call.array(np.zeros(WORKSPACE_BYTES, np.uint8))
+            self.workspace = target.array(np.zeros(WORKSPACE_BYTES, np.uint8))
         return self.workspace
 
     def set_workspace_buffer(self: Answer, workspace: Answer) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.zoo.calls import Answer, Calls
+from conformance.targets import Answer, Target
 from conformance.zoo.groups import CacheGroup, make_group_spec
 from conformance.zoo.serving import Serving
 
 
 def make_kv_cache_config(
-    call: Calls, serving: Serving, groups: Sequence[CacheGroup], memory_bytes: int
+    target: Target, serving: Serving, groups: Sequence[CacheGroup], memory_bytes: int
 ) -> Answer:
     """Divide the memory for KV caches into blocks, and these into tensors.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         serving: The model, and how it is served.
         groups: Its KV cache groups.
         memory_bytes: What there is for its caches on each device.
@@ -28,20 +28,20 @@ def make_kv_cache_config(
         ValueError: Not even one block fits.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.groups import make_groups
         >>> from conformance.zoo.models import get_model
-        >>> call, serving = Calls(reference), Serving(model=get_model("llama-3.1-8b"))
-        >>> config = make_kv_cache_config(call, serving, make_groups(call, serving), 2**30)
+        >>> target, serving = REFERENCE, Serving(model=get_model("llama-3.1-8b"))
+        >>> config = make_kv_cache_config(target, serving, make_groups(target, serving), 2**30)
         >>> config.num_blocks, config.kv_cache_tensors[0].size
         (512, 33554432)
     """
-    specs = [make_group_spec(call, group) for group in groups]
+    specs = [make_group_spec(target, group) for group in groups]
     group_specs = [
-        call("KVCacheGroupSpec", group.layer_names, spec)
+        target.call("KVCacheGroupSpec", group.layer_names, spec)
         for group, spec in zip(groups, specs, strict=True)
     ]
-    tensors = _page_sizes_by_tensor(call, groups, specs)
+    tensors = _page_sizes_by_tensor(target, groups, specs)
     block_bytes = sum(page_size for page_size, _ in tensors)
     num_blocks = memory_bytes // block_bytes
     if num_blocks < 1:
@@ -50,12 +50,12 @@ def make_kv_cache_config(
             f"{block_bytes}"
         )
     shared = shared_kv_cache_layers(serving)
-    call("add_kv_sharing_layers_to_kv_cache_groups", shared, group_specs)
-    return call(
+    target.call("add_kv_sharing_layers_to_kv_cache_groups", shared, group_specs)
+    return target.call(
         "KVCacheConfig",
         num_blocks=num_blocks,
         kv_cache_tensors=[
-            call(
+            target.call(
                 "KVCacheTensor",
                 size=num_blocks * page_size,
                 shared_by=[*names, *(layer for layer, own in shared.items() if own in names)],
@@ -88,30 +88,30 @@ def shared_kv_cache_layers(serving: Serving) -> dict[str, str]:
     }
 
 
-def block_bytes(call: Calls, groups: Sequence[CacheGroup]) -> int:
+def block_bytes(target: Target, groups: Sequence[CacheGroup]) -> int:
     """Compute the bytes of one block over all tensors.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         groups: The KV cache groups.
 
     Returns:
         Bytes.
     """
-    specs = [make_group_spec(call, group) for group in groups]
-    return sum(page_size for page_size, _ in _page_sizes_by_tensor(call, groups, specs))
+    specs = [make_group_spec(target, group) for group in groups]
+    return sum(page_size for page_size, _ in _page_sizes_by_tensor(target, groups, specs))
 
 
 def _page_sizes_by_tensor(
-    call: Calls, groups: Sequence[CacheGroup], specs: Sequence[Answer]
+    target: Target, groups: Sequence[CacheGroup], specs: Sequence[Answer]
 ) -> list[tuple[int, list[str]]]:
     """Return the bytes of a page in each tensor, and the layers that own it."""
     caching = [(g, s) for g, s in zip(groups, specs, strict=True) if g.keeps_cache]
     if len(caching) == 1:
         [(group, spec)] = caching
         inner = getattr(spec, "kv_cache_specs", dict.fromkeys(group.layer_names, spec))
-        return [(call.attribute(inner[name], "page_size_bytes"), [name]) for name in inner]
-    page_size = call.attribute(caching[0][1], "page_size_bytes")
+        return [(target.attribute(inner[name], "page_size_bytes"), [name]) for name in inner]
+    page_size = target.attribute(caching[0][1], "page_size_bytes")
     most = max(len(group.layers) for group, _ in caching)
     return [
         (page_size, [g.layer_names[i] for g, _ in caching if i < len(g.layers)])
@@ -119,30 +119,32 @@ def _page_sizes_by_tensor(
     ]
 
 
-def make_vllm_config(call: Calls, serving: Serving, layers: dict[str, Answer]) -> Answer:
+def make_vllm_config(target: Target, serving: Serving, layers: dict[str, Answer]) -> Answer:
     """Make the configuration of the engine.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         serving: The model, and how it is served.
         layers: The forward context.
 
     Returns:
         A `VllmConfig`.
     """
-    return call(
+    return target.call(
         "VllmConfig",
-        model_config=call("ModelConfig", max_model_len=serving.max_model_len),
-        cache_config=call("CacheConfig", block_size=serving.block_size),
-        parallel_config=call("ParallelConfig", tensor_parallel_size=serving.tensor_parallel_size),
-        scheduler_config=call(
+        model_config=target.call("ModelConfig", max_model_len=serving.max_model_len),
+        cache_config=target.call("CacheConfig", block_size=serving.block_size),
+        parallel_config=target.call(
+            "ParallelConfig", tensor_parallel_size=serving.tensor_parallel_size
+        ),
+        scheduler_config=target.call(
             "SchedulerConfig",
             max_num_batched_tokens=serving.max_num_batched_tokens,
             max_num_seqs=serving.max_num_seqs,
             max_num_encoder_input_tokens=serving.model.encoder_tokens,
         ),
-        compilation_config=call("CompilationConfig", static_forward_context=layers),
-        speculative_config=call(
+        compilation_config=target.call("CompilationConfig", static_forward_context=layers),
+        speculative_config=target.call(
             "SpeculativeConfig", num_speculative_tokens=serving.num_speculative_tokens
         ),
     )

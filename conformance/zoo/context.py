@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.zoo.calls import Answer, Calls
+from conformance.targets import Answer, Target
 from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
 from conformance.zoo.serving import Serving
 
@@ -80,12 +80,12 @@ class StateLayer:
 
 
 def make_forward_context(
-    call: Calls, serving: Serving, get_backend: Callable[[str, str], Answer]
+    target: Target, serving: Serving, get_backend: Callable[[str, str], Answer]
 ) -> dict[str, AttentionLayer | StateLayer]:
     """Make the layers of a model.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         serving: The model, and how it is served.
         get_backend: Returns the backend of a name for a kind of layers.
 
@@ -93,27 +93,27 @@ def make_forward_context(
         The layers by name, in the model's order.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.models import get_model
         >>> serving = Serving(model=get_model("gemma-2-9b"))
-        >>> layers = make_forward_context(Calls(reference), serving, lambda name, kind: name)
+        >>> layers = make_forward_context(REFERENCE, serving, lambda name, kind: name)
         >>> layers["model.layers.0.self_attn.attn"].impl.sliding_window
         (4095, 0)
     """
     return {
         layer.name: StateLayer(get_backend(layer.backend, layer.kind))
         if layer.kind == MAMBA
-        else _make_attention_layer(call, layer, get_backend(layer.backend, layer.kind))
+        else _make_attention_layer(target, layer, get_backend(layer.backend, layer.kind))
         for layer in serving.layers
     }
 
 
-def _make_attention_layer(call: Calls, layer: Layer, backend: Answer) -> AttentionLayer:
+def _make_attention_layer(target: Target, layer: Layer, backend: Answer) -> AttentionLayer:
     """Make an attention layer."""
     window = (-1, -1) if layer.sliding_window is None else (layer.sliding_window - 1, 0)
-    sinks = call.array(np.zeros(layer.num_query_heads, np.float32)) if layer.has_sinks else None
+    sinks = target.array(np.zeros(layer.num_query_heads, np.float32)) if layer.has_sinks else None
     return AttentionLayer(
-        attn_type=call.look_up(f"AttentionType.{_TYPES.get(layer.kind, 'DECODER')}"),
+        attn_type=target.find(f"AttentionType.{_TYPES.get(layer.kind, 'DECODER')}"),
         num_kv_heads=layer.num_kv_heads,
         head_size=layer.head_size,
         sliding_window=layer.sliding_window,

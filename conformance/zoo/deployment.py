@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conformance.targets import Answer, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import (
     make_kv_cache_config,
     make_vllm_config,
 )
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.context import AttentionImpl, AttentionLayer, StateLayer, make_forward_context
 from conformance.zoo.groups import CacheGroup, make_groups
 from conformance.zoo.serving import Serving
@@ -54,7 +54,7 @@ class Deployment:
 
 
 def deploy(
-    call: Calls,
+    target: Target,
     serving: Serving,
     memory_bytes: int,
     groups: tuple[CacheGroup, ...] | None = None,
@@ -62,7 +62,7 @@ def deploy(
     """Deploy a model: everything that an engine does with these functions when it starts.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         serving: The model, and how it is served.
         memory_bytes: What there is for its caches on each device.
         groups: Its KV cache groups; None: as `make_groups` sorts the layers.
@@ -74,34 +74,34 @@ def deploy(
         ValueError: The memory is too small for a block, or backends cannot work on its blocks.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.models import get_model
         >>> serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
-        >>> deployment = deploy(Calls(reference), serving, 2**20)
+        >>> deployment = deploy(REFERENCE, serving, 2**20)
         >>> deployment.kv_cache_config.num_blocks
         21
         >>> deployment.kv_caches["model.layers.0.self_attn.attn"].shape
         (21, 2, 16, 1, 64)
     """
-    backends = Backends(call)
-    layers = make_forward_context(call, serving, backends.get)
-    vllm_config = make_vllm_config(call, serving, layers)
-    groups = make_groups(call, serving) if groups is None else groups
-    kv_cache_config = make_kv_cache_config(call, serving, groups, memory_bytes)
+    backends = Backends(target)
+    layers = make_forward_context(target, serving, backends.get)
+    vllm_config = make_vllm_config(target, serving, layers)
+    groups = make_groups(target, serving) if groups is None else groups
+    kv_cache_config = make_kv_cache_config(target, serving, groups, memory_bytes)
     attn_groups = [
-        _make_attn_groups(call, group_spec, vllm_config, layers)
+        _make_attn_groups(target, group_spec, vllm_config, layers)
         for group_spec in kv_cache_config.kv_cache_groups
     ]
-    attn_backends, builders = _make_builders(call, kv_cache_config, vllm_config, attn_groups)
-    kernel_block_sizes = call("prepare_kernel_block_sizes", kv_cache_config, attn_groups)
+    attn_backends, builders = _make_builders(target, kv_cache_config, vllm_config, attn_groups)
+    kernel_block_sizes = target.call("prepare_kernel_block_sizes", kv_cache_config, attn_groups)
     runner_kv_caches: list[Answer] = []
-    call(
+    target.call(
         "init_kv_cache",
         runner_kv_caches,
         layers,
         kv_cache_config,
         attn_backends,
-        call.device,
+        target.device,
         kernel_block_sizes=kernel_block_sizes,
         num_attn_module=serving.model.num_attn_module,
     )
@@ -116,12 +116,12 @@ def deploy(
         builders=builders,
         kernel_block_sizes=kernel_block_sizes,
         runner_kv_caches=runner_kv_caches,
-        parameters=_parameters(call, kv_cache_config, vllm_config, layers),
+        parameters=_parameters(target, kv_cache_config, vllm_config, layers),
     )
 
 
 def build_metadata(
-    call: Calls,
+    target: Target,
     deployment: Deployment,
     *,
     num_reqs: int,
@@ -138,7 +138,7 @@ def build_metadata(
     `AttentionGroup`s it is called in rounds, the `i`-th with the `i`-th builder of each group.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         deployment: The model.
         num_reqs: Requests.
         num_tokens: Tokens.
@@ -152,7 +152,7 @@ def build_metadata(
         The metadata of each layer.
     """
     rounds: list[dict[str, Answer]] = [
-        call(
+        target.call(
             "build_attn_metadata",
             builders,
             num_reqs,
@@ -178,7 +178,7 @@ def build_metadata(
 
 
 def _make_attn_groups(
-    call: Calls,
+    target: Target,
     group_spec: Answer,
     vllm_config: Answer,
     layers: dict[str, AttentionLayer | StateLayer],
@@ -190,20 +190,20 @@ def _make_attn_groups(
         key = layers[name].get_attn_backend(), inner.get(name, group_spec.kv_cache_spec)
         sorted_layers.setdefault(key, []).append(name)
     return [
-        call(
+        target.call(
             "AttentionGroup.create_with_metadata_builders",
             backend,
             names,
             spec,
             vllm_config,
-            call.device,
+            target.device,
         )
         for (backend, spec), names in sorted_layers.items()
     ]
 
 
 def _make_builders(
-    call: Calls,
+    target: Target,
     kv_cache_config: Answer,
     vllm_config: Answer,
     attn_groups: list[list[Answer]],
@@ -211,8 +211,8 @@ def _make_builders(
     """Return the backend of each layer, and the builders of each round."""
     num_rounds = max(len(groups) for groups in attn_groups)
     if num_rounds == 1:
-        attn_backends, builders = call(
-            "init_attn_backend", kv_cache_config, vllm_config, call.device
+        attn_backends, builders = target.call(
+            "init_attn_backend", kv_cache_config, vllm_config, target.device
         )
         return attn_backends, [builders]
     attn_backends = {
@@ -223,7 +223,7 @@ def _make_builders(
     }
     return attn_backends, [
         [
-            call.method(groups[min(number, len(groups) - 1)], "get_metadata_builder")
+            target.method(groups[min(number, len(groups) - 1)], "get_metadata_builder")
             for groups in attn_groups
         ]
         for number in range(num_rounds)
@@ -231,7 +231,7 @@ def _make_builders(
 
 
 def _parameters(
-    call: Calls,
+    target: Target,
     kv_cache_config: Answer,
     vllm_config: Answer,
     layers: dict[str, AttentionLayer | StateLayer],
@@ -241,6 +241,6 @@ def _parameters(
     for group in kv_cache_config.kv_cache_groups:
         names = [name for name in group.layer_names if isinstance(layers[name], AttentionLayer)]
         if names:
-            by_layer = call("get_per_layer_parameters", vllm_config, names, AttentionImpl)
-            found.append((by_layer, call("infer_global_hyperparameters", by_layer)))
+            by_layer = target.call("get_per_layer_parameters", vllm_config, names, AttentionImpl)
+            found.append((by_layer, target.call("infer_global_hyperparameters", by_layer)))
     return found

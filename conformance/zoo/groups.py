@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from conformance.zoo.calls import Answer, Calls
+from conformance.targets import Answer, Target
 from conformance.zoo.layer import CROSS, ENCODER_ONLY, MAMBA, Layer
 from conformance.zoo.serving import Serving
 from conformance.zoo.specs import make_spec
@@ -71,13 +71,13 @@ class CacheGroup:
         return -(-num_positions // self.block_size)
 
 
-def make_groups(call: Calls, serving: Serving) -> tuple[CacheGroup, ...]:
+def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
     """Sort the layers of a model into KV cache groups.
 
     Layers that share the cache of another are in none: `make_kv_cache_config` adds them.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         serving: The model, and how it is served.
 
     Returns:
@@ -87,9 +87,9 @@ def make_groups(call: Calls, serving: Serving) -> tuple[CacheGroup, ...]:
         ValueError: Layers of unlike kinds whose blocks cannot have the same bytes.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.models import get_model
-        >>> groups = make_groups(Calls(reference), Serving(model=get_model("jamba-v0.1")))
+        >>> groups = make_groups(REFERENCE, Serving(model=get_model("jamba-v0.1")))
         >>> [(group.kind, len(group.layers), group.block_size) for group in groups[-2:]]
         [('mamba', 4, 262144), ('full', 4, 80)]
     """
@@ -98,7 +98,7 @@ def make_groups(call: Calls, serving: Serving) -> tuple[CacheGroup, ...]:
         if layer.keeps_cache or layer.kind == ENCODER_ONLY:
             by_kind.setdefault(layer.kind, []).append(layer)
     without_cache = by_kind.pop(ENCODER_ONLY, [])
-    block_size, page_size_padded = _common_page(call, serving, by_kind)
+    block_size, page_size_padded = _common_page(target, serving, by_kind)
     whole = CacheGroup(kind="", layers=(), block_size=block_size)
     most = min(len(layers) for layers in by_kind.values())
     groups = [
@@ -118,36 +118,36 @@ def make_groups(call: Calls, serving: Serving) -> tuple[CacheGroup, ...]:
     return tuple(groups)
 
 
-def make_group_spec(call: Calls, group: CacheGroup) -> Answer:
+def make_group_spec(target: Target, group: CacheGroup) -> Answer:
     """Make the one spec of a group.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         group: The group.
 
     Returns:
         The spec that all layers have, or the uniform one of layers whose pages are unlike.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.models import get_model
-        >>> call = Calls(reference)
-        >>> [group] = make_groups(call, Serving(model=get_model("deepseek-v3.2-exp")))
-        >>> make_group_spec(call, group).page_size_bytes // (61 * 64)  # 656 + 132
+        >>> target = REFERENCE
+        >>> [group] = make_groups(target, Serving(model=get_model("deepseek-v3.2-exp")))
+        >>> make_group_spec(target, group).page_size_bytes // (61 * 64)  # 656 + 132
         788
     """
     specs = {
-        layer.name: make_spec(call, layer, group.block_size, group.page_size_padded)
+        layer.name: make_spec(target, layer, group.block_size, group.page_size_padded)
         for layer in group.layers
     }
     distinct = list(specs.values())
     if any(spec != distinct[0] for spec in distinct):
-        return call("UniformTypeKVCacheSpecs.from_specs", specs)
-    return call(f"{type(distinct[0]).__name__}.merge", distinct)
+        return target.call("UniformTypeKVCacheSpecs.from_specs", specs)
+    return target.call(f"{type(distinct[0]).__name__}.merge", distinct)
 
 
 def _common_page(
-    call: Calls, serving: Serving, by_kind: dict[str, list[Layer]]
+    target: Target, serving: Serving, by_kind: dict[str, list[Layer]]
 ) -> tuple[int, int | None]:
     """Return the block size of attention, and the bytes that pages of states are padded to.
 
@@ -160,12 +160,12 @@ def _common_page(
 
     def page_sizes(block_size: int, *, states: bool) -> list[int]:
         specs = (
-            make_spec(call, layer, block_size)
+            make_spec(target, layer, block_size)
             for kind, layers in by_kind.items()
             for layer in layers
             if (kind == MAMBA) == states
         )
-        return [call.attribute(spec, "page_size_bytes") for spec in specs]
+        return [target.attribute(spec, "page_size_bytes") for spec in specs]
 
     token_bytes = min(page_sizes(1, states=False))
     if serving.is_hybrid:

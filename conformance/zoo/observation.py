@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from conformance.comparison import Difference
+from conformance.targets import Answer, Target
 from conformance.views import first_view_difference
-from conformance.zoo.calls import Answer, Calls
 from conformance.zoo.deployment import Deployment
 
 
-def observe(call: Calls, deployment: Deployment) -> dict[str, Answer]:
+def observe(target: Target, deployment: Deployment) -> dict[str, Answer]:
     """Return the values of a deployment, the bytes in its caches left out.
 
     Args:
-        call: The calls of its implementation.
+        target: Whose functions are called.
         deployment: The deployment.
 
     Returns:
@@ -22,11 +22,11 @@ def observe(call: Calls, deployment: Deployment) -> dict[str, Answer]:
     return {
         "kv_cache_config": config,
         "max_memory_usage_bytes": [
-            call.method(group.kv_cache_spec, "max_memory_usage_bytes", deployment.vllm_config)
+            target.method(group.kv_cache_spec, "max_memory_usage_bytes", deployment.vllm_config)
             for group in config.kv_cache_groups
         ],
         "page_size_bytes": [
-            call.attribute(group.kv_cache_spec, "page_size_bytes")
+            target.attribute(group.kv_cache_spec, "page_size_bytes")
             for group in config.kv_cache_groups
         ],
         "attn_backends": deployment.attn_backends,
@@ -53,13 +53,13 @@ def first_memory_difference(expected: Deployment, actual: Deployment) -> Differe
         memory or the same object, of which lists and workspaces builders and groups have in common.
 
     Example:
-        >>> import fast, reference
+        >>> from conformance.targets import REFERENCE, TARGETS
         >>> from conformance.zoo.deployment import deploy
         >>> from conformance.zoo.models import get_model
         >>> from conformance.zoo.serving import Serving
         >>> serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
-        >>> expected = deploy(Calls(reference), serving, 2**20)
-        >>> first_memory_difference(expected, deploy(Calls(fast, "cpu"), serving, 2**20)) is None
+        >>> expected = deploy(REFERENCE, serving, 2**20)
+        >>> first_memory_difference(expected, deploy(TARGETS["host"], serving, 2**20)) is None
         True
     """
     return first_view_difference(_memory(expected), _memory(actual), {}, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.zoo.calls import Answer, Calls
+from conformance.targets import Answer, Target
 from conformance.zoo.layer import (
     CHUNKED_LOCAL,
     CROSS,
@@ -26,12 +26,12 @@ _SPEC_CLASSES = {
 
 
 def make_spec(
-    call: Calls, layer: Layer, block_size: int, page_size_padded: int | None = None
+    target: Target, layer: Layer, block_size: int, page_size_padded: int | None = None
 ) -> Answer:
     """Make the spec of a layer.
 
     Args:
-        call: The calls of an implementation.
+        target: Whose functions are called.
         layer: A rank's part, with its dtypes.
         block_size: Tokens in a block.
         page_size_padded: The bytes of a page of states; None: what they need.
@@ -40,20 +40,20 @@ def make_spec(
         A spec of the implementation.
 
     Example:
-        >>> import reference
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.zoo.serving import Serving
         >>> from conformance.zoo.models import get_model
         >>> layer = Serving(model=get_model("phi-3-mini-4k")).layers[0]
-        >>> make_spec(Calls(reference), layer, 16).sliding_window
+        >>> make_spec(REFERENCE, layer, 16).sliding_window
         2047
     """
     make = _SPEC_CLASSES[layer.kind]
     if layer.kind == MAMBA:
-        return call(
+        return target.call(
             make,
             block_size=block_size,
             shapes=tuple(state.shape for state in layer.states),
-            dtypes=tuple(call.dtype(str(state.dtype)) for state in layer.states),
+            dtypes=tuple(target.dtype(str(state.dtype)) for state in layer.states),
             page_size_padded=page_size_padded,
             mamba_type=layer.mamba_type,
         )
@@ -64,11 +64,11 @@ def make_spec(
         own["attention_chunk_size"] = layer.attention_chunk_size
     elif layer.kind == LATENT:
         own["cache_dtype_str"] = layer.cache_dtype_str
-    return call(
+    return target.call(
         make,
         block_size=block_size,
         num_kv_heads=layer.num_kv_heads,
         head_size=layer.head_size,
-        dtype=call.dtype(str(layer.dtype)),
+        dtype=target.dtype(str(layer.dtype)),
         **own,
     )

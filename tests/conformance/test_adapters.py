@@ -16,7 +16,6 @@ import torch
 
 import fast
 import reference
-from conformance.absent import Absent
 from conformance.adapters import Deviation
 from conformance.adapters.base import KINDS, Adapter
 from conformance.adapters.fast import FastAdapter
@@ -25,7 +24,7 @@ from conformance.calls import Call
 from conformance.case_items import deviation_checks
 from conformance.checks import checks_in
 from conformance.corpus import add_example, corpus_checks
-from conformance.implementations import Implementation, load_implementation
+from conformance.implementations import Absent, Implementation, load_implementation
 from conformance.profiles import PROFILES
 from conformance.stateful import check as stateful
 from conformance.strategies.presets import MINIMAL
@@ -142,13 +141,13 @@ WIDE = Deviation(
 )
 
 
-def widening() -> Target:
-    """Return `fast` with lengths in 64 bits, which is declared."""
+def widening(module: types.ModuleType = fast) -> Target:
+    """Return `fast`, or another module, with lengths in 64 bits, which is declared."""
 
     class Widening(FastAdapter):
         deviations = (WIDE,)
 
-    [target] = choose_targets("host", [Implementation("fast", fast, Widening(fast))])
+    [target] = choose_targets("host", [Implementation("fast", module, Widening(module))])
     return target
 
 
@@ -195,9 +194,7 @@ def test_a_declared_deviation_excuses_other_words() -> None:
             ),
         )
 
-    [undeclared] = choose_targets(
-        "host", [Implementation("terse", terse_module, FastAdapter(terse_module))]
-    )
+    [undeclared] = choose_targets("host", [Implementation("terse", terse_module)])
     with pytest.raises(
         AssertionError, match=r"another wording of the refusal(.|\n)*names seq_lens"
     ):
@@ -225,13 +222,12 @@ def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
     def wide(*args: object, **keywords: object) -> torch.Tensor:
         return fast.get_dcp_local_seq_lens(*args, **keywords).long()  # type: ignore[arg-type]
 
-    target = widening()
     module_of_wide = types.ModuleType("wide")
     vars(module_of_wide).update({"checks": fast.checks, check.function: wide})
-    kept.bind(dataclasses.replace(target, implementation=module_of_wide))()
-    undeclared = dataclasses.replace(target, implementation=module_of_wide, under_test=None)
+    target = widening(module_of_wide)
+    kept.bind(target)()
     with pytest.raises(AssertionError, match="int64"):
-        kept.bind(undeclared)()
+        kept.bind(target.undeclared())()
 
 
 @pytest.mark.parametrize(

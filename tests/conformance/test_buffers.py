@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.implementations import Implementation
 from conformance.targets import REFERENCE, Target
 from conformance.test_buffers import Copies, _play
 
@@ -50,7 +51,7 @@ def test_copies_are_awaited_before_they_are_read(monkeypatch: pytest.MonkeyPatch
     slow.CpuGpuBuffer = SlowBuffer
     steps = (("cpu", 7, None), ("gpu", 9, 2), ("cpu", 3, 1), ("gpu", 4, None))
     example = Copies((3, 2), np.int32, steps)
-    got = _play(Target("cuda", slow, "cuda"), example)
+    got = _play(Target("cuda", Implementation("slow", slow), "cuda"), example)
     for expected, actual in zip(_play(REFERENCE, example), got, strict=True):
         assert expected.tolist() == actual.tolist()
     assert [] == PENDING

@@ -16,6 +16,7 @@ import fast
 from conformance.calls import Call
 from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.contracts import Contract, InvalidInput
+from conformance.implementations import Implementation
 from conformance.invalid_inputs.changes import replaced
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch
@@ -44,7 +45,7 @@ def target_of(function: Callable[..., Any], name: str = "get_dcp_local_seq_lens"
     """Return a target that has one function and no more."""
     module = ModuleType("toy")
     setattr(module, name, function)
-    return Target("toy", module)
+    return Target("toy", Implementation("toy", module))
 
 
 def failure(check: Check, target: Target) -> list[str]:
@@ -170,7 +171,7 @@ def test_another_wording_is_reported() -> None:
         ]
 
     own = refusing_with("-8 is no length: seq_lens[1]")
-    own.implementation.get_dcp_local_seq_lens.__module__ = "fast.context_parallel"
+    own.find("get_dcp_local_seq_lens").__module__ = "fast.context_parallel"
     lines = failure(same_refusal(contract), own)
     assert lines[1] == (
         "    the message = -8 is no length: seq_lens[1], but should be seq_lens[1] is -8, "

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 import fast
-import reference
 from conformance.conversion import Converter
 from conformance.factories import Factory
+from conformance.implementations import FAST
 from conformance.strategies.arrays import guarded, guarded_table, poisoned_out
 from conformance.strategies.batch_order import InputBatch
 from conformance.strategies.batches import Batch, Layout
+from conformance.targets import REFERENCE
 
 
 def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> str | None:
     """Return what a target is told that makes a change to a strided argument `x`."""
     drawn = {"x": guarded([1, 2, 3], np.int64, stride=2), "y": 5}
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     converted = {name: converter.convert(value, name) for name, value in drawn.items()}
     change(converted["x"])
     difference = converter.changed(frozenset(allowed))
@@ -68,7 +69,7 @@ def test_gaps_of_a_strided_output_are_watched() -> None:
 def test_a_strided_argument_stays_strided() -> None:
     """A view is carried with the memory it lies in, to either twin."""
     drawn = guarded_table([[5, 9], [7]], 2, 3, 0)
-    ours, theirs = Converter(reference, None), Converter(fast, "cpu")
+    ours, theirs = Converter(REFERENCE.implementation, None), Converter(FAST, "cpu")
     table, tensor = ours.convert(drawn, "block_table"), theirs.convert(drawn, "block_table")
     assert drawn.tolist() == table.tolist() == tensor.tolist()
     assert drawn.strides == table.strides == tuple(4 * step for step in tensor.stride())
@@ -79,7 +80,7 @@ def test_a_strided_argument_stays_strided() -> None:
 def test_two_arguments_in_one_memory_stay_so() -> None:
     """Arguments that share memory share it on the other side too."""
     drawn = np.arange(6)
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     first, second = converter.convert(drawn[:4], "a"), converter.convert(drawn[2:], "b")
     first[2] = 9
     assert second[0].item() == 9
@@ -87,7 +88,7 @@ def test_two_arguments_in_one_memory_stay_so() -> None:
 
 def test_an_output_is_poisoned() -> None:
     """An output buffer is full of poison, so that what is not written shows."""
-    out = Converter(fast, "cpu").convert(poisoned_out(3, np.int64), "out")
+    out = Converter(FAST, "cpu").convert(poisoned_out(3, np.int64), "out")
     assert out.tolist() == [-0x5555555555555556] * 3
 
 
@@ -95,7 +96,7 @@ def test_classes_become_the_targets() -> None:
     """Objects of `reference` become the target's; what is NumPy in both twins stays NumPy."""
     metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
     metadata.encoder_seq_lens = np.array([4, 4])
-    converted = Converter(fast, "cpu").convert(metadata, "metadata")
+    converted = Converter(FAST, "cpu").convert(metadata, "metadata")
     assert type(converted) is fast.CommonAttentionMetadata
     assert isinstance(converted.seq_lens, torch.Tensor)
     assert isinstance(converted.encoder_seq_lens, np.ndarray)
@@ -105,7 +106,7 @@ def test_classes_become_the_targets() -> None:
 def test_a_callers_own_objects_are_copies() -> None:
     """An engine's own batch is a copy, so that one side's changes are not the other's."""
     batch = InputBatch(["a", "b"], np.array([1, 2]), np.array([3, 4]))
-    converted = Converter(fast, "cpu").convert(batch, "input_batch")
+    converted = Converter(FAST, "cpu").convert(batch, "input_batch")
     converted.swap_states(0, 1)
     assert converted.req_ids == ["b", "a"]
     assert batch.req_ids == ["a", "b"]
@@ -114,7 +115,7 @@ def test_a_callers_own_objects_are_copies() -> None:
 
 def test_changed_lists_are_told() -> None:
     """A list that a call appends to, and one whose entry it replaces, are told."""
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     points = converter.convert([3, 2**40], "split_points")
     points[1] = 2**40 + 1
     difference = converter.changed(frozenset())
@@ -134,7 +135,7 @@ def test_changed_lists_are_told() -> None:
 def test_changed_objects_are_told(name: str, line: str | None) -> None:
     """A field that is replaced by its copy, and an attribute that is put beside it, are told."""
     metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
     setattr(converted, name, converted.seq_lens.clone())
     difference = converter.changed(frozenset())
@@ -146,9 +147,9 @@ def test_changed_objects_are_told(name: str, line: str | None) -> None:
 def test_objects_can_be_a_callers_own() -> None:
     """A caller's own objects have the same attributes; a method's object is never one."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
-    converter = Converter(fast, "cpu", has_own_objects=True)
+    converter = Converter(FAST, "cpu", has_own_objects=True)
     own, bound = converter.convert(metadata, "metadata"), converter.convert(metadata, "self")
-    assert type(own).__module__ == "conformance.conversion"
+    assert type(own).__module__ == "conformance.stubs"
     assert type(own).__name__ == "CommonAttentionMetadata"
     assert type(bound) is fast.CommonAttentionMetadata
     assert vars(own).keys() == vars(bound).keys()
@@ -156,7 +157,7 @@ def test_objects_can_be_a_callers_own() -> None:
 
 def test_an_idle_step_is_zeros_and_passes() -> None:
     """An idle step shows zeros in the same memory, guard bands apart; then all is as it was."""
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     x = converter.convert(guarded([1, 2, 3], np.int64, stride=2), "x")
     with converter.idle_step():
         assert x.tolist() == [0, 0, 0]
@@ -167,7 +168,7 @@ def test_an_idle_step_is_zeros_and_passes() -> None:
 
 def test_scribbling_leaves_nothing() -> None:
     """What is scribbled over holds nothing that was drawn."""
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     x, ids = converter.convert(guarded([1, 2], np.int32), "x"), converter.convert([[5], [6]], "ids")
     inner = ids[0]
     converter.scribble()
@@ -178,7 +179,7 @@ def test_scribbling_leaves_nothing() -> None:
 def test_owners_are_found() -> None:
     """An argument's memory is told from new memory, and its object from another."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
     assert converter.owner(converted) == "metadata"
     assert converter.owner(converted.slot_mapping[1:]) == "metadata.slot_mapping"
@@ -200,11 +201,11 @@ class _Named(Factory):
 def test_a_blueprint_is_made_once() -> None:
     """What a factory makes is the side's, and one object wherever the factory stands."""
     drawn = _Named("FlashBackend")
-    converted = Converter(fast, "cpu").convert(
+    converted = Converter(FAST, "cpu").convert(
         {"a": [drawn], "b": (drawn, _Named("Other"))}, "backends"
     )
     assert converted["a"][0] is converted["b"][0]
-    assert converted["a"][0].implementation is fast
+    assert converted["a"][0].implementation is FAST
     assert converted["b"][1].__name__ == "Other"
 
 
@@ -214,10 +215,12 @@ def test_a_blueprint_is_made_once() -> None:
 def test_dtypes_are_the_sides_own(dtype: type[np.generic]) -> None:
     """A dtype becomes torch's, or stays NumPy's; an array of it keeps its bytes."""
     name = np.dtype(dtype).name
-    assert getattr(torch, name) is Converter(fast, "cpu").convert(np.dtype(dtype), "dtype")
-    assert np.dtype(dtype) == Converter(reference, None).convert(np.dtype(dtype), "dtype")
+    assert getattr(torch, name) is Converter(FAST, "cpu").convert(np.dtype(dtype), "dtype")
+    assert np.dtype(dtype) == Converter(REFERENCE.implementation, None).convert(
+        np.dtype(dtype), "dtype"
+    )
     array = np.array([1.5, -0.0], dtype)
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     converted = converter.convert(array, "x")
     assert converted.dtype is getattr(torch, name)
     assert converted.tolist() == array.tolist()
@@ -227,7 +230,7 @@ def test_dtypes_are_the_sides_own(dtype: type[np.generic]) -> None:
 def test_an_array_that_stands_twice_is_one_tensor() -> None:
     """The same array in two places of the arguments is the same tensor in both."""
     raw = np.zeros(8, np.int8)
-    converted = Converter(fast, "cpu").convert({"a": raw, "b": raw, "c": raw.copy()}, "raw")
+    converted = Converter(FAST, "cpu").convert({"a": raw, "b": raw, "c": raw.copy()}, "raw")
     assert converted["a"] is converted["b"]
     assert converted["a"] is not converted["c"]
 
@@ -239,7 +242,7 @@ def test_a_changed_dict_is_told() -> None:
         ({"a": [1]}, lambda x: x.update(a=[1])),
         ({"a"}, lambda x: x.add("b")),
     ):
-        converter = Converter(fast, "cpu")
+        converter = Converter(FAST, "cpu")
         change(converter.convert(drawn, "layers"))
         assert converter.changed(frozenset()) is not None
         assert converter.changed(frozenset({"layers"})) is None
@@ -247,7 +250,7 @@ def test_a_changed_dict_is_told() -> None:
 
 def test_a_layer_that_was_bound_is_told() -> None:
     """An attribute set on what a factory made is a change of the argument it stands in."""
-    converter = Converter(fast, "cpu")
+    converter = Converter(FAST, "cpu")
     layer = converter.convert({"a": _Layer()}, "forward_context")["a"]
     layer.kv_cache = [torch.zeros(1)]
     difference = converter.changed(frozenset())
@@ -268,7 +271,7 @@ class _Layer(Factory):
 def test_lazy_negations_hold_the_drawn_values() -> None:
     """Tensors may be lazy negations, but for those that are written; their memory is watched."""
     drawn = guarded([3, -5], np.int32)
-    converter = Converter(fast, "cpu", negates=True, written=frozenset({"out"}))
+    converter = Converter(FAST, "cpu", negates=True, written=frozenset({"out"}))
     lens, out = (
         converter.convert(drawn, "seq_lens"),
         converter.convert(np.zeros(2, np.int32), "out"),
@@ -284,7 +287,7 @@ def test_lazy_negations_hold_the_drawn_values() -> None:
 
 def test_nans_are_not_negated_on_a_device() -> None:
     """Negation on a GPU leaves the sign of a NaN; other numbers become lazy negations there."""
-    there = Converter(fast, "meta", negates=True)
+    there = Converter(FAST, "meta", negates=True)
     assert there.convert(np.array([1.0, -0.0]), "x").is_neg()
     assert not there.convert(np.array([1.0, np.nan]), "x").is_neg()
-    assert Converter(fast, "cpu", negates=True).convert(np.array([1.0, np.nan]), "x").is_neg()
+    assert Converter(FAST, "cpu", negates=True).convert(np.array([1.0, np.nan]), "x").is_neg()

@@ -29,6 +29,7 @@ from conformance.corpus import (
     corpus_checks,
     read_corpus,
 )
+from conformance.implementations import Implementation
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch
 from conformance.situations import LEDGER
@@ -68,7 +69,7 @@ def wrong(name: str, function: Callable[..., Any]) -> Target:
     module = types.ModuleType("wrong")
     vars(module).update({n: v for n, v in vars(fast).items() if not n.startswith("__")})
     setattr(module, name, function)
-    return Target("host", module)
+    return Target("host", Implementation("host", module))
 
 
 def failures(directory: Path, target: Target) -> list[str]:

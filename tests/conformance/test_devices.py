@@ -15,6 +15,7 @@ import fast
 from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.devices import refuses_elsewhere
+from conformance.implementations import Implementation
 from conformance.profiles import PROFILES
 from conformance.report import Mismatch
 from conformance.situations import LEDGER
@@ -35,7 +36,9 @@ def _run(function: Callable[..., Any], path: str, *, is_hinted: bool = True) -> 
     module = ModuleType("toy")
     setattr(module, FUNCTION, function)
     check = refuses_elsewhere(_calls(is_hinted=is_hinted), path)
-    check.bind(Target("toy", module), PROFILES["dev"], "minimal", shrink=False)()
+    check.bind(
+        Target("toy", Implementation("toy", module)), PROFILES["dev"], "minimal", shrink=False
+    )()
 
 
 def _careless(

@@ -125,7 +125,7 @@ def test_a_file_for_scripts_ends_the_run(runner: Runner) -> None:
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
     """Where every check lacks something nothing was checked; where one ran, something was."""
-    head = "from conformance.absent import Absent\n"
+    head = "from conformance.implementations import Absent\n"
     lacking = TOY.replace('"Shows nothing."', "raise Absent('needs more')")
     runner.pytester.makepyfile(test_lacking=head + lacking)
     result = runner.run("--target", "host")

@@ -18,6 +18,7 @@ import fast
 from conformance.calls import Call
 from conformance.checks import Checks, checks_in
 from conformance.contracts import Contract
+from conformance.implementations import Implementation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import (
     AsItIs,
@@ -120,7 +121,7 @@ def target_with(function: object) -> Target:
     """Return a target that has one function and no more."""
     module = ModuleType("toy")
     module.get_dcp_local_seq_lens = function  # type: ignore[attr-defined]
-    return Target("toy", module)
+    return Target("toy", Implementation("toy", module))
 
 
 def test_obeyed_laws_pass_and_count() -> None:

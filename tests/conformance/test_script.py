@@ -246,8 +246,7 @@ def failing_script(planted: Planted, path: Path) -> str:
     implementation = load_implementation(str(path))
     target: Target = dataclasses.replace(
         TARGETS[planted.target],
-        implementation=implementation.namespace,
-        under_test=implementation,
+        implementation=implementation,
     )
     check = check_of(planted)
     FAILURES.clear()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import ModuleType
-from typing import cast
 
 import pytest
 
 import fast
-import reference
+from conformance.implementations import Implementation
 from conformance.profiles import PROFILES, Profile
 from conformance.situations import LEDGER
 from conformance.stateful import same_reads
@@ -30,7 +29,7 @@ from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import SMALL
 from conformance.stateful.view import BrokenInvariantError, View, view_of
-from conformance.targets import TARGETS, Target
+from conformance.targets import REFERENCE, TARGETS, Target
 from conformance.traffic.runner import Runner
 
 SETUP = Setup(block_sizes=(2, 4), kinds=("full", "chunked_local"), padding=8)
@@ -44,7 +43,7 @@ def execute_a_step() -> tuple[Snapshot, Runner]:
     snapshot = scheduler.start_step(Plan())
     assert snapshot is not None
     runner = Runner(
-        reference,
+        REFERENCE,
         SETUP.model,
         settings=SETUP.settings,
         groups=SETUP.groups,
@@ -298,7 +297,7 @@ def test_a_failure_is_told_with_all_that_came_before() -> None:
                 raise ValueError("refused")
             return fast.split_attn_metadata(*args)  # type: ignore[arg-type]
 
-    target = Target("host", cast("ModuleType", Impostor("impostor")))
+    target = Target("host", Implementation("impostor", Impostor("impostor")))
     machine = EngineStateMachine(target, SMALL)  # type: ignore[no-untyped-call]
     machine.set_up(dataclasses.replace(SETUP, num_speculative_tokens=1))
     machine.scheduler.arrive([7, 8, 9], 6)

@@ -16,6 +16,8 @@ import reference
 from conformance.engine.input_batch import InputBatch
 from conformance.engine.scheduler_output import SchedulerOutput
 from conformance.engine.table_rows import TableRows
+from conformance.implementations import Implementation
+from conformance.targets import REFERENCE, TARGETS, Target
 from conformance.traffic.batches import servable
 from conformance.traffic.engine import TraceEngine
 from conformance.traffic.fast_prefill import make_fast_prefill
@@ -24,9 +26,8 @@ from conformance.traffic.locate import Coordinates, describe, locate
 from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
-from conformance.traffic.twins import Twins
+from conformance.traffic.twins import TimedTarget, Twins
 from conformance.zoo.cache_config import shared_kv_cache_layers
-from conformance.zoo.calls import Calls
 from conformance.zoo.model import Model
 from conformance.zoo.models import MODELS, get_model
 
@@ -125,7 +126,7 @@ def test_every_name_of_the_twins_is_called() -> None:
         *("llama-4-scout", "gemma-2-9b", "gemma-3n-e4b"),
         *("deepseek-v3.2-exp", "jamba-v0.1", "whisper-large-v3"),
     ):
-        runner = Runner(cast("ModuleType", Recorder()), get_model(model), settings=SETTINGS)
+        runner = Runner(target_of(Recorder(), None), get_model(model), settings=SETTINGS)
         for step in make_steps(model, SETTINGS, 20):
             runner.execute(step)
     assert set(reference.__all__) - NOT_A_WORKERS == called
@@ -133,7 +134,7 @@ def test_every_name_of_the_twins_is_called() -> None:
 
 def test_every_result_leads_to_requests() -> None:
     """Wherever a difference may be, it is of some request of the step, or of padding."""
-    runner = Runner(reference, get_model("llama-4-scout"), settings=SETTINGS)
+    runner = Runner(REFERENCE, get_model("llama-4-scout"), settings=SETTINGS)
     for step in make_steps("llama-4-scout", SETTINGS, 40):
         results = runner.execute(step)
         coordinates = runner.coordinates(results)
@@ -162,8 +163,8 @@ def places(path: str, value: object) -> Iterator[tuple[str, tuple[int, ...] | No
 def test_layers_that_share_caches_get_the_backends_for_fast_prefill() -> None:
     """Gemma 3n's layers without caches, and only these, are built for by made backends."""
     serving = Settings(max_model_len=2048).serving(get_model("gemma-3n-e4b"))
-    call = Calls(fast, "cpu")
-    made = make_fast_prefill(call, deploy_small(call, serving))
+    target = TARGETS["host"]
+    made = make_fast_prefill(target, deploy_small(target, serving))
     names = [name for group in made.attn_groups.values() for name in group.layer_names]
     assert made.is_real
     assert set(shared_kv_cache_layers(serving)) == set(names)
@@ -175,7 +176,7 @@ def test_layers_that_share_caches_get_the_backends_for_fast_prefill() -> None:
 
 def test_handed_out_tensors_keep_their_addresses() -> None:
     """A CUDA graph captured over the persistent buffers of `fast` sees every step's values."""
-    runner = Runner(fast, get_model("llama-3.1-8b"), device="cpu", settings=SETTINGS)
+    runner = Runner(TARGETS["host"], get_model("llama-3.1-8b"), settings=SETTINGS)
     addresses = set()
     for step in make_steps("llama-3.1-8b", SETTINGS, 6):
         results = runner.execute(step)
@@ -184,10 +185,15 @@ def test_handed_out_tensors_keep_their_addresses() -> None:
     assert len(addresses) == 1
 
 
-def impostor(**names: object) -> ModuleType:
+def target_of(module: object, device: str | None = "cpu") -> Target:
+    """Return what has the names of a module as a target."""
+    return Target("toy", Implementation("toy", cast("ModuleType", module)), device)
+
+
+def impostor(**names: object) -> Target:
     """Return `fast` with some names replaced."""
     known = {name: getattr(fast, name) for name in fast.__all__}
-    return cast("ModuleType", SimpleNamespace(**{**known, **names}))
+    return target_of(SimpleNamespace(**{**known, **names}))
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -199,7 +205,7 @@ def test_a_refusal_by_one_twin_is_a_mismatch() -> None:
     """When only one twin raises, the mismatch names the function and the exception."""
     steps = make_steps("llama-3.1-8b", SETTINGS, 1)
     broken = impostor(map_to_kernel_blocks=refuse)
-    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, implementation=broken).execute(steps[0])
+    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, target=broken).execute(steps[0])
     assert mismatch is not None
     assert mismatch.line == (
         "step 0: map_to_kernel_blocks = ValueError('refused'), but should be an answer "
@@ -212,7 +218,7 @@ def test_a_refusal_by_both_twins_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(reference, "slice_query_start_locs", refuse)
     steps = make_steps("llama-3.1-8b", SETTINGS, 1)
     broken = impostor(slice_query_start_locs=refuse)
-    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, implementation=broken).execute(steps[0])
+    mismatch = Twins(get_model("llama-3.1-8b"), SETTINGS, target=broken).execute(steps[0])
     assert mismatch is not None
     assert mismatch.difference.line == (
         "slice_query_start_locs = ValueError('refused') in both twins, but should be an answer"
@@ -315,10 +321,10 @@ def test_a_difference_leads_to_its_request() -> None:
 
 def test_calls_are_timed_and_remembered() -> None:
     """The name of a call is kept for the report, also when it raises."""
-    call = Calls(math)
+    target = TimedTarget("math", Implementation("math", math))
     with pytest.raises(ValueError, match=r"nonnegative|math domain"):
-        call("sqrt", -1)
-    assert call.last == "sqrt"
-    assert call.seconds > 0
-    assert call.method([3, 1], "count", 3) == 1
-    assert call.last == "list.count"
+        target.call("sqrt", -1)
+    assert target.calls.last == "sqrt"
+    assert target.calls.seconds > 0
+    assert target.method([3, 1], "count", 3) == 1
+    assert target.calls.last == "list.count"

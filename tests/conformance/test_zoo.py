@@ -11,9 +11,10 @@ import torch
 
 import fast
 import reference
+from conformance.implementations import Implementation
+from conformance.targets import REFERENCE, TARGETS, Target
 from conformance.zoo.backends import Backends
 from conformance.zoo.cache_config import block_bytes, make_kv_cache_config
-from conformance.zoo.calls import Calls
 from conformance.zoo.catalogue import BACKENDS, get_backend, suits
 from conformance.zoo.deployment import deploy
 from conformance.zoo.groups import make_group_spec, make_groups
@@ -88,11 +89,11 @@ def test_a_model_has_the_published_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", KIB_OF_A_TOKEN)
 def test_a_token_takes_the_known_bytes(name: str) -> None:
     """What a token takes over all layers is what is published, or commonly said, of the model."""
-    call, serving = Calls(reference), Serving(model=get_model(name))
-    groups = make_groups(call, serving)
+    target, serving = REFERENCE, Serving(model=get_model(name))
+    groups = make_groups(target, serving)
     block_sizes = {group.block_size for group in groups}
     assert len(block_sizes) == 1
-    token_bytes = len(groups) * block_bytes(call, groups) / block_sizes.pop()
+    token_bytes = len(groups) * block_bytes(target, groups) / block_sizes.pop()
     assert KIB_OF_A_TOKEN[name] == token_bytes / 1024
 
 
@@ -142,10 +143,10 @@ def test_hybrid_models_raise_the_block_size() -> None:
         ("jamba-v0.1", 80),
         ("nemotron-nano-9b-v2", 1312),
     ):
-        call, serving = Calls(reference), Serving(model=get_model(name))
-        groups = make_groups(call, serving)
+        target, serving = REFERENCE, Serving(model=get_model(name))
+        groups = make_groups(target, serving)
         assert {block_size} == {group.block_size for group in groups if group.kind == FULL}
-        pages = {make_group_spec(call, group).page_size_bytes for group in groups}
+        pages = {make_group_spec(target, group).page_size_bytes for group in groups}
         assert len(pages) == 1
 
 
@@ -263,25 +264,25 @@ def test_pages_that_cannot_be_alike_are_refused() -> None:
         max_context_tokens=64,
     )
     with pytest.raises(ValueError, match=r"pages of odd have \[1024, 2048\] bytes"):
-        make_groups(Calls(reference), Serving(model=model))
+        make_groups(REFERENCE, Serving(model=model))
 
 
 def test_a_memory_without_a_block_is_refused() -> None:
     """A byte less than a block is no block."""
-    call, serving = Calls(reference), Serving(model=get_model("gpt-oss-20b"))
-    groups = make_groups(call, serving)
-    one_block = block_bytes(call, groups)
-    assert 1 == make_kv_cache_config(call, serving, groups, one_block).num_blocks
+    target, serving = REFERENCE, Serving(model=get_model("gpt-oss-20b"))
+    groups = make_groups(target, serving)
+    one_block = block_bytes(target, groups)
+    assert 1 == make_kv_cache_config(target, serving, groups, one_block).num_blocks
     with pytest.raises(ValueError, match=f"one block of gpt-oss-20b takes {one_block}"):
-        make_kv_cache_config(call, serving, groups, one_block - 1)
+        make_kv_cache_config(target, serving, groups, one_block - 1)
 
 
 def test_the_last_group_of_a_kind_may_be_shorter() -> None:
     """52 sliding layers of Gemma 3 beside 10 full ones: five groups of 10, and one of 2."""
-    call, serving = Calls(reference), Serving(model=get_model("gemma-3-27b"))
-    groups = make_groups(call, serving)
+    target, serving = REFERENCE, Serving(model=get_model("gemma-3-27b"))
+    groups = make_groups(target, serving)
     assert [10, 10, 10, 10, 10, 2, 10] == [len(group.layers) for group in groups]
-    config = make_kv_cache_config(call, serving, groups, 2**24)
+    config = make_kv_cache_config(target, serving, groups, 2**24)
     assert [7, 7, *[6] * 8] == [len(tensor.shared_by) for tensor in config.kv_cache_tensors]
     assert {group.layer_names[0] for group in groups} == set(config.kv_cache_tensors[0].shared_by)
 
@@ -292,8 +293,8 @@ def test_a_tensor_holds_one_layer_of_a_group(name: str) -> None:
 
     Every layer that has a cache, of its own or another's, stands in one tensor and one group.
     """
-    call, serving = Calls(reference), Serving(model=get_model(name))
-    config = make_kv_cache_config(call, serving, make_groups(call, serving), 2**30)
+    target, serving = REFERENCE, Serving(model=get_model(name))
+    config = make_kv_cache_config(target, serving, make_groups(target, serving), 2**30)
     group_of = {
         layer: number
         for number, group in enumerate(config.kv_cache_groups)
@@ -316,7 +317,7 @@ def test_what_a_group_takes_of_a_request() -> None:
 
     def blocks(name: str, num_tokens: int) -> list[int]:
         serving = Serving(model=get_model(name))
-        groups = make_groups(Calls(reference), serving)
+        groups = make_groups(REFERENCE, serving)
         return [group.num_blocks(num_tokens) for group in groups]
 
     assert [28, 94, 0] == blocks("whisper-large-v3", 448)
@@ -326,7 +327,7 @@ def test_what_a_group_takes_of_a_request() -> None:
 
 def test_shapes_and_orders_of_the_catalogue() -> None:
     """Backends give the shapes and orders of their kernels, states none."""
-    backends = Backends(Calls(reference))
+    backends = Backends(REFERENCE)
     flash = backends.get("FLASH_ATTN", "full")
     assert "FLASH_ATTN" == flash.get_name()
     assert (0, 1, 2, 3, 4) == flash.get_kv_cache_stride_order()
@@ -350,7 +351,7 @@ def test_shapes_and_orders_of_the_catalogue() -> None:
 def test_flashinfer_shares_one_workspace() -> None:
     """Both builders of Gemma 2 have the workspace of the first."""
     serving = Serving(model=get_model("gemma-2-9b"), tensor_parallel_size=8)
-    [[first, second]] = deploy(Calls(fast, "cpu"), serving, 2**20).builders
+    [[first, second]] = deploy(TARGETS["host"], serving, 2**20).builders
     assert first.workspace is second.workspace is not None
     assert (4095, -1) == (first.parameters.window_left, second.parameters.window_left)
     assert 50.0 == first.parameters.logits_soft_cap
@@ -360,7 +361,7 @@ def test_sinks_and_scales_reach_the_layers() -> None:
     """Layers have the parameters of the published models."""
 
     def common(name: str) -> list[Any]:
-        deployment = deploy(Calls(reference), Serving(model=get_model(name)), 2**25)
+        deployment = deploy(REFERENCE, Serving(model=get_model(name)), 2**25)
         return [of_group for _, of_group in deployment.parameters]
 
     assert [True, True] == [group.has_sinks for group in common("gpt-oss-20b")]
@@ -373,8 +374,8 @@ def test_sinks_and_scales_reach_the_layers() -> None:
 
 def test_two_modules_of_a_layer_are_bound_in_turn() -> None:
     """Caches of LongCat are in the order of layers, and of modules within these."""
-    call, serving = Calls(reference), Serving(model=get_model("longcat-flash"))
-    deployment = deploy(call, serving, 2**23)
+    target, serving = REFERENCE, Serving(model=get_model("longcat-flash"))
+    deployment = deploy(target, serving, 2**23)
     caches = list(deployment.kv_caches.values())
     assert 56 == len(deployment.runner_kv_caches)
     assert all(a is b for a, b in zip(caches, deployment.runner_kv_caches, strict=True))
@@ -390,22 +391,23 @@ def test_a_deployment_of_its_own_kind_is_compared() -> None:
         layer.kv_cache[0] = layer.kv_cache[0].clone()
 
     known = {name: getattr(fast, name) for name in fast.__all__}
-    broken = cast("ModuleType", SimpleNamespace(**{**known, "init_kv_cache": moved}))
+    module = cast("ModuleType", SimpleNamespace(**{**known, "init_kv_cache": moved}))
+    broken = Target("broken", Implementation("broken", module))
     serving = Serving(model=get_model("gpt-oss-20b"), tensor_parallel_size=8)
-    expected = deploy(Calls(reference), serving, 2**20)
-    difference = first_memory_difference(expected, deploy(Calls(broken, "cpu"), serving, 2**20))
+    expected = deploy(REFERENCE, serving, 2**20)
+    difference = first_memory_difference(expected, deploy(broken, serving, 2**20))
     assert difference is not None
     assert "model.layers.3.self_attn.attn" in difference.path
 
 
 def test_arrays_and_dtypes_are_of_the_implementations_kind() -> None:
-    """Calls make NumPy's arrays and dtypes for one twin, tensors and torch's for the other."""
-    ours, theirs = Calls(reference), Calls(fast, "cpu")
+    """Arrays and dtypes are NumPy's for one twin, and torch's for the other."""
+    ours, theirs = REFERENCE, TARGETS["host"]
     assert isinstance(ours.array(np.zeros(2)), np.ndarray)
     assert isinstance(theirs.array(np.zeros(2)), torch.Tensor)
     assert "float8_e5m2" == ours.dtype("float8_e5m2").name
     assert torch.float8_e5m2 == theirs.dtype("float8_e5m2")
-    assert ours.look_up("AttentionType.DECODER") == theirs.look_up("AttentionType.DECODER")
+    assert ours.find("AttentionType.DECODER") == theirs.find("AttentionType.DECODER")
     assert {"caches", "builders"} < set(
         observe(ours, deploy(ours, Serving(model=get_model("jamba-v0.1")), 2**23))
     )

@@ -155,7 +155,7 @@ def wrong(name: str, make: Callable[[Any], Any]) -> Target:
     module = types.ModuleType("wrong")
     vars(module).update({n: v for n, v in vars(fast).items() if not n.startswith("__")})
     setattr(module, name, make(getattr(fast, name)))
-    return Target("host", module)
+    return Target("host", Implementation("host", module))
 
 
 def _off_by_one(function: Any) -> Any:  # noqa: ANN401  # a function
@@ -401,7 +401,8 @@ def test_a_declared_deviation_excuses_vectors(few: Path) -> None:
     class Widening(FastAdapter):
         deviations = (Deviation(LENGTHS, "kernels want int64", Call(LENGTHS, {}), "int64"),)
 
-    implementation = Implementation("fast", fast, Widening(fast))
     target = wrong(LENGTHS, lambda real: lambda *args, **keywords: real(*args, **keywords).long())
     assert failures(few, target)
-    assert [] == failures(few, dataclasses.replace(target, under_test=implementation))
+    module = target.implementation.module
+    implementation = Implementation("wide", module, Widening(module))
+    assert [] == failures(few, dataclasses.replace(target, implementation=implementation))

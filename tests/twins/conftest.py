@@ -14,6 +14,7 @@ import torch
 import fast
 import reference
 from conformance.conversion import Converter
+from conformance.implementations import Implementation
 from fast.launch import simulated_by
 from tests.twins.arrays import batch_fields
 
@@ -29,7 +30,7 @@ class TwinConverter(Converter):
     """Converts NumPy's and `reference`'s values; leaves others, and what it made, as they are."""
 
     def __init__(self, lib: ModuleType) -> None:
-        super().__init__(lib, None if lib is reference else "cpu")
+        super().__init__(Implementation(lib.__name__, lib), None if lib is reference else "cpu")
         self._owners: dict[int, object] = {}
 
     def convert(self, value: Any, path: str) -> Any:

@@ -22,8 +22,8 @@ from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.absent import Absent
 from conformance.hypothesis_provider import FreshProvider
+from conformance.implementations import Absent
 from conformance.situations import LEDGER
 from conformance.targets import LOOKED_UP, RAISED
 from tools.fuzz.properties import Property

@@ -46,8 +46,7 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
     """Import all that the case needs, and return what tries it."""
     import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
 
-    from conformance.absent import Absent  # noqa: PLC0415
-    from conformance.implementations import load_implementation  # noqa: PLC0415
+    from conformance.implementations import Absent, load_implementation  # noqa: PLC0415
     from conformance.targets import RAISED, choose_targets  # noqa: PLC0415
     from tools.fuzz.failures import key_of  # noqa: PLC0415
 

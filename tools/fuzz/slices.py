@@ -121,10 +121,7 @@ class _Memory:
         self.latest: dict[str, deque[Input]] = {}
         self.known_bytes: set[bytes] = set()
         self.sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
-        module: Any = prop.target.implementation
-        under_test = prop.target.under_test
-        if under_test is not None:
-            module = under_test.module
+        module = prop.target.implementation.module
         files = [getattr(module, "__file__", None), reference.__file__]
         folders = {Path(file).parent for file in files if file}
         self.sources.append(coverage.branch_source(folders))

@@ -70,7 +70,7 @@ def start_of_night(
         seed: What it draws from.
     """
     targets = list(targets)
-    tested = {t.under_test.name: t.under_test for t in targets if t.under_test}
+    tested = {target.implementation.name: target.implementation for target in targets}
     return Night(
         started=started.isoformat(timespec="seconds"),
         seconds_budgeted=options.seconds,

@@ -14,12 +14,12 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-import reference
+from conformance import targets
 from conformance.calls import Call
 from conformance.invocations import PLAIN, CallVariant, Invocation
 from tools.probe.target import ReferenceTarget
 
-REFERENCE: Final = ReferenceTarget("reference", reference, None)
+REFERENCE: Final = ReferenceTarget("reference", targets.REFERENCE.implementation, None)
 
 POISONS: Final = (0x5A, 0xA5)
 """What fresh memory is filled with, in one run of a call and in the other."""
@@ -105,7 +105,7 @@ def call_fast(
         seconds: After how long the call is ended, as too slow; 0: never.
     """
     outcome = Outcome()
-    with target.implementation.checks(checked), warnings.catch_warnings():
+    with target.find("checks")(checked), warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             outcome.invocation = copy_arguments(target, call, variant)

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from conformance.absent import Absent
 from conformance.calls import Call
 from conformance.contracts import Contract
+from conformance.implementations import Absent
 from conformance.values import children
 from tools.probe.calling import REFERENCE, Outcome
 from tools.probe.differences import difference_in

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from conformance.conversion import Array, Converter
+from conformance.implementations import Implementation
 from tools.probe.guarded_memory import GuardedMemory
 
 
@@ -16,7 +16,7 @@ class PlacingCarrier(Converter):
     """Copies arguments into guarded memory, each array to pages of its own.
 
     Args:
-        implementation: the module whose classes take the place of `reference`'s.
+        implementation: what has classes in the place of `reference`'s.
         memory: where arrays are placed.
         random: decides whether an array ends at a guard page or begins behind one, and whether a
             view takes the memory around it along.
@@ -26,7 +26,7 @@ class PlacingCarrier(Converter):
 
     def __init__(
         self,
-        implementation: ModuleType,
+        implementation: Implementation,
         memory: GuardedMemory,
         random: Random,
         changes: frozenset[str],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from random import Random
-from types import ModuleType
 from typing import Final
 
+from conformance.implementations import Implementation
 from tools.probe import bad_calls, kind_cases, sessions, valid_calls
 from tools.probe.calling import POISONS, poison
 from tools.probe.case import Case, describe_call
@@ -37,14 +37,14 @@ class Prober:
 
     Args:
         name: The function.
-        implementation: The module that is probed.
+        implementation: What is probed.
         seed: Of the run.
 
     Attributes:
         name: The function.
     """
 
-    def __init__(self, name: str, implementation: ModuleType, seed: int) -> None:
+    def __init__(self, name: str, implementation: Implementation, seed: int) -> None:
         self.name = name
         self._subject, self._seed = make_subject(name), seed
         self._memory = GuardedMemory()

@@ -67,7 +67,7 @@ class _Tables:
         self.case, self.random = case, case.random
         arguments = dict(chosen.constructor.arguments)
         self.model: Any = reference.BlockTables(**arguments)
-        self.actual: Any = case.target.implementation.BlockTables(**arguments)
+        self.actual: Any = case.target.lookup("BlockTables")(**arguments)
         self.num_rows = arguments["max_num_reqs"]
         self.results: list[tuple[Any, Any]] = []
 
@@ -182,7 +182,7 @@ class _Method:
 
     def __init__(self, target: ProbedTarget, owner: Any, method: str) -> None:
         self._method = getattr(owner, method)
-        self.implementation, self.name = target.implementation, target.name
+        self.find, self.name = target.find, target.name
         self.converter, self.launches = target.converter, target.launches
         self.changes = target.changes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -13,6 +12,7 @@ from typing import Any
 import fast
 import reference
 from conformance.conversion import Converter
+from conformance.implementations import FAST, Implementation, load_implementation
 from conformance.targets import Target
 from tools.probe.guarded_memory import GuardedMemory
 from tools.probe.placing import PlacingCarrier
@@ -29,16 +29,12 @@ class Overlay(ModuleType):
         return getattr(fast, name)
 
 
-def load(path: Path | None) -> ModuleType:
+def load(path: Path | None) -> Implementation:
     """Return `fast`, or the module of a file in front of it."""
     if path is None:
-        return fast
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return Overlay(module)
+        return FAST
+    found = load_implementation(str(path))
+    return Implementation(found.name, Overlay(found.module))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,24 +63,24 @@ class ProbedTarget(Target):
 
     def lookup(self, function: str) -> Callable[..., Any]:
         """Return a function, a method, or a short play of several calls."""
-        return looked_up(super(), self.implementation, function)
+        return looked_up(super(), function)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceTarget(Target):
-    """The meaning, with the same plays."""
+    """The definition, with the same plays."""
 
     def lookup(self, function: str) -> Callable[..., Any]:
         """Return a function, a method, or a short play of several calls."""
-        return looked_up(super(), self.implementation, function)
+        return looked_up(super(), function)
 
 
-def looked_up(target: Any, implementation: Any, function: str) -> Callable[..., Any]:
-    """Return what a name of the probe's is in an implementation."""
+def looked_up(target: Any, function: str) -> Callable[..., Any]:
+    """Return what a name of the probe's is in a target."""
     play = PLAYS.get(function)
     if play is None:
         return target.lookup(function)  # type: ignore[no-any-return]  # a target's
-    return play(implementation)
+    return play(target.implementation.module)
 
 
 def _buffer(implementation: Any) -> Callable[..., Any]:

@@ -53,7 +53,7 @@ def interrupted(case: Case) -> Iterator[Finding]:
     if expected is None:
         return
     at = int(10 ** case.random.uniform(0, 3.3))
-    with case.target.implementation.checks(case.random.random() < 0.3):
+    with case.target.find("checks")(case.random.random() < 0.3):
         got = Outcome(copy_arguments(case.target, call))
         assert got.invocation is not None  # noqa: S101
         try:
@@ -79,7 +79,7 @@ def in_threads(case: Case) -> Iterator[Finding]:
         for turn, invocation in enumerate(invocations[at]):
             outcome = Outcome(invocation)
             try:
-                with case.target.implementation.checks(at == 0 and turn % 2 == 0):
+                with case.target.find("checks")(at == 0 and turn % 2 == 0):
                     outcome.result = invocation.run()
             except Exception as error:  # noqa: BLE001  # is the finding
                 outcome.error = error

@@ -20,9 +20,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any, Final
 
+from conformance.implementations import Implementation
 from tools.probe.calling import BEFORE_A_CALL, poison_numpy
 from tools.probe.case import describe_call
 from tools.probe.prober import Prober
@@ -98,7 +98,7 @@ class _Progress:
 
 
 def run_job(
-    job: Job, implementation: ModuleType, hang_seconds: float, is_over: Callable[[], bool]
+    job: Job, implementation: Implementation, hang_seconds: float, is_over: Callable[[], bool]
 ) -> list[Report]:
     """Run all cases of a job, in as many workers one after another as it takes.
 
@@ -135,7 +135,10 @@ def run_job(
 
 
 def _again(
-    died: Violation, implementation: ModuleType, hang_seconds: float, is_over: Callable[[], bool]
+    died: Violation,
+    implementation: Implementation,
+    hang_seconds: float,
+    is_over: Callable[[], bool],
 ) -> Violation:
     """Run the case that a worker died of alone, to learn its call, and whether it dies again."""
     job = Job((died.function,), died.seed, died.case, died.case + 1)
@@ -154,7 +157,7 @@ class _Worker:
         place: Where it ended: behind the last case, or at the one of which it died.
     """
 
-    def __init__(self, job: Job, place: int, implementation: ModuleType) -> None:
+    def __init__(self, job: Job, place: int, implementation: Implementation) -> None:
         self.job, self.place, self._progress = job, place, _Progress()
         self._progress.write(place)
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in follow
@@ -220,7 +223,7 @@ class _Worker:
 def _work(
     job: Job,
     place: int,
-    implementation: ModuleType,
+    implementation: Implementation,
     progress: _Progress,
     pipe: int,
     stacks: IO[bytes],

@@ -61,8 +61,7 @@ class Comparer:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._device = target.device or "cpu"
-        has_modes = hasattr(target.implementation, "checks")
-        self._modes = (True, False) if has_modes else (True,)
+        self._modes = (True, False) if target.implementation.has_checked_mode else (True,)
         self._converter = target.converter()
 
     @contextlib.contextmanager
@@ -89,9 +88,7 @@ class Comparer:
     def _mode(self, checked: bool) -> contextlib.AbstractContextManager[object]:
         if len(self._modes) == 1:
             return contextlib.nullcontext()
-        mode: contextlib.AbstractContextManager[object] = self._target.implementation.checks(
-            checked
-        )
+        mode: contextlib.AbstractContextManager[object] = self._target.find("checks")(checked)
         return mode
 
     def _compare_call(self, call: Call) -> Difference | None:

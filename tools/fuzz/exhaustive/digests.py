@@ -23,10 +23,9 @@ def code_digests(targets: Iterable[Target]) -> dict[str, str]:
         "tools.fuzz.exhaustive": Path(__file__).parent,
     }
     for target in targets:
-        if target.under_test is not None:
-            file = Path(target.under_test.file)
-            is_package = file.name == "__init__.py"
-            parts[target.under_test.name] = file.parent if is_package else file
+        file = Path(target.implementation.file)
+        is_package = file.name == "__init__.py"
+        parts[target.implementation.name] = file.parent if is_package else file
     found = {name: _digest(path) for name, path in parts.items()}
     found["python"] = platform.python_version()
     return {**found, "numpy": np.__version__, "torch": str(torch.__version__)}
