@@ -34,12 +34,6 @@ def gathered(tables: BlockTables, rows: list[int]) -> list[list[list[int]]]:
     return [table.tolist() for table in tables.gather_block_tables(int32(rows))]
 
 
-def state(tables: BlockTables) -> list[Any]:
-    """Return all that tables hold."""
-    held = [tables._tables, tables._num_blocks, tables._gathered, tables._num_gathered]
-    return [x.tolist() for x in (*held, tables._slots, tables._counts.blocks)]
-
-
 @pytest.mark.usefixtures("path")
 def test_lengths_are_known_on_both_sides() -> None:
     """After every change the host's count of blocks is the device's."""

@@ -19,21 +19,6 @@ def test_two_halves() -> None:
     assert np.shares_memory(buffer.np, buffer.cpu.numpy())
 
 
-@pytest.mark.parametrize(("n", "expected"), [(None, [7, 7, 7]), (2, [7, 7, 0]), (0, [0, 0, 0])])
-def test_copies_the_first_entries(n: int | None, expected: list[int]) -> None:
-    """Only `n` entries are copied, and the result is a view of them."""
-    buffer = make(3)
-    buffer.np[:] = 7
-    part = buffer.copy_to_gpu(n)
-    assert expected == buffer.gpu.tolist()
-    assert part.untyped_storage().data_ptr() == buffer.gpu.untyped_storage().data_ptr()
-    assert len(part) == (3 if n is None else n)
-    buffer = make(3)
-    buffer.gpu[:] = 7
-    buffer.copy_to_cpu(n)
-    assert expected == buffer.cpu.tolist()
-
-
 def test_outlives_inference_mode() -> None:
     """What is made in inference mode can be written outside."""
     with torch.inference_mode():

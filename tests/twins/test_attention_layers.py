@@ -165,15 +165,6 @@ def test_refusals_of_sizes(twin: Any, changes: dict[str, Any], message: str) -> 
         )
 
 
-@pytest.mark.parametrize("name", ["num_kv_heads", "head_size", "sliding_window"])
-def test_layers_have_sizes(twin: Any, name: str) -> None:
-    """A layer that lacks a size is refused."""
-    layer = make_layer()
-    delattr(layer, name)
-    with pytest.raises(AttributeError, match=name):
-        twin.get_kv_cache_spec(make_config(twin, {"0": layer}), twin.convert(np.float16))
-
-
 def test_block_sizes_of_specs(twin: Any) -> None:
     """The block size must be there, with or without layers, and be a size where it is used."""
     with twin.refuses("ValueError: block_size is 0, expected at least 1"):
@@ -378,16 +369,6 @@ def test_refusals_of_groups(twin: Any, group: tuple[Any, Any], message: str) -> 
     with twin.refuses(message):
         twin.init_attn_backend(
             groups_of(twin, (["a"], FULL), group), make_config(twin, layers), None
-        )
-
-
-@pytest.mark.parametrize("layer", [SimpleNamespace(), layer_of(object)])
-def test_layers_without_a_backend(twin: Any, layer: SimpleNamespace) -> None:
-    """A layer that says no backend, or one that does not say its builders, lacks an attribute."""
-    layers = {"a": FINE, "b": layer}
-    with pytest.raises(AttributeError, match=r"get_attn_backend|get_builder_cls|get_name"):
-        twin.init_attn_backend(
-            groups_of(twin, (["a"], FULL), (["b"], FULL)), make_config(twin, layers), None
         )
 
 

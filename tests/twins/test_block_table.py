@@ -371,17 +371,6 @@ def test_refusals_of_the_constructor(twin: Any, changes: dict[str, Any], message
         twin.BlockTables(**twin.convert_all(kwargs | changes))
 
 
-def test_strided_arguments(twin: Any) -> None:
-    """Views are read where they stand."""
-    tables = make_tables(twin, [2])
-    append(tables, 2, [5, 6])
-    append(tables, 0, [4])
-    (gathered,) = tables.gather_block_tables(twin.int32(2, 9, 0, 9)[::2])
-    assert [[5, 6, 0, 0], [4, 0, 0, 0]] == gathered.tolist()
-    starts, positions = twin.int32(0, 9, 1, 9, 2)[::2], twin.int64(1, 9, 0)[::2]
-    assert [[11, 8]] == tables.compute_slot_mappings(starts, positions).tolist()
-
-
 def test_what_an_earlier_step_left_is_cleared(twin: Any) -> None:
     """Past a row's blocks, and past the gathered rows, the persistent buffers hold nulls."""
     tables = make_tables(twin)

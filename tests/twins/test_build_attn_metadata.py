@@ -229,15 +229,6 @@ def test_groups_without_layers_and_layers_of_two_groups(twin: Any) -> None:
     assert [1, 1, 1] == [len(builder.calls) for builder in builders]
 
 
-def test_nothing_is_changed(twin: Any) -> None:
-    """The buffers, tables and slots are only read."""
-    call = make_call(twin)
-    before = [call["query_start_loc"].cpu.tolist(), call["seq_lens"].cpu.tolist()]
-    twin.build_attn_metadata(**call)
-    assert before == [call["query_start_loc"].cpu.tolist(), call["seq_lens"].cpu.tolist()]
-    assert ["b", "a"] == call["kv_cache_config"].kv_cache_groups[0].layer_names
-
-
 INT32S, INT64S = np.zeros((3, 2), np.int32), np.zeros(7, np.int64)
 
 
@@ -373,9 +364,3 @@ def test_caches_have_groups_and_groups_have_layers(twin: Any, name: str) -> None
         call["kv_cache_config"] = lacking
     with pytest.raises(AttributeError, match=name):
         twin.build_attn_metadata(**call)
-
-
-def test_builders_build(twin: Any) -> None:
-    """What has no `build` is no builder."""
-    with pytest.raises(AttributeError, match="build"):
-        twin.build_attn_metadata(**make_call(twin, attn_metadata_builders=[object(), Builder()]))

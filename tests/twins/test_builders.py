@@ -260,12 +260,6 @@ def test_refusals_of_a_number_of_builders(twin: Any, number: Any, message: str) 
         twin.AttentionGroup.create_with_metadata_builders(None, [], None, None, None, number)
 
 
-def test_a_group_needs_a_backend(twin: Any) -> None:
-    """What does not say who builds is no backend."""
-    with pytest.raises(AttributeError, match="get_builder_cls"):
-        twin.AttentionGroup.create_with_metadata_builders(object(), [], None, None, None)
-
-
 def test_what_is_not_supported_is_not_read(make_builder: Any) -> None:
     """Without `supports_spec_as_decode` a broken speculative configuration does no harm."""
     builder = make_builder("many")

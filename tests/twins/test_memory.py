@@ -123,14 +123,3 @@ def test_refusals_of_sizes(twin: Any, name: str, value: object, message: str) ->
     sizes = {"free_memory": 1, "total_memory": 1, name: value}
     with twin.refuses(message.format(name)):
         twin.request_memory(twin.MemorySnapshot(**sizes), twin.CacheConfig())
-
-
-def test_attributes_that_are_read(twin: Any) -> None:
-    """A snapshot or a configuration without what is read says so."""
-    with pytest.raises(AttributeError, match="gpu_memory_utilization"):
-        twin.request_memory(twin.MemorySnapshot(1, 1), SimpleNamespace())
-    for name in ("free_memory", "total_memory"):
-        lacking = SimpleNamespace(free_memory=1, total_memory=1)
-        delattr(lacking, name)
-        with pytest.raises(AttributeError, match=name):
-            twin.request_memory(lacking, twin.CacheConfig())

@@ -258,16 +258,6 @@ def test_refusals_of_a_budget(
         make_budget(twin, limits, sizes, **changes)
 
 
-@pytest.mark.parametrize("lacking", ["max_model_len", "get_mm_limits_per_prompt"])
-def test_a_budget_of_what_lacks_something(twin: Any, lacking: str) -> None:
-    """A configuration, or a registry, without what is read is refused."""
-    model_config = SimpleNamespace(max_model_len=10)
-    registry = SimpleNamespace(get_mm_limits_per_prompt=lambda *_, **__: {})
-    delattr(model_config if hasattr(model_config, lacking) else registry, lacking)
-    with pytest.raises(AttributeError, match=lacking):
-        twin.MultiModalBudget(model_config, make_scheduler_config(twin), registry)
-
-
 def test_modalities_of_an_enum(twin: Any) -> None:
     """A modality that is a member of an enum of texts comes back as it is."""
     kinds = Enum("kinds", {"IMAGE": "image", "VIDEO": "video"}, type=str)

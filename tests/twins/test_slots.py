@@ -104,21 +104,6 @@ def test_another_ranks_position_needs_no_column(twin: Any) -> None:
     assert [-1] == slots_of(twin, [[5]], [0, 1], [99], 2, cp_world_size=2, cp_rank=0)
 
 
-def test_strided_arrays(twin: Any) -> None:
-    """Inputs and out may be strided views; what lies between their entries is left alone."""
-    table = twin.array([[99] * 4] * 4, "int32")
-    starts, positions = twin.int32(*[99] * 6), twin.int64(*[99] * 8)
-    table[::2, ::2] = twin.array(TABLE, "int32")
-    starts[::2], positions[::2] = twin.int32(*STARTS), twin.int64(*POSITIONS)
-    buffer = twin.int64(*[77] * 12)
-    slots = twin.compute_slot_mapping(
-        table[::2, ::2], starts[::2], positions[::2], 2, out=buffer[::2]
-    )
-    assert [11, 18, 19, 14] == slots.tolist()
-    assert [11, 77, 18, 77, 19, 77, 14, 77, -1, 77, -1, 77] == buffer.tolist()
-    assert twin.shares_memory(slots, buffer)
-
-
 def test_out_between_the_entries_of_an_input(twin: Any) -> None:
     """What interleaves with an input but shares no byte with it is no overlap."""
     both = twin.int64(1, 77, 2, 77, 3, 77, 0, 77)

@@ -143,16 +143,6 @@ def test_what_is_read(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [reference.FullAttentionSpec(*FIELDS), reference.SlidingWindowSpec(*FIELDS, 8), MAMBA]
-)
-def test_attributes_that_are_read(twin: Any, spec: Any) -> None:
-    """A configuration that is None, or lacks what is read, says so."""
-    for config in (None, SimpleNamespace(), twin.VllmConfig()):
-        with pytest.raises(AttributeError, match="has no attribute"):
-            twin.convert(spec).max_memory_usage_bytes(config)
-
-
-@pytest.mark.parametrize(
     ("spec", "config", "message"),
     [
         (
