@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -305,15 +306,10 @@ def test_check_fails_where_a_ratio_has_grown(
     ],
 )
 def test_what_is_mistyped_is_told_in_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, refusal: Callable[..., str]
 ) -> None:
     """A command line that cannot be used ends with 2 and one line."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert said in lines[0]
+    assert said in refusal(main, arguments)
 
 
 def test_growth_is_drawn(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -208,14 +209,10 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_call_is_told_in_one_line(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], line: str, refusal: Callable[..., str]
 ) -> None:
     """The exit status is 2, and nothing was run."""
-    with pytest.raises(SystemExit) as ended:
-        run(*arguments, bugs=SOME)
-    assert ended.value.code == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert line in told
+    assert line in refusal(lambda given: run(*given, bugs=SOME), arguments)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +252,9 @@ def test_what_is_found_until_then_is_told(
 
 
 def test_elsewhere_it_says_that_it_runs_in_the_repository(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     """Tests are not installed: one line says so, with status 2."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path / "bugs")
-    with pytest.raises(SystemExit) as ended:
-        command_line.main([])
-    assert ended.value.code == 2
-    (told,) = capsys.readouterr().err.splitlines()
+    told = refusal(command_line.main, [])
     assert told.startswith("python -m tools.bugs: runs in the repository only")

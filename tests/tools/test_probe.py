@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -95,14 +96,9 @@ def test_planted_violations_are_found_and_can_be_replayed() -> None:
         ["--impl", "nowhere.py"],
     ],
 )
-def test_a_wrong_command_line_is_one_line(
-    wrong: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_one_line(wrong: list[str], refusal: Callable[..., str]) -> None:
     """What cannot be used ends with status 2 and one line."""
-    with pytest.raises(SystemExit) as ended:
-        command_line.main(wrong)
-    assert 2 == ended.value.code
-    assert 1 == capsys.readouterr().err.count("\n")
+    assert refusal(command_line.main, wrong)
 
 
 def test_a_conj_view_has_the_values_of_what_it_stands_for() -> None:

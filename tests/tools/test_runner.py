@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,41 +135,32 @@ def test_a_slot_that_stays_right_is_said(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_a_wrong_call_is_one_line(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, refusal: Callable[..., str]
 ) -> None:
     """What cannot be used ends with status 2 and one line that says why."""
-    with pytest.raises(SystemExit) as exit_info:
-        command_line.main(arguments.split())
-    assert 2 == exit_info.value.code
-    [line] = capsys.readouterr().err.splitlines()
+    line = refusal(command_line.main, arguments.split())
     assert line.startswith("python -m tools.runner: ")
     assert message in line
 
 
 def test_a_device_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
     """Without a GPU there is no serving on one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as exit_info:
-        command_line.main(["--device", "cuda"])
-    assert 2 == exit_info.value.code
-    line = "python -m tools.runner: argument --device: there is no CUDA device\n"
-    assert line == capsys.readouterr().err
+    line = "python -m tools.runner: argument --device: there is no CUDA device"
+    assert line == refusal(command_line.main, ["--device", "cuda"])
 
 
 def test_without_transformers_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
     """The extra that brings the models is named, and nothing was imported from them before."""
     for name in list(sys.modules):
         if name.split(".")[0] == "transformers" or name == "tools.runner.models":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SystemExit) as exit_info:
-        command_line.main([])
-    assert 2 == exit_info.value.code
-    [line] = capsys.readouterr().err.splitlines()
+    line = refusal(command_line.main, [])
     assert "transformers" in line
     assert line.endswith("pip install -e '.[runner]'")
 
