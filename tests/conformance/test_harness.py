@@ -5,25 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import hypothesis.core
 import pytest
 import torch
+from small_runs import HEAD, Runner
 
-import conformance.checks
-import conformance.conftest
 from conformance.checks import Check
 from conformance.profiles import PROFILES
-from conformance.situations import Ledger
 
 pytest_plugins = ["pytester"]
-
-HEAD = """
-from hypothesis import strategies as st
-from conformance.checks import law
-
-def digits(preset):
-    return st.integers(0, 9)
-"""
 
 TOY = (
     HEAD
@@ -48,32 +37,10 @@ def test_impossible(target, n):
 )
 
 
-class Runner:
-    """Makes small conformance runs, in this process where that can be.
-
-    Args:
-        pytester: Pytest's own fixture.
-        monkeypatch: Likewise.
-    """
-
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pytester, self.monkeypatch = pytester, monkeypatch
-        pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
-        # A run in this process must neither count with this process' nor leave it a seed.
-        monkeypatch.setattr(hypothesis.core, "global_force_seed", None)
-
-    def run(self, *arguments: str) -> pytest.RunResult:
-        """Run pytest in this process with a ledger of its own."""
-        ledger = Ledger()
-        self.monkeypatch.setattr(conformance.checks, "LEDGER", ledger)
-        self.monkeypatch.setattr(conformance.conftest, "LEDGER", ledger)
-        return self.pytester.runpytest_inprocess("--failures=scripts", *arguments)
-
-
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """Return a maker of small conformance runs."""
-    return Runner(pytester, monkeypatch)
+    return Runner(pytester, monkeypatch, "--failures=scripts")
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hypothesis.core
 import jsonschema
 import numpy as np
 import pytest
 from page_reader import Reader
+from small_runs import HEAD, Runner
 
-import conformance.checks
-import conformance.conftest
 import reference
 from conformance.__main__ import arguments_for_pytest
 from conformance.calls import Call
@@ -27,7 +25,6 @@ from conformance.reports.markdown import markdown_of
 from conformance.reports.picture import Mark, mark_of, pictures_of
 from conformance.reports.statistics import condensed, no_statistics, statistics_lines
 from conformance.reports.svg import svg_of
-from conformance.situations import Ledger
 from conformance.strategies.batches import Batch, Layout
 
 pytest_plugins = ["pytester"]
@@ -45,14 +42,6 @@ SLOTS = Call(
     },
 )
 """A call whose batch its arguments alone tell."""
-
-HEAD = """
-from hypothesis import strategies as st
-from conformance.checks import law
-
-def digits(preset):
-    return st.integers(0, 9)
-"""
 
 GREEN = (
     HEAD
@@ -88,26 +77,8 @@ def get_dcp_local_seq_lens(seq_lens, *args, **kwargs):
 """
 
 
-class Runner:
-    """Makes small runs with a report in `out/`.
-
-    Args:
-        pytester: Pytest's own fixture.
-        monkeypatch: Likewise.
-    """
-
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pytester, self.monkeypatch = pytester, monkeypatch
-        pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
-        monkeypatch.setattr(hypothesis.core, "global_force_seed", None)
-
-    def run(self, *arguments: str) -> pytest.RunResult:
-        """Run in this process, with a ledger of its own."""
-        ledger = Ledger()
-        self.monkeypatch.setattr(conformance.checks, "LEDGER", ledger)
-        self.monkeypatch.setattr(conformance.conftest, "LEDGER", ledger)
-        given = ("--target", "host", "--report", "out", "--failures", "failures", *arguments)
-        return self.pytester.runpytest_inprocess(*given)
+class ReportingRunner(Runner):
+    """Makes small runs with a report in `out/`."""
 
     def record(self) -> dict[str, Any]:
         """Return the record, which is of the schema."""
@@ -124,9 +95,10 @@ def valid(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runner:
+def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> ReportingRunner:
     """Return a maker of small runs."""
-    return Runner(pytester, monkeypatch)
+    options = ("--target", "host", "--report", "out", "--failures", "failures")
+    return ReportingRunner(pytester, monkeypatch, *options)
 
 
 def kinds(picture: dict[str, Any]) -> dict[str, str]:
@@ -149,7 +121,7 @@ def value_at(path: str, *index: int) -> Difference:
 # The record.
 
 
-def test_a_green_run_is_on_record(runner: Runner) -> None:
+def test_a_green_run_is_on_record(runner: ReportingRunner) -> None:
     """Versions, what ran, states, examples, situations and how often each was met are written."""
     runner.pytester.makepyfile(GREEN)
     assert pytest.ExitCode.OK == runner.run().ret
@@ -174,7 +146,7 @@ def test_a_green_run_is_on_record(runner: Runner) -> None:
     assert [] == record["failures"] == record["unmet"] == record["errors"]
 
 
-def test_a_failed_run_is_on_record(runner: Runner) -> None:
+def test_a_failed_run_is_on_record(runner: ReportingRunner) -> None:
     """What failed, what was never met, and what was no check at all stand in the report."""
     runner.pytester.makepyfile(test_red=RED, test_broken="import nowhere_to_be_found")
     result = runner.run("--continue-on-collection-errors")
@@ -194,7 +166,7 @@ def test_a_failed_run_is_on_record(runner: Runner) -> None:
     assert "nowhere_to_be_found" in error["message"]
 
 
-def test_an_unmet_situation_is_on_record(runner: Runner) -> None:
+def test_an_unmet_situation_is_on_record(runner: ReportingRunner) -> None:
     """A run of green tests that failed for a situation says so."""
     runner.pytester.makepyfile(GREEN.replace("n % 2}", "n > 9}"))
     assert pytest.ExitCode.TESTS_FAILED == runner.run().ret
@@ -203,7 +175,7 @@ def test_an_unmet_situation_is_on_record(runner: Runner) -> None:
     assert "fast: situations were never met" in html_of(record)
 
 
-def test_a_run_that_was_interrupted_has_a_report(runner: Runner) -> None:
+def test_a_run_that_was_interrupted_has_a_report(runner: ReportingRunner) -> None:
     """Ctrl-C ends a run, and what it saw until then is written."""
     stop = "\ndef test_stop():\n    raise KeyboardInterrupt\n"
     runner.pytester.makepyfile(GREEN + stop)
@@ -216,7 +188,7 @@ def test_a_run_that_was_interrupted_has_a_report(runner: Runner) -> None:
     assert "conforms" == record["functions"][0]["cells"][0]["state"]
 
 
-def test_a_folder_that_cannot_be_written_ends_the_run(runner: Runner) -> None:
+def test_a_folder_that_cannot_be_written_ends_the_run(runner: ReportingRunner) -> None:
     """A file in the folder's place is a usage error before anything runs."""
     runner.pytester.makepyfile(GREEN)
     (runner.pytester.path / "out").write_text("in the way")
@@ -225,7 +197,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run(runner: Runner) -> None:
     result.stderr.fnmatch_lines(["ERROR: --report cannot be written: *out*"])
 
 
-def test_the_folder_is_made_and_named(runner: Runner) -> None:
+def test_the_folder_is_made_and_named(runner: ReportingRunner) -> None:
     """A folder in a folder that is not there is made, and the terminal says where the report is."""
     runner.pytester.makepyfile(GREEN)
     result = runner.run("--report", "deep/er")
@@ -234,7 +206,7 @@ def test_the_folder_is_made_and_named(runner: Runner) -> None:
     result.stdout.fnmatch_lines([f"report: {folder / 'report.html'}"])
 
 
-def test_what_is_only_collected_has_no_report(runner: Runner) -> None:
+def test_what_is_only_collected_has_no_report(runner: ReportingRunner) -> None:
     """`--collect-only` runs nothing, and leaves an earlier report alone."""
     runner.pytester.makepyfile(GREEN)
     runner.run("--collect-only")
@@ -242,7 +214,7 @@ def test_what_is_only_collected_has_no_report(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_failures_of_workers_arrive(runner: Runner, workers: tuple[str, ...]) -> None:
+def test_failures_of_workers_arrive(runner: ReportingRunner, workers: tuple[str, ...]) -> None:
     """With pytest-xdist or without, a failure has its difference, picture, table and script."""
     runner.pytester.makepyfile(wrong=WRONG)
     (runner.pytester.path / "conftest.py").unlink()  # the package has its own
@@ -367,7 +339,7 @@ def test_shared_blocks_have_one_colour() -> None:
 
 
 @pytest.fixture
-def red_page(runner: Runner) -> tuple[str, str]:
+def red_page(runner: ReportingRunner) -> tuple[str, str]:
     """Return the HTML and the Markdown of a run with a failure whose text is dangerous."""
     runner.pytester.makepyfile(test_red=RED)
     runner.run()
@@ -412,7 +384,7 @@ def test_the_page_is_read_without_a_mouse_and_in_the_dark(red_page: tuple[str, s
         assert said in red_page[0]
 
 
-def test_markdown_is_a_table_of_functions(runner: Runner) -> None:
+def test_markdown_is_a_table_of_functions(runner: ReportingRunner) -> None:
     """Functions by targets, with what was met; situations with how often."""
     runner.pytester.makepyfile(GREEN)
     runner.run()
@@ -423,7 +395,9 @@ def test_markdown_is_a_table_of_functions(runner: Runner) -> None:
     assert any(re.fullmatch(r"- even: \d+", line) for line in lines)
 
 
-def test_half_a_surrogate_pair_is_no_reason_for_no_report(runner: Runner, tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_is_no_reason_for_no_report(
+    runner: ReportingRunner, tmp_path: Path
+) -> None:
     """A message that is no text is written with what can be said of it."""
     runner.pytester.makepyfile(test_red=RED)
     runner.run()
@@ -443,7 +417,7 @@ def test_statistics_of_another_form_are_left_out() -> None:
         assert condensed(other) is None
 
 
-def test_statistics_stand_in_the_terminal(runner: Runner) -> None:
+def test_statistics_stand_in_the_terminal(runner: ReportingRunner) -> None:
     """Valid, invalid and overrun examples, and the shares of drawing and running, by function."""
     invalid = "st.integers(0, 9).filter(lambda n: n not in {2, 3, 5, 6, 7, 8})"
     runner.pytester.makepyfile(GREEN.replace("st.integers(0, 9)", invalid))
@@ -466,7 +440,9 @@ def test_outliers_among_many_functions_are_shown() -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_hypothesis_own_statistics_are_shown(runner: Runner, workers: tuple[str, ...]) -> None:
+def test_hypothesis_own_statistics_are_shown(
+    runner: ReportingRunner, workers: tuple[str, ...]
+) -> None:
     """`--hypothesis-show-statistics` prints what it does elsewhere, stateful test included."""
     stateful = (
         "from conformance.stateful.check import stateful_check\ntest_stateful = stateful_check()\n"

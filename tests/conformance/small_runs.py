@@ -1,0 +1,44 @@
+"""Small conformance runs, which tests of the harness make in this process."""
+
+from __future__ import annotations
+
+import hypothesis.core
+import pytest
+
+import conformance.checks
+import conformance.conftest
+from conformance.situations import Ledger
+
+HEAD = """
+from hypothesis import strategies as st
+from conformance.checks import law
+
+def digits(preset):
+    return st.integers(0, 9)
+"""
+"""How a module of toy checks begins."""
+
+
+class Runner:
+    """Makes small conformance runs, in this process where that can be.
+
+    Args:
+        pytester: Pytest's own fixture.
+        monkeypatch: Likewise.
+        options: Of every run.
+    """
+
+    def __init__(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: str
+    ) -> None:
+        self.pytester, self.monkeypatch, self.options = pytester, monkeypatch, options
+        pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
+        # A run in this process must neither count with this process' nor leave it a seed.
+        monkeypatch.setattr(hypothesis.core, "global_force_seed", None)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest in this process with a ledger of its own."""
+        ledger = Ledger()
+        self.monkeypatch.setattr(conformance.checks, "LEDGER", ledger)
+        self.monkeypatch.setattr(conformance.conftest, "LEDGER", ledger)
+        return self.pytester.runpytest_inprocess(*self.options, *arguments)
