@@ -7,8 +7,9 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from conformance.array_layout import share_memory
 from conformance.calls import Arguments, Call
-from conformance.comparison import Difference, Verdict, share_memory
+from conformance.comparison import Difference, Verdict
 from conformance.supplied import is_supplied
 from conformance.values import child_path, children
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from conformance.array_layout import share_memory
 from conformance.values import arrays_in, child_path, children, has_entries
 
 Index: TypeAlias = tuple[int, ...]
@@ -155,20 +156,6 @@ def shared_memory(first: object, second: object, path: str = "result") -> Differ
             got = "the memory of another call's result"
             return Difference(Verdict.IDENTITY, where, None, got, "its own memory")
     return None
-
-
-def share_memory(a: Any, b: Any) -> bool:
-    """Tell whether two arrays lie in the same memory: tensors in one storage, arrays overlapping.
-
-    >>> a = torch.zeros(4)
-    >>> share_memory(a[:2], a[2:]), share_memory(a, torch.zeros(4)), share_memory(a, a[:0])
-    (True, False, False)
-    """
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        is_empty = not (a.numel() and b.numel())
-        return not is_empty and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    is_numpy = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
-    return is_numpy and bool(np.shares_memory(a, b))
 
 
 def field_name(path: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from conformance.array_layout import address_of
 from conformance.comparison import (
     NUMPY_IN_BOTH_TWINS,
     Difference,
@@ -321,13 +322,6 @@ class Converter:
                 where = f"memory around {root.path}"
                 at = (int(np.flatnonzero(unequal)[0]),)
                 yield Difference(Verdict.VALUE, where, at, "changed", "as it was")
-
-
-def address_of(array: Array | torch.Tensor) -> int:
-    """Return where an array's first element lies; 0 for one without elements."""
-    if isinstance(array, torch.Tensor):
-        return array.data_ptr() if array.numel() else 0
-    return int(array.__array_interface__["data"][0]) if array.size else 0
 
 
 def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from conformance.array_layout import address_of
 from conformance.calls import Call
 from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference
-from conformance.conversion import address_of
 from conformance.implementations import is_of_fast
 from conformance.invocations import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.profiles import Kind

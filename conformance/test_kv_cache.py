@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from conformance.array_layout import address_of, memory_of, strides_of
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes
@@ -115,19 +116,12 @@ def told(arguments: Mapping[str, Any]) -> object:
 def _words(array: Any, memories: dict[int, int]) -> tuple[object, ...]:
     """Return how an array lies in memory, and whether anything stands there."""
     shape = tuple(map(int, array.shape))
-    if isinstance(array, torch.Tensor):
-        dtype, size = str(array.dtype).removeprefix("torch."), array.element_size()
-        strides = tuple(stride * size for stride in array.stride())
-        start, address = array.untyped_storage().data_ptr(), array.data_ptr()
-    else:
-        dtype, strides, owner = array.dtype.name, array.strides, array
-        while getattr(owner, "base", None) is not None:
-            owner = owner.base
-        start, address = (a.__array_interface__["data"][0] for a in (owner, array))
+    dtype = str(array.dtype).removeprefix("torch.")
     if 0 in shape:
         return dtype, shape
-    memory = memories.setdefault(start, len(memories))
-    return dtype, shape, strides, memory, address - start, bool(as_bytes(array).any())
+    start = memory_of(array)
+    offset, memory = address_of(array) - start, memories.setdefault(start, len(memories))
+    return dtype, shape, strides_of(array), memory, offset, bool(as_bytes(array).any())
 
 
 INIT = Contract(

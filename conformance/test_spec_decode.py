@@ -9,10 +9,10 @@ import numpy as np
 
 import reference
 from conformance.aliases import Alias, Relation
+from conformance.array_layout import address_of
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.conversion import address_of
 from conformance.invalid_inputs.spec_decode import OUTPUT_INVALID_INPUTS, QUERY_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.strategies.spec_decode import reshape_output_calls, reshape_query_calls

@@ -74,7 +74,11 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """
     yield path, value
     for key, child in children(value).items():
-        yield from walk(child, child_path(path, value, key))
+        where = child_path(path, value, key)
+        if type(child) in _LEAVES:  # most of what stands in lists
+            yield where, child
+        else:
+            yield from walk(child, where)
 
 
 def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:

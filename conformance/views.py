@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
+from conformance.array_layout import address_of, memory_of, strides_of
 from conformance.comparison import Difference, Verdict
 from conformance.values import is_array, is_immutable, is_object, walk
 
@@ -48,6 +48,7 @@ def first_view_difference(
         The first difference: of strides, of the place in the memory, of whose memory it is, or of
         being one object with another part.
 
+    >>> import numpy as np
     >>> a, t = np.arange(6), torch.arange(6)
     >>> first_view_difference(a.reshape(2, 3), t.reshape(2, 3), {"a": a}, {"a": t}) is None
     True
@@ -123,30 +124,11 @@ def _views(
         if not is_array(value):
             found[path] = place
             continue
-        if _size(value) == 0:
+        if 0 in value.shape:
             # What has no elements lies nowhere, and its strides mean nothing.
             found[path] = View((), 0, path, place)
             continue
-        start, address, strides = _where(value)
+        start = memory_of(value)
         memory = memories.setdefault((start, device), path)
-        found[path] = View(strides, address - start, memory, place)
+        found[path] = View(strides_of(value), address_of(value) - start, memory, place)
     return {path: view for path, view in found.items() if path.startswith("result")}
-
-
-def _size(array: Any) -> int:
-    return int(array.numel() if isinstance(array, torch.Tensor) else array.size)
-
-
-def _where(array: Any) -> tuple[int, int, tuple[int, ...]]:
-    """Return where an array's memory begins, where the array does, and its strides in bytes."""
-    if isinstance(array, torch.Tensor):
-        strides = tuple(stride * array.element_size() for stride in array.stride())
-        return array.untyped_storage().data_ptr(), array.data_ptr(), strides
-    owner = array
-    while owner.base is not None:
-        owner = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
-    return _address(owner), _address(array), array.strides
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -34,6 +34,7 @@ from conformance.encoding.classes import find_class
 from conformance.encoding.elements import Json
 from conformance.name_lists import near
 from conformance.targets import REFERENCE
+from conformance.values import walk
 from conformance.vectors import SCHEMA
 from conformance.vectors.cases import OBSERVED
 from conformance.vectors.drawing import contract_cases, session_cases
@@ -205,14 +206,9 @@ def _default(value: Json) -> Json:
 
 def _blueprints(value: Json) -> Iterator[str]:
     """Yield the classes of the factories in a case."""
-    if isinstance(value, dict):
-        if value.get("$") == "blueprint":
-            yield value["class"]
-        for inner in value.values():
-            yield from _blueprints(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _blueprints(inner)
+    for _, node in walk(value, ""):
+        if isinstance(node, dict) and node.get("$") == "blueprint":
+            yield node["class"]
 
 
 def _first_line(cls: type) -> str:

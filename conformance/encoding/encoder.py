@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.array_layout import owner_of
 from conformance.encoding.classes import class_path, code_path
 from conformance.encoding.elements import (
     Array,
@@ -18,7 +19,7 @@ from conformance.encoding.elements import (
     encode_elements,
     encode_int,
 )
-from conformance.encoding.memories import Memory, encode_array, owner_of
+from conformance.encoding.memories import Memory, encode_array
 from conformance.factories import Factory
 from conformance.values import compared_fields
 

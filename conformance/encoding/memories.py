@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
+from conformance.array_layout import address_of
 from conformance.encoding.elements import (
     Array,
     Json,
@@ -17,23 +17,6 @@ from conformance.encoding.elements import (
     flattened,
     nested,
 )
-
-
-def owner_of(array: Array) -> Array:
-    """Return the array that owns the memory of an array.
-
-    >>> a = np.zeros(6)
-    >>> owner_of(a[1:].reshape(5, 1)) is a
-    True
-    """
-    owner: Any = array
-    while isinstance(owner.base, np.ndarray | memoryview):
-        owner = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
-    return owner  # type: ignore[no-any-return]  # a base is an array here
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 @dataclasses.dataclass
@@ -68,7 +51,7 @@ class Memory:
         """
         if not array.size:  # it lies nowhere
             return {"offset_bytes": 0, "strides_bytes": [0] * array.ndim}
-        offset = _address(array) - _address(owner)
+        offset = address_of(array) - address_of(owner)
         if not self.is_sealed:
             shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
             np.ndarray(shape, np.bool_, self.is_shown.data, offset, strides)[...] = True

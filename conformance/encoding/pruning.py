@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from conformance.encoding.elements import Json, decode_dtype
+from conformance.values import map_children, walk
 
 
 def pruned(case: dict[str, Json], memories: list[dict[str, Json]]) -> dict[str, Json]:
@@ -21,7 +22,7 @@ def pruned(case: dict[str, Json], memories: list[dict[str, Json]]) -> dict[str, 
     >>> pruned({"a": {"$": "list", "id": 7, "items": [1]}}, [])
     {'a': [1]}
     """
-    nodes = list(_nodes(case))
+    nodes = [node for _, node in walk(case, "") if isinstance(node, dict) and "$" in node]
     referred = {node["id"] for node in nodes if node["$"] == "ref"}
     ids = {old: new for new, old in enumerate(_in_order(nodes, referred))}
     arrays = [node for node in nodes if "memory" in node]
@@ -55,18 +56,6 @@ def pruned(case: dict[str, Json], memories: list[dict[str, Json]]) -> dict[str, 
     return found
 
 
-def _nodes(value: Json) -> Iterator[dict[str, Json]]:
-    """Yield what is tagged, in the order in which it stands."""
-    if isinstance(value, dict):
-        if "$" in value:
-            yield value
-        for inner in value.values():
-            yield from _nodes(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _nodes(inner)
-
-
 def _in_order(nodes: list[dict[str, Json]], referred: set[int]) -> Iterator[int]:
     for node in nodes:
         if node["$"] != "ref" and node.get("id") in referred:
@@ -89,7 +78,5 @@ def _is_all_of(node: dict[str, Json], memory: dict[str, Json]) -> bool:
 
 
 def _changed(value: Json, change: Callable[[dict[str, Json]], Json]) -> Json:
-    if isinstance(value, dict):
-        found = {name: _changed(inner, change) for name, inner in value.items()}
-        return change(found) if "$" in found else found
-    return [_changed(inner, change) for inner in value] if isinstance(value, list) else value
+    found = map_children(lambda inner: _changed(inner, change), value)
+    return change(found) if isinstance(found, dict) and "$" in found else found

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.array_layout import owner_of
 from conformance.comparison import NUMPY_IN_BOTH_TWINS
-from conformance.encoding.memories import owner_of
 from conformance.factories import Device, Factory
 from conformance.script.arrays import (
     MOST_ELEMENTS,

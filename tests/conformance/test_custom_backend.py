@@ -18,7 +18,8 @@ from custom_engine import (
     Engine,
 )
 
-from conformance.comparison import first_difference, share_memory
+from conformance.array_layout import share_memory
+from conformance.comparison import first_difference
 from conformance.laws.interpretation import as_reference
 from conformance.targets import REFERENCE, TARGETS
 from conformance.views import first_view_difference

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
+from conformance.array_layout import owner_of
 from conformance.calls import Call
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
 from conformance.encoding.classes import class_path, code_path, find_code
 from conformance.encoding.elements import decode_elements, encode_elements
-from conformance.encoding.memories import owner_of
 from conformance.factories import DEVICE, Factory
 from conformance.invalid_inputs.changes import replaced
 from conformance.strategies.arrays import guarded, guarded_table

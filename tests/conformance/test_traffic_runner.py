@@ -27,6 +27,7 @@ from conformance.traffic.runner import Runner
 from conformance.traffic.settings import Settings
 from conformance.traffic.trace import make_trace
 from conformance.traffic.twins import TimedTarget, Twins
+from conformance.values import children, walk
 from conformance.zoo.cache_config import shared_kv_cache_layers
 from conformance.zoo.model import Model
 from conformance.zoo.models import MODELS, get_model
@@ -146,18 +147,13 @@ def test_every_result_leads_to_requests() -> None:
 
 def places(path: str, value: object) -> Iterator[tuple[str, tuple[int, ...] | None]]:
     """Yield the path and the last index of each array in a tree, and the paths of the rest."""
-    if isinstance(value, np.ndarray):
-        yield f"{path}.shape", None
-        if value.size:
-            yield path, tuple(length - 1 for length in value.shape)
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from places(f"{path}[{i}]", inner)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from places(f"{path}.{name}", getattr(value, name))
-    else:
-        yield path, None
+    for where, inner in walk(value, path):
+        if isinstance(inner, np.ndarray):
+            yield f"{where}.shape", None
+            if inner.size:
+                yield where, tuple(length - 1 for length in inner.shape)
+        elif not children(inner):
+            yield where, None
 
 
 def test_layers_that_share_caches_get_the_backends_for_fast_prefill() -> None:
