@@ -16,7 +16,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypothesis.control import BuildContext
 from hypothesis.database import choices_from_bytes, choices_to_bytes
 from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture.choice import ChoiceT
@@ -26,6 +25,7 @@ from conformance.hypothesis_provider import FreshProvider
 from conformance.implementations import Absent
 from conformance.situations import LEDGER
 from conformance.targets import LOOKED_UP, RAISED
+from tools.fuzz.case_data import CaseContext, CaseData
 from tools.fuzz.properties import Property
 
 
@@ -121,7 +121,7 @@ def run_case(
     """
     note(wanted.to_bytes())
     chance = random.Random(wanted.seed)  # noqa: S311  # no secret
-    data = ConjectureData(random=chance, provider=FreshProvider, prefix=wanted.prefix)
+    data = CaseData(random=chance, provider=FreshProvider, prefix=wanted.prefix)
     return run_data(prop, data, watching=watching)
 
 
@@ -142,7 +142,7 @@ def run_data(
     example, error = None, None
     status = Status.PASSED
     LOOKED_UP.clear()
-    with BuildContext(data, is_final=False, wrapped_test=prop.run):
+    with CaseContext(data, is_final=False, wrapped_test=prop.run):
         try:
             example = data.draw(prop.strategy)
             if prop.is_stateful:

@@ -2,20 +2,16 @@
 
 An event is a tuple whose first element is its kind. `situation` and `pair` events come from the
 harness' own coverage goals, and `size` events from the batch of a case, in bands of powers of two.
-`branch` events come from the code of the implementation, and from that of `reference` in place of
-compiled loops, which cannot be observed. A new kind is another `Source`.
+`branch` events come from `branches`. A new kind is another `Source`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from conformance.strategies.batches import Batch
@@ -35,8 +31,13 @@ PLURALS: Final = {
 class Source(Protocol):
     """Observes a slice of cases of one property."""
 
-    def begin(self) -> None:
-        """Begin to observe: a slice starts."""
+    def begin(self, prop: str, *, is_simulated: bool) -> None:
+        """Begin to observe: a slice starts.
+
+        Args:
+            prop: The name of the property.
+            is_simulated: Whether its kernels run in the simulator, whose threads are greenlets.
+        """
 
     def watching(self, *, is_varied: bool) -> AbstractContextManager[None]:
         """Return a context in which a case is checked; here one that does nothing.
@@ -51,8 +52,8 @@ class Source(Protocol):
         """Observe a case that ran, by its example and the situations that this met.
 
         Returns:
-            Whether the case did something that no case did before in this process, where the source
-            knows that of single cases; such an input is worth varying.
+            Whether the case did something that no case of its property did before in this process,
+            where the source knows that of single cases; such an input is worth varying.
         """
 
     def end(self) -> Counter[Event]:
@@ -68,8 +69,9 @@ class Situations(Source):
     def __init__(self) -> None:
         self._met: Counter[tuple[str, frozenset[str]]] = Counter()
 
-    def begin(self) -> None:
+    def begin(self, prop: str, *, is_simulated: bool) -> None:
         """Begin a slice."""
+        del prop, is_simulated
         self._met.clear()
 
     def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
@@ -95,8 +97,9 @@ class Sizes(Source):
     def __init__(self) -> None:
         self._met: Counter[Event] = Counter()
 
-    def begin(self) -> None:
+    def begin(self, prop: str, *, is_simulated: bool) -> None:
         """Begin a slice."""
+        del prop, is_simulated
         self._met.clear()
 
     def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
@@ -143,157 +146,3 @@ def band(size: int) -> str:
     """
     least = 1 << (size.bit_length() - 1) if size else 0
     return f"{least}..{2 * least - 1}" if least > 1 else str(least)
-
-
-class Branches(Source):
-    """Branches of Python code, by `sys.monitoring`: a location costs nothing once both are taken.
-
-    Args:
-        folders: Whose code is observed.
-    """
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = tuple(f"{folder}/" for folder in folders)
-        self._taken: dict[tuple[CodeType, int], set[int]] = {}
-        self._ever: set[tuple[CodeType, int, int]] = set()
-        self._is_new = False
-        self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        self._tool = next(n for n in (4, 3, 1) if self._monitoring.get_tool(n) is None)
-        self._monitoring.use_tool_id(self._tool, "kvtwin-fuzz")
-        event = self._monitoring.events.BRANCH
-        self._monitoring.register_callback(self._tool, event, self._on_branch)
-
-    def begin(self) -> None:
-        """Begin a slice."""
-        self._taken.clear()
-        self._monitoring.set_events(self._tool, self._monitoring.events.BRANCH)
-        self._monitoring.restart_events()
-
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
-        """Return whether the case took a branch that none took before."""
-        del function, situations, example
-        is_new, self._is_new = self._is_new, False
-        return is_new
-
-    def end(self) -> Counter[Event]:
-        """Return the branches that were taken in the slice."""
-        self._monitoring.set_events(self._tool, 0)
-        return Counter(
-            ("branch", f"{_short(code.co_filename)}:{code.co_qualname}", f"{start}>{stop}")
-            for (code, start), stops in self._taken.items()
-            for stop in stops
-        )
-
-    def _on_branch(self, code: CodeType, start: int, stop: int) -> object:
-        if not code.co_filename.startswith(self._folders):
-            return self._monitoring.DISABLE
-        taken = self._taken.setdefault((code, start), set())
-        taken.add(stop)
-        if (code, start, stop) not in self._ever:
-            self._ever.add((code, start, stop))
-            self._is_new = True
-        return self._monitoring.DISABLE if len(taken) > 1 else None
-
-
-class TracedArcs(Source):
-    """Branches as pairs of lines, by `sys.settrace`, where there is no `sys.monitoring`.
-
-    Tracing makes a case slower by a tenth to a half, so that only some are traced: the first of
-    each slice, and those that vary an input.
-
-    Args:
-        folders: Whose code is observed.
-    """
-
-    CASES: Final = 8
-    """Cases at the beginning of a slice that are traced."""
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = tuple(f"{folder}/" for folder in folders)
-        self._is_wanted: dict[CodeType, bool] = {}
-        self._taken: set[tuple[CodeType, int, int]] = set()
-        self._ever: set[tuple[CodeType, int, int]] = set()
-        self._is_new = False
-        self._cases = 0
-
-    def begin(self) -> None:
-        """Begin a slice."""
-        self._taken.clear()
-        self._cases = 0
-
-    @contextlib.contextmanager
-    def watching(self, *, is_varied: bool) -> Iterator[None]:
-        """Observe what is called inside, unless the case is one of many."""
-        self._cases += 1
-        before = sys.gettrace()
-        if before is None and (is_varied or self._cases <= self.CASES):
-            sys.settrace(self._on_call)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
-        """Return whether the case took a branch that none took before."""
-        del function, situations, example
-        is_new, self._is_new = self._is_new, False
-        return is_new
-
-    def end(self) -> Counter[Event]:
-        """Return the branches that were taken by the observed cases."""
-        return Counter(
-            ("branch", f"{_short(code.co_filename)}:{code.co_qualname}", f"{start}>{stop}")
-            for code, start, stop in self._taken
-        )
-
-    def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
-        del event, arg
-        code = frame.f_code
-        is_wanted = self._is_wanted.get(code)
-        if is_wanted is None:
-            is_wanted = self._is_wanted[code] = code.co_filename.startswith(self._folders)
-        if not is_wanted:
-            return None
-        last, taken = frame.f_lineno, self._taken
-
-        def on_line(frame: FrameType, event: str, arg: object) -> Any:
-            del arg
-            nonlocal last
-            if event == "line":
-                arc, last = (code, last, frame.f_lineno), frame.f_lineno
-                if arc not in taken:
-                    self._add(arc)
-            return on_line
-
-        return on_line
-
-    def _add(self, arc: tuple[CodeType, int, int]) -> None:
-        self._taken.add(arc)
-        if arc not in self._ever:
-            self._ever.add(arc)
-            self._is_new = True
-
-
-def _short(file: str) -> str:
-    """Return a file with the name of its package alone.
-
-    >>> _short("/home/me/fast/slots.py")
-    'fast/slots.py'
-    """
-    return "/".join(Path(file).parts[-2:])
-
-
-def branch_source(folders: Iterable[Path]) -> Branches | TracedArcs:
-    """Return what observes branches most cheaply in this Python.
-
-    Args:
-        folders: Whose code is observed.
-    """
-    return Branches(folders) if hasattr(sys, "monitoring") else TracedArcs(folders)
-
-
-def observer_of_branches() -> str:
-    """Return what observes branches here, for the report."""
-    if hasattr(sys, "monitoring"):
-        return "sys.monitoring"
-    return "sys.settrace, in some cases"

@@ -29,7 +29,7 @@ from conformance.profiles import PROFILES
 from conformance.situations import LEDGER
 from conformance.stateful.check import StatefulCheck
 from conformance.targets import Target
-from tools.fuzz import coverage, preload
+from tools.fuzz import branches, coverage, preload
 from tools.fuzz.coverage import PLURALS
 from tools.fuzz.properties import Subject, properties_of
 from tools.parser import Parser
@@ -65,13 +65,13 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
     subject = Subject(target=options.target, functions=options.functions)
     sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
-    sources.append(coverage.branch_source(folders))
+    sources.append(branches.branch_source(folders))
     events: Counter[coverage.Event] = Counter()
     cases = 0
     began = time.process_time()
     for prop in properties_of(subject).values():
         for source in sources:
-            source.begin()
+            source.begin(prop.name, is_simulated=prop.target.is_simulated)
         check, sizes = prop.check, prop.check.sizes(prop.target)
         if isinstance(check, StatefulCheck):
             sizes = [prop.size]

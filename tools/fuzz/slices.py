@@ -15,7 +15,7 @@ from typing import Any, Final
 from hypothesis.internal.conjecture.choice import ChoiceT
 
 import reference
-from tools.fuzz import coverage
+from tools.fuzz import branches, coverage
 from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.failures import Failure, failure_of, key_of
 from tools.fuzz.jobs import WorkerContext
@@ -124,7 +124,7 @@ class _Memory:
         module = prop.target.implementation.module
         files = [getattr(module, "__file__", None), reference.__file__]
         folders = {Path(file).parent for file in files if file}
-        self.sources.append(coverage.branch_source(folders))
+        self.sources.append(branches.branch_source(folders))
 
     def add(self, inputs: tuple[bytes, ...]) -> list[bytes]:
         """Add inputs that came from elsewhere; return those that are new here."""
@@ -168,7 +168,7 @@ class _Slice:
         started = time.perf_counter()
         before = rss_bytes(os.getpid())
         for source in self.memory.sources:
-            source.begin()
+            source.begin(self.prop.name, is_simulated=self.prop.target.is_simulated)
         for data in first:
             if not self._is_over(started):
                 self._run_one(Input.from_bytes(data))
@@ -232,7 +232,7 @@ class _Slice:
     def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
         """Keep the input of a case that this worker has not met the like of.
 
-        Its set of situations is new, or it is the first to take a branch.
+        Its set of situations is new, or it is the first of its property to take a branch.
         """
         name = self.job.property_name
         signature = frozenset(case.situations)

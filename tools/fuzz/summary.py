@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from conformance.functions import choose_functions
 from conformance.reports.versions import versions
 from conformance.targets import Target
-from tools.fuzz.coverage import PLURALS, Event, observer_of_branches
+from tools.fuzz.branches import observer_of_branches
+from tools.fuzz.coverage import PLURALS, Event
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
 from tools.fuzz.report import (

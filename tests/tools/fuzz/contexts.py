@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,3 +26,11 @@ class KeepingContext:
     def report(self, message: object) -> None:
         """Keep a message."""
         self.messages.append(message)
+
+
+def free_monitoring_tools() -> None:
+    """Free the tools of `sys.monitoring`, of which each new worker's memory takes one of three."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    for tool in (1, 3, 4) if monitoring else ():
+        if monitoring.get_tool(tool) == "kvtwin-fuzz":
+            monitoring.free_tool_id(tool)

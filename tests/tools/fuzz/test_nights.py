@@ -14,9 +14,9 @@ from rich.console import Console
 
 from conformance.profiles import Kind
 from tests.tools.fuzz import nights
-from tests.tools.fuzz.contexts import KeepingContext
+from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
 from tests.tools.fuzz.nights import PLANTED
-from tools.fuzz import command_line, coverage, slices
+from tools.fuzz import command_line, slices
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.database import open_database
 from tools.fuzz.display import Display
@@ -116,9 +116,9 @@ def fuzz(out: Path, *, seed: int | None = None) -> tuple[Fuzzing, InlinePool]:
 
 @pytest.fixture(autouse=True)
 def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a night in this process begin as in a new worker, but without `sys.monitoring`."""
+    """Let a night in this process begin as in a new worker."""
     monkeypatch.setattr(slices, "_MEMORIES", {})
-    monkeypatch.setattr(coverage, "branch_source", coverage.TracedArcs)
+    free_monitoring_tools()
 
 
 @pytest.mark.parametrize("ci", ["", "true"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from conformance.checks import Check
 from conformance.profiles import Kind
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
-from tests.tools.fuzz.contexts import KeepingContext
-from tools.fuzz import coverage, slices
+from tests.tools.fuzz.contexts import KeepingContext, free_monitoring_tools
+from tools.fuzz import branches, slices
 from tools.fuzz.cases import Input, run_case
 from tools.fuzz.failures import Failure
 from tools.fuzz.properties import Property, Subject
@@ -35,7 +36,6 @@ class Worker(KeepingContext):
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Worker]]:
     """Return a function that runs a slice of a toy in a new worker."""
-    monkeypatch.setattr(coverage, "branch_source", coverage.TracedArcs)
 
     def run_slice(
         body: Callable[[Any, Any], None],
@@ -45,6 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
     ) -> tuple[SliceResult, Worker]:
         prop = toy(body, strategy, meets)
         monkeypatch.setattr(slices, "_MEMORIES", {})
+        free_monitoring_tools()
         monkeypatch.setattr(slices, "properties_of", lambda _: {prop.name: prop})
         worker = Worker()
         fields = {"max_cases": 50, **options}
@@ -131,8 +132,8 @@ def test_branches_are_reached_step_by_step(
     run: Callable[..., tuple[SliceResult, Worker]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four nested conditions, which one draw in 160,000 meets: each new branch is built on."""
-    folders = [*map(str, [__file__.rpartition("/")[0]])]
-    monkeypatch.setattr(coverage, "branch_source", lambda _: coverage.TracedArcs(folders))
+    source = branches.branch_source
+    monkeypatch.setattr(branches, "branch_source", lambda _: source([Path(__file__).parent]))
     _, worker = run(nested, st.tuples(*[st.integers(0, 19)] * 4), max_cases=8000)
     assert ["ZeroDivisionError"] == [failure.error for failure in worker.messages]
 

@@ -1,0 +1,143 @@
+"""Branches of Python code that cases took."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tools.fuzz import branches
+from tools.fuzz.branches import Branches, TracedArcs
+from tools.fuzz.coverage import Source
+
+CODE = """
+def sign(number):
+    if number < 0:
+        return "negative"
+    if number > 0:
+        return "positive"
+    return "zero"
+"""
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[ModuleType]:
+    """Return a module with branches, in a folder of its own."""
+    path = tmp_path / "toys.py"
+    path.write_text(CODE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("toys", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("toys", None)
+
+
+def check_branches(source: Source, toys: ModuleType) -> None:
+    """Raise if a source does not tell branches from each other."""
+    found, news = [], []
+    for numbers in ([3, 3, 4], [-3], [0], [-1, 0, 1], []):
+        source.begin("a property", is_simulated=False)
+        for number in numbers:
+            with source.watching(is_varied=False):
+                toys.sign(number)
+                Path("a").with_suffix(".b")  # of other folders
+            news.append(source.see("sign", [], None))
+        found.append(set(source.end()))
+    assert [True, False, False, True, True, False, False, False] == news
+    positive, negative, zero, each, none = found
+    assert not none
+    assert all(event[0] == "branch" and "toys.py" in event[1] for event in each)
+    assert positive - negative
+    assert negative - positive
+    assert zero - positive - negative
+    assert positive | negative | zero == each
+    for expected in (True, False):
+        source.begin("another property", is_simulated=True)
+        with source.watching(is_varied=False):
+            toys.sign(3)
+        assert expected is source.see("sign", [], None)
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
+def test_branches(toys: ModuleType) -> None:
+    """Those that the cases of a slice took, in the given folders only."""
+    source = Branches([Path(str(toys.__file__)).parent])
+    try:
+        check_branches(source, toys)
+    finally:
+        source._monitoring.free_tool_id(source._tool)
+
+
+@pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
+def test_traced_arcs(toys: ModuleType) -> None:
+    """Likewise by tracing; a process that is itself traced goes on being so."""
+    source = TracedArcs([Path(str(toys.__file__)).parent])
+    check_branches(source, toys)
+    before = sys.gettrace()
+
+    def trace(*_: object) -> None:
+        """Trace nothing."""
+
+    try:
+        sys.settrace(trace)
+        with source.watching(is_varied=True):
+            assert trace is sys.gettrace()
+        assert trace is sys.gettrace()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.skipif(hasattr(sys, "monitoring"), reason="needs Python 3.11")
+def test_some_cases_are_traced(toys: ModuleType) -> None:
+    """The first of a slice, and those that vary an input; others are as fast as without."""
+    source = TracedArcs([Path(str(toys.__file__)).parent])
+    source.begin("a property", is_simulated=False)
+    for _ in range(TracedArcs.CASES):
+        with source.watching(is_varied=False):
+            toys.sign(1)
+    before = set(source.end())
+    with source.watching(is_varied=False):
+        assert sys.gettrace() is None
+        toys.sign(-1)
+    assert before == set(source.end())
+    with source.watching(is_varied=True):
+        toys.sign(-1)
+    assert before < set(source.end())
+
+
+def test_the_report_says_what_observes_branches() -> None:
+    """It is what this Python has."""
+    observer = branches.observer_of_branches()
+    source = branches.branch_source([])
+    if isinstance(source, Branches):
+        assert "sys.monitoring" == observer
+        source._monitoring.free_tool_id(source._tool)
+    else:
+        assert "coverage.py, in some cases" == observer
+
+
+def test_the_folders_are_whole_names(tmp_path: Path) -> None:
+    """`fast` is not `faster`: a folder that only begins alike is not observed."""
+    (tmp_path / "faster").mkdir()
+    (tmp_path / "faster" / "toys.py").write_text(CODE, encoding="utf-8")
+    code = (
+        "import sys; from tools.fuzz import branches; from pathlib import Path;"
+        f" sys.path.insert(0, {str(tmp_path / 'faster')!r}); import toys;"
+        f" source = branches.branch_source([Path({str(tmp_path / 'fast')!r})]);"
+        " source.begin('a property', is_simulated=False);"
+        " context = source.watching(is_varied=True); context.__enter__();"
+        " toys.sign(1); context.__exit__(None, None, None); source.see('sign', [], None);"
+        " print(len(source.end()))"
+    )
+    root = Path(branches.__file__).parents[2]
+    run = subprocess.run(  # noqa: S603  # our own
+        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
+    )
+    assert "0\n" == run.stdout

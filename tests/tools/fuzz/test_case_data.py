@@ -1,0 +1,36 @@
+"""The fuzzer's record of choices draws what Hypothesis' own does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis.internal.conjecture.data import ConjectureData
+
+from conformance.hypothesis_provider import FreshProvider
+from tools.fuzz.case_data import CaseData
+from tools.fuzz.cases import run_data
+from tools.fuzz.properties import Subject, properties_of
+
+
+@pytest.mark.usefixtures("fuzz_profile")
+@pytest.mark.parametrize("seed", [0, 1, 9])
+def test_the_same_choices_in_the_same_order(seed: int) -> None:
+    """Of properties of all kinds, a stateful one too; also where the first choices are given."""
+    properties = properties_of(Subject(target="host")).values()
+    for prop in list(properties)[seed::12]:
+        choices: tuple[object, ...] = ()
+        for prefix in (0, 7):
+            expected, actual = (
+                record(
+                    random=random.Random(seed),  # noqa: S311  # no secret
+                    provider=FreshProvider,
+                    prefix=choices[:prefix],
+                )
+                for record in (ConjectureData, CaseData)
+            )
+            cases = [run_data(prop, data) for data in (expected, actual)]
+            assert cases[0].status == cases[1].status, prop.name
+            assert cases[0].choices == cases[1].choices, prop.name
+            assert cases[0].situations == cases[1].situations, prop.name
+            choices = cases[0].choices
