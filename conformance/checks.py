@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hypothesis import given, seed
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
@@ -27,6 +26,7 @@ from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.shrinking import note_failure
 from conformance.situations import LEDGER, Situations, pair, situations_met
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import SIZES, Preset
 from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, counting_launches, presets_of

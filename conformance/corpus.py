@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hypothesis import strategies as st
-
 from conformance.calls import Call
 from conformance.checks import Check, checks_in, same_answer, same_refusal
 from conformance.contracts import Contract, InvalidInput
@@ -35,6 +33,7 @@ from conformance.folders import folder_for
 from conformance.invocations import Invocation
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
+from conformance.strategies import cached as st
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.replay import holds

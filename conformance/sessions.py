@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.array_layout import address_of
@@ -18,6 +17,7 @@ from conformance.invocations import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.situations import Situations, situations_met
+from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
@@ -18,6 +17,7 @@ from conformance.invalid_inputs.attention_layers import (
     INIT_ATTN_BACKEND_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import (
     ATTENTION,
     MIXER,

@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import strategies as st
-
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
@@ -19,6 +17,7 @@ from conformance.invalid_inputs.backend import (
 )
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
+from conformance.strategies import cached as st
 from conformance.strategies.backend import (
     FIELDS,
     subclass_backend_calls,

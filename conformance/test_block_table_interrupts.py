@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from itertools import accumulate
 
-from hypothesis import strategies as st
-
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import first_difference
 from conformance.interpretations.block_table import gathering
 from conformance.interrupts import Interrupter
 from conformance.sessions import construct, perform
+from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset

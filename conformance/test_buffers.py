@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.checks import law
@@ -16,6 +15,7 @@ from conformance.comparison import first_difference, torch_dtype
 from conformance.evaluation import is_named
 from conformance.implementations import is_of_fast
 from conformance.report import Mismatch
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 from conformance.targets import REFERENCE, Target

@@ -9,7 +9,6 @@ import types
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
@@ -22,6 +21,7 @@ from conformance.invalid_inputs.builders import (
     THRESHOLD_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch
 from conformance.strategies.builders import (
     Wish,

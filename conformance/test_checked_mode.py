@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from conformance.actors import Actor, actors
 from conformance.checks import law
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 from conformance.targets import Target

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Call
 from conformance.checks import Check, law
 from conformance.comparison import first_difference
 from conformance.report import Mismatch
+from conformance.strategies import cached as st
 from conformance.targets import REFERENCE, Target
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.aliases import Alias, Relation
@@ -18,6 +17,7 @@ from conformance.interpretations.fast_prefill import LOGITS_TOKENS, logits_indic
 from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
+from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import make_wanted_calls
 from conformance.targets import Target

@@ -7,13 +7,13 @@ import os
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.memory import REQUEST_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.strategies import cached as st
 from conformance.strategies.memory import MAX_INT64, request_calls, snapshot_calls
 from conformance.targets import Target
 from conformance.test_backend import refusal_of

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
@@ -24,6 +22,7 @@ from conformance.invalid_inputs.metadata import (
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
 from conformance.report import Mismatch
+from conformance.strategies import cached as st
 from conformance.strategies.batch_order import (
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,

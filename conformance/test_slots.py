@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import reference
 from conformance.aliases import Alias, Relation
@@ -24,6 +23,7 @@ from conformance.invocations import Invocation
 from conformance.laws.interpretation import Reader
 from conformance.laws.law_checks import law_checks
 from conformance.report import Mismatch
+from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, of_batch
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset

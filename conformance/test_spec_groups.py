@@ -6,8 +6,6 @@ import contextlib
 import itertools
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
@@ -15,6 +13,7 @@ from conformance.contracts import Contract
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.situations import Situations
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
 from conformance.strategies.presets import Preset

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import reference
 from conformance.aliases import views_of
@@ -30,6 +29,7 @@ from conformance.invalid_inputs.ubatch import (
 )
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
+from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import as_bytes
 from conformance.invocations import Invocation
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache import Cache, Layer

@@ -9,13 +9,13 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader
 from conformance.sessions import construct, perform
+from conformance.strategies import cached as st
 from conformance.strategies.attn_metadata import regrouped
 from conformance.strategies.batches import Batch, batches
 from conformance.strategies.block_table import (

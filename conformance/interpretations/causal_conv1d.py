@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Call
 from conformance.invocations import Invocation
@@ -14,6 +12,7 @@ from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.statements import BLOCK_M
+from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
 from conformance.strategies.presets import Preset

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from itertools import count, islice
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.laws.access import Access, Half
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
 from conformance.strategies.draw import Draw

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.invalid_inputs.fast_prefill import comes_back
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.fast_prefill import make_wanted_calls
 from conformance.strategies.presets import Preset

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import AsItIs, Change, InManagersBlocks
 from conformance.laws.interpretation import Interpretation, Reader, changing, with_batch
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import poisoned_out
 from conformance.strategies.batches import batches
 from conformance.strategies.draw import Draw

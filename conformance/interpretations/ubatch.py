@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
 from conformance.laws.access import Access
 from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, requests_of, with_batch
+from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches, is_padded
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset

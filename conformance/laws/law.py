@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hypothesis import strategies as st
-
 from conformance.laws.access import Half
 from conformance.laws.law_case import LawCase
 from conformance.situations import Situations
+from conformance.strategies import cached as st
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
@@ -19,6 +18,7 @@ from conformance.laws.law_case import LawCase
 from conformance.profiles import Kind
 from conformance.report import render
 from conformance.situations import situations_met
+from conformance.strategies import cached as st
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
 

@@ -11,8 +11,6 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import strategies as st
-
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import (
     AsItIs,
@@ -24,6 +22,7 @@ from conformance.laws.changes import (
 )
 from conformance.laws.law import PAIRS, law
 from conformance.laws.law_case import LawCase
+from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, is_padded
 from conformance.strategies.presets import MINIMAL
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import cast
 
 from hypothesis import seed
-from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from conformance.checks import Check
@@ -19,6 +18,7 @@ from conformance.situations import LEDGER
 from conformance.stateful.goals import GOALS
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
+from conformance.strategies import cached as st
 from conformance.targets import RAISED, STATEFUL_TEST, Target, counting_launches
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from conformance.situations import LEDGER
@@ -22,6 +21,7 @@ from conformance.stateful.setup import Setup
 from conformance.stateful.snapshot import Snapshot
 from conformance.stateful.strategies import Scale, arrivals, new_token_counts, plans, setups
 from conformance.stateful.view import BrokenInvariantError, view_of
+from conformance.strategies import cached as st
 from conformance.targets import STATEFUL_TEST, Target
 from conformance.traffic.runner import Runner
 from conformance.traffic.twins import Mismatch, Twins

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from hypothesis import strategies as st
-
 from conformance.engine.settings import NO_LIMIT
 from conformance.stateful.plan import Choice, Plan, Preference
 from conformance.stateful.setup import Setup
+from conformance.strategies import cached as st
 from conformance.zoo.layer import CHUNKED_LOCAL, FULL, SLIDING_WINDOW
 
 

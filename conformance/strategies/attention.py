@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
 from conformance.dense_layer import Layer
+from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw

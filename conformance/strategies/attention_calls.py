@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import Example, layers
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput

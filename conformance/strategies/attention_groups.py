@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Arguments, Call
 from conformance.dense_layer import Layer
 from conformance.factories import DEVICE
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention import HEADS, in_pool, layers, pool_size, shuffled_ids
 from conformance.strategies.attention_layers import full_spec

@@ -8,11 +8,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
 from conformance.factories import DEVICE
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import (
     WORKSPACE_METHODS,

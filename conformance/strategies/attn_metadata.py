@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any, TypeAlias
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call, plain
 from conformance.factories import Factory, FactoryContext
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import GUARD, guarded, poisoned
 from conformance.strategies.attention_layers import full_spec
 from conformance.strategies.batches import Batch, Layout, batches

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hypothesis import strategies as st
-
 from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
+from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import builder_classes
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.factories import Factory, FactoryContext
+from conformance.strategies import cached as st
 from conformance.strategies.biased_booleans import MOSTLY, RARELY, SELDOM
 from conformance.strategies.draw import Draw
 

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.batches import batches
 from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw

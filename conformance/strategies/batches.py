@@ -9,9 +9,9 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, guarded_table
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+from conformance.strategies import cached as st
 
 RARELY = st.sampled_from((False, False, False, True))
 """True one time in four; what is simpler is False."""

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw

@@ -13,10 +13,10 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
 from conformance.overwrites import WAYS, Overwrite
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset

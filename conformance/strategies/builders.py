@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Call
 from conformance.factories import DEVICE
+from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import (
     builder_classes,
     config_of,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded, poisoned_rows_out
 from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw

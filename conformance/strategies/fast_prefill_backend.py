@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
 from conformance.factories import FactoryContext
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, BuilderClass
 from conformance.strategies.fast_prefill import make_wanted_calls

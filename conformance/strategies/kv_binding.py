@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.biased_booleans import MOSTLY, SELDOM
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset

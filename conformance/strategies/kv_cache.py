@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Arguments, Call
 from conformance.factories import DEVICE
+from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend, backends
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.block_size import divisors

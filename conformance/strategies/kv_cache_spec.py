@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import reference
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.biased_booleans import MOSTLY
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
+from conformance.strategies import cached as st
 from conformance.strategies.backends import FP8_DS_MLA_BYTES
 from conformance.strategies.biased_booleans import MOSTLY, RARELY, SELDOM
 from conformance.strategies.block_size import divisors

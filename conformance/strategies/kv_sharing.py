@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled

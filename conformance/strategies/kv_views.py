@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, poisoned
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.attention_layers import ATTENTION, config_of
 from conformance.strategies.draw import Draw

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.metadata import metadata_calls
 from conformance.strategies.presets import Preset

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 

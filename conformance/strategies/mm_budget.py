@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
+from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.biased_booleans import SELDOM
 from conformance.strategies.draw import Draw

@@ -7,9 +7,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, guarded, poisoned, poisoned_rows_out
 from conformance.strategies.biased_booleans import MOSTLY, RARELY
 from conformance.strategies.draw import Draw

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.biased_booleans import MOSTLY, SELDOM
 from conformance.strategies.draw import Draw

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-from hypothesis import strategies as st
 
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, poisoned
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hypothesis import strategies as st
-
 import reference
 from conformance.calls import Arguments, Call
+from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import (
     CHANCES,

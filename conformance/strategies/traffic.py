@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from hypothesis import strategies as st
-
+from conformance.strategies import cached as st
 from conformance.traffic.batches import TraceBatch, trace_steps
 
 _TRACE: list[Path] = []

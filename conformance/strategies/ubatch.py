@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import strategies as st
 
 import reference
 from conformance.calls import Call
+from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
 from conformance.strategies.batches import Batch, batches
 from conformance.strategies.draw import Draw

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
 from conformance.calls import Call
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding.elements import Json
 from conformance.situations import situations_met
+from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL
 from conformance.vectors.cases import answer_case, refusal_case
 from conformance.vectors.sessions import session_strategies

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
@@ -20,6 +19,7 @@ from conformance.encoding import Encoder, pruned
 from conformance.encoding.elements import Json
 from conformance.factories import DEVICE
 from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
+from conformance.strategies import cached as st
 from conformance.strategies import kv_layout
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
 from conformance.strategies.presets import MINIMAL
