@@ -3,49 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import reference
-
-FULL = reference.FullAttentionSpec(4, 5, 6, np.float16)
-PAGE = FULL.page_size_bytes
-STATES = reference.MambaSpec(4, ((3, 4), (2,), ()), (np.float16, np.int32, np.int8), PAGE)
-
-
-def make_backend(*order: object, make_shape: Callable[..., Any] | None = None) -> SimpleNamespace:
-    """Return a backend with a shape and a stride order, or none."""
-    backend = SimpleNamespace(
-        get_kv_cache_shape=make_shape or (lambda num_blocks, *sizes: (2, num_blocks, *sizes))
-    )
-    if order:
-        backend.get_kv_cache_stride_order = lambda: order
-    return backend
-
-
-def config(*groups: tuple[list[str], Any]) -> reference.KVCacheConfig:
-    """Return a configuration of groups; no more is read."""
-    return reference.KVCacheConfig(
-        0, [], [reference.KVCacheGroupSpec(layers, spec) for layers, spec in groups]
-    )
-
-
-def make_raw(twin: Any, num_bytes: int) -> Any:
-    """Return bytes."""
-    return twin.convert(np.zeros(num_bytes, np.int8))
-
-
-def make_view(
-    twin: Any, spec: Any, raw: object, backend: object = None, kernel_block_size: int | None = None
-) -> Any:
-    """Return the view of one layer."""
-    sizes = None if kernel_block_size is None else [kernel_block_size]
-    return twin._reshape_kv_cache(
-        twin.convert(config((["a"], spec))), {"a": raw}, {"a": backend}, sizes
-    )["a"]
+from tests.twins.layer_views import FULL, PAGE, STATES, config, make_backend, make_raw, make_view
 
 
 def misaligned(twin: Any, num_bytes: int) -> Any:
@@ -83,21 +47,6 @@ def misaligned(twin: Any, num_bytes: int) -> Any:
                 f"{PAGE // 2} bytes, but kv_cache_raw_tensors['a'] has {PAGE}"
             ),
             id="a shape of other bytes",
-        ),
-        pytest.param(
-            lambda twin: make_view(twin, FULL, twin.array([0] * PAGE, "uint8"), make_backend()),
-            "TypeError: kv_cache_raw_tensors['a'] must be int8, got uint8",
-            id="no bytes",
-        ),
-        pytest.param(
-            lambda twin: make_view(twin, FULL, [0] * PAGE, make_backend()),
-            "TypeError: kv_cache_raw_tensors['a'] must be an array, got list",
-            id="no array",
-        ),
-        pytest.param(
-            lambda twin: make_view(twin, FULL, make_raw(twin, PAGE).reshape(2, -1), make_backend()),
-            "ValueError: kv_cache_raw_tensors['a'] must have 1 dimension, got shape (2, 240)",
-            id="two dimensions",
         ),
         pytest.param(
             lambda twin: make_view(twin, FULL, make_raw(twin, 2 * PAGE)[::2], make_backend()),
@@ -160,58 +109,6 @@ def misaligned(twin: Any, num_bytes: int) -> Any:
             ]
         ),
         pytest.param(
-            lambda twin: make_view(
-                twin, FULL, make_raw(twin, PAGE), make_backend(0, True, 2, 3, 4)
-            ),
-            (
-                "TypeError: attn_backends['a'].get_kv_cache_stride_order()[1] must be an int, "
-                "got True of bool"
-            ),
-            id="an order that is no int",
-        ),
-        pytest.param(
-            lambda twin: make_view(
-                twin,
-                FULL,
-                make_raw(twin, PAGE),
-                SimpleNamespace(
-                    get_kv_cache_shape=lambda *s: (2, *s), get_kv_cache_stride_order=lambda: "01234"
-                ),
-            ),
-            (
-                "TypeError: attn_backends['a'].get_kv_cache_stride_order() must be a tuple or "
-                "list, got '01234' of str"
-            ),
-            id="an order that is a str",
-        ),
-        pytest.param(
-            lambda twin: make_view(
-                twin, FULL, make_raw(twin, PAGE), make_backend(make_shape=lambda *_: PAGE // 2)
-            ),
-            (
-                "TypeError: attn_backends['a'].get_kv_cache_shape() must be a tuple or list, "
-                "got 240 of int"
-            ),
-            id="a shape that is an int",
-        ),
-        pytest.param(
-            lambda twin: make_view(
-                twin, FULL, make_raw(twin, PAGE), make_backend(make_shape=lambda *_: (240.0,))
-            ),
-            (
-                "TypeError: attn_backends['a'].get_kv_cache_shape()[0] must be an int, got "
-                "240.0 of float"
-            ),
-            id="a shape of floats",
-        ),
-        pytest.param(
-            lambda twin: make_view(
-                twin, FULL, make_raw(twin, PAGE), make_backend(make_shape=lambda *_: (-1, -240))
-            ),
-            "ValueError: attn_backends['a'].get_kv_cache_shape()[0] is -1, expected at least 0",
-            id="a negative shape",
-        ),
-        pytest.param(
             lambda twin: make_view(twin, FULL, make_raw(twin, PAGE), make_backend(), 3),
             (
                 "ValueError: kernel_block_sizes has 3 for layer 'a', expected a divisor of its "
@@ -226,16 +123,6 @@ def misaligned(twin: Any, num_bytes: int) -> Any:
                 "block_size 4"
             ),
             id="a kernel block size that is greater",
-        ),
-        pytest.param(
-            lambda twin: make_view(twin, FULL, make_raw(twin, PAGE), make_backend(), 0),
-            "ValueError: kernel_block_sizes[0] is 0, expected at least 1",
-            id="a kernel block size of 0",
-        ),
-        pytest.param(
-            lambda twin: make_view(twin, FULL, make_raw(twin, PAGE), make_backend(), 2.0),
-            "TypeError: kernel_block_sizes[0] must be an int, got 2.0 of float",
-            id="a kernel block size that is no int",
         ),
         pytest.param(
             lambda twin: make_view(
@@ -268,8 +155,10 @@ def test_refusals_of_one_layer(twin: Any, make: Callable[[Any], object], message
         make(twin)
 
 
-TWO_GROUPS = config(
-    (["a"], FULL), (["x"], reference.EncoderOnlyAttentionSpec(4, 5, 6, np.int8)), (["b"], FULL)
+TWO_GROUPS = (
+    (["a"], FULL),
+    (["x"], reference.EncoderOnlyAttentionSpec(4, 5, 6, np.int8)),
+    (["b"], FULL),
 )
 
 
@@ -287,7 +176,7 @@ TWO_GROUPS = config(
             "KeyError: kv_cache_raw_tensors lacks layer 'b'",
         ),
         (
-            {"kv_cache_config": config((["a"], FULL), (["b", "a"], FULL))},
+            {"groups": ((["a"], FULL), (["b", "a"], FULL))},
             "ValueError: kv_cache_groups[1].layer_names[1] is 'a', a layer that is named before",
         ),
     ],
@@ -295,10 +184,11 @@ TWO_GROUPS = config(
 def test_refusals_of_calls(twin: Any, change: dict[str, Any], message: str) -> None:
     """Each argument that does not fit the others is refused, in these words."""
     arguments: dict[str, Any] = {
-        "kv_cache_config": TWO_GROUPS,
+        "groups": TWO_GROUPS,
         "kv_cache_raw_tensors": {name: make_raw(twin, PAGE) for name in "ab"},
         "attn_backends": {name: make_backend() for name in "ab"},
         **change,
     }
+    groups = config(twin, *arguments.pop("groups"))
     with twin.refuses(message):
-        twin._reshape_kv_cache(**twin.convert_all(arguments))
+        twin._reshape_kv_cache(groups, **twin.convert_all(arguments))
