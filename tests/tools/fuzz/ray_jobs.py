@@ -7,12 +7,25 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from tools.fuzz.jobs import WorkerContext
 
 
 @dataclasses.dataclass(frozen=True)
-class CountingJob:
+class NamedJob:
+    """A job that is called after its class and needs no GPU."""
+
+    needs_gpu: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return type(self).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingJob(NamedJob):
     """Report numbers.
 
     Attributes:
@@ -24,7 +37,6 @@ class CountingJob:
     number: int
     messages: int = 3
     seconds: float = 0.1
-    needs_gpu: bool = False
 
     @property
     def name(self) -> str:
@@ -43,7 +55,7 @@ class CountingJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class LargeJob:
+class LargeJob(NamedJob):
     """Report a message that is too large for Ray to send with a reply.
 
     Attributes:
@@ -51,8 +63,6 @@ class LargeJob:
     """
 
     size: int
-    name: str = "large"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> bytes:
         """Report the message; return another one."""
@@ -60,12 +70,8 @@ class LargeJob:
         return b"b" * self.size
 
 
-@dataclasses.dataclass(frozen=True)
-class CrashingJob:
+class CrashingJob(NamedJob):
     """Die of a segmentation fault."""
-
-    name: str = "crashing"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> None:
         """Note an input and die."""
@@ -73,12 +79,8 @@ class CrashingJob:
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
-@dataclasses.dataclass(frozen=True)
-class RaisingJob:
+class RaisingJob(NamedJob):
     """Raise an exception."""
-
-    name: str = "raising"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> None:
         """Raise it."""
@@ -87,7 +89,7 @@ class RaisingJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadingJob:
+class ReadingJob(NamedJob):
     """Return the text of a file.
 
     Attributes:
@@ -95,8 +97,6 @@ class ReadingJob:
     """
 
     path: str
-    name: str = "reading"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> tuple[str, str]:
         """Return the path, as the coordinator has it, and the text, with the path of the node."""
@@ -104,12 +104,10 @@ class ReadingJob:
         return self.path, Path(self.path).read_text(encoding="utf-8")
 
 
-@dataclasses.dataclass(frozen=True)
-class GpuJob:
+class GpuJob(NamedJob):
     """Return which GPUs it may use."""
 
-    name: str = "gpu"
-    needs_gpu: bool = True
+    needs_gpu: ClassVar[bool] = True
 
     def run(self, worker: WorkerContext) -> str | None:
         """Return them as CUDA reads them."""

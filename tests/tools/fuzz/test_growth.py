@@ -11,7 +11,7 @@ from conformance.checks import Check
 from conformance.profiles import Kind
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
-from tests.tools.fuzz.test_minimize import Notes
+from tests.tools.fuzz.contexts import SilentContext
 from tools.fuzz import growth
 from tools.fuzz.failures import Failure
 from tools.fuzz.growth import CASES, ROUNDS, GrowthJob
@@ -52,7 +52,7 @@ def measured(
     )
     prop = Property("toys:toy", check, TARGETS["host"])
     monkeypatch.setattr(growth, "properties_of", lambda _: {prop.name: prop})
-    return GrowthJob(Subject(), prop.name, 3).run(Notes())
+    return GrowthJob(Subject(), prop.name, 3).run(SilentContext())
 
 
 def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

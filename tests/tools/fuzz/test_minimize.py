@@ -16,7 +16,7 @@ from conformance.checks import Check
 from conformance.profiles import Kind
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
-from tests.tools.fuzz.contexts import KeepingContext
+from tests.tools.fuzz.contexts import SilentContext
 from tools.fuzz import minimize as minimizing
 from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.child import ProcessDiedError
@@ -25,14 +25,6 @@ from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.properties import Property, Subject, properties_of
 
 NUMBERS = st.lists(st.integers(0, 1000), max_size=20)
-
-
-class Notes(KeepingContext):
-    """A worker's context to which nothing is reported."""
-
-    def report(self, message: object) -> None:
-        """Refuse: minimizing reports nothing."""
-        raise AssertionError(message)
 
 
 def toy(body: Callable[[Any, Any], None]) -> Property:
@@ -66,7 +58,7 @@ def job_of(
 
 def minimized(job: MinimizeJob) -> Failure:
     """Run a job; return the failure."""
-    found = job.run(Notes())
+    found = job.run(SilentContext())
     assert found is not None
     return found
 
@@ -99,8 +91,8 @@ def test_what_does_not_fail_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to minimize."""
     prop = toy(lambda *_: None)
     case = run_case(prop, Input(prop.name, 3))
-    assert None is job_of(monkeypatch, prop, case).run(Notes())
-    assert None is job_of(monkeypatch, prop, case, "crash").run(Notes())
+    assert None is job_of(monkeypatch, prop, case).run(SilentContext())
+    assert None is job_of(monkeypatch, prop, case, "crash").run(SilentContext())
 
 
 def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +106,7 @@ def test_a_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> No
     passing = toy(lambda *_: None)
     case = failing(passing, lambda case: sum(case.example) > 2000)
     job = job_of(monkeypatch, prop, case, "crash")
-    notes = Notes()
+    notes = SilentContext()
     found = job.run(notes)
     assert found is not None
     assert ("crash", "SIGKILL", True, TRIES) == (

@@ -319,7 +319,7 @@ def test_jobs_that_need_a_gpu_run_where_one_is(
         pool.submit(CountingJob(1))
         ends = [e for e in collect(pool, 2) if isinstance(e, Finished)]
         results = {event.job.name: event.result for event in ends}
-        assert results["gpu"] in {"0", "1"}
+        assert results["GpuJob"] in {"0", "1"}
         assert 1 == results["counting 1"]
         wait_for_size(pool, 3)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 from conformance.gpu_context import ContextLostError, UsedGpuError
+from tests.tools.fuzz.ray_jobs import NamedJob
 from tools.fuzz.jobs import WorkerContext
 
 KEPT: Final[list[bytes]] = []
@@ -18,12 +18,8 @@ RUNS: Final[list[str]] = []
 """The jobs that `ForkingJob` ran in this process."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PidJob:
+class PidJob(NamedJob):
     """Return the process id of the worker."""
-
-    name: str = "pid"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> int:
         """Return it."""
@@ -31,12 +27,8 @@ class PidJob:
         return os.getpid()
 
 
-@dataclasses.dataclass(frozen=True)
-class HangingJob:
+class HangingJob(NamedJob):
     """Note some inputs, and hang in the last."""
-
-    name: str = "hanging"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> None:
         """Hang."""
@@ -47,7 +39,7 @@ class HangingJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlowJob:
+class SlowJob(NamedJob):
     """Note an input every tenth of a second.
 
     Attributes:
@@ -55,8 +47,6 @@ class SlowJob:
     """
 
     seconds: float
-    name: str = "slow"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> bool:
         """Return whether it was asked to end."""
@@ -69,7 +59,7 @@ class SlowJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepingJob:
+class KeepingJob(NamedJob):
     """Take memory for as long as the process lives.
 
     Attributes:
@@ -79,8 +69,6 @@ class KeepingJob:
 
     num_bytes: int
     seconds: float = 0.0
-    name: str = "keeping"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> int:
         """Return the process id."""
@@ -90,12 +78,8 @@ class KeepingJob:
         return os.getpid()
 
 
-@dataclasses.dataclass(frozen=True)
-class ContextLosingJob:
+class ContextLosingJob(NamedJob):
     """Lose the GPU context."""
-
-    name: str = "losing"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> None:
         """Raise as a case does that has lost it."""
@@ -104,7 +88,7 @@ class ContextLosingJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class ForkingJob:
+class ForkingJob(NamedJob):
     """Fork a child that uses a GPU, in a process that has used one unless it is new.
 
     Attributes:
@@ -112,8 +96,7 @@ class ForkingJob:
     """
 
     succeeds: bool
-    name: str = "forking"
-    needs_gpu: bool = True
+    needs_gpu: ClassVar[bool] = True
 
     def run(self, worker: WorkerContext) -> int:
         """Return the process id, unless the process has used a GPU."""
@@ -125,22 +108,16 @@ class ForkingJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExitingJob:
+class ExitingJob(NamedJob):
     """End the process.
 
     Attributes:
         status: With this status.
-        is_clean: As `sys.exit` does, which is an exception.
     """
 
     status: int
-    is_clean: bool = False
-    name: str = "exiting"
-    needs_gpu: bool = False
 
     def run(self, worker: WorkerContext) -> None:
         """End it."""
         worker.note_input(b"exits")
-        if self.is_clean:
-            sys.exit(self.status)
         os._exit(self.status)
