@@ -117,7 +117,7 @@ class Invocation:
         """Call the function and return what it returns."""
         if self.variant.follows_idle_step:
             # A step of no tokens may be refused.
-            with self.converter.idle_step(), suppress(ValueError):
+            with self.converter.tracker.idle_step(), suppress(ValueError):
                 self._run()
         return self._run()
 
@@ -136,7 +136,7 @@ class Invocation:
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
         """Raise `Mismatch` where an argument that may not change has changed."""
-        difference = self.converter.changed(allowed)
+        difference = self.converter.tracker.changed(allowed)
         if difference is not None:
             raise Mismatch(self.call, self.target.name, difference)
 
@@ -150,7 +150,7 @@ class Invocation:
                 continue
             if re.sub(r"^result(\[[^\]]*\])*\.?", "", path) in shared or is_immutable(part):
                 continue
-            owner = self.converter.owner(part)
+            owner = self.converter.tracker.owner(part)
             if owner is not None:
                 got, wanted = f"{owner} itself, or a view of it", "new memory"
                 yield Difference(Verdict.IDENTITY, path, None, got, wanted)

@@ -189,10 +189,10 @@ def perform(target: Target, self: Any, operation: Operation, variant: CallVarian
         result = method(*arguments.values()) if variant.is_positional else method(**arguments)
     except RAISED as error:  # judged by the caller
         result = error
-    difference = converter.changed(frozenset())
+    difference = converter.tracker.changed(frozenset())
     if difference is not None:
         raise Mismatch(call, target.name, difference)
-    converter.scribble()
+    converter.tracker.scribble()
     return result
 
 

@@ -28,7 +28,7 @@ def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> s
     converter = Converter(FAST, "cpu")
     converted = {name: converter.convert(value, name) for name, value in drawn.items()}
     change(converted["x"])
-    difference = converter.changed(frozenset(allowed))
+    difference = converter.tracker.changed(frozenset(allowed))
     return difference.line if difference else None
 
 
@@ -118,11 +118,11 @@ def test_changed_lists_are_told() -> None:
     converter = Converter(FAST, "cpu")
     points = converter.convert([3, 2**40], "split_points")
     points[1] = 2**40 + 1
-    difference = converter.changed(frozenset())
+    difference = converter.tracker.changed(frozenset())
     assert difference is not None
     assert difference.line == "split_points[1] = another object, but should be as it was"
     points.append(9)
-    assert converter.changed(frozenset()).path == "list(split_points)"
+    assert converter.tracker.changed(frozenset()).path == "list(split_points)"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_changed_objects_are_told(name: str, line: str | None) -> None:
     converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
     setattr(converted, name, converted.seq_lens.clone())
-    difference = converter.changed(frozenset())
+    difference = converter.tracker.changed(frozenset())
     assert difference is not None
     assert (line or difference.line) == difference.line
     assert difference.path == (f"metadata.{name}" if line else "list(metadata)")
@@ -159,11 +159,11 @@ def test_an_idle_step_is_zeros_and_passes() -> None:
     """An idle step shows zeros in the same memory, guard bands apart; then all is as it was."""
     converter = Converter(FAST, "cpu")
     x = converter.convert(guarded([1, 2, 3], np.int64, stride=2), "x")
-    with converter.idle_step():
+    with converter.tracker.idle_step():
         assert x.tolist() == [0, 0, 0]
         assert x.as_strided((1,), (1,), 0).item() != 0
     assert x.tolist() == [1, 2, 3]
-    assert converter.changed(frozenset()) is None
+    assert converter.tracker.changed(frozenset()) is None
 
 
 def test_scribbling_leaves_nothing() -> None:
@@ -171,7 +171,7 @@ def test_scribbling_leaves_nothing() -> None:
     converter = Converter(FAST, "cpu")
     x, ids = converter.convert(guarded([1, 2], np.int32), "x"), converter.convert([[5], [6]], "ids")
     inner = ids[0]
-    converter.scribble()
+    converter.tracker.scribble()
     assert x.tolist() == [-0x55555556] * 2
     assert ids == inner == []
 
@@ -181,10 +181,10 @@ def test_owners_are_found() -> None:
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
     converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
-    assert converter.owner(converted) == "metadata"
-    assert converter.owner(converted.slot_mapping[1:]) == "metadata.slot_mapping"
-    assert converter.owner(converted.slot_mapping.clone()) is None
-    assert converter.owner(converted.slot_mapping[:0]) is None
+    assert converter.tracker.owner(converted) == "metadata"
+    assert converter.tracker.owner(converted.slot_mapping[1:]) == "metadata.slot_mapping"
+    assert converter.tracker.owner(converted.slot_mapping.clone()) is None
+    assert converter.tracker.owner(converted.slot_mapping[:0]) is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,7 @@ def test_dtypes_are_the_sides_own(dtype: type[np.generic]) -> None:
     converted = converter.convert(array, "x")
     assert converted.dtype is getattr(torch, name)
     assert converted.tolist() == array.tolist()
-    assert converter.changed(frozenset()) is None
+    assert converter.tracker.changed(frozenset()) is None
 
 
 def test_an_array_that_stands_twice_is_one_tensor() -> None:
@@ -244,8 +244,8 @@ def test_a_changed_dict_is_told() -> None:
     ):
         converter = Converter(FAST, "cpu")
         change(converter.convert(drawn, "layers"))
-        assert converter.changed(frozenset()) is not None
-        assert converter.changed(frozenset({"layers"})) is None
+        assert converter.tracker.changed(frozenset()) is not None
+        assert converter.tracker.changed(frozenset({"layers"})) is None
 
 
 def test_a_layer_that_was_bound_is_told() -> None:
@@ -253,10 +253,10 @@ def test_a_layer_that_was_bound_is_told() -> None:
     converter = Converter(FAST, "cpu")
     layer = converter.convert({"a": _Layer()}, "forward_context")["a"]
     layer.kv_cache = [torch.zeros(1)]
-    difference = converter.changed(frozenset())
+    difference = converter.tracker.changed(frozenset())
     assert difference is not None
     assert difference.path.startswith("forward_context['a']") or difference.path.startswith("list(")
-    assert converter.changed(frozenset({"forward_context"})) is None
+    assert converter.tracker.changed(frozenset({"forward_context"})) is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,9 +278,9 @@ def test_lazy_negations_hold_the_drawn_values() -> None:
     )
     assert (True, False) == (lens.is_neg(), out.is_neg())
     assert [3, -5] == lens.tolist()
-    assert converter.changed(frozenset()) is None
+    assert converter.tracker.changed(frozenset()) is None
     torch._neg_view(lens)[1] = 7  # in its memory
-    difference = converter.changed(frozenset({"out"}))
+    difference = converter.tracker.changed(frozenset({"out"}))
     assert difference is not None
     assert "seq_lens[1] = -7, but should be -5" == difference.line
 

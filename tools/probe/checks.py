@@ -98,7 +98,7 @@ def check_error(
     elif not (_names_in(call) | _names_in(valid)) & set(re.findall(r"\w+", str(error))):
         yield "message names no argument", where, message
     if outcome.invocation is not None:
-        changed = outcome.invocation.converter.changed(frozenset())
+        changed = outcome.invocation.converter.tracker.changed(frozenset())
         if changed is not None:
             yield "changed after an exception", where, f"{changed.line}; {message}"
 
@@ -119,7 +119,7 @@ def check_result(
 def check_unchanged(contract: Contract, got: Outcome) -> Iterator[Finding]:
     """Yield what changed that may not."""
     if got.invocation is not None:
-        changed = got.invocation.converter.changed(contract.changes)
+        changed = got.invocation.converter.tracker.changed(contract.changes)
         if changed is not None:
             yield "changed an input", path_of(changed.line), changed.line
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.conversion import Array, Converter
+from conformance.change_tracking import argument_of
+from conformance.conversion import Converter
 from conformance.implementations import Implementation
+from conformance.strategies.arrays import Array
 from tools.probe.guarded_memory import GuardedMemory
 
 
@@ -41,10 +43,7 @@ class PlacingCarrier(Converter):
     def protect(self) -> None:
         """Make every array read-only that the function may not change."""
         for path, first, length in self._pages:
-            if (
-                path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
-                not in self._changes_allowed
-            ):
+            if argument_of(path) not in self._changes_allowed:
                 self._memory.make_read_only(first, length)
 
     def _convert_array(self, array: Array, path: str) -> Any:

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from conformance.conversion import NUMPY_IN_BOTH_TWINS, Array, Converter
+from conformance.comparison import NUMPY_IN_BOTH_TWINS
+from conformance.conversion import Converter
 from conformance.factories import Factory
+from conformance.strategies.arrays import Array
 from conformance.values import map_children
 
 

@@ -79,7 +79,7 @@ class Comparer:
     def find_change(self) -> Difference | None:
         """Return the first change of an argument that may not change, and forget all arguments."""
         converter, self._converter = self._converter, self._target.converter()
-        return converter.changed(frozenset())
+        return converter.tracker.changed(frozenset())
 
     def _converted(self, arguments: Arguments) -> Arguments:
         """Return arguments as the target takes them; the same object is converted once."""
@@ -109,7 +109,7 @@ class Comparer:
             difference = self._difference(expected, actual)
             if difference is None and written:
                 difference = self._written_difference(contract, ours, theirs)
-                difference = difference or converter.changed(contract.changes)
+                difference = difference or converter.tracker.changed(contract.changes)
             if difference is not None:
                 return difference
         return None

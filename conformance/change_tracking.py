@@ -1,0 +1,247 @@
+"""What became of converted arguments: each change of them, and of the memory around them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.array_layout import address_of
+from conformance.comparison import Difference, Verdict, as_bytes, first_unequal, torch_dtype
+from conformance.strategies.arrays import Array, poisoned
+from conformance.values import children
+
+
+@dataclasses.dataclass
+class Memory:
+    """The memory that arrays lie in.
+
+    Attributes:
+        path: The first argument that lies in it.
+        drawn: It, as drawn, with the other sign where it is negated.
+        converted: It, as converted.
+        as_numpy: The converted memory as NumPy sees it; None on a device.
+        is_negated: Whether the arguments are lazy negations of it.
+        source: The memory of the drawn arrays, which is kept: its id is no other's meanwhile.
+        shown: Shape, offset and strides, in elements, of each argument that lies in it.
+    """
+
+    path: str
+    drawn: Array
+    converted: Array | torch.Tensor
+    as_numpy: Array | None
+    is_negated: bool
+    source: Array
+    shown: list[tuple[tuple[int, ...], int, list[int]]] = dataclasses.field(default_factory=list)
+
+    def view(self, array: Array) -> Array | torch.Tensor:
+        """Return what a drawn array is in the converted memory."""
+        offset = array.__array_interface__["data"][0] - self.source.__array_interface__["data"][0]
+        offset = offset // array.itemsize if array.size else 0
+        strides = [stride // array.itemsize for stride in array.strides]
+        self.shown.append((array.shape, offset, strides))
+        if isinstance(self.converted, torch.Tensor):
+            tensor = self.converted.as_strided(array.shape, strides, offset)
+            # torch names it so
+            return torch._neg_view(tensor) if self.is_negated else tensor  # noqa: SLF001
+        data = self.converted.reshape(-1).view(np.uint8).data
+        return np.ndarray(array.shape, array.dtype, data, offset * array.itemsize, array.strides)
+
+    def is_seen(self) -> Array:
+        """Return which of its elements an argument shows; the others are guard bands."""
+        seen = np.zeros(self.drawn.shape, np.bool_)
+        for shape, offset, strides in self.shown:
+            np.ndarray(shape, np.bool_, seen.data, offset, strides)[...] = True
+        return seen
+
+    def is_as_drawn(self) -> bool:
+        """Tell whether no byte of the converted memory has changed."""
+        if self.as_numpy is None:
+            return bool((as_bytes(self.drawn) == as_bytes(self.converted)).all())
+        return self.drawn.tobytes() == self.as_numpy.tobytes()
+
+    def write(self, values: Array) -> None:
+        """Write values to all of the converted memory."""
+        if isinstance(self.converted, torch.Tensor):
+            self.converted.copy_(flat_tensor(values, "cpu"))
+        else:
+            self.converted[...] = values
+
+    def holds(self, address: int) -> bool:
+        """Tell whether an address lies in the converted memory."""
+        first = address_of(self.converted)
+        return first <= address < first + self.converted.nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrackedArray:
+    """An array that was converted.
+
+    Attributes:
+        path: The argument that it is.
+        drawn: It, as drawn.
+        converted: It, as converted.
+        memory: The memory that it lies in.
+        layout: Where in that, as it was converted.
+    """
+
+    path: str
+    drawn: Array
+    converted: Array | torch.Tensor
+    memory: Memory
+    layout: tuple[object, ...]
+
+
+class ChangeTracker:
+    """Remembers converted arguments as they were.
+
+    Attributes:
+        memories: The memories of arrays, by the drawn one's id and by where it is converted to.
+    """
+
+    def __init__(self) -> None:
+        self.memories: dict[tuple[int, str], Memory] = {}
+        self._arrays: list[_TrackedArray] = []
+        self._holders: list[tuple[str, Any, dict[Any, Any]]] = []
+
+    def track_array(self, path: str, drawn: Array, memory: Memory) -> Array | torch.Tensor:
+        """Return an array in its converted memory, and remember where it lies."""
+        converted = memory.view(drawn)
+        self._arrays.append(_TrackedArray(path, drawn, converted, memory, _layout(converted)))
+        return converted
+
+    def track_holder(self, path: str, value: Any) -> None:
+        """Remember what a list, a dict, a set or an object holds; others hold nothing."""
+        is_holder = isinstance(value, list | dict | set) or hasattr(value, "__dict__")
+        if is_holder and not isinstance(value, type | tuple):
+            self._holders.append((path, value, _held(value)))
+
+    @contextlib.contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Forget afterwards what is converted inside."""
+        memories = dict(self.memories)
+        num_arrays, num_holders = len(self._arrays), len(self._holders)
+        views = [(memory, len(memory.shown)) for memory in memories.values()]
+        try:
+            yield
+        finally:
+            self.memories = memories
+            del self._arrays[num_arrays:], self._holders[num_holders:]
+            for memory, number in views:
+                del memory.shown[number:]
+
+    @contextlib.contextmanager
+    def idle_step(self) -> Iterator[None]:
+        """Make all that arguments show 0 inside, as an idle step leaves a runner's buffers."""
+        for memory in self.memories.values():
+            zero = np.zeros((), memory.drawn.dtype)
+            memory.write(np.where(memory.is_seen(), zero, memory.drawn))
+        yield
+        for memory in self.memories.values():
+            memory.write(memory.drawn)
+
+    def scribble(self) -> None:
+        """Overwrite all arguments, as a caller may that uses its buffers again."""
+        for memory in self.memories.values():
+            memory.write(poisoned(memory.drawn.shape, memory.drawn.dtype))
+        for _, holder, _ in self._holders:
+            if isinstance(holder, list | dict | set):
+                holder.clear()
+
+    def owner(self, value: Any) -> str | None:
+        """Return the argument that an object is, or in whose memory an array lies; None if none."""
+        if not isinstance(value, np.ndarray | torch.Tensor):
+            return next((path for path, holder, _ in self._holders if holder is value), None)
+        address = address_of(value)
+        owners = (memory.path for memory in self.memories.values() if memory.holds(address))
+        return next(owners, None) if address else None
+
+    def changed(self, allowed: frozenset[str]) -> Difference | None:
+        """Return the first difference of the converted arguments from what was drawn.
+
+        Args:
+            allowed: Names of arguments that the function may change.
+
+        Returns:
+            The first changed element of an argument, attribute of an object, or element of the
+            memory around an argument; None where there is none.
+        """
+        return next(self._changes(allowed), None)
+
+    def _changes(self, allowed: frozenset[str]) -> Iterator[Difference]:
+        """Yield differences: of lists and objects, of arrays, of the memory around these."""
+        for path, holder, held in self._holders:
+            if argument_of(path) not in allowed:
+                yield from _holder_differences(path, held, _held(holder))
+        changed = {id(one): one for one in self.memories.values() if not one.is_as_drawn()}
+        for array in self._arrays:
+            is_touched = id(array.memory) in changed or _layout(array.converted) != array.layout
+            if is_touched and argument_of(array.path) not in allowed:
+                yield from _array_differences(array.path, array.drawn, array.converted)
+        for memory in changed.values():
+            unequal = (as_bytes(memory.drawn) != as_bytes(memory.converted)).any(axis=-1)
+            if argument_of(memory.path) in allowed:
+                unequal &= ~memory.is_seen().reshape(-1)  # what it may write; not the guard bands
+            if unequal.any():
+                where = f"memory around {memory.path}"
+                at = (int(np.flatnonzero(unequal)[0]),)
+                yield Difference(Verdict.VALUE, where, at, "changed", "as it was")
+
+
+def flat_tensor(array: Array, device: str) -> torch.Tensor:
+    """Return a flat tensor on a device with the bytes of a C-contiguous array."""
+    data = torch.from_numpy(array.reshape(-1).view(np.uint8)).view(torch_dtype(array.dtype))
+    return data.to(device)
+
+
+def argument_of(path: str) -> str:
+    """Return the argument that a path begins with.
+
+    >>> argument_of("ubatch_slices[0].token_slice"), argument_of("self.seq_lens")
+    ('ubatch_slices', 'self')
+    """
+    return path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+
+
+def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:
+    """Return where an array lies, and how."""
+    if isinstance(array, torch.Tensor):
+        return array.data_ptr(), array.shape, array.stride()
+    return array.__array_interface__["data"][0], array.shape, array.strides
+
+
+def _held(holder: Any) -> dict[Any, Any]:
+    """Return what a list, a dict, a set or an object holds now."""
+    if isinstance(holder, set):
+        return dict.fromkeys(holder)
+    return dict(children(holder) if isinstance(holder, list | dict) else vars(holder))
+
+
+def _holder_differences(
+    path: str, before: dict[Any, Any], after: dict[Any, Any]
+) -> Iterator[Difference]:
+    """Yield the entries or attributes that are no longer the same objects."""
+    if list(before) != list(after):
+        yield Difference(Verdict.SHAPE, f"list({path})", None, list(after), list(before))
+        return
+    for key, value in after.items():
+        if value is not before[key]:
+            where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"
+            yield Difference(Verdict.IDENTITY, where, None, "another object", "as it was")
+
+
+def _array_differences(
+    path: str, drawn: Array, converted: Array | torch.Tensor
+) -> Iterator[Difference]:
+    """Yield where an array is no longer of its shape, or else its first changed element."""
+    if tuple(converted.shape) != drawn.shape:
+        yield Difference(Verdict.SHAPE, f"{path}.shape", None, tuple(converted.shape), drawn.shape)
+        return
+    index = first_unequal(drawn, converted)
+    if index is not None:
+        got = converted[index].item()
+        yield Difference(Verdict.VALUE, path, index, got, drawn[index].item())
