@@ -60,8 +60,9 @@ class Target:
         device: The type of device of its tensors; None for NumPy arrays.
         is_simulated: Whether kernels run in the simulator.
 
-    >>> TARGETS["host"].call("get_dcp_local_seq_lens", TARGETS["host"].array(np.arange(4)), 2, 0)
-    tensor([0, 1, 1, 2])
+    >>> target = TARGETS["host"]
+    >>> target.call("get_dcp_local_seq_lens", target.array(np.arange(4, dtype=np.int32)), 2, 0)
+    tensor([0, 1, 1, 2], dtype=torch.int32)
     """
 
     name: str

@@ -26,9 +26,9 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from tools.bench.bounds import geometric_mean
 from tools.bench.record import Record, read_record
 from tools.bench.tables import _us
-from tools.bench.targets import geometric_mean
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

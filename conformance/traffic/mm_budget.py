@@ -23,6 +23,7 @@ def make_budget(target: Target, config: Answer) -> dict[str, Answer]:
         Their results, by name.
 
     Example:
+        >>> import reference
         >>> from conformance.targets import REFERENCE
         >>> config = reference.VllmConfig(
         ...     model_config=reference.ModelConfig(max_model_len=4096),

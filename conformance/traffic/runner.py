@@ -67,6 +67,7 @@ class Runner:
         rows: Of the block tables, with what the last step did to them.
 
     Example:
+        >>> from conformance.targets import REFERENCE
         >>> from conformance.traffic.engine import TraceEngine
         >>> from conformance.traffic.trace import TraceRequest
         >>> from conformance.zoo.models import get_model

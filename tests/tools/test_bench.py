@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.targets import Target
 from tools import peers
 from tools.bench import command_line
 from tools.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
+from tools.bench.bounds import check_bounds, geometric_mean, is_behind
 from tools.bench.command_line import main
 from tools.bench.growth import COPIER, draw, plain_copy, steps, too_steep
 from tools.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import measure_memory
 from tools.bench.record import Record, grown, read_record
-from tools.bench.sides import Side, fast_side
 from tools.bench.startup import import_seconds
 from tools.bench.step import make_step
-from tools.bench.targets import geometric_mean, is_behind, judge
 from tools.bench.timing import Spin, Timing, time_in_turn
 
 
@@ -34,9 +34,9 @@ def spin() -> Spin:
     return Spin()
 
 
-def peer_side() -> Side:
+def peer_target() -> Target:
     """Return the built-in peers."""
-    return Side(PEER, command_line.load_implementation("tools.peers"), "cpu")
+    return Target(PEER, command_line.load_implementation("tools.peers"), "cpu")
 
 
 def row(fast_us: float, peer_us: float, num_reqs: int = 8, job: str = "f") -> Row:
@@ -63,7 +63,7 @@ def record(**fields: object) -> Record:
 def test_fast_and_peer_answer_as_reference_does(job: Job, kind: str, spin: Spin) -> None:
     """Every job, on a batch of every kind, is answered alike by all, and is timed."""
     measured = measure(
-        job, make_batch(kind, 5), [fast_side("cpu"), peer_side()], spin, num_blocks=1
+        job, make_batch(kind, 5), [Target("fast"), peer_target()], spin, num_blocks=1
     )
     assert measured is not None
     assert {"fast", PEER, "reference"} == set(measured.timings)
@@ -73,7 +73,7 @@ def test_fast_and_peer_answer_as_reference_does(job: Job, kind: str, spin: Spin)
 def test_what_has_no_call_is_left_out(spin: Spin) -> None:
     """A batch of one token cannot be cut in two."""
     job = next(job for job in JOBS if job.name == "split_attn_metadata")
-    assert measure(job, make_batch("decode", 1), [fast_side("cpu")], spin) is None
+    assert measure(job, make_batch("decode", 1), [Target("fast")], spin) is None
 
 
 def test_a_wrong_answer_is_not_timed(spin: Spin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_wrong_answer_is_not_timed(spin: Spin, monkeypatch: pytest.MonkeyPatch
         WrongAnswerError,
         match=r"peer: split_decodes_and_prefills, decode, 5: result\[0\] = 1, but should be 5",
     ):
-        measure(job, make_batch("decode", 5), [peer_side()], spin)
+        measure(job, make_batch("decode", 5), [peer_target()], spin)
 
 
 def test_a_wrong_peer_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ def test_bounds_are_judged() -> None:
         ("memory besides the result", "at most 0 KiB (g); too much: g", False),
         ("import fast, after import torch", "0.20 s", True),
         ("first call after warmup()", "2.5 (g)", False),
-    ] == [(target.what, target.got, target.holds) for target in judge(run)]
+    ] == [(bound.what, bound.got, bound.holds) for bound in check_bounds(run)]
 
 
 def test_growth_is_compared_with_the_requests() -> None:
@@ -211,9 +211,9 @@ def test_copiers_grow_as_a_copy(copy_us: float | None, holds: bool, allowed: str
     if copy_us is not None:
         for one, us in zip(growing, (1.0, copy_us), strict=True):
             one.timings[COPIER] = dataclasses.replace(one.timings["fast"], median_us=us)
-    target = next(target for target in judge(record(growth=growing)) if "growth" in target.what)
-    assert holds is target.holds
-    assert target.got == f"2.25 times linear{allowed} (f)"
+    bound = next(bound for bound in check_bounds(record(growth=growing)) if "growth" in bound.what)
+    assert holds is bound.holds
+    assert bound.got == f"2.25 times linear{allowed} (f)"
 
 
 def test_each_step_of_a_copier_has_its_own_bound() -> None:
@@ -324,7 +324,7 @@ def test_growth_is_drawn(tmp_path: Path) -> None:
 
 def test_a_step_does_all() -> None:
     """A whole step builds the metadata of every layer, and a virtual batch."""
-    built, local = make_step(make_batch("mixed", 8), fast_side("cpu"))()
+    built, local = make_step(make_batch("mixed", 8), Target("fast"))()
     assert {f"layers.{i}.attn" for i in range(4)} == set(built)
     assert local.num_reqs >= 8
 

@@ -18,17 +18,17 @@ from tqdm import tqdm
 
 import fast
 from conformance.implementations import load_implementation
+from conformance.targets import Target
 from tools.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
+from tools.bench.bounds import check_bounds
 from tools.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy
 from tools.bench.jobs import JOBS, Job
 from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
 from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
 from tools.bench.record import Record, grown, read_record
-from tools.bench.sides import Side, fast_side
 from tools.bench.startup import first_calls, import_seconds
 from tools.bench.step import YARDSTICK, make_step
 from tools.bench.tables import make_console, print_grown, print_record
-from tools.bench.targets import judge
 from tools.bench.timing import Spin, time_in_turn
 from tools.parser import Parser
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(
         ["python", "-m", "tools.bench", *(sys.argv[1:] if arguments is None else arguments)]
     )
-    bench = Bench(command, jobs, Side(PEER, peer, "cpu"), options.device)
+    bench = Bench(command, jobs, Target(PEER, peer, "cpu"), options.device)
     try:
         bench.run(batches, quick=options.quick, grows=options.png is not None or not options.quick)
     except WrongAnswerError as error:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record.write(options.json)
     if options.png is not None:
         draw(record.growth, options.png, f"{command}, {record.date}")
-    holds = all(target.holds for target in judge(record))
+    holds = all(bound.holds for bound in check_bounds(record))
     if stored is not None:
         lines, num_compared = grown(stored, record)
         print_grown(lines, num_compared, console)
@@ -162,10 +162,10 @@ class Bench:
         record: What was measured.
     """
 
-    def __init__(self, command: str, jobs: Sequence[Job], peer: Side, device: str) -> None:
+    def __init__(self, command: str, jobs: Sequence[Job], peer: Target, device: str) -> None:
         self.jobs = jobs
         self.peer = peer
-        self.side = fast_side(device)
+        self.target = Target("fast", device=device)
         self.spin = Spin()
         self.record = Record(
             command=command,
@@ -182,10 +182,10 @@ class Bench:
         Raises:
             WrongAnswerError: An implementation answers something else than `reference`.
         """
-        if self.side.device == "cuda":
+        if self.target.device == "cuda":
             from tools.bench.device import measure_on_device  # noqa: PLC0415  # needs a GPU
 
-            self.record.device_rows = measure_on_device(self.jobs, batches, self.side)
+            self.record.device_rows = measure_on_device(self.jobs, batches, self.target)
             self._measure_memory(device_memory)
             return
         work = [(job, batch) for job in self.jobs for batch in batches]
@@ -202,7 +202,7 @@ class Bench:
         if quick or len(self.jobs) < len(JOBS):
             return
         # The yardstick in turn with the step: a slow while of the machine meets both.
-        step = make_step(make_batch("mixed", STEP_SIZE), self.side)
+        step = make_step(make_batch("mixed", STEP_SIZE), self.target)
         calls = {"fast": step, YARDSTICK: make_yardstick()}
         timing = time_in_turn(calls, self.spin, num_blocks=25)
         self.record.step_us = {name: taken.median_us for name, taken in timing.items()}
@@ -226,7 +226,7 @@ class Bench:
             row = measure(
                 job,
                 batch,
-                [self.side, self.peer],
+                [self.target, self.peer],
                 self.spin,
                 num_blocks=num_blocks,
                 with_reference=with_reference,
@@ -240,7 +240,7 @@ class Bench:
         """Measure what each function allocates for a large mixed batch."""
         batch = make_batch("mixed", 1024)
         for job in self.jobs:
-            prepared = job.prepare(batch, self.side)
+            prepared = job.prepare(batch, self.target)
             if prepared is None:
                 continue
             allocated = measure_call(prepared.call)

@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from conformance.comparison import first_difference
+from conformance.targets import REFERENCE, Target
 from tools.bench.batches import Batch
 from tools.bench.inputs import EMBED_DIM
 from tools.bench.jobs import Job
 from tools.bench.measuring import WrongAnswerError
-from tools.bench.sides import REFERENCE, Side
 
 SLEEP_CYCLES: Final = 50_000_000
 """Some 30 ms of a GPU: in these the host puts a lot into the queue. torch's own tests wait so."""
@@ -69,7 +69,7 @@ def moved_bytes(job: Job, batch: Batch) -> int | None:
 
 
 def measure_on_device(
-    jobs: Sequence[Job], batches: Sequence[Batch], side: Side
+    jobs: Sequence[Job], batches: Sequence[Batch], target: Target
 ) -> list[dict[str, Any]]:
     """Compare each job with `reference`, then measure what it costs.
 
@@ -79,7 +79,7 @@ def measure_on_device(
     rows = []
     for job in jobs:
         for batch in batches:
-            meant, prepared = job.prepare(batch, REFERENCE), job.prepare(batch, side)
+            meant, prepared = job.prepare(batch, REFERENCE), job.prepare(batch, target)
             if meant is None or prepared is None:
                 continue
             difference = first_difference(meant.observe(), prepared.observe(), device="cuda")

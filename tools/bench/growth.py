@@ -33,20 +33,20 @@ def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return jobs
 
 
-def steps(rows: Sequence[Row], side: str = "fast") -> list[float]:
+def steps(rows: Sequence[Row], name: str = "fast") -> list[float]:
     """Return by how much a job's time grew faster than its requests, from size to size.
 
     Args:
         rows: Of one job, by the number of requests.
-        side: Whose time.
+        name: What was timed.
 
     Returns:
         For each size but the first 1.0 where it grew as they did, less where it grew more slowly.
-        Of a side that has none, ones.
+        Ones where there is no time.
     """
     return [
-        (b.timings[side].median_us / a.timings[side].median_us) / (b.num_reqs / a.num_reqs)
-        if side in a.timings and side in b.timings
+        (b.timings[name].median_us / a.timings[name].median_us) / (b.num_reqs / a.num_reqs)
+        if name in a.timings and name in b.timings
         else 1.0
         for a, b in pairwise(rows)
     ]
@@ -119,12 +119,12 @@ def _num_labels(legend: tuple[list[Any], list[str]]) -> int:
 
 
 def _draw_job(axis: Any, job: str, rows: Sequence[Row]) -> None:
-    for side, style in (("fast", "o-"), (PEER, "s--"), (COPIER, "^-")):
+    for name, style in (("fast", "o-"), (PEER, "s--"), (COPIER, "^-")):
         points = [
-            (row.num_reqs, row.timings[side].median_us) for row in rows if side in row.timings
+            (row.num_reqs, row.timings[name].median_us) for row in rows if name in row.timings
         ]
         if points:
-            axis.loglog(*zip(*points, strict=True), style, label=side, markersize=3, linewidth=1.2)
+            axis.loglog(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
     first, last = rows[0].num_reqs, rows[-1].num_reqs
     end = next(iter(rows[-1].timings.values())).median_us
     axis.loglog(

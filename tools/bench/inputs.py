@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from conformance.targets import Target
 from tools.bench.batches import BLOCK_SIZE, NUM_GROUPS, TOKEN_BUDGET, Batch
-from tools.bench.sides import Side
+from tools.bench.calls import array_of, host_array_of, make, prepare
 
 EMBED_DIM: Final = 4096
 """Elements of an embedding, bfloat16."""
@@ -20,28 +21,28 @@ MAX_NUM_REQS: Final = 1024
 """Request slots of the block tables, as an engine has them, however few requests a batch has."""
 
 
-def metadata_fields(batch: Batch, side: Side) -> dict[str, Any]:
+def metadata_fields(batch: Batch, target: Target) -> dict[str, Any]:
     """Return the fields of a batch's metadata; on the host both of a pair are one array."""
-    starts, lens = side.on_host(batch.starts), side.on_host(batch.seq_lens)
-    is_on_host = side.device in {None, "cpu"}
+    starts, lens = host_array_of(target, batch.starts), host_array_of(target, batch.seq_lens)
+    is_on_host = target.device in {None, "cpu"}
     return {
-        "query_start_loc": starts if is_on_host else side.array(batch.starts),
+        "query_start_loc": starts if is_on_host else array_of(target, batch.starts),
         "query_start_loc_cpu": starts,
-        "seq_lens": lens if is_on_host else side.array(batch.seq_lens),
+        "seq_lens": lens if is_on_host else array_of(target, batch.seq_lens),
         "seq_lens_cpu": lens,
-        "num_computed_tokens_cpu": side.on_host(batch.num_computed_tokens),
+        "num_computed_tokens_cpu": host_array_of(target, batch.num_computed_tokens),
         "num_reqs": batch.num_reqs,
         "num_actual_tokens": batch.num_tokens,
         "max_query_len": int(batch.query_lens.max()),
         "max_seq_len": int(batch.seq_lens.max()),
-        "block_table_tensor": side.array(batch.block_table),
-        "slot_mapping": side.array(np.arange(batch.num_tokens)),
+        "block_table_tensor": array_of(target, batch.block_table),
+        "slot_mapping": array_of(target, np.arange(batch.num_tokens)),
     }
 
 
-def make_metadata(batch: Batch, side: Side, **changes: Any) -> Any:
-    """Return a side's metadata of a batch."""
-    return side.make("CommonAttentionMetadata", **{**metadata_fields(batch, side), **changes})
+def make_metadata(batch: Batch, target: Target, **changes: Any) -> Any:
+    """Return a batch's metadata as a target takes it."""
+    return make(target, "CommonAttentionMetadata", **{**metadata_fields(batch, target), **changes})
 
 
 class InputBatch:
@@ -68,14 +69,14 @@ class InputBatch:
 
 
 def reorder_call(
-    batch: Batch, side: Side, *, does_swap: bool
+    batch: Batch, target: Target, *, does_swap: bool
 ) -> tuple[InputBatch, Callable[[], Any]]:
     """Return an input batch, and the call that reorders it."""
     function = "reorder_batch_to_split_decodes_and_prefills"
     ours = InputBatch(batch, does_swap=does_swap)
     scheduled = {f"request-{i}": n for i, n in enumerate(batch.query_lens.tolist())}
     output = SimpleNamespace(num_scheduled_tokens=scheduled)
-    return ours, side.call(function, ours, output, batch.decode_threshold)
+    return ours, prepare(target, function, ours, output, batch.decode_threshold)
 
 
 def embeddings(batch: Batch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -87,11 +88,11 @@ def embeddings(batch: Batch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
     return rows.view(ml_dtypes.bfloat16), mask
 
 
-def rows_of(side: Side, rows: np.ndarray[Any, Any]) -> Any:
-    """Return bfloat16 rows as a side takes them."""
-    if side.device is None:
+def rows_of(target: Target, rows: np.ndarray[Any, Any]) -> Any:
+    """Return bfloat16 rows as a target takes them."""
+    if target.device is None:
         return rows
-    return torch.from_numpy(rows.view(np.uint16).copy()).view(torch.bfloat16).to(side.device)
+    return torch.from_numpy(rows.view(np.uint16).copy()).view(torch.bfloat16).to(target.device)
 
 
 class HandOn:
@@ -103,12 +104,12 @@ class HandOn:
         return common_attn_metadata
 
 
-def build_arguments(batch: Batch, side: Side) -> dict[str, Any]:
+def build_arguments(batch: Batch, target: Target) -> dict[str, Any]:
     """Return the arguments of `build_attn_metadata` for `NUM_GROUPS` groups."""
 
     def buffer(values: np.ndarray[Any, Any]) -> SimpleNamespace:
-        cpu = side.on_host(values)
-        return SimpleNamespace(cpu=cpu, gpu=side.array(values), np=values)
+        cpu = host_array_of(target, values)
+        return SimpleNamespace(cpu=cpu, gpu=array_of(target, values), np=values)
 
     groups = [SimpleNamespace(layer_names=[f"layers.{i}.attn"]) for i in range(NUM_GROUPS)]
     return {
@@ -117,28 +118,30 @@ def build_arguments(batch: Batch, side: Side) -> dict[str, Any]:
         "num_tokens": batch.num_tokens,
         "query_start_loc": buffer(batch.starts),
         "seq_lens": buffer(batch.seq_lens),
-        "num_computed_tokens_cpu": side.on_host(batch.num_computed_tokens),
-        "block_tables": tuple(side.array(batch.block_table) for _ in groups),
-        "slot_mappings": side.array(np.tile(np.arange(batch.num_tokens), (NUM_GROUPS, 1))),
+        "num_computed_tokens_cpu": host_array_of(target, batch.num_computed_tokens),
+        "block_tables": tuple(array_of(target, batch.block_table) for _ in groups),
+        "slot_mappings": array_of(target, np.tile(np.arange(batch.num_tokens), (NUM_GROUPS, 1))),
         "kv_cache_config": SimpleNamespace(kv_cache_groups=groups),
     }
 
 
-def make_tables(batch: Batch, side: Side) -> Any:
+def make_tables(batch: Batch, target: Target) -> Any:
     """Return block tables of `NUM_GROUPS` groups that hold a batch, row by row."""
-    tables = side.call(
+    tables = prepare(
+        target,
         "BlockTables",
         [BLOCK_SIZE] * NUM_GROUPS,
         max(batch.num_reqs, MAX_NUM_REQS),
         max(batch.num_tokens, TOKEN_BUDGET),
         batch.num_columns * BLOCK_SIZE,
-        side.device or "cpu",
-        pin_memory=side.device == "cuda",
+        target.device or "cpu",
+        pin_memory=target.device == "cuda",
     )()
     rows = list(range(batch.num_reqs))
     ends = [0, *np.cumsum(batch.num_blocks).tolist()]
     ids = batch.block_ids.tolist()
-    side.call(
+    prepare(
+        target,
         "BlockTables.append_block_ids",
         tables,
         rows,

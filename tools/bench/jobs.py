@@ -13,7 +13,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import reference
+from conformance.targets import Target
 from tools.bench.batches import BLOCK_SIZE, MAX_CONTEXT, NUM_GROUPS, Batch
+from tools.bench.calls import array_of, host_array_of, make, prepare, result_of
 from tools.bench.inputs import (
     EMBED_DIM,
     append_arguments,
@@ -24,7 +26,6 @@ from tools.bench.inputs import (
     reorder_call,
     rows_of,
 )
-from tools.bench.sides import Side
 
 DCP_SIZE: Final = 4
 IN_PLACE: Final = ", out="
@@ -89,10 +90,10 @@ class Job:
 
     name: str
     function: str
-    prepare: Callable[[Batch, Side], Prepared | None]
+    prepare: Callable[[Batch, Target], Prepared | None]
     is_copier: bool = False
     rows: Rows | None = None
-    prepare_in_place: Callable[[Batch, Side], Prepared | None] | None = None
+    prepare_in_place: Callable[[Batch, Target], Prepared | None] | None = None
 
     def in_place(self) -> Job:
         """Return the job by which growth is judged."""
@@ -102,190 +103,190 @@ class Job:
 
 
 def _prepared(
-    side: Side,
+    target: Target,
     function: str,
     *args: Any,
     observe: Callable[[Any], Any] | None = None,
     **kwargs: Any,
 ) -> Prepared:
-    call = side.call(function, *args, **kwargs)
+    call = prepare(target, function, *args, **kwargs)
 
     def observed() -> Any:
-        answer = side.answer(function, call(), kwargs)
+        answer = result_of(target, function, call(), kwargs)
         return answer if observe is None else observe(answer)
 
     return Prepared(call, observed)
 
 
-def _hints(side: Side, **hints: Any) -> dict[str, Any]:
+def _hints(target: Target, **hints: Any) -> dict[str, Any]:
     """Return what a runner tells `fast` on a GPU, so that nothing waits; nobody else has it."""
-    return hints if side.name == "fast" and side.device != "cpu" else {}
+    return hints if target.name == "fast" and target.device != "cpu" else {}
 
 
-def _split(batch: Batch, side: Side) -> Prepared:
+def _split(batch: Batch, target: Target) -> Prepared:
     return _prepared(
-        side,
+        target,
         "split_decodes_and_prefills",
-        common_attn_metadata=make_metadata(batch, side),
+        common_attn_metadata=make_metadata(batch, target),
         decode_threshold=batch.decode_threshold,
         require_uniform=batch.decode_threshold > 1,
     )
 
 
-def _split_extends(batch: Batch, side: Side) -> Prepared:
+def _split_extends(batch: Batch, target: Target) -> Prepared:
     return _prepared(
-        side,
+        target,
         "split_decodes_prefills_and_extends",
-        common_attn_metadata=make_metadata(batch, side),
+        common_attn_metadata=make_metadata(batch, target),
         decode_threshold=batch.decode_threshold,
     )
 
 
-def _reorder(batch: Batch, side: Side) -> Prepared:
-    ours, once = reorder_call(batch, side, does_swap=True)
-    _, call = reorder_call(batch, side, does_swap=False)
+def _reorder(batch: Batch, target: Target) -> Prepared:
+    ours, once = reorder_call(batch, target, does_swap=True)
+    _, call = reorder_call(batch, target, does_swap=False)
     return Prepared(call, lambda: (once(), list(ours.req_ids)))
 
 
-def _create_slices(batch: Batch, side: Side) -> Prepared | None:
+def _create_slices(batch: Batch, target: Target) -> Prepared | None:
     if batch.num_tokens < 2:
         return None
     return _prepared(
-        side,
+        target,
         "create_ubatch_slices",
         num_scheduled_tokens=batch.query_lens.copy(),  # NumPy in every implementation
         split_points=batch.num_tokens // 2,
     )
 
 
-def _split_metadata(batch: Batch, side: Side) -> Prepared | None:
+def _split_metadata(batch: Batch, target: Target) -> Prepared | None:
     if batch.num_tokens < 2:
         return None
     slices = [
-        side.make("UBatchSlice", **vars(half))
+        make(target, "UBatchSlice", **vars(half))
         for half in reference.create_ubatch_slices(batch.query_lens, batch.num_tokens // 2)
     ]
     return _prepared(
-        side,
+        target,
         "split_attn_metadata",
         ubatch_slices=slices,
-        common_attn_metadata=make_metadata(batch, side),
+        common_attn_metadata=make_metadata(batch, target),
     )
 
 
-def _local_attention(chunk_size: int) -> Callable[[Batch, Side], Prepared]:
-    def prepare(batch: Batch, side: Side) -> Prepared:
+def _local_attention(chunk_size: int) -> Callable[[Batch, Target], Prepared]:
+    def prepare(batch: Batch, target: Target) -> Prepared:
         return _prepared(
-            side,
+            target,
             "make_local_attention_virtual_batches",
             chunk_size,
-            make_metadata(batch, side),
+            make_metadata(batch, target),
             BLOCK_SIZE,
         )
 
     return prepare
 
 
-def _fast_prefill(batch: Batch, side: Side) -> Prepared:
+def _fast_prefill(batch: Batch, target: Target) -> Prepared:
     last_tokens = batch.starts[1:].astype(np.int64) - 1
     changes = {
-        "logits_indices_padded": side.array(last_tokens),
+        "logits_indices_padded": array_of(target, last_tokens),
         "num_logits_indices": batch.num_reqs,
     }
     return _prepared(
-        side,
+        target,
         "make_kv_sharing_fast_prefill_common_attn_metadata",
-        make_metadata(batch, side, **changes),
-        **_hints(side, logits_indices_cpu=side.on_host(last_tokens)),
+        make_metadata(batch, target, **changes),
+        **_hints(target, logits_indices_cpu=host_array_of(target, last_tokens)),
     )
 
 
-def _conv1d(batch: Batch, side: Side) -> Prepared:
+def _conv1d(batch: Batch, target: Target) -> Prepared:
     return _prepared(
-        side,
+        target,
         "compute_causal_conv1d_metadata",
-        side.array(batch.starts),
-        **_hints(side, query_start_loc_p_cpu=side.on_host(batch.starts)),
+        array_of(target, batch.starts),
+        **_hints(target, query_start_loc_p_cpu=host_array_of(target, batch.starts)),
     )
 
 
-def _local_lengths(batch: Batch, side: Side) -> Prepared:
+def _local_lengths(batch: Batch, target: Target) -> Prepared:
     return _prepared(
-        side,
+        target,
         "get_dcp_local_seq_lens",
-        side.array(batch.seq_lens),
+        array_of(target, batch.seq_lens),
         DCP_SIZE,
         1,
         BLOCK_SIZE,
     )
 
 
-def _slots(batch: Batch, side: Side) -> Prepared:
+def _slots(batch: Batch, target: Target) -> Prepared:
     return _prepared(
-        side,
+        target,
         "compute_slot_mapping",
-        side.array(batch.block_table),
-        side.array(batch.starts),
-        side.array(batch.positions),
+        array_of(target, batch.block_table),
+        array_of(target, batch.starts),
+        array_of(target, batch.positions),
         BLOCK_SIZE,
     )
 
 
-def _scatter(batch: Batch, side: Side, *, is_in_place: bool = False) -> Prepared:
+def _scatter(batch: Batch, target: Target, *, is_in_place: bool = False) -> Prepared:
     rows, mask = embeddings(batch)
-    out = {"out": rows_of(side, np.zeros_like(rows))} if is_in_place else {}
-    given = (rows_of(side, rows[mask]), side.array(mask))
-    return _prepared(side, "scatter_mm_placeholders", *given, **out)
+    out = {"out": rows_of(target, np.zeros_like(rows))} if is_in_place else {}
+    given = (rows_of(target, rows[mask]), array_of(target, mask))
+    return _prepared(target, "scatter_mm_placeholders", *given, **out)
 
 
-def _gather(batch: Batch, side: Side, *, is_in_place: bool = False) -> Prepared:
+def _gather(batch: Batch, target: Target, *, is_in_place: bool = False) -> Prepared:
     rows, mask = embeddings(batch)
-    out = {"out": rows_of(side, np.zeros_like(rows[mask]))} if is_in_place else {}
-    hints = {} if is_in_place else _hints(side, num_embeds=int(mask.sum()))
-    given = (rows_of(side, rows), side.array(mask))
-    return _prepared(side, "gather_mm_placeholders", *given, **hints, **out)
+    out = {"out": rows_of(target, np.zeros_like(rows[mask]))} if is_in_place else {}
+    hints = {} if is_in_place else _hints(target, num_embeds=int(mask.sum()))
+    given = (rows_of(target, rows), array_of(target, mask))
+    return _prepared(target, "gather_mm_placeholders", *given, **hints, **out)
 
 
-def _build(batch: Batch, side: Side) -> Prepared:
-    return _prepared(side, "build_attn_metadata", **build_arguments(batch, side))
+def _build(batch: Batch, target: Target) -> Prepared:
+    return _prepared(target, "build_attn_metadata", **build_arguments(batch, target))
 
 
-def _build_bounded(batch: Batch, side: Side) -> Prepared:
-    arguments = build_arguments(batch, side)
+def _build_bounded(batch: Batch, target: Target) -> Prepared:
+    arguments = build_arguments(batch, target)
     arguments["max_query_len"] = int(batch.query_lens.max())
     arguments["max_seq_len"] = int(batch.seq_lens.max())
-    return _prepared(side, "build_attn_metadata", **arguments)
+    return _prepared(target, "build_attn_metadata", **arguments)
 
 
-def _append(batch: Batch, side: Side) -> Prepared:
-    tables = make_tables(batch, side)
-    call = side.call("BlockTables.append_block_ids", tables, *append_arguments(batch))
-    everyone = side.array(np.arange(batch.num_reqs, dtype=np.int32))
-    gather = side.call("BlockTables.gather_block_tables", tables, everyone)
+def _append(batch: Batch, target: Target) -> Prepared:
+    tables = make_tables(batch, target)
+    call = prepare(target, "BlockTables.append_block_ids", tables, *append_arguments(batch))
+    everyone = array_of(target, np.arange(batch.num_reqs, dtype=np.int32))
+    gather = prepare(target, "BlockTables.gather_block_tables", tables, everyone)
     return Prepared(call, lambda: (call(), gather()))
 
 
-def _gather_tables(batch: Batch, side: Side) -> Prepared:
+def _gather_tables(batch: Batch, target: Target) -> Prepared:
     """Gather in one order and in the opposite one by turns, so that of several rows most change."""
-    tables = make_tables(batch, side)
+    tables = make_tables(batch, target)
     gather = "BlockTables.gather_block_tables"
     orders = (batch.arrival.astype(np.int32), batch.arrival[::-1].astype(np.int32))
-    both = [side.call(gather, tables, side.array(order)) for order in orders]
+    both = [prepare(target, gather, tables, array_of(target, order)) for order in orders]
     turns = cycle(both)
 
     def in_turn() -> Any:
         return next(turns)()
 
     # Views of the same memory: the second call writes over what the first gave.
-    return Prepared(in_turn, lambda: [deepcopy(side.answer(gather, call(), {})) for call in both])
+    return Prepared(in_turn, lambda: [deepcopy(result_of(target, gather, call())) for call in both])
 
 
-def _slots_of_all(batch: Batch, side: Side) -> Prepared:
-    tables = make_tables(batch, side)
-    everyone = side.array(np.arange(batch.num_reqs, dtype=np.int32))
-    side.call("BlockTables.gather_block_tables", tables, everyone)()
-    starts, positions = side.array(batch.starts), side.array(batch.positions)
-    return _prepared(side, "BlockTables.compute_slot_mappings", tables, starts, positions)
+def _slots_of_all(batch: Batch, target: Target) -> Prepared:
+    tables = make_tables(batch, target)
+    everyone = array_of(target, np.arange(batch.num_reqs, dtype=np.int32))
+    prepare(target, "BlockTables.gather_block_tables", tables, everyone)()
+    starts, positions = array_of(target, batch.starts), array_of(target, batch.positions)
+    return _prepared(target, "BlockTables.compute_slot_mappings", tables, starts, positions)
 
 
 JOBS: Final = (

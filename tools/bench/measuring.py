@@ -9,20 +9,20 @@ from typing import Any, Final
 import torch
 
 from conformance.comparison import first_difference
+from conformance.targets import REFERENCE, Target
 from tools.bench.batches import Batch
 from tools.bench.jobs import Job
-from tools.bench.sides import REFERENCE, Side
 from tools.bench.timing import Spin, Timing, time_in_turn
 
 PEER: Final = "peer"
-"""What the side is called that `fast` is held against, whichever module it is."""
+"""The name of the baseline that `fast` is compared with, whichever module it is."""
 
 REFERENCE_BLOCKS: Final = 3
 """Blocks of `reference`, of one call: it is slow, and nobody waits for it."""
 
 
 class WrongAnswerError(Exception):
-    """A side that would be timed answers something else than `reference`."""
+    """A target that is to be timed returns another result than `reference`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Row:
         kind: The batch's kind.
         num_reqs: Its requests.
         num_tokens: Its new tokens.
-        timings: What each side takes, by the side's name. A side that lacks the function has none.
+        timings: What each target takes, by its name. A target that lacks the function has none.
     """
 
     job: str
@@ -43,11 +43,11 @@ class Row:
     num_tokens: int
     timings: dict[str, Timing]
 
-    def ratio(self, side: str = PEER) -> float | None:
-        """Return how many times another side's time `fast` takes, None where it has none."""
-        if side not in self.timings:
+    def ratio(self, name: str = PEER) -> float | None:
+        """Return how many times another target's time `fast` takes, None where it has none."""
+        if name not in self.timings:
             return None
-        return self.timings["fast"].median_us / self.timings[side].median_us
+        return self.timings["fast"].median_us / self.timings[name].median_us
 
     def behind_us(self) -> float | None:
         """Return by how much `fast` is behind the peer, negative where it is ahead."""
@@ -59,7 +59,7 @@ class Row:
 def measure(
     job: Job,
     batch: Batch,
-    sides: Sequence[Side],
+    targets: Sequence[Target],
     spin: Spin,
     *,
     num_blocks: int = 7,
@@ -71,35 +71,35 @@ def measure(
     Args:
         job: Which function.
         batch: Its input.
-        sides: Whose; those that have it are timed in turn.
+        targets: Those that have the function are timed in turn.
         spin: Tells how fast the machine runs.
         num_blocks: Blocks of each that count.
         with_reference: Whether `reference` is timed too. It is asked in any case.
-        beside: Other calls, by name, that are timed in turn with the sides'.
+        beside: Other calls, by name, that are timed in turn with the targets'.
 
     Returns:
         What it takes; None where the batch has no such call.
 
     Raises:
-        WrongAnswerError: A side answers something else than `reference`.
+        WrongAnswerError: A target returns another result than `reference`.
     """
     meant = job.prepare(batch, REFERENCE)
     if meant is None:
         return None
     expected = meant.observe()
     calls = {}
-    for side in sides:
-        if not side.has(job.function):
+    for target in targets:
+        if not target.implementation.offers(job.function):
             continue
-        prepared = job.prepare(batch, side)
+        prepared = job.prepare(batch, target)
         if prepared is None:
             continue
         difference = first_difference(
-            expected, prepared.observe(), device=torch.device(side.device or "cpu").type
+            expected, prepared.observe(), device=torch.device(target.device or "cpu").type
         )
         if difference is not None:
-            raise WrongAnswerError(f"{side.name}: {job.name}, {batch.name}: {difference.line}")
-        calls[side.name] = prepared.call
+            raise WrongAnswerError(f"{target.name}: {job.name}, {batch.name}: {difference.line}")
+        calls[target.name] = prepared.call
     timings = time_in_turn({**calls, **(beside or {})}, spin, num_blocks=num_blocks)
     if with_reference:
         alone = time_in_turn(

@@ -58,14 +58,14 @@ def _time_first_calls() -> dict[str, float]:
     import torch  # noqa: PLC0415  # only in the process that measures
 
     import fast  # noqa: PLC0415
+    from conformance.targets import Target  # noqa: PLC0415
     from tools.bench.batches import make_batch  # noqa: PLC0415
     from tools.bench.jobs import JOBS  # noqa: PLC0415
-    from tools.bench.sides import fast_side  # noqa: PLC0415
 
     torch.set_num_threads(1)
     fast.warmup()
-    batch, side = make_batch("mixed", 64), fast_side("cpu")
-    ready: dict[str, Any] = {job.name: job.prepare(batch, side) for job in JOBS}
+    batch, target = make_batch("mixed", 64), Target("fast")
+    ready: dict[str, Any] = {job.name: job.prepare(batch, target) for job in JOBS}
     seconds: dict[str, list[float]] = {name: [] for name in ready}
     other = np.zeros(OTHER_BYTES, np.uint8)
     for _ in range(NUM_CALLS):

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from conformance.targets import Target
 from tools.bench.batches import BLOCK_SIZE, Batch
+from tools.bench.calls import array_of, prepare
 from tools.bench.inputs import (
     append_arguments,
     build_arguments,
@@ -16,13 +18,12 @@ from tools.bench.inputs import (
     reorder_call,
 )
 from tools.bench.jobs import BIG_CHUNK
-from tools.bench.sides import Side
 
 YARDSTICK: Final = "torch.add"
 """What a step is held against: adding two tensors of 256 float32."""
 
 
-def make_step(batch: Batch, side: Side) -> Callable[[], Any]:
+def make_step(batch: Batch, target: Target) -> Callable[[], Any]:
     """Return a call that reorders, appends, gathers, finds slots, builds, and makes chunks local.
 
     It is a steady step: swaps swap nothing, and requests and order are those of the step before, so
@@ -30,24 +31,28 @@ def make_step(batch: Batch, side: Side) -> Callable[[], Any]:
 
     Args:
         batch: The step's.
-        side: Whose functions.
+        target: Whose functions.
 
     Returns:
         It. It returns the metadata of all layers, and the virtual batch.
     """
-    tables = make_tables(batch, side)
-    _, reorder = reorder_call(batch, side, does_swap=False)
-    append = side.call("BlockTables.append_block_ids", tables, *append_arguments(batch))
-    everyone = side.array(np.arange(batch.num_reqs, dtype=np.int32))
-    gather = side.call("BlockTables.gather_block_tables", tables, everyone)
-    starts, positions = side.array(batch.starts), side.array(batch.positions)
-    find_slots = side.call("BlockTables.compute_slot_mappings", tables, starts, positions)
+    tables = make_tables(batch, target)
+    _, reorder = reorder_call(batch, target, does_swap=False)
+    append = prepare(target, "BlockTables.append_block_ids", tables, *append_arguments(batch))
+    everyone = array_of(target, np.arange(batch.num_reqs, dtype=np.int32))
+    gather = prepare(target, "BlockTables.gather_block_tables", tables, everyone)
+    starts, positions = array_of(target, batch.starts), array_of(target, batch.positions)
+    find_slots = prepare(target, "BlockTables.compute_slot_mappings", tables, starts, positions)
     # The buffers' views are the same in every step: they are handed in once.
-    arguments = build_arguments(batch, side)
+    arguments = build_arguments(batch, target)
     arguments.update(block_tables=gather(), slot_mappings=find_slots())
-    build = side.call("build_attn_metadata", **arguments)
-    make_local = side.call(
-        "make_local_attention_virtual_batches", BIG_CHUNK, make_metadata(batch, side), BLOCK_SIZE
+    build = prepare(target, "build_attn_metadata", **arguments)
+    make_local = prepare(
+        target,
+        "make_local_attention_virtual_batches",
+        BIG_CHUNK,
+        make_metadata(batch, target),
+        BLOCK_SIZE,
     )
 
     def step() -> Any:

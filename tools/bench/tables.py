@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tools.bench.growth import by_job
-from tools.bench.measuring import PEER, Row
-from tools.bench.record import Record
-from tools.bench.targets import (
+from tools.bench.bounds import (
     ENGINE_ADD_US,
     ENGINE_SIZES,
     ENGINE_US,
+    check_bounds,
     geometric_mean,
     is_behind,
-    judge,
 )
+from tools.bench.growth import by_job
+from tools.bench.measuring import PEER, Row
+from tools.bench.record import Record
 
 WIDTH = 150
 """Of what is printed where there is no terminal."""
@@ -59,16 +59,16 @@ def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
             f" {ratio:.2f} times the peer, {behind_us:.1f} µs",
             highlight=False,
         )
-    targets = Table(title="what it must show")
+    bounds = Table(title="what it must show")
     for name in ("what", "wanted", "measured", "holds"):
-        targets.add_column(name)
-    for target in judge(record):
-        holds = "yes" if target.holds else "NO"
-        targets.add_row(
-            target.what, target.wanted, target.got, holds, style="" if target.holds else "red"
+        bounds.add_column(name)
+    for bound in check_bounds(record):
+        holds = "yes" if bound.holds else "NO"
+        bounds.add_row(
+            bound.what, bound.wanted, bound.got, holds, style="" if bound.holds else "red"
         )
-    if targets.row_count:
-        console.print(targets)
+    if bounds.row_count:
+        console.print(bounds)
 
 
 def _us(microseconds: float) -> str:
@@ -76,8 +76,8 @@ def _us(microseconds: float) -> str:
     return f"{microseconds:.2f}" if microseconds < 10 else f"{microseconds:,.0f}"
 
 
-def _timing(row: Row, side: str) -> str:
-    timing = row.timings.get(side)
+def _timing(row: Row, name: str) -> str:
+    timing = row.timings.get(name)
     if timing is None:
         return "-"
     return f"{_us(timing.median_us)} ±{_us(timing.iqr_us / 2)}{'' if timing.is_steady else '?'}"

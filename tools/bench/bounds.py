@@ -48,7 +48,7 @@ ENGINE_ADD_US: Final = 3.0
 
 
 @dataclass(frozen=True)
-class Target:
+class Bound:
     """One bound, and what was measured.
 
     Attributes:
@@ -82,18 +82,18 @@ def geometric_mean(ratios: Iterable[float | None]) -> float:
     return math.exp(sum(logarithms) / len(logarithms)) if logarithms else math.nan
 
 
-def judge(record: Record) -> list[Target]:
-    """Hold a run against all bounds of what it measured."""
-    targets = []
+def check_bounds(record: Record) -> list[Bound]:
+    """Check a run against all bounds of what it measured."""
+    bounds = []
     if record.device == "cpu":
-        targets += _of_ratios(record.rows)
+        bounds += _of_ratios(record.rows)
     if record.growth:
-        targets.append(_of_growth(record.growth))
+        bounds.append(_of_growth(record.growth))
     if record.step_us:
         add_us = record.step_us.get(YARDSTICK, record.torch_add_us)
         adds = record.step_us["fast"] / add_us
-        targets.append(
-            Target(
+        bounds.append(
+            Bound(
                 "a whole step of 256 requests",
                 f"at most {MOST_ADDS_IN_A_STEP} torch.add",
                 f"{adds:.0f} ({record.step_us['fast']:.0f} µs / {add_us:.2f} µs)",
@@ -101,10 +101,10 @@ def judge(record: Record) -> list[Target]:
             )
         )
     if record.memory:
-        targets.append(_of_memory(record.memory))
+        bounds.append(_of_memory(record.memory))
     if record.import_seconds is not None:
-        targets.append(
-            Target(
+        bounds.append(
+            Bound(
                 "import fast, after import torch",
                 f"at most {MOST_IMPORT_SECONDS} s",
                 f"{record.import_seconds:.2f} s",
@@ -113,18 +113,18 @@ def judge(record: Record) -> list[Target]:
         )
     if record.first_calls:
         worst = max(record.first_calls, key=lambda name: record.first_calls[name])
-        targets.append(
-            Target(
+        bounds.append(
+            Bound(
                 "first call after warmup()",
                 f"at most {MOST_FIRST_CALL:.0f} times the median",
                 f"{record.first_calls[worst]:.1f} ({worst})",
                 record.first_calls[worst] <= MOST_FIRST_CALL,
             )
         )
-    return targets
+    return bounds
 
 
-def _of_ratios(rows: Sequence[Row]) -> list[Target]:
+def _of_ratios(rows: Sequence[Row]) -> list[Bound]:
     """Hold the ratios to the peer against their bounds."""
     compared = [row for row in rows if row.ratio() is not None]
     if not compared:
@@ -133,19 +133,19 @@ def _of_ratios(rows: Sequence[Row]) -> list[Target]:
     everyone = geometric_mean(row.ratio() for row in compared)
     workers = geometric_mean(row.ratio() for row in compared if row.job not in COPIERS)
     return [
-        Target(
+        Bound(
             "each function, each scenario",
             f"at most {MOST_RATIO} times the peer, or {MOST_BEHIND_US:.0f} µs behind",
             f"{len(compared) - len(behind)} of {len(compared)}",
             not behind,
         ),
-        Target(
+        Bound(
             "geometric mean of the ratios",
             f"at most {MOST_GEOMETRIC_MEAN}",
             f"{everyone:.2f}",
             everyone <= MOST_GEOMETRIC_MEAN,
         ),
-        Target(
+        Bound(
             "the same without copiers and callers",
             f"at most {MOST_GEOMETRIC_MEAN_OF_WORKERS}",
             f"{workers:.2f}",
@@ -154,13 +154,13 @@ def _of_ratios(rows: Sequence[Row]) -> list[Target]:
     ]
 
 
-def _of_growth(rows: Sequence[Row]) -> Target:
+def _of_growth(rows: Sequence[Row]) -> Bound:
     """Hold each step of growth against the bound; of what copies rows against a copy's step."""
     found = {job: too_steep(of_job) for job, of_job in by_job(rows).items()}
     worst = max(found, key=lambda job: found[job])
     over, steep, allowed = found[worst]
     copied = f", where a copy grows {allowed:.2f} times" if allowed > 1 else ""
-    return Target(
+    return Bound(
         "growth, 1 to 4096 requests",
         f"at most linear (within {MOST_OVER - 1:.0%}); of rows, as a plain copy",
         f"{steep:.2f} times linear{copied} ({worst})",
@@ -168,10 +168,10 @@ def _of_growth(rows: Sequence[Row]) -> Target:
     )
 
 
-def _of_memory(memory: dict[str, tuple[int, int, int]]) -> Target:
+def _of_memory(memory: dict[str, tuple[int, int, int]]) -> Bound:
     over = [name for name, (_, scratch, allowed) in memory.items() if scratch > allowed]
     most = max(memory, key=lambda name: memory[name][1])
-    return Target(
+    return Bound(
         "memory besides the result",
         "a bounded scratch",
         f"at most {memory[most][1] / 1024:.0f} KiB ({most})"

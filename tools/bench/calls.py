@@ -1,0 +1,57 @@
+"""Prepared calls of a target: arguments are converted first, and only the function is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.targets import Target
+
+
+def array_of(target: Target, array: np.ndarray[Any, Any]) -> Any:
+    """Return a copy of an array as a target takes it, on its device."""
+    return target.array(np.ascontiguousarray(array).copy())
+
+
+def host_array_of(target: Target, array: np.ndarray[Any, Any]) -> Any:
+    """Return a copy of an array as a target takes it on the host."""
+    copied = np.ascontiguousarray(array).copy()
+    return copied if target.device is None else torch.from_numpy(copied)
+
+
+def make(target: Target, class_name: str, **fields: Any) -> Any:
+    """Return an object of the implementation's class of this name, or of what its adapter makes."""
+    adapter = target.implementation.adapter
+    new = adapter.new if target.implementation.offers(class_name) else adapter.made
+    return adapter.theirs(new(class_name, **fields))
+
+
+def prepare(target: Target, function: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """Return a call without arguments: what is timed, with nothing of an adapter in it.
+
+    Args:
+        target: What is called.
+        function: By our name.
+        args: Our arguments by position, for a method its object first.
+        kwargs: Those by name.
+
+    >>> from conformance.targets import TARGETS
+    >>> prepare(TARGETS["host"], "extract_layer_index", "layers.3.attn")()
+    3
+    """
+    adapter = target.implementation.adapter
+    found = target.find(function)
+    names: Mapping[str, str] = adapter.parameters.get(function, {})
+    given = tuple(adapter.theirs(value) for value in args)
+    named = {names.get(name, name): adapter.theirs(value) for name, value in kwargs.items()}
+    return lambda: found(*given, **named)
+
+
+def result_of(
+    target: Target, function: str, returned: Any, arguments: Mapping[str, Any] | None = None
+) -> Any:
+    """Return what a call returned as `reference` would, for comparison."""
+    return target.implementation.adapter.result(function, returned, arguments or {})
