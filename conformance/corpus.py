@@ -37,7 +37,7 @@ from conformance.strategies import cached as st
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.replay import holds
-from conformance.vectors.subjects import contracts, refusing
+from conformance.vectors.subjects import contracts, find_contract, refusing
 
 CORPUS = Path(__file__).with_name("corpus")
 """The corpus of this project."""
@@ -143,7 +143,7 @@ def case_of_failure(check: Check, where: str, example: Any, error: BaseException
     reason = (str(error) or check.description).partition("\n")[0]
     if isinstance(error, Mismatch):
         reason = f"{reason}: {error.difference.line}"
-        if check.kind is not Kind.LAW and check.function in contracts():
+        if check.kind is not Kind.LAW and find_contract(check.function) is not None:
             return _case_of_call(error.call, reason, contract=check.function)
     return _case_of_example(where, example, reason, function=check.function)
 
@@ -198,7 +198,7 @@ def contract_of(function: str) -> Contract:
     Raises:
         KeyError: A function without one.
     """
-    found = contracts().get(function)
+    found = find_contract(function)
     if found is None:
         raise KeyError(f"{function} has no contract; there are some of {', '.join(contracts())}")
     return found

@@ -23,7 +23,7 @@ def checked_functions(modules: Iterable[Path] | None = None) -> list[str]:
     """
     found = [
         importlib.import_module(f"conformance.{path.stem}")
-        for path in (_modules() if modules is None else modules)
+        for path in (conformance_modules() if modules is None else modules)
     ]
     return sorted({check.function for module in found for _, check in checks_in(vars(module))})
 
@@ -50,10 +50,11 @@ def modules_about(functions: Sequence[str]) -> list[Path]:
     >>> [path.name for path in modules_about(["slice_query_start_locs"])]
     ['test_ubatch.py']
     """
-    return [path for path in _modules() if is_about(path, functions)]
+    return [path for path in conformance_modules() if is_about(path, functions)]
 
 
-def _modules() -> list[Path]:
+def conformance_modules() -> list[Path]:
+    """Return the files of all conformance modules."""
     return sorted(Path(__file__).parent.glob("test_*.py"))
 
 

@@ -28,7 +28,7 @@ from conformance.values import arrays_in
 from conformance.vectors.cases import OBSERVED, after_call
 from conformance.vectors.kept import CaseCheck, read_json
 from conformance.vectors.sessions import Stage, is_refused, untouched
-from conformance.vectors.subjects import contracts, functions, refusing
+from conformance.vectors.subjects import find_contract, functions, refusing
 from conformance.views import first_view_difference
 
 
@@ -81,7 +81,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _check_of(function: str, path: Path, about: str) -> CaseCheck:
-    contract = contracts().get(function)
+    contract = find_contract(function)
     with _reading(path):
         case = read_json(path)
         _read_whole(case)

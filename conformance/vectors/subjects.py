@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import pkgutil
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
-import conformance
 import reference
 from conformance.contracts import Contract
 from conformance.factories import DEVICE
+from conformance.functions import conformance_modules, modules_about
 from conformance.invalid_inputs.block_table import CONSTRUCTOR_INVALID_INPUTS
 from conformance.strategies.block_table import block_tables_sessions
 
@@ -45,11 +46,23 @@ def contracts() -> dict[str, Contract]:
     Raises:
         ValueError: Two contracts of one function.
     """
+    return _contracts_in(conformance_modules())
+
+
+@cache
+def find_contract(function: str) -> Contract | None:
+    """Return the contract of a function, if it has one; only modules that name it are imported.
+
+    >>> find_contract("compute_slot_mapping").has_kernel
+    True
+    """
+    return _contracts_in(modules_about([function])).get(function)
+
+
+def _contracts_in(modules: Iterable[Path]) -> dict[str, Contract]:
     found: dict[str, Contract] = {}
-    for module in pkgutil.iter_modules(conformance.__path__):
-        if not module.name.startswith("test_"):
-            continue
-        for value in vars(importlib.import_module(f"conformance.{module.name}")).values():
+    for module in modules:
+        for value in vars(importlib.import_module(f"conformance.{module.stem}")).values():
             if not isinstance(value, Contract):
                 continue
             if found.setdefault(value.function, value) is not value:
