@@ -151,18 +151,20 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / named[1]).write_text(token.content, encoding="utf-8")
 
 
+@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize(
     "sample", [sample for sample in SAMPLES if sample.output and not sample.reason], ids=str
 )
 def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> None:
     """A sample is run in an empty folder, which has the files of its page."""
     write_files(sample.page, tmp_path)
+    folders = [str(Path(sys.executable).parent), str(Path(sys.prefix, "bin")), os.environ["PATH"]]
     ran = subprocess.run(  # noqa: S603  # a command of our own pages
         ["bash", "-c", sample.command],  # noqa: S607
         cwd=tmp_path,
         env=os.environ
         | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(folders),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
             "PYTEST_ADDOPTS": f"--failures={tmp_path}",
         },

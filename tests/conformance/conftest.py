@@ -1,11 +1,27 @@
-"""Makes modules that stand beside the tests importable: tests are no package."""
+"""Makes modules that stand beside the tests importable, and runs scripts of failures."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent))  # tests are no package
 torch.set_num_threads(1)  # as `conformance.conftest` does
+
+RunScript = Callable[[Path], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_script(forked_processes: None) -> RunScript:  # noqa: ARG001  # `sys.executable` then
+    """Return what runs a script, and returns how it ended and what it printed."""
+
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, path]
+        return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # ours
+
+    return run

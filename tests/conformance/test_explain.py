@@ -12,6 +12,7 @@ from conformance.explain import entries, explain
 from conformance.reports.last_run import recall, remember
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 LAST = {
     "create_ubatch_slices": {

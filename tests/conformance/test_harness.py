@@ -13,6 +13,7 @@ from conformance.checks import Check
 from conformance.profiles import PROFILES
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 TOY = (
     HEAD

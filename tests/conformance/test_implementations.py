@@ -27,6 +27,7 @@ from conformance.targets import choose_targets, default_targets
 from conformance.test_context_parallel import test_get_dcp_local_seq_lens as lengths
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 WRONG = """
 from fast import *

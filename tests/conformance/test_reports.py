@@ -28,6 +28,7 @@ from conformance.reports.svg import svg_of
 from conformance.strategies.batches import Batch, Layout
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("forked_processes")
 
 BATCH = Batch((2, 0, 3), (3, 0, 2), Layout(2), ((4, 9, 7), (), (4, 5, 6)), num_padding_tokens=1)
 """Requests 0 and 2 share block 4."""
@@ -51,6 +52,14 @@ def test_toy(target, n):
     "Shows nothing."
 """
 )
+
+FEWER = """
+from conformance.conftest import *  # noqa: F403
+from conformance.profiles import PROFILES, Profile
+
+PROFILES["dev"] = Profile("dev", 5, 5, judges_situations=False, stateful_examples=1)
+"""
+"""A `conftest.py` for runs of which it does not matter what they draw."""
 
 NASTY = "a </pre><script>alert(1)</script> | `b` & c"
 """What a page or a table must not take for its own."""
@@ -448,6 +457,7 @@ def test_hypothesis_own_statistics_are_shown(
         "from conformance.stateful.check import stateful_check\ntest_stateful = stateful_check()\n"
     )
     runner.pytester.makepyfile(test_toy=GREEN, test_stateful=stateful)
+    runner.pytester.makeconftest(FEWER)
     options = ("--target", "host", "--profile", "dev", "-k", "minimal")
     result = runner.pytester.runpytest_subprocess(
         *options, "--hypothesis-show-statistics", *workers

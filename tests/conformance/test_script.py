@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fresh_process import run_script
 from hypothesis import strategies as st
 
 from conformance import (
@@ -31,6 +30,7 @@ from conformance.profiles import Kind, Profile
 from conformance.script import save_script, script_of
 from conformance.script.fitting import MOST_LINES
 from conformance.targets import TARGETS, Target
+from tests.conformance.conftest import RunScript
 
 FEW = Profile("few", 60, 60)
 
@@ -261,7 +261,9 @@ def failing_script(planted: Planted, path: Path) -> str:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=[p.name for p in PLANTED])
-def test_a_script_shows_the_difference(planted: Planted, tmp_path: Path) -> None:
+def test_a_script_shows_the_difference(
+    planted: Planted, tmp_path: Path, run_script: RunScript
+) -> None:
     """It ends with status 1 and the first difference; some are seen to end with 0 once mended."""
     impl = tmp_path / f"impl_{PLANTED.index(planted)}.py"
     script = failing_script(planted, impl)
@@ -296,7 +298,9 @@ def get_dcp_local_seq_lens(*args, **keywords):
     ids=["an error", "an exit"],
 )
 @pytest.mark.parametrize("name", ["impl_raising.py", "impl-raising.v2.py"])
-def test_a_call_that_raises_is_one_line(name: str, line: str, told: str, tmp_path: Path) -> None:
+def test_a_call_that_raises_is_one_line(
+    name: str, line: str, told: str, tmp_path: Path, run_script: RunScript
+) -> None:
     """Its script ends with status 1 and what was raised; a file of any name is found again."""
     planted = Planted(
         test_context_parallel, "test_get_dcp_local_seq_lens", RAISING.format(line=line), ""

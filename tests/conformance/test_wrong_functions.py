@@ -17,11 +17,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from fresh_process import run_script
 
 import conformance.conftest  # noqa: F401  # imported once, for all who are forked
 from conformance.__main__ import main
 from conformance.functions import checked_functions
+from tests.conformance.conftest import RunScript
 
 WRONG = Path(__file__).with_name("wrong")
 
@@ -105,7 +105,7 @@ def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize("wrong", ALL, ids=[wrong.file for wrong in ALL])
-def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path) -> None:
+def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path, run_script: RunScript) -> None:
     """It alone fails, in one line, and its script shows that line until the function is mended."""
     impl = tmp_path / f"{wrong.file}.py"
     shutil.copy(WRONG / impl.name, impl)
@@ -119,9 +119,9 @@ def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path) -> None:
     )
     assert wrong.function == function, told
     assert re.fullmatch(wrong.difference, difference), difference
-    shown = run_script(tmp_path / path, Path.cwd())
+    shown = run_script(tmp_path / path)
     assert (1, "") == (shown.returncode, shown.stdout), shown.stderr
     assert difference.replace("torch.", "") in shown.stderr.replace("torch.", "")
     impl.write_text("from fast import *\n")
-    mended = run_script(tmp_path / path, Path.cwd())
+    mended = run_script(tmp_path / path)
     assert (0, "") == (mended.returncode, mended.stderr)

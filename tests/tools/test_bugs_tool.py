@@ -185,6 +185,7 @@ def test_a_functions_own_module_comes_first() -> None:
     assert ["test_slots", "test_attention_slots"] == list(dict.fromkeys(modules))
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     """With two workers each implementation is judged once, in an order that is always the same."""
     path = tmp_path / "found.json"

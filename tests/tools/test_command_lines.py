@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from conformance import command_line
+from tests.conftest import forking_python
 
 ROOT = Path(command_line.__file__).parents[1]
 NAMES = (
@@ -87,6 +89,9 @@ def main():
     return 3
 """
 
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+"""The environment of a locale of ASCII."""
+
 full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 
 
@@ -102,6 +107,13 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.fixture(scope="module")
+def ascii_python() -> Iterator[str]:
+    """Return a Python in a locale of ASCII that need not import torch anew."""
+    with forking_python(Path(sys.executable), ASCII) as launcher:
+        yield launcher
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -153,7 +165,9 @@ def test_a_missing_package_is_one_line(name: str, tmp_path: Path) -> None:
 
 @full_device
 @pytest.mark.parametrize("name", NAMES)
-def test_a_full_device_and_ascii(name: str, tmp_path: Path) -> None:
+def test_a_full_device_and_ascii(
+    name: str, tmp_path: Path, ascii_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real run whose output is ASCII ends with a line, since it cannot print."""
     for package in NEEDS.get(name, ()):
         if importlib.util.find_spec(package) is None:
@@ -161,13 +175,15 @@ def test_a_full_device_and_ascii(name: str, tmp_path: Path) -> None:
     if name == "tools.bench.launches" and not (torch.cuda.is_available() or shutil.which("cc")):
         pytest.skip(f"{name} needs a GPU or a C compiler")
     arguments = SHORT_RUNS[name].format(folder=tmp_path).split()
+    monkeypatch.setattr(sys, "executable", ascii_python)
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        process = start(*("-m", name, *arguments), stdout=full.fileno(), LC_ALL="C", PYTHONUTF8="0")
+        process = start("-m", name, *arguments, stdout=full.fileno(), **ASCII)
         status, _, err = ended(process)
     assert (1, False) == (status, "Traceback" in err), err
     assert f"\npython -m {name}: cannot write: No space left on device\n" in f"\n{err}"
 
 
+@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("name", ["conformance", "tools.plan"])
 def test_a_closed_pipe(name: str, tmp_path: Path) -> None:
     """Neither pytest nor rich prints anything more; the status is 141."""
@@ -229,6 +245,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
     """C code that calls Python may ignore the exception; then the run ends after that test."""
     (tmp_path / "conftest.py").write_text(
@@ -288,8 +305,7 @@ def test_ctrl_c_ends_workers_too() -> None:
 def test_characters_that_ascii_lacks(tmp_path: Path) -> None:
     """They are printed as question marks, in a locale of ASCII; otherwise as they are."""
     body = r"print('3 \u00b5s \u2192 \u2502')"
-    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0"}
-    assert (3, "3 ?s ? ?\n", "") == ended(start_toy(tmp_path, body, **ascii_locale))
+    assert (3, "3 ?s ? ?\n", "") == ended(start_toy(tmp_path, body, **ASCII))
     assert (3, "3 µs → │\n", "") == ended(start_toy(tmp_path, body, PYTHONUTF8="1"))
 
 

@@ -69,6 +69,7 @@ def test_a_few_cases_of_each_function_find_nothing() -> None:
     assert total == output.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_planted_violations_are_found_and_can_be_replayed() -> None:
     """Each broken promise is reported as what it is, and its case alone shows it again."""
     functions = ",".join(PLANTED_KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import tools.fuzz.bisect
 from conformance.calls import Call
 from conformance.corpus import add_to_corpus
 from conformance.vectors.kept import read_json
+from tools.fuzz import case_process
 from tools.fuzz.bisect import ROOT, BisectResult, bisect, search
 from tools.fuzz.case_process import Outcome, try_case
 from tools.fuzz.repository import Repository
@@ -31,6 +33,12 @@ def get_dcp_local_seq_lens(*args, **keywords):
 """
 RIGHT = ENGINE.format(body="", change="")
 WRONG = ENGINE.format(body="", change=" + 1")
+
+
+@pytest.fixture(autouse=True)
+def _forked_trials(forked_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # `sys.executable` then
+    """Let a trial begin with torch imported."""
+    monkeypatch.setattr(case_process, "COMMAND", (sys.executable, *case_process.COMMAND[1:]))
 
 
 class History:

@@ -133,6 +133,7 @@ def test_more_inputs_than_allowed_are_removed_when_they_are_read(tmp_path: Path)
     assert MAX_COVERING == len(nights[1].covering("p"))
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_failing_input_is_in_the_folder_at_once(tmp_path: Path) -> None:
     """A night that is killed keeps it: nothing waits in memory."""
     script = (

@@ -457,6 +457,7 @@ WRONG = """
 """
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_run_of_workers(tmp_path: Path) -> None:
     """An implementation that is wrong in a case, and ends the process in another, is found out.
 

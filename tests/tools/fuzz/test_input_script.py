@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def run(script: str | None, folder: Path, bugs: str) -> subprocess.CompletedProc
     path.write_text(str(script), encoding="utf-8")
     return subprocess.run(  # noqa: S603  # our own
         [sys.executable, path],
-        env={"PLANTED_BUGS": bugs},
+        env=os.environ | {"PLANTED_BUGS": bugs},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -38,6 +39,7 @@ def run(script: str | None, folder: Path, bugs: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_it_shows_the_failure(tmp_path: Path) -> None:
     """It ends with status 1 and the error while the bug is there, and with 0 without it."""
     name = next(one for one in properties_of(SUBJECT) if one.endswith("map_to_kernel_blocks@host"))

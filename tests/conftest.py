@@ -1,0 +1,54 @@
+"""What all tests share: a Python that starts quickly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SERVER = Path(__file__).parent / "forking_python" / "server.py"
+LAUNCHER = SERVER.with_name("launcher.py")
+
+
+@contextmanager
+def forking_python(python: Path, environment: dict[str, str]) -> Iterator[str]:
+    """Start a server, and yield the file that takes the place of a Python.
+
+    Args:
+        python: The Python.
+        environment: Variables of its processes that differ from this process', and that Python
+            reads when it starts.
+    """
+    folder = Path(tempfile.mkdtemp())  # not `tmp_path`, which is too long for a socket
+    launcher = folder / "python"
+    launcher.write_text(f"#!{python} -IS\n{LAUNCHER.read_text(encoding='utf-8')}", encoding="utf-8")
+    launcher.chmod(0o700)
+    with subprocess.Popen(  # noqa: S603  # our own
+        [python, SERVER, folder / "server"],
+        env=os.environ | environment | {"PYTHONPATH": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield str(launcher)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def _launcher() -> Iterator[str]:
+    with forking_python(Path(sys.executable), {}) as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def forked_processes(_launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test start Python, as `sys.executable`, without importing torch anew."""
+    monkeypatch.setattr(sys, "executable", _launcher)
