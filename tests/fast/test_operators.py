@@ -112,7 +112,8 @@ def without_old_graphs() -> Iterator[None]:
     """Start every test without a graph, in memory or on disk."""
     torch.compiler.reset()
     with (
-        torch._inductor.config.patch(fx_graph_cache=False),
+        # Which vector instructions there are, inductor finds out in 8 s of compilers.
+        torch._inductor.config.patch({"fx_graph_cache": False, "cpp.vec_isa_ok": False}),
         torch._functorch.config.patch(enable_autograd_cache=False),
     ):
         yield
