@@ -25,11 +25,12 @@ from conformance.invocations import CALL_VARIANTS, CallVariant, Invocation
 from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.shrinking import note_failure
+from conformance.simulated_launches import counting_launches
 from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import SIZES, Preset
-from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, counting_launches, presets_of
+from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, presets_of
 from conformance.wording import compare_wording
 
 __all__ = [

@@ -14,11 +14,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -30,8 +29,8 @@ from conformance.adapters.deviation import Deviation
 from conformance.conversion import Converter
 from conformance.implementations import FAST, NAMES, Implementation, is_of_fast
 from conformance.name_lists import names_in
+from conformance.simulated_launches import simulated_launches
 from conformance.strategies.presets import MINIMAL, REAL, REAL_IN_SIMULATOR, TRAFFIC, Preset
-from fast import launch
 
 STATEFUL_TEST: Final = "stateful test"
 """What the stateful test is called where a check has the name of a function."""
@@ -185,12 +184,7 @@ class Target:
             if self.implementation.has_checked_mode:
                 stack.enter_context(self.find("checks")(checked))
             if self.is_simulated:
-                chance = random.Random(seed)  # noqa: S311  # no secret
-                threads = chance.choice((2, 8, 32))
-                # A GPU that holds few threads, so that each has several things to do.
-                at_once = chance.choice((threads, 4 * threads, launch.MANY_THREADS))
-                simulation = _Simulation(seed)
-                stack.enter_context(launch.simulated_by(simulation, threads, at_once))
+                stack.enter_context(simulated_launches(seed))
             yield
 
 
@@ -209,34 +203,8 @@ def _poisoning() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-@dataclasses.dataclass
-class _Simulation:
-    """A launcher that runs each kernel in the simulator, with a new seed for each launch."""
-
-    seed: int
-    counters: ClassVar[list[Callable[[], None]]] = []
-
-    def __call__(self, kernel: Any, grid: tuple[int, int], threads: int, args: Any) -> None:
-        from conformance.simulator import simulate  # noqa: PLC0415  # its greenlets are not needed on a GPU
-
-        self.seed += 1
-        for count in self.counters:
-            count()
-        simulate(kernel, grid, threads, args, seed=self.seed)
-
-
 REFERENCE = Target("reference", Implementation("reference", reference), None)
 """The definition, as if it were a target."""
-
-
-@contextlib.contextmanager
-def counting_launches(count: Callable[[], None]) -> Iterator[None]:
-    """Call `count` for every kernel that is launched in the simulator inside."""
-    _Simulation.counters.append(count)
-    try:
-        yield
-    finally:
-        _Simulation.counters.remove(count)
 
 
 TARGETS = {

@@ -87,8 +87,13 @@ class Adapter:
             DeprecationWarning,
             stacklevel=2,
         )
+
+        def function(self: Any, name: str) -> Any:
+            found = operator.attrgetter(name)(self.namespace())
+            return found.fget if isinstance(found, property) else found
+
         old: Any = cls
-        old.function = lambda self, name: operator.attrgetter(name)(self.namespace())
+        old.function = function
         old.new = lambda self, name, **fields: getattr(self.namespace(), name)(**fields)
 
     def find(self, name: str) -> Any:

@@ -14,12 +14,13 @@ from conformance.checks import Check
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import Absent
 from conformance.profiles import Kind, Profile
+from conformance.simulated_launches import counting_launches
 from conformance.situations import LEDGER
 from conformance.stateful.goals import GOALS
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
 from conformance.strategies import cached as st
-from conformance.targets import RAISED, STATEFUL_TEST, Target, counting_launches
+from conformance.targets import RAISED, STATEFUL_TEST, Target
 
 
 @dataclasses.dataclass(frozen=True)

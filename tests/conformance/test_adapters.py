@@ -304,6 +304,22 @@ def test_lists_are_handed_on_and_written_back() -> None:
         assert entries[0] is before[0]
 
 
+def test_a_namespace_of_its_own_is_deprecated() -> None:
+    """An adapter that defines `namespace` still has our names looked up there."""
+    with pytest.warns(DeprecationWarning, match="Adapter.namespace is deprecated: override"):
+
+        class Old(Adapter):
+            def namespace(self) -> types.ModuleType:
+                return self.module
+
+    implementation = Implementation("fast", fast, Old(fast))
+    assert fast.compute_slot_mapping is implementation.function("compute_slot_mapping")
+    made = implementation.adapter.new("PassConfig", enable_sp=True)
+    assert (fast.PassConfig, True) == (type(made), made.enable_sp)
+    with pytest.raises(Absent, match="needs compute_slots, which fast lacks"):
+        implementation.function("compute_slots")
+
+
 def test_numpy_is_not_translated() -> None:
     """What is no object of a kind is handed on: arrays, numbers, slices."""
     adapter = engine_adapter.EngineAdapter(engine_style)
