@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conformance.adapters.deviation import Deviation
-from conformance.corpus import TRIES, check_of_call
+from conformance.cases.check import CaseCheck
+from conformance.cases.compared import TRIES, check_of_call
+from conformance.cases.subjects import contracts
 from conformance.profiles import Kind
 from conformance.summary import CHECKED, Run
 from conformance.targets import Target
-from conformance.vectors.kept import CaseCheck
-from conformance.vectors.subjects import contracts
 
 
 class CaseItem(pytest.Item):

@@ -194,14 +194,14 @@ def same_answer(contract: Contract) -> Check:
     choices = {name: st.booleans() if is_free else st.just(False) for name, is_free in free.items()}
     variants = st.builds(CallVariant, **choices)
 
-    def examples(preset: Preset) -> SearchStrategy[_Valid]:
+    def examples(preset: Preset) -> SearchStrategy[ValidExample]:
         return st.builds(_valid, contract.calls(preset), st.integers(0, 2**16), variants)
 
-    def body(target: Target, example: _Valid) -> None:
+    def body(target: Target, example: ValidExample) -> None:
         __tracebackhide__ = True
         check_answers(contract, target, example.call, example.variant, seed=example.seed)
 
-    def meets(example: _Valid) -> list[str]:
+    def meets(example: ValidExample) -> list[str]:
         met = situations_met(example.call, contract.situations, contract.pairs)
         return met + example.variant.situations
 
@@ -218,13 +218,13 @@ def same_answer(contract: Contract) -> Check:
     )
 
 
-def _valid(call: Call, seed: int, variant: CallVariant) -> _Valid:
+def _valid(call: Call, seed: int, variant: CallVariant) -> ValidExample:
     """Return a valid call and how to make it; with every fourth seed, with negated tensors."""
-    return _Valid(call, seed, dataclasses.replace(variant, has_negated_tensors=seed % 4 == 3))
+    return ValidExample(call, seed, dataclasses.replace(variant, has_negated_tensors=seed % 4 == 3))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Valid:
+class ValidExample:
     """A valid call, and how to make it.
 
     Attributes:
@@ -254,12 +254,12 @@ def same_refusal(contract: Contract) -> Check:
     """
 
     @st.composite
-    def examples(draw: Draw, preset: Preset) -> _Broken:
+    def examples(draw: Draw, preset: Preset) -> InvalidExample:
         call = draw(contract.calls(preset))
         broken = [(invalid, invalid.change(call)) for invalid in contract.invalid_inputs]
-        return _Broken(call, [(invalid, bad) for invalid, bad in broken if bad is not None])
+        return InvalidExample(call, [(invalid, bad) for invalid, bad in broken if bad is not None])
 
-    def body(target: Target, example: _Broken) -> None:
+    def body(target: Target, example: InvalidExample) -> None:
         __tracebackhide__ = True
         wording = None
         right = {who: Invocation(who, example.call) for who in (REFERENCE, target)}
@@ -310,7 +310,7 @@ def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool
 
 
 @dataclasses.dataclass(frozen=True)
-class _Broken:
+class InvalidExample:
     """A valid call, and the bad ones made of it."""
 
     call: Call

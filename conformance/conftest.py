@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from conformance.case_items import case_items, deviation_checks
+from conformance.cases.check import CaseCheck
 from conformance.checks import checks_in
 from conformance.explain import explain
 from conformance.failure_hooks import WHERE, FailureHooks
@@ -24,7 +25,6 @@ from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
 from conformance.situations import LEDGER
 from conformance.summary import CHECKED, RUN, Run
-from conformance.vectors.kept import CaseCheck
 
 collect_ignore = ["failures"]
 """Scripts of what failed, which are named after tests and are none."""
@@ -71,8 +71,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import the modules that have no check of the chosen functions."""
-    functions = config.stash[RUN].functions
+    """Do not import modules that have no check of the chosen functions, nor any for a replay."""
+    run = config.stash[RUN]
+    functions = () if run.is_replay else run.functions
     if functions is None or collection_path.parent != Path(__file__).parent:
         return None
     is_module = collection_path.match("test_*.py")
@@ -127,7 +128,9 @@ def pytest_collection_modifyitems(
         if (run.is_replay and run.is_selected(case.function)) or case.function in seen | run.lacking
     ]
     declared = [] if run.is_replay else deviation_checks(run, seen)
-    name = "vectors" if run.is_replay else "corpus"
+    name = "corpus"
+    if run.is_replay:
+        name = "vectors" if config.getoption("--replay") is None else "replay"
     items[:0] = [
         *case_items(session, "deviations", declared),
         *case_items(session, name, [(case, t) for case in kept for t in run.targets_of(case)]),

@@ -22,6 +22,9 @@ from conformance.strategies.presets import Preset
 Change: TypeAlias = Callable[[Call], Call | None]
 """Makes a valid call invalid; None where the drawn call offers nothing to break."""
 
+ANY_NAME = r"\w+"
+"""The argument of an invalid input whose message may mention anything."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InvalidInput:

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from conformance.cases.check import CaseCheck
 from conformance.checks import FAILURES, Check
 from conformance.corpus import add_failure
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
 from conformance.report import Mismatch
 from conformance.reports.failure import describe_failure
-from conformance.script import attach_script, forget_script
+from conformance.reproduction import attach_reproduction, forget_reproduction, replay_command
 from conformance.shrinking import ShrinkBudgets, in_our_words
 from conformance.stateful.check import StatefulCheck
 from conformance.summary import CHECKED, Run
 from conformance.targets import LOOKED_UP, RAISED
-from conformance.vectors.kept import CaseCheck
 
 WHERE = pytest.StashKey[str]()
 """Where an item's check stands, as the corpus names it."""
@@ -33,7 +33,7 @@ class FailureHooks:
 
     def __init__(self, config: pytest.Config, run: Run) -> None:
         self._shrink_budgets = ShrinkBudgets(run.profile.shrink_seconds)
-        self._scripts = config.getoption("--failures")
+        self._folder = config.getoption("--failures")
         self._keeps = config.getoption("--corpus-add")
 
     @pytest.hookimpl(wrapper=True)
@@ -44,7 +44,7 @@ class FailureHooks:
         check, _ = item.stash[CHECKED]
         LOOKED_UP.clear()
         FAILURES.clear()
-        forget_script(item, self._scripts)
+        forget_reproduction(item, self._folder)
         try:
             with self._shrink_budgets.limiting(
                 check.function, uses_all=isinstance(check, StatefulCheck)
@@ -59,7 +59,7 @@ class FailureHooks:
             raise
 
     def _note_failure(self, item: pytest.Item, error: BaseException) -> None:
-        """Note what a failed check used and what differs; write its script; keep its example."""
+        """Note what a failed check used and what differs; store its example."""
         check, target = item.stash[CHECKED]
         uses = ["*"] if isinstance(check, StatefulCheck) else sorted(LOOKED_UP)
         found = error.difference.line if isinstance(error, Mismatch) else _first_line(error, check)
@@ -69,8 +69,12 @@ class FailureHooks:
             ("difference", found),
             ("failure", describe_failure(failure, error)),
         ]
-        if failure is not None:
-            attach_script(item, target, failure, item.stash.get(WHERE, ""), self._scripts)
+        if isinstance(check, CaseCheck):
+            if check.path is not None:
+                item.user_properties.append(("replay", replay_command(check.path, target)))
+        elif failure is not None:
+            where = item.stash.get(WHERE, "")
+            attach_reproduction(item, target, failure, where, self._folder)
             if self._keeps and WHERE in item.stash:
                 item.user_properties.append(("kept", _kept(item.stash[WHERE], failure)))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.cases.check import CaseCheck
+from conformance.cases.replay import case_check, read_case
 from conformance.corpus import corpus_checks
 from conformance.functions import choose_functions
 from conformance.implementations import load_implementations
@@ -43,6 +45,9 @@ def add_options(parser: pytest.Parser) -> None:
         "--vectors", type=Path, metavar="DIR", help="replay test vectors, and run nothing else"
     )
     group.addoption(
+        "--replay", type=Path, metavar="FILE", help="replay a stored case, and run nothing else"
+    )
+    group.addoption(
         "--corpus-add",
         action="store_true",
         help="keep what fails in conformance/corpus/, or, of an installed package, in "
@@ -52,8 +57,8 @@ def add_options(parser: pytest.Parser) -> None:
         "--failures",
         type=Path,
         metavar="DIR",
-        help="where scripts of failures go (default: conformance/failures, or, of an installed "
-        "package, ./conformance-failures)",
+        help="where cases and scripts of failures go (default: conformance/failures, or, of an "
+        "installed package, ./conformance-failures)",
     )
     group.addoption(
         "--profile", default="default", metavar="NAME", help="dev, default (the default), nightly"
@@ -99,8 +104,7 @@ def run_of_options(config: pytest.Config) -> Run:
         implementations = load_implementations(config.option.impl, config.option.adapter)
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
-        vectors = config.getoption("--vectors")
-        kept = corpus_checks() if vectors is None else vector_checks(vectors.resolve())
+        kept = _stored_cases(config)
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
     try:
@@ -116,8 +120,17 @@ def run_of_options(config: pytest.Config) -> Run:
         profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
     use_trace(trace)
     run = Run(targets, profile, functions)
-    run.kept, run.is_replay = kept, vectors is not None
+    run.kept, run.is_replay = kept, any(map(config.getoption, ("--vectors", "--replay")))
     return run
+
+
+def _stored_cases(config: pytest.Config) -> list[CaseCheck]:
+    """Return the checks of the stored cases that the run begins with, or consists of."""
+    vectors, replayed = config.getoption("--vectors"), config.getoption("--replay")
+    if replayed is not None:
+        path = replayed.resolve()
+        return [case_check(path, read_case(path))]
+    return corpus_checks() if vectors is None else vector_checks(vectors.resolve())
 
 
 def _absolute(text: str) -> str:
@@ -144,6 +157,8 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
         ]
     if run.functions is not None:
         lines.append(f"functions: {', '.join(run.functions)}")
-    if run.is_replay:
+    if config.getoption("--replay") is not None:
+        lines.append(f"replay: {config.getoption('--replay')}")
+    elif run.is_replay:
         lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.kept)} cases")
     return lines

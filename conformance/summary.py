@@ -13,11 +13,11 @@ import pytest
 from conformance.situations import Ledger
 
 if TYPE_CHECKING:
+    from conformance.cases.check import CaseCheck
     from conformance.checks import Check
     from conformance.implementations import Implementation
     from conformance.profiles import Profile
     from conformance.targets import Target
-    from conformance.vectors.kept import CaseCheck
 
 
 class State(enum.Enum):
@@ -286,8 +286,9 @@ class Run:
                     yield f"fails with {', '.join(others)}: {function} on {target}"
                 else:
                     yield f"FAILS: {function} on {target}: {found.get('difference', 'an error')}"
-                if "script" in found and not others:
-                    yield f"  script: {found['script']}"
+                for name in ("script", "replay"):
+                    if name in found and not others:
+                        yield f"  {name}: {found[name]}"
             stored = [dict(report.user_properties).get("kept") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
                 yield f"  kept: {path}"

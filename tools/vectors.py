@@ -28,6 +28,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import reference
+from conformance.cases.recording import OBSERVED
+from conformance.cases.subjects import SESSIONS, WITHOUT_VECTORS, contracts, functions
 from conformance.contracts import Contract
 from conformance.encoding import SCHEMA_VERSION, Encoder, to_text
 from conformance.encoding.classes import find_class
@@ -36,9 +38,7 @@ from conformance.name_lists import near
 from conformance.targets import REFERENCE
 from conformance.values import walk
 from conformance.vectors import SCHEMA
-from conformance.vectors.cases import OBSERVED
 from conformance.vectors.drawing import contract_cases, session_cases
-from conformance.vectors.subjects import SESSIONS, WITHOUT_VECTORS, contracts, functions
 from tools.parser import Parser, names, positive
 
 

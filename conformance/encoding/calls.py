@@ -10,7 +10,7 @@ from conformance.encoding.elements import Json
 from conformance.encoding.encoder import Encoder
 from conformance.encoding.pruning import pruned
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 """The version of the format: the first number changes where an old reader would be wrong."""
 
 

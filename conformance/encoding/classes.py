@@ -12,6 +12,12 @@ import reference
 MODULES = ("reference", "conformance", "numpy", "ml_dtypes", "builtins", "types")
 """The packages that a name may lead to: what is read imports nothing else."""
 
+RENAMED = {
+    "conformance.checks:_Valid": "conformance.checks:ValidExample",
+    "conformance.checks:_Broken": "conformance.checks:InvalidExample",
+}
+"""Former names of classes, which are still read."""
+
 
 def class_path(cls: type) -> str | None:
     """Return the name by which a class is found again, None for one that no module has.
@@ -42,7 +48,7 @@ def find_class(path: str) -> Any:
         ...
     ValueError: class 'os:system' is in none of reference, conformance, numpy, ml_dtypes, ...
     """
-    name, _, qualname = path.partition(":")
+    name, _, qualname = RENAMED.get(path, path).partition(":")
     found = _find(name, qualname, f"class {path!r}")
     if not isinstance(found, type):
         raise ValueError(f"class {path!r} is no class")  # noqa: TRY004  # a wrong name

@@ -6,7 +6,7 @@ defines the format, `docs/vectors.md` explains it.
 
 from pathlib import Path
 
-from conformance.vectors.replay import vector_checks
+from conformance.vectors.folder import vector_checks
 
 SCHEMA = Path(__file__).with_name("schema.json")
 """The JSON Schema of the format."""

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import DataObject, SearchStrategy
 
 from conformance.calls import Call
+from conformance.cases.recording import answer_case, refusal_case
+from conformance.cases.sessions import session_strategies
+from conformance.cases.subjects import SESSIONS, refusing
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding.elements import Json
 from conformance.situations import situations_met
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL
-from conformance.vectors.cases import answer_case, refusal_case
-from conformance.vectors.sessions import session_strategies
-from conformance.vectors.subjects import SESSIONS, refusing
 
 Drawn = TypeVar("Drawn")
 

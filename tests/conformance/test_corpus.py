@@ -19,13 +19,13 @@ import conformance
 import fast
 from conformance import corpus
 from conformance.calls import Call
+from conformance.cases.compared import check_of
 from conformance.checks import Check, checks_in
 from conformance.corpus import (
     CORPUS,
     add_example,
     add_failure,
     add_to_corpus,
-    check_of,
     corpus_checks,
     read_corpus,
 )

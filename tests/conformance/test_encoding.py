@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import reference
 from conformance.array_layout import owner_of
 from conformance.calls import Call
+from conformance.cases.subjects import contracts
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned, to_text
 from conformance.encoding.classes import class_path, code_path, find_code
@@ -29,7 +30,6 @@ from conformance.strategies.multimodal import NAN_BITS, random_bits
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE
 from conformance.vectors.drawing import drawn
-from conformance.vectors.subjects import contracts
 
 FLOATS = [
     *map(np.dtype, (np.float16, np.float32, np.float64)),

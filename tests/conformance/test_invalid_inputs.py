@@ -10,6 +10,7 @@ import pytest
 
 import reference
 from conformance.calls import Call
+from conformance.cases.subjects import contracts
 from conformance.contracts import Contract
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import changed, in_turn, removed, replaced
@@ -27,7 +28,6 @@ from conformance.report import render
 from conformance.reports.picture import pictures_of
 from conformance.strategies.presets import MINIMAL
 from conformance.vectors.drawing import drawn
-from conformance.vectors.subjects import contracts
 
 
 @pytest.mark.parametrize("contract", contracts().values(), ids=contracts())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,9 @@ def test_a_failure_is_kept_and_replayed_first(python: str, tmp_path: Path) -> No
     at = lines.index(f"{line}torch.int32")
     assert lines[at + 1].startswith("  script: conformance-failures/test_context_parallel-")
     assert (tmp_path / lines[at + 1].removeprefix("  script: ")).is_file()
-    kept = tmp_path / lines[at + 2].removeprefix("  kept: ")
+    replay = shlex.split(lines[at + 2].removeprefix("  replay: python -m conformance "))
+    assert 1 == run(python, tmp_path, *replay).returncode
+    kept = tmp_path / lines[at + 3].removeprefix("  kept: ")
     assert kept.is_file()
     assert tmp_path / "conformance-corpus" == kept.parent
     again = run(python, tmp_path, "--impl", "./mine.py", "-v", *FEW)

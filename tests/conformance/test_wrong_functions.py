@@ -1,8 +1,8 @@
 """Wrong functions, end to end: a file that re-exports `fast` with one function made wrong.
 
-The run fails with exactly that function and names the first difference in one line; the script that
-it leaves shows the same in a fresh process, until the function is put right. The catalogue of bugs
-has many more, and says of some what their first difference must be.
+The run fails with exactly that function and names the first difference in one line; the stored case
+that it leaves shows the same in a fresh process, until the function is put right. The catalogue of
+bugs has many more, and says of some what their first difference must be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pytest
 import conformance.conftest  # noqa: F401  # imported once, for all who are forked
 from conformance.__main__ import main
 from conformance.functions import checked_functions
-from tests.conformance.conftest import RunScript
 
 WRONG = Path(__file__).with_name("wrong")
 
@@ -105,8 +104,8 @@ def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize("wrong", ALL, ids=[wrong.file for wrong in ALL])
-def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path, run_script: RunScript) -> None:
-    """It alone fails, in one line, and its script shows that line until the function is mended."""
+def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path) -> None:
+    """It alone fails, in one line, which its stored case shows until the function is mended."""
     impl = tmp_path / f"{wrong.file}.py"
     shutil.copy(WRONG / impl.name, impl)
     tests = [f"test_{name}.py" for name in wrong.tests]
@@ -114,14 +113,18 @@ def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path, run_script: Ru
     options = ["--impl", impl.name, "--profile", "dev", "--target", wrong.target, *keyword]
     status, told = run([*options, "--failures", "scripts", "-q", "--tb=no", *tests], tmp_path)
     assert pytest.ExitCode.TESTS_FAILED == status, told
-    [(function, difference, path)] = re.findall(
-        r"^FAILS: (\S+) on \S+: (.*)\n  script: (.*)$", told, re.MULTILINE
+    [(function, difference, case)] = re.findall(
+        r"^FAILS: (\S+) on \S+: (.*)\n(?:  script: .*\n)?"
+        r"  replay: python -m conformance --replay (\S+) --impl \S+ --target \S+$",
+        told,
+        re.MULTILINE,
     )
     assert wrong.function == function, told
     assert re.fullmatch(wrong.difference, difference), difference
-    shown = run_script(tmp_path / path)
-    assert (1, "") == (shown.returncode, shown.stdout), shown.stderr
-    assert difference.replace("torch.", "") in shown.stderr.replace("torch.", "")
+    replay = ["--replay", case, "--impl", impl.name, "--target", wrong.target]
+    status, told = run(replay, tmp_path)
+    assert pytest.ExitCode.TESTS_FAILED == status, told
+    assert f"FAILS: {function} on {wrong.target}: {difference}\n" in told
     impl.write_text("from fast import *\n")
-    mended = run_script(tmp_path / path)
-    assert (0, "") == (mended.returncode, mended.stderr)
+    status, told = run(replay, tmp_path)
+    assert pytest.ExitCode.OK == status, told

@@ -13,7 +13,6 @@
 | `worker`, `local_pool` | processes that do it here |
 | `ray_pool`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster: docs/cluster.md |
 | `failures`, `findings`, `database` | what was found, and where it is kept |
-| `input_script` | the script of a failure that was not minimized |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
 | `bisect`, `repository`, `case_process`, `commit_check` | which commit introduced a failure |

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from conformance.cases.check import read_json
 from conformance.targets import choose_targets
-from conformance.vectors.kept import read_json
 from tools.fuzz.case_process import CASE_SECONDS, Outcome, try_case
 from tools.fuzz.repository import BisectStep, Commit, Repository
 

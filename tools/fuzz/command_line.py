@@ -10,6 +10,9 @@ from typing import Final
 
 from rich.console import Console
 
+from conformance.cases.check import read_json
+from conformance.targets import RAISED
+from tools.fuzz import profile
 from tools.fuzz.bisect import bisect
 from tools.fuzz.database import open_database
 from tools.fuzz.display import Display
@@ -20,6 +23,7 @@ from tools.fuzz.local_pool import LocalPool
 from tools.fuzz.night import Fuzzing
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Subject, properties_of
+from tools.fuzz.replay import attempt_of_input
 from tools.fuzz.report import (
     NO_HISTORY,
     Night,
@@ -66,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.bisect is not None:
             return _bisect(options)
+        if options.replay is not None:
+            return _replay(options)
         options.out.mkdir(parents=True, exist_ok=True)
         return _run(options, given)
     except (ValueError, FileExistsError, NotADirectoryError, PermissionError) as error:
@@ -161,6 +167,23 @@ def _bisect(options: argparse.Namespace) -> int:
     return 0
 
 
+def _replay(options: argparse.Namespace) -> int:
+    """Draw a stored input again, and check it."""
+    profile.load()
+    case, subject = read_json(options.replay), _subject_of(options)
+    if case.get("kind") != "input":
+        raise ValueError(
+            f"{options.replay} was not drawn: python -m conformance --replay {options.replay}"
+        )
+    try:
+        attempt_of_input(case, subject)()
+    except RAISED as error:
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    print("no difference")
+    return 0
+
+
 def _subject_of(options: argparse.Namespace) -> Subject:
     return Subject(
         tuple(_absolute(text) for text in options.impl),
@@ -216,6 +239,7 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar=("CASE", "GOOD", "BAD"),
         help="find the commit that introduced the failure of a stored case",
     )
+    add("--replay", type=Path, metavar="CASE", help="draw a stored input again, and check it")
     return parser
 
 

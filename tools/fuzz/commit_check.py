@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # it imports what belongs to a commit
     from conformance.encoding.elements import Json
-    from conformance.targets import Target
 
 
 def main(text: str) -> None:
@@ -46,9 +45,12 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
     """Import all that the case needs, and return what tries it."""
     import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
 
+    from conformance.cases.replay import replay  # noqa: PLC0415
     from conformance.implementations import Absent, load_implementation  # noqa: PLC0415
     from conformance.targets import RAISED, choose_targets  # noqa: PLC0415
     from tools.fuzz.failures import key_of  # noqa: PLC0415
+    from tools.fuzz.properties import Subject  # noqa: PLC0415
+    from tools.fuzz.replay import attempt_of_input  # noqa: PLC0415
 
     torch.set_num_threads(1)
     implementation = load_implementation(request["impl"], request["adapter"])
@@ -57,7 +59,10 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
         raise ImportError(f"{request['impl']} was imported from {implementation.file}")
     [target] = choose_targets(request["target"], [implementation])
     case = request["case"]
-    run = _run_of(case, target, request)
+    adapters = (request["adapter"],) if request["adapter"] else ()
+    run = lambda: replay(case, target)  # noqa: E731  # like the other
+    if case["kind"] == "input":
+        run = attempt_of_input(case, Subject((request["impl"],), adapters, target.name))
 
     def attempt() -> dict[str, Json]:
         try:
@@ -70,29 +75,6 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
         return {"status": "passes"}
 
     return attempt
-
-
-def _run_of(case: Json, target: Target, request: dict[str, Any]) -> Callable[[], None]:
-    """Return what raises if the target fails a case."""
-    from conformance.corpus import try_again  # noqa: PLC0415
-
-    if case["kind"] != "input":
-        return lambda: try_again(case, target)
-    from tools.fuzz.cases import Input, run_case  # noqa: PLC0415
-    from tools.fuzz.properties import Subject, properties_of  # noqa: PLC0415
-
-    adapters = (request["adapter"],) if request["adapter"] else ()
-    drawn = Input.from_bytes(case["input"].encode())
-    properties = properties_of(Subject((request["impl"],), adapters, target.name))
-    if drawn.property_name not in properties:
-        raise ValueError(f"there is no property {drawn.property_name} here")
-
-    def run() -> None:
-        error = run_case(properties[drawn.property_name], drawn).error
-        if error is not None:
-            raise error
-
-    return run
 
 
 def _first_line(error: BaseException) -> str:

@@ -63,7 +63,7 @@ def enumerate_scopes(options: Options, scale: int, pool: Pool, display: Display)
         workers=pool.size,
         cases=sum(done.cases for done in progress.done.values()),
         interrupted_by=signals[0] if signals else None,
-        findings=reported_findings(findings),
+        findings=reported_findings(findings, options.subject),
         exhaustive=_scopes(progress),
     )
 

@@ -8,12 +8,12 @@ import hashlib
 import re
 from typing import Any
 
+from conformance.cases.compared import case_of_failure
 from conformance.checks import Check
-from conformance.corpus import case_of_failure
 from conformance.encoding.elements import Json
 from conformance.report import Mismatch
 from conformance.reports.failure import describe_failure, first_line
-from conformance.script import script_of, script_of_crash
+from conformance.script import script_of
 from conformance.targets import Target
 from tools.fuzz.coverage import batch_of
 
@@ -34,8 +34,8 @@ class Failure:
         message: All that it says.
         uses: The functions of the target that the check used.
         input: How it was drawn, as `cases.Input` writes it; empty for what was not drawn.
-        case: The stored case; None for what cannot be stored.
-        script: A script that shows it; None if there is none.
+        case: The stored case; None where it is the input that is stored.
+        script: A short script that shows it; None where its call has no plain form.
         details: What the report shows of it, as `conformance.reports` has it.
         is_minimal: Whether it was minimized.
         fails: How often it failed of so many tries.
@@ -136,7 +136,7 @@ def with_artefacts(
     *,
     is_safe: bool = True,
 ) -> Failure:
-    """Return a failure with its stored case and its script, as far as there can be any.
+    """Return a failure with its stored case, and its script if that can be short.
 
     Args:
         failure: The failure.
@@ -145,15 +145,10 @@ def with_artefacts(
         where: Where the check stands.
         example: What it drew.
         error: What it raised.
-        is_safe: Whether the example can be tried again in this process, for a plainer script.
+        is_safe: Whether the call can be made again in this process, to see that a script shows it.
     """
-    case, script = None, None
+    case = None
     with contextlib.suppress(TypeError, ValueError, KeyError):  # it has no form in JSON
         case = case_of_failure(check, where, example, error)
-    message = failure.message
-    try:
-        write = script_of if is_safe else script_of_crash
-        script = write(check, target, example, error, where)
-    except Exception as trouble:  # noqa: BLE001  # the failure itself is what must be reported
-        message += f"\nThe script that builds the input cannot be written: {first_line(trouble)}"
-    return dataclasses.replace(failure, case=case, script=script, message=message)
+    script = script_of(check, target, example, error) if is_safe else None
+    return dataclasses.replace(failure, case=case, script=script)

@@ -2,7 +2,7 @@
 
     findings/findings.json       an entry for each, open or fixed
     findings/cases/ID.json       its stored case
-    findings/scripts/ID.py       a script that shows it
+    findings/scripts/ID.py       a script that shows it, where that can be short
 
 A failure is written as soon as it is reported, so that it is not lost if the night is killed, and
 again when it was minimized.
@@ -244,6 +244,7 @@ def _case_of_input(failure: Failure) -> dict[str, Any] | None:
         "kind": "input",
         "contract": failure.function,
         "reason": failure.line,
+        "failure": failure.kind,
         "input": failure.input.decode(),
     }
 

@@ -10,12 +10,11 @@ import json
 import os
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from conformance.gpu_context import check_can_fork
 from tools.fuzz.cases import Input, Status, run_case
-from tools.fuzz.failures import Failure, with_artefacts
+from tools.fuzz.failures import Failure
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 from tools.fuzz.slices import failure_of_case
@@ -38,18 +37,6 @@ MOST_SECONDS: Final = 120
 
 LEAST_BYTES: Final = 32 << 10
 """What each case must add in each stage to be reported; the harness' own caches add 5 KiB."""
-
-SCRIPT: Final = '''"""{line}
-
-The same inputs are drawn as by the fuzzer, and checked again and again.
-"""
-import sys
-sys.path.insert(0, {root!r})
-from tools.fuzz.growth import GrowthJob
-from tools.fuzz.properties import Subject
-found = {job!r}.measure()
-sys.exit(found and found.line)
-'''
 
 
 class MemoryGrowthError(AssertionError):
@@ -99,15 +86,8 @@ class GrowthJob:
         error = MemoryGrowthError(f"the memory of the process grows by {each:,.0f} KiB each case")
         failed = dataclasses.replace(case, status=Status.FAILED, error=error)
         found = failure_of_case(prop, failed, kind="memory growth")
-        found = with_artefacts(
-            found, prop.check, prop.target, prop.where, case.example, error, is_safe=False
-        )
-        return dataclasses.replace(found, script=self._script(found.line))
-
-    def _script(self, line: str) -> str:
-        """Return a script that measures again: a single case would show nothing."""
-        root = str(Path(__file__).parents[2])
-        return SCRIPT.format(line=line.replace("\\", "/"), root=root, job=self)
+        # Measured again: a single case would show nothing.
+        return dataclasses.replace(found, input=Input(prop.name, self.seed).to_bytes())
 
     def _measure(self, prop: Property, note: Callable[[bytes], None]) -> list[int]:
         """Return the resident bytes after each stage of a child, up to one that adds too few."""

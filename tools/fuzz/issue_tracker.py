@@ -57,7 +57,8 @@ class Finding:
         kind: What the failed check looks at, or `crash`, `hang`, ....
         line: What is wrong, in one line.
         status: `new`, `known` or `fixed`.
-        script_text: The script that shows it; empty without one.
+        script_text: A short script that shows it; empty without one.
+        command: The command line that replays its stored case; empty without one.
         fails: How often it failed of `attempts` tries.
         attempts: The number of these.
     """
@@ -69,6 +70,7 @@ class Finding:
     line: str
     status: str
     script_text: str = ""
+    command: str = ""
     fails: int = 0
     attempts: int = 0
 
@@ -273,6 +275,8 @@ def text_of(finding: Finding, run_url: str = "") -> str:
         lines += ["", "The script that shows it is too long for here; it is beside the report."]
     elif finding.script_text:
         lines += ["", "This script shows it:", "", *_block(finding.script_text, "python")]
+    if finding.command:
+        lines += ["", "This replays the case beside the report:", "", *_block(finding.command, "")]
     if run_url:
         lines += ["", f"Reports: {run_url}"]
     return "\n".join([*lines, "", MARKER.format(finding.id), ""])

@@ -43,7 +43,7 @@ Key = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class MinimizeJob:
-    """Make a failing input small, find out whether it always fails, and write its script.
+    """Make a failing input small, find out whether it always fails, and store its case.
 
     Attributes:
         subject: What is fuzzed.

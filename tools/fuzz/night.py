@@ -23,7 +23,6 @@ from tools.fuzz.display import Display, State
 from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Findings, open_findings
 from tools.fuzz.growth import GrowthJob
-from tools.fuzz.input_script import with_script
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message, Pool
 from tools.fuzz.minimize import TRIES, MinimizeJob
@@ -191,7 +190,7 @@ class Fuzzing:
             result = dataclasses.replace(failure, fails=1, tries=1 + TRIES)
         self.database.remove_failing(failure.property_name, failure.input)
         self.database.save_failing(result.property_name, result.input)
-        self.findings.replace(known, with_script(result, self.options.subject))
+        self.findings.replace(known, result)
         self._schedule.failing.add(result.key)
 
     def _handle_lost(self, event: Lost) -> None:
@@ -228,7 +227,6 @@ class Fuzzing:
 
     def _add(self, failure: Failure) -> None:
         """Keep a failure; have it minimized if it is new."""
-        failure = with_script(failure, self.options.subject)
         found = self.findings.add(failure)
         self._schedule.failing.add(failure.key)
         if found is None:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from conformance.corpus import try_again
+from conformance.cases.replay import replay
 from conformance.encoding.elements import Json
 from conformance.targets import RAISED
 from tools.fuzz.cases import Input, Status, run_case
 from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS, run_in_child
-from tools.fuzz.growth import GrowthJob
+from tools.fuzz.growth import GrowthJob, MemoryGrowthError
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.minimize import TRIES
 from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
@@ -113,7 +113,7 @@ class ReplayJob:
 
         def try_case() -> bool:
             try:
-                try_again(self.case, prop.target)
+                replay(self.case, prop.target)
             except RAISED:
                 return True
             return False
@@ -122,6 +122,33 @@ class ReplayJob:
             return run_case(prop, Input.from_bytes(self.input)).status is Status.FAILED
 
         return try_input if self.case is None else try_case
+
+
+def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
+    """Return what draws a stored input again, and raises if it still fails.
+
+    Args:
+        case: The case, of kind `input`.
+        subject: What is fuzzed.
+
+    Raises:
+        ValueError: An input of a property that the subject does not have.
+    """
+    wanted = Input.from_bytes(case["input"].encode())
+    prop = properties_of(subject).get(wanted.property_name)
+    if prop is None:
+        raise ValueError(f"there is no property {wanted.property_name} here")
+
+    def attempt() -> None:
+        if case.get("failure") == "memory growth":
+            found = GrowthJob(subject, prop.name, wanted.seed).measure()
+            error = found and MemoryGrowthError(found.line)
+        else:
+            error = run_case(prop, wanted).error
+        if error is not None:
+            raise error
+
+    return attempt
 
 
 def _fails(attempt: Callable[[], bool], seconds: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
@@ -15,8 +16,10 @@ from conformance.reports.versions import versions
 from conformance.targets import Target
 from tools.fuzz.branches import observer_of_branches
 from tools.fuzz.coverage import PLURALS, Event
+from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
+from tools.fuzz.properties import Subject
 from tools.fuzz.report import (
     Finding as ReportedFinding,
 )
@@ -52,7 +55,7 @@ def night_of(fuzzing: Fuzzing) -> Night:
         discarded=sum(record.invalid for record in records),
         interrupted_by=fuzzing.interrupted_by,
         curve=fuzzing.curve,
-        findings=reported_findings(fuzzing.findings),
+        findings=reported_findings(fuzzing.findings, fuzzing.options.subject),
         workers_lost=fuzzing.lost,
         memory=[WorkerMemory(worker=n, peak_bytes=b) for n, b in fuzzing.peaks.items()],
         errors=fuzzing.errors,
@@ -144,13 +147,13 @@ def _name_of(event: Event) -> str:
     return f"{event[1]}: {' + '.join(event[2:])}"
 
 
-def reported_findings(findings: Findings) -> list[ReportedFinding]:
+def reported_findings(findings: Findings, subject: Subject) -> list[ReportedFinding]:
     """Return findings as the reports have them, without those that others explain."""
     found = []
     for known, explained in findings.primary().items():
         one = findings.by_id[known]
         others = sorted({_also(one, other) for other in explained})
-        found.append(_reported(findings, one, others))
+        found.append(_reported(findings, one, others, subject))
     return found
 
 
@@ -160,7 +163,9 @@ def _also(one: Finding, other: Finding) -> str:
     return f"{failure.function} ({failure.kind})" if same else failure.function
 
 
-def _reported(findings: Findings, one: Finding, also: list[str]) -> ReportedFinding:
+def _reported(
+    findings: Findings, one: Finding, also: list[str], subject: Subject
+) -> ReportedFinding:
     failure = one.failure
     case, script = findings.case_path(failure.id), findings.script_path(failure.id)
     details: dict[str, Any] = failure.details
@@ -183,7 +188,18 @@ def _reported(findings: Findings, one: Finding, also: list[str]) -> ReportedFind
         "case": str(case) if case.exists() else "",
         "script": str(script) if script.exists() else "",
         "script_text": failure.script or "",
+        "command": _replay_command(case, failure, subject) if case.exists() else "",
         "also": also,
         "pictures": details.get("pictures", []),
     }
     return ReportedFinding(**values)
+
+
+def _replay_command(case: Path, failure: Failure, subject: Subject) -> str:
+    """Return the command line that replays the stored case of a failure."""
+    module = "tools.fuzz" if failure.case is None else "conformance"
+    words = ["python", "-m", module, "--replay", str(case)]
+    for name in ("impl", "adapter"):
+        for value in getattr(subject, name):
+            words += [f"--{name}", value]
+    return shlex.join([*words, "--target", failure.target.rpartition(":")[2]])

@@ -13,9 +13,9 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
+from conformance.cases.subjects import contracts
 from conformance.strategies.presets import MINIMAL, REAL
 from conformance.vectors.drawing import drawn
-from conformance.vectors.subjects import contracts
 from tools.probe.calling import Outcome, call_reference
 from tools.probe.sites import sites_of
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import subprocess
@@ -461,7 +462,7 @@ WRONG = """
 def test_a_run_of_workers(tmp_path: Path) -> None:
     """An implementation that is wrong in a case, and ends the process in another, is found out.
 
-    The failures have scripts, and a run that goes on knows them.
+    The failures are stored, and a run that goes on knows them.
     """
     (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG), encoding="utf-8")
     out = tmp_path / "out"
@@ -477,9 +478,9 @@ def test_a_run_of_workers(tmp_path: Path) -> None:
     progress = Progress.resume(out, Subject((str(tmp_path / "wrong.py"),)), 0)
     assert progress.is_complete
     assert {"", "result"} == {failure.field for failure in progress.failures.values()}
-    scripts = sorted((out / "findings" / "scripts").glob("*.py"))
-    assert 2 == len(scripts)
-    assert all("get_dcp_local_seq_lens" in script.read_text(encoding="utf-8") for script in scripts)
+    cases = sorted((out / "findings" / "cases").glob("*.json"))
+    functions = [json.loads(case.read_text(encoding="utf-8"))["function"] for case in cases]
+    assert ["get_dcp_local_seq_lens"] * 2 == functions
 
 
 def test_a_job_is_picklable() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -124,13 +125,12 @@ def test_each_is_small(first_night: Path) -> None:
 
 
 @long
-def test_each_has_a_case_and_a_script_that_shows_it(first_night: Path) -> None:
-    """The script ends with status 1, dies of the crash, or hangs."""
+def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
+    """Its replay ends with status 1, dies of the crash, or hangs."""
     for one in nights.report(first_night)["findings"]:
         case = json.loads(Path(one["case"]).read_text(encoding="utf-8"))
         assert case["reason"]
-        assert one["script_text"] == Path(one["script"]).read_text(encoding="utf-8")
-        command = [sys.executable, one["script"]]
+        command = [sys.executable, *shlex.split(one["command"])[1:]]
         environment = os.environ | {"PLANTED_BUGS": ",".join(WANTED)}
         process = subprocess.Popen(  # noqa: S603  # our own
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -1,17 +1,27 @@
-"""A finding is tried again until it is known whether it is fixed."""
+"""A finding is tried again until it is known whether it is fixed, and by `--replay`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from conformance.calls import Call
+from conformance.corpus import add_to_corpus
+from tests.tools.fuzz import nights
 from tests.tools.fuzz.contexts import KeepingContext
+from tests.tools.fuzz.nights import PLANTED
 from tools.fuzz import replay
+from tools.fuzz.cases import Input, run_case
 from tools.fuzz.child import CASE_SECONDS, HANG_SECONDS
+from tools.fuzz.command_line import main
+from tools.fuzz.findings import Findings
 from tools.fuzz.minimize import TRIES
-from tools.fuzz.properties import Subject
+from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import ReplayJob, ReplayResult, passes_to_be_fixed
+from tools.fuzz.slices import failure_of_case
 
 
 @pytest.mark.parametrize(
@@ -68,3 +78,35 @@ def test_only_a_hang_has_little_time(
     ReplayJob(Subject(), "id", "a property", kind, b"").run(KeepingContext())
     assert {HANG_SECONDS if is_short else CASE_SECONDS} == set(given)
     assert HANG_SECONDS < CASE_SECONDS
+
+
+def stored_input(folder: Path) -> Path:
+    """Return the stored case of a failure that was not minimized, of a planted bug."""
+    properties = properties_of(Subject((str(PLANTED),), functions="map_to_kernel_blocks"))
+    name = next(one for one in properties if one.endswith("map_to_kernel_blocks@host"))
+    cases = (run_case(properties[name], Input(name, seed)) for seed in itertools.count())
+    failure = failure_of_case(properties[name], next(case for case in cases if case.error))
+    findings = Findings(folder)
+    findings.add(failure)
+    return findings.case_path(failure.id)
+
+
+@pytest.mark.usefixtures("fuzz_profile")
+def test_an_input_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--replay` draws it again, and says how it fails; once it is mended, nothing differs."""
+    arguments = ["--replay", str(stored_input(tmp_path)), "--impl", str(PLANTED)]
+    assert 1 == main(arguments)
+    assert capsys.readouterr().out.startswith("Mismatch: map_to_kernel_blocks on host: ")
+    status, out = nights.ended(nights.start(*arguments, PLANTED_BUGS="none"))
+    assert (0, "no difference\n") == (status, out)
+
+
+@pytest.mark.usefixtures("fuzz_profile")
+def test_what_was_not_drawn_is_for_the_harness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--replay` of a call names the command that replays it."""
+    path = add_to_corpus(Call("map_to_kernel_blocks", {}), "?", directory=tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--replay", str(path)])
+    assert f"python -m conformance --replay {path}" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from conformance.calls import Arguments, Call
+from conformance.cases.subjects import contracts
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
 from conformance.conversion import Converter
@@ -22,7 +23,6 @@ from conformance.sessions import construct
 from conformance.strategies.block_table import Operation, Session
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import copied
-from conformance.vectors.subjects import contracts
 from tools.fuzz.exhaustive.equality import is_same
 
 Case: TypeAlias = Call | Session

@@ -1,4 +1,4 @@
-"""A case as an example of the harness' own check, which can be stored and has a script.
+"""A case as an example of the harness' own check, which can be stored.
 
 The check of valid calls looks at more than an exhaustive run: calls by position, whose memory a
 result lies in. What an exhaustive run finds, it finds too.
@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import Check, _Broken, _Valid  # what the checks' strategies draw
-from conformance.contracts import InvalidInput
+from conformance.checks import Check, InvalidExample, ValidExample
+from conformance.contracts import ANY_NAME, InvalidInput
 from conformance.invocations import PLAIN, Invocation
 from conformance.profiles import Kind
 from conformance.sessions import _Life
@@ -21,9 +21,6 @@ from tools.fuzz.exhaustive.comparing import Case
 from tools.fuzz.exhaustive.registry import all_scopes, function_of
 from tools.fuzz.exhaustive.tables import with_refusals
 from tools.fuzz.properties import all_checks
-
-ANY_NAME = r"\w+"
-"""A pattern of what a message must name: of several things that are wrong, any may be named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +67,10 @@ def _drawn(case: Case) -> tuple[Kind, object]:
     except RAISED as error:
         refused: Any = type(error)
     else:
-        return Kind.SAME_ANSWER, _Valid(case, 0, PLAIN)
-    # In checked mode only: outside of it nobody says what comes of bad values.
+        return Kind.SAME_ANSWER, ValidExample(case, 0, PLAIN)
+    # Of several things that are wrong, any may be named. In checked mode only: outside of it nobody
+    # says what comes of bad values.
     invalid = InvalidInput(
         "what reference refuses", refused, ANY_NAME, lambda call: call, is_value=True
     )
-    return Kind.SAME_REFUSAL, _Broken(case, [(invalid, case)])
+    return Kind.SAME_REFUSAL, InvalidExample(case, [(invalid, case)])

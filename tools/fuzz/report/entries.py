@@ -191,9 +191,9 @@ class Finding:
         seen: How many inputs failed this way tonight.
         first_seen: When it was first found, in ISO 8601.
         case: The path of the stored case, empty without one.
-        script: The path of the script that reproduces it, empty without one.
+        script: The path of a short script that shows it, empty without one.
         script_text: The script.
-        command: The command line that reproduces it, empty where it is `python SCRIPT`.
+        command: The command line that replays the stored case, empty without one.
         also: Other functions that fail with it.
         pictures: Pictures of the batch, as `conformance.reports.picture.pictures_of` gives them.
     """

@@ -1,6 +1,6 @@
-"""Replays vectors against a target: the recorded answers and refusals, without `reference`'s help.
+"""Cases with their results: test vectors, which are replayed without calling `reference`.
 
-`reference` itself is not called. Its classes hold what is expected, and its module carries it.
+The classes of `reference` hold what is expected.
 """
 
 from __future__ import annotations
@@ -15,61 +15,23 @@ import numpy as np
 
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
+from conformance.cases.recording import OBSERVED, after_call
+from conformance.cases.sessions import Stage, is_refused, untouched
+from conformance.cases.subjects import refusing
 from conformance.checks import check_refusal, check_stays_inside
 from conformance.comparison import Difference, Verdict, first_difference
-from conformance.contracts import Contract, InvalidInput
+from conformance.contracts import ANY_NAME, Contract, InvalidInput
 from conformance.encoding import Decoder, decode_call
 from conformance.encoding.elements import Json
 from conformance.invocations import Invocation
-from conformance.profiles import Kind
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
 from conformance.values import arrays_in
-from conformance.vectors.cases import OBSERVED, after_call
-from conformance.vectors.kept import CaseCheck, read_json
-from conformance.vectors.sessions import Stage, is_refused, untouched
-from conformance.vectors.subjects import find_contract, functions, refusing
 from conformance.views import first_view_difference
 
 
-def vector_checks(directory: Path) -> list[CaseCheck]:
-    """Return the checks of a folder of vectors, one for each case.
-
-    Args:
-        directory: What `python -m tools.vectors --out` made, or another's of the same schema.
-
-    Raises:
-        ValueError: A folder that has no index or no case, is of another version of the schema or of
-            functions that are unknown, or is damaged.
-    """
-    index = directory / "index.json"
-    with _reading(index):
-        numbers = dict(read_json(index)["functions"])
-    found = [
-        check for function, number in numbers.items() for check in _of(directory, function, number)
-    ]
-    if not found:
-        raise ValueError(f"{directory} has no cases")
-    return found
-
-
-def _of(directory: Path, function: str, number: int) -> list[CaseCheck]:
-    """Return the checks of a function's cases, of which the index says how many there are."""
-    if function not in functions():
-        raise ValueError(f"{directory} has vectors of {function!r}, which is unknown")
-    manifest = directory / function / "manifest.json"
-    with _reading(manifest):
-        cases = [(str(case["file"]), case["about"]) for case in read_json(manifest)["cases"]]
-    if len(cases) != number:
-        raise ValueError(f"{manifest} has {len(cases)} cases, but the index says {number}")
-    for file, _ in cases:
-        if Path(file).name != file:
-            raise ValueError(f"{manifest} names {file!r}, which is no file beside it")
-    return [_check_of(function, directory / function / file, about) for file, about in cases]
-
-
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Tell of a file that is not as the schema has it by its name, in one line."""
     try:
         yield
@@ -80,27 +42,12 @@ def _reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {said}") from error
 
 
-def _check_of(function: str, path: Path, about: str) -> CaseCheck:
-    contract = find_contract(function)
-    with _reading(path):
-        case = read_json(path)
-        _read_whole(case)
-    kinds = {"refusal": Kind.SAME_REFUSAL}
+def read_recorded(case: Json) -> None:
+    """Decode all of a case.
 
-    def body(target: Target) -> None:
-        __tracebackhide__ = True
-        try:
-            replay(read_json(path), target, contract)  # not kept: a folder may be large
-        except RAISED as error:
-            if not target.excuses(function, error):
-                raise
-
-    kind = kinds.get(case["kind"], Kind.SAME_ANSWER)
-    return CaseCheck(function, f"{function}/{path.stem}", kind, about, body)
-
-
-def _read_whole(case: Json) -> None:
-    """Read all of a case once, so that a damaged one is told before anything runs."""
+    Raises:
+        ValueError: A kind of case that there is not.
+    """
     if case["kind"] == "session":
         _Session(case)
     elif case["kind"] == "refusal":
@@ -109,10 +56,14 @@ def _read_whole(case: Json) -> None:
     elif case["kind"] == "answer":
         _Expected(case)
     else:
-        raise ValueError(f"kind {case['kind']!r} is none of answer, refusal, session")
+        raise ValueError(f"kind {case['kind']!r} is none of {', '.join(KINDS)}")
 
 
-def replay(case: Json, target: Target, contract: Contract | None = None) -> None:
+KINDS = ("call", "example", "answer", "refusal", "session")
+"""The kinds of stored cases, those that `compared` replays among them."""
+
+
+def replay_recorded(case: Json, target: Target, contract: Contract | None = None) -> None:
     """Raise `Mismatch` where a target does otherwise than a case says.
 
     Args:
@@ -121,13 +72,14 @@ def replay(case: Json, target: Target, contract: Contract | None = None) -> None
         contract: The function's, where it has one: what may change, and what is compared how.
     """
     __tracebackhide__ = True
+    contract = contract or Contract("", _no_calls, {})
     if case["kind"] == "session":
         _replay_session(case, target)
     elif case["kind"] == "refusal":
-        _replay_refusal(case, target, refusing(contract or Contract("", _no_calls, {})))
+        _replay_refusal(case, target, refusing(contract))
     else:
         for checked in (True, False):
-            _replay_answer(case, target, contract or Contract("", _no_calls, {}), checked=checked)
+            _replay_answer(case, target, contract, checked=checked)
 
 
 def _no_calls(_: object) -> Any:
@@ -224,13 +176,15 @@ def invalid_input_of(refusal: Json) -> InvalidInput:
     error = _ERRORS.get(refusal["error"])
     if error is None:
         raise ValueError(f"refusal: {refusal['error']!r} is none of {', '.join(_ERRORS)}")
+    names = "|".join(map(re.escape, refusal["names"])) or ANY_NAME
     return InvalidInput(
         refusal["what"],
         error,
-        f"({'|'.join(map(re.escape, refusal['names']))})",
+        f"({names})" if "|" in names else names,
         lambda call: call,
         is_value=refusal.get("in_checked_mode_only", False),
         is_hint=refusal.get("of_a_hint", False),
+        also=refusal.get("also", ""),
     )
 
 

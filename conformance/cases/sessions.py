@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
+from conformance.cases.recording import refusal_of
 from conformance.checks import is_named
 from conformance.contracts import InvalidInput
 from conformance.encoding import Encoder, pruned
@@ -26,7 +27,6 @@ from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
 from conformance.test_buffers import Copies, copies
 from conformance.values import copied
-from conformance.vectors.cases import refusal_of
 
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
 

@@ -1,14 +1,15 @@
-"""Scripts of failures: run in a fresh process, they show what the run showed, until mended."""
+"""Stored cases and scripts show what a failing run showed, until the bug is mended."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from conformance import (
     test_batch_order,
@@ -24,12 +25,15 @@ from conformance import (
     test_slots,
     test_ubatch,
 )
-from conformance.checks import FAILURES, Check, checks_in
+from conformance.cases.compared import case_of_failure, check_of
+from conformance.cases.replay import read_case, replay
+from conformance.checks import FAILURES, Check
 from conformance.implementations import load_implementation
-from conformance.profiles import Kind, Profile
-from conformance.script import save_script, script_of
-from conformance.script.fitting import MOST_LINES
-from conformance.targets import TARGETS, Target
+from conformance.profiles import Profile
+from conformance.report import Mismatch
+from conformance.reproduction import replay_command, write_case
+from conformance.script import script_of
+from conformance.targets import TARGETS, Target, choose_targets
 from tests.conformance.conftest import RunScript
 
 FEW = Profile("few", 60, 60)
@@ -45,9 +49,9 @@ class Planted:
         module: The conformance module of the function.
         test: The check that is to see it; a law has its name behind a slash.
         source: The wrong function.
-        shows: What the script's first difference begins with.
+        shows: What the first difference begins with.
         target: The target on which it is run.
-        takes_harness: Whether the script may import the harness.
+        has_script: Whether there is a script too.
     """
 
     module: Any
@@ -55,7 +59,7 @@ class Planted:
     source: str
     shows: str
     target: str = "host"
-    takes_harness: bool = False
+    has_script: bool = False
 
     @property
     def name(self) -> str:
@@ -71,6 +75,7 @@ PLANTED = [
         "    slots = fast.compute_slot_mapping(*args, **keywords)\n"
         "    return slots.clamp_(min=0)\n",
         "result[",
+        has_script=True,
     ),
     Planted(
         test_slots,
@@ -81,6 +86,7 @@ PLANTED = [
         "    keywords['cp_rank'] = cp_rank\n"
         "    return fast.compute_slot_mapping(*args, cp_world_size=cp_world_size, **keywords)\n",
         "the call = returned",
+        has_script=True,
     ),
     Planted(
         test_slots,
@@ -89,7 +95,7 @@ PLANTED = [
         "    slots = fast.compute_slot_mapping(*args, **keywords)\n"
         "    slots[1:] = slots[:1]\n"
         "    return slots\n",
-        "result[",
+        "",
     ),
     Planted(
         test_slots,
@@ -100,6 +106,7 @@ PLANTED = [
         "    positions += 1\n"
         "    return slots\n",
         "positions[",
+        has_script=True,
     ),
     Planted(
         test_slots,
@@ -110,7 +117,6 @@ PLANTED = [
         "    return slots\n",
         "result[",
         target="sim",
-        takes_harness=True,
     ),
     Planted(
         test_ubatch,
@@ -127,6 +133,7 @@ PLANTED = [
         "def create_ubatch_slices(*args, **keywords):\n"
         "    return fast.create_ubatch_slices(*args, **keywords)[:1]\n",
         "len(result)",
+        has_script=True,
     ),
     Planted(
         test_batch_order,
@@ -134,13 +141,15 @@ PLANTED = [
         "def split_decodes_and_prefills(*args, **keywords):\n"
         "    return (*fast.split_decodes_and_prefills(*args, **keywords)[:3], 0)\n",
         "result[3] = 0, but should be ",
+        has_script=True,
     ),
     Planted(
         test_context_parallel,
         "test_get_dcp_local_seq_lens",
         "def get_dcp_local_seq_lens(*args, **keywords):\n"
         "    return fast.get_dcp_local_seq_lens(*args, **keywords).to(torch.int64)\n",
-        "result.dtype = int64, but should be int32",
+        "result.dtype = torch.int64, but should be torch.int32",
+        has_script=True,
     ),
     Planted(
         test_context_parallel,
@@ -157,7 +166,7 @@ PLANTED = [
         "    made = fast.make_local_attention_virtual_batches(*args, **keywords)\n"
         "    made.block_table_tensor.fill_(0)\n"
         "    return made\n",
-        "result.block_table_tensor",
+        "",
     ),
     Planted(
         test_metadata,
@@ -166,6 +175,7 @@ PLANTED = [
         "    def unpadded(self, *args, **keywords):\n"
         "        raise ValueError('no')\n",
         "the call = raised ValueError: no, but should be a result",
+        has_script=True,
     ),
     Planted(
         test_kv_binding,
@@ -173,6 +183,7 @@ PLANTED = [
         "def extract_layer_index(*args, **keywords):\n"
         "    return fast.extract_layer_index(*args, **keywords) + 1\n",
         "result = ",
+        has_script=True,
     ),
     Planted(
         test_kv_cache,
@@ -182,7 +193,6 @@ PLANTED = [
         "    runner_kv_caches.clear()\n"
         "    return found\n",
         "",
-        takes_harness=True,
     ),
     Planted(
         test_builders,
@@ -194,7 +204,6 @@ PLANTED = [
         "        made.layer_names = []\n"
         "        return made\n",
         "",
-        takes_harness=True,
     ),
     Planted(
         test_multimodal,
@@ -227,100 +236,134 @@ PLANTED = [
         "    def copy_to_gpu(self, n=None):\n"
         "        return super().copy_to_gpu(None)\n",
         "",
-        takes_harness=True,
     ),
 ]
 
 
-def check_of(planted: Planted) -> Check:
-    """Return the check that is to see a bug."""
-    test, _, law = planted.test.partition("/")
-    return next(
-        check for name, check in checks_in(vars(planted.module)) if (name, check.law) == (test, law)
-    )
-
-
-def failing_script(planted: Planted, path: Path) -> str:
-    """Return the script of a bug, which stands in a file."""
+def target_of(planted: Planted, path: Path) -> Target:
+    """Return a target whose implementation is the file of a bug."""
     path.write_text(RIGHT + planted.source)
     implementation = load_implementation(str(path))
-    target: Target = dataclasses.replace(
+    return dataclasses.replace(
         TARGETS[planted.target],
         implementation=implementation,
     )
-    check = check_of(planted)
+
+
+def failure_of(planted: Planted, target: Target) -> tuple[str, tuple[Check, Any, BaseException]]:
+    """Return where the check that sees a bug stands, and what failed it, shrunk."""
+    test, _, law = planted.test.partition("/")
+    where = f"{planted.module.__name__}:{test}" + (f"[{law}]" if law else "")
+    check = check_of(where)
     FAILURES.clear()
     with pytest.raises(Exception):  # noqa: B017, PT011  # whatever the verdict is
         check.bind(target, FEW, check.sizes(target)[0])()
-    failed, example, error = FAILURES[-1]
-    where = f"{planted.module.__name__}:{planted.test.replace('/', '[')}"
-    where += "]" if "/" in planted.test else ""
-    script = script_of(failed, target, example, error, where)
-    assert script is not None
-    return script
+    return where, FAILURES[-1]
+
+
+def difference_of(case: Path, target: Target) -> str:
+    """Return what a stored case says of a target in a line, "" where it passes."""
+    try:
+        replay(read_case(case), target)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the verdict is
+        return error.difference.line if isinstance(error, Mismatch) else repr(error)
+    return ""
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=[p.name for p in PLANTED])
-def test_a_script_shows_the_difference(
-    planted: Planted, tmp_path: Path, run_script: RunScript
-) -> None:
-    """It ends with status 1 and the first difference; some are seen to end with 0 once mended."""
+def test_a_failure_is_reproduced(planted: Planted, tmp_path: Path, run_script: RunScript) -> None:
+    """The case fails as the test did, and so does the script, if there is one."""
     impl = tmp_path / f"impl_{PLANTED.index(planted)}.py"
-    script = failing_script(planted, impl)
-    assert len(script.splitlines()) <= MOST_LINES
-    assert "hypothesis" not in script
-    assert planted.takes_harness == ("from conformance" in script)
-    path = save_script(script, "a test[host-minimal]", tmp_path / "failures")
-    assert path.name == "a-test-host-minimal.py"
-    found = run_script(path)
-    assert (1, "") == (found.returncode, found.stdout), script
-    last = found.stderr.strip().splitlines()[-1]
-    assert last.startswith(planted.shows), found.stderr
-    if PLANTED.index(planted) % 3:  # to run one again takes a second
+    target = target_of(planted, impl)
+    where, (check, example, error) = failure_of(planted, target)
+    case = tmp_path / "case.json"
+    write_case(case_of_failure(check, where, example, error), case)
+    wanted = error.difference.line if isinstance(error, Mismatch) else repr(error)
+    assert wanted.startswith(planted.shows)
+    assert wanted == difference_of(case, target)
+    assert "" == difference_of(case, TARGETS[planted.target])
+    script = script_of(check, target, example, error)
+    assert planted.has_script == (script is not None), script
+    if script is None:
         return
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    found = run_script(path)
+    assert (1, "", wanted) == (found.returncode, found.stdout, found.stderr.strip()), script
     impl.write_text(RIGHT)
     mended = run_script(path)
-    assert 0 == mended.returncode, mended.stderr + script
+    assert (0, "") == (mended.returncode, mended.stderr)
 
 
-RAISING = """
-def get_dcp_local_seq_lens(*args, **keywords):
-    {line}
-"""
+def script_of_lengths(body: str, path: Path) -> str | None:
+    """Return the script of a `get_dcp_local_seq_lens` with this body, which stands in a file."""
+    source = f"def get_dcp_local_seq_lens(*args, **keywords):\n    {body}\n"
+    planted = Planted(test_context_parallel, "test_get_dcp_local_seq_lens", source, "")
+    target = target_of(planted, path)
+    _, (check, example, error) = failure_of(planted, target)
+    return script_of(check, target, example, error)
+
+
+def test_a_script_ends_with_what_is_raised(tmp_path: Path, run_script: RunScript) -> None:
+    """A call that raises where an answer is due shows its traceback."""
+    script = script_of_lengths("raise KeyError('rank')", tmp_path / "impl_raises.py")
+    assert script is not None
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    found = run_script(path)
+    assert 1 == found.returncode
+    assert "KeyError: 'rank'" == found.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("raise KeyError('rank\\nof two lines')", "raised KeyError: "),
-        ("import sys; sys.exit(0)", "raised SystemExit: 0"),
-    ],
-    ids=["an error", "an exit"],
+    ("name", "line"),
+    [("impl_exits.py", "import sys; sys.exit(0)"), ("impl-raises.v2.py", "raise KeyError")],
+    ids=["a call that ends the process", "a file that no import finds"],
 )
-@pytest.mark.parametrize("name", ["impl_raising.py", "impl-raising.v2.py"])
-def test_a_call_that_raises_is_one_line(
-    name: str, line: str, told: str, tmp_path: Path, run_script: RunScript
-) -> None:
-    """Its script ends with status 1 and what was raised; a file of any name is found again."""
-    planted = Planted(
-        test_context_parallel, "test_get_dcp_local_seq_lens", RAISING.format(line=line), ""
-    )
-    script = failing_script(planted, tmp_path / name)
-    for module in ("impl_raising", "impl_raising_v2"):
-        sys.modules.pop(module, None)
-    assert "from conformance" not in script
-    found = run_script(save_script(script, "a test", tmp_path / "failures"))
-    assert 1 == found.returncode, script
-    [said] = found.stderr.splitlines()
-    assert said.startswith(f"the call = {told}")
-    assert said.endswith(", but should be a result")
+def test_what_has_no_script(name: str, line: str, tmp_path: Path) -> None:
+    """Its stored case is all there is."""
+    assert None is script_of_lengths(line, tmp_path / name)
 
 
-def test_a_script_is_python_whatever_it_says() -> None:
-    """Quotes and braces of a statement, or of what was raised, break no script of Python 3.11."""
-    statement = "A \"{quoted}\" 'one' \\ is {right"
-    toy = Check("toy", Kind.LAW, lambda _: st.none(), lambda *_: None, statement)
-    for said in ('it is "{so}"', '"""', "{", ""):
-        script = script_of(toy, TARGETS["host"], 3, AssertionError(said), "conformance.test_x:test")
-        assert script is not None
-        compile(script, "script", "exec")
+def test_an_adapter_is_part_of_the_command() -> None:
+    """What is replayed is under test as it was."""
+    path = Path(__file__).with_name("engine_style.py")
+    adapter = path.with_name("engine_adapter.py")
+    [target] = choose_targets("host", [load_implementation(str(path), str(adapter))])
+    words = f"--replay case.json --impl {path} --adapter {adapter} --target host"
+    assert f"python -m conformance {words}" == replay_command(Path("case.json"), target)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read: "),
+        ('{"schema_version": "9.0"}', "is of schema 9.0, but this is a reader of 1"),
+        ('{"schema_version": "1.0"}', "is damaged: KeyError: 'kind'"),
+        ('{"schema_version": "1.0", "kind": "call"}', "is damaged: KeyError: 'contract'"),
+        ('{"schema_version": "1.0", "kind": "recipe"}', "kind 'recipe' is none of call, example, "),
+        (
+            '{"schema_version": "1.0", "kind": "example", "check": "conformance.gone:test_x"}',
+            "check 'conformance.gone:test_x' is not there",
+        ),
+        (
+            '{"schema_version": "1.1", "kind": "input", "input": ""}',
+            "is drawn by the fuzzer: python -m tools.fuzz --replay ",
+        ),
+    ],
+)
+def test_a_file_that_is_no_case(content: str, message: str, tmp_path: Path) -> None:
+    """It ends the run before anything runs, in a line that says what is wrong."""
+    path = tmp_path / "case.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        read_case(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_wrong_file_is_a_usage_error(tmp_path: Path) -> None:
+    """`--replay` of what is not there says so, with status 4."""
+    command = [sys.executable, "-m", "conformance", "--replay", str(tmp_path / "none.json")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    assert pytest.ExitCode.USAGE_ERROR == found.returncode
+    assert f"ERROR: {tmp_path / 'none.json'} cannot be read" in found.stderr

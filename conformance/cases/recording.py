@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.checks import check_refusal
-from conformance.contracts import Contract, InvalidInput
+from conformance.contracts import ANY_NAME, Contract, InvalidInput
 from conformance.conversion import Converter
 from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call
@@ -105,12 +105,14 @@ def refusal_of(invalid: InvalidInput) -> dict[str, Json]:
     found: dict[str, Json] = {
         "what": invalid.name,
         "error": invalid.error.__name__,
-        "names": plain.split("|"),
+        "names": [] if plain == ANY_NAME else plain.split("|"),
     }
     if invalid.is_value:
         found["in_checked_mode_only"] = True
     if invalid.is_hint:
         found["of_a_hint"] = True
+    if invalid.also:
+        found["also"] = invalid.also
     return found
 
 

@@ -1,4 +1,4 @@
-"""Cases that are kept in files, as checks that the plugin can make tests of."""
+"""Stored cases as checks, of which the plugin can make tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.targets import Target
 
 @dataclasses.dataclass(frozen=True)
 class CaseCheck:
-    """One kept case, as a check: it is collected and bound as a `Check` is.
+    """One stored case, as a check: it is collected and bound as a `Check` is.
 
     Attributes:
         function: The function that it is about, as the closing table names it.
@@ -25,6 +25,7 @@ class CaseCheck:
         kind: What it looks at.
         description: What is particular about it.
         body: Raises where a target contradicts it.
+        path: The file; None for what stands in no file.
         expects: Situations that a run must meet; none, for a case is what it is.
         has_kernel: Whether it must launch a kernel in the simulator; nobody knows of one case.
         law: The name of a law; none.
@@ -35,6 +36,7 @@ class CaseCheck:
     kind: Kind
     description: str
     body: Callable[[Target], None]
+    path: Path | None = None
     expects: tuple[str, ...] = ()
     has_kernel: bool = False
     law: str = ""

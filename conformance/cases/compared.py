@@ -1,0 +1,206 @@
+"""Cases without a result: calls and examples that failed, which are compared with `reference`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from conformance.calls import Call
+from conformance.cases.recorded import holds, invalid_input_of
+from conformance.cases.recording import refusal_of
+from conformance.cases.subjects import contracts, find_contract, refusing
+from conformance.checks import (
+    Check,
+    InvalidExample,
+    ValidExample,
+    checks_in,
+    same_answer,
+    same_refusal,
+)
+from conformance.contracts import ANY_NAME, Contract, InvalidInput
+from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
+from conformance.encoding.elements import Json
+from conformance.invocations import CallVariant, Invocation
+from conformance.profiles import Profile
+from conformance.report import Mismatch
+from conformance.strategies import cached as st
+from conformance.targets import RAISED, REFERENCE, Target
+
+TRIES = Profile("corpus", 8, 4)
+"""How often a call is made: by position, with NumPy's scalars, after an idle step, ..."""
+
+
+def case_of_failure(check: Check, where: str, example: Any, error: BaseException) -> Json:
+    """Return what failed a check as a stored case.
+
+    Args:
+        check: The check.
+        where: Where it stands, `conformance.test_ubatch:test_split`.
+        example: What its strategy drew.
+        error: What it raised.
+
+    Raises:
+        TypeError: An example of a kind that has no form in JSON.
+        ValueError: A check that is not there.
+    """
+    # A plain `assert` says nothing: then it is the check that does.
+    reason = (str(error) or check.description).partition("\n")[0]
+    if isinstance(error, Mismatch):
+        reason = f"{reason}: {error.difference.line}"
+    if find_contract(check.function) is not None:
+        if isinstance(example, ValidExample):
+            case = case_of_call(example.call, reason, contract=check.function)
+            chosen = [name for name, is_so in vars(example.variant).items() if is_so]
+            return {**case, "variant": chosen, "seed": example.seed}
+        if isinstance(example, InvalidExample) and isinstance(error, Mismatch):
+            for invalid, call in example.ways:
+                if call is error.call:
+                    case = case_of_call(call, reason, contract=check.function)
+                    return {**case, "refusal": refusal_of(invalid)}
+    if isinstance(example, InvalidExample):
+        ways = [(dataclasses.replace(bad, change=same_call), call) for bad, call in example.ways]
+        example = dataclasses.replace(example, ways=ways)
+    return case_of_example(where, example, reason, function=check.function)
+
+
+def same_call(call: Call) -> Call:
+    """Return a call that is invalid already."""
+    return call
+
+
+def case_of_call(
+    call: Call, reason: str, *, contract: str | None = None, names: Sequence[str] = ()
+) -> dict[str, Json]:
+    """Return a call as a stored case; see `corpus.add_to_corpus`."""
+    function = contract or call.function
+    contract_of(function)
+    case = {"kind": "call", "contract": function, **_dated(reason), **encode_call(call)}
+    if names:
+        case["names"] = list(names)
+    return case
+
+
+def case_of_example(check: str, example: object, reason: str, *, function: str) -> dict[str, Json]:
+    """Return what a check drew as a stored case; see `corpus.add_example`."""
+    check_of(check)
+    encoder = Encoder()
+    case = {"kind": "example", "contract": function, **_dated(reason), "check": check}
+    case["example"] = encoder.encode(example)
+    return pruned(case, encoder.memories)
+
+
+def _dated(reason: str) -> dict[str, Json]:
+    return {"reason": reason, "date": datetime.now(UTC).date().isoformat()}
+
+
+def contract_of(function: str) -> Contract:
+    """Return the contract of a function.
+
+    Raises:
+        KeyError: A function without one.
+    """
+    found = find_contract(function)
+    if found is None:
+        raise KeyError(f"{function} has no contract; there are some of {', '.join(contracts())}")
+    return found
+
+
+def check_of(where: str) -> Check:
+    """Return the check that stands somewhere.
+
+    Raises:
+        ValueError: A place where no check stands.
+    """
+    module, _, rest = where.partition(":")
+    name, _, law = rest.rstrip("]").partition("[")
+    try:
+        values = vars(importlib.import_module(module))
+    except ImportError:
+        values = {}
+    for found, check in checks_in(values):
+        if (found, check.law) == (name, law):
+            return check
+    raise ValueError(f"check {where!r} is not there")
+
+
+def decode_example(case: Json) -> tuple[Check, Any]:
+    """Return the check of an example's case, and the example."""
+    return check_of(case["check"]), Decoder(case.get("memories", ())).decode(case["example"])
+
+
+def replay_example(case: Json, target: Target) -> None:
+    """Raise where an example still fails its check."""
+    __tracebackhide__ = True
+    check, example = decode_example(case)
+    try:
+        check.body(target, example)
+    except RAISED as error:
+        if not target.excuses(case["contract"], error):
+            raise
+
+
+def replay_call(case: Json, target: Target) -> None:
+    """Raise where a target differs from `reference` in a call, made as it was and in other ways.
+
+    An invalid call must be refused as it was meant to be, or, where that is not stored, as
+    `reference` refuses it today.
+    """
+    __tracebackhide__ = True
+    call, contract = decode_call(case), contract_of(case["contract"])
+    invalid = invalid_input_of(case["refusal"]) if "refusal" in case else None
+    check = check_of_call(contract, call, case.get("names", ()), invalid)
+    if "seed" in case:
+        variant = CallVariant(**dict.fromkeys(case["variant"], True))
+        try:
+            check.body(target, ValidExample(call, case["seed"], variant))
+        except RAISED as error:
+            if not target.excuses(contract.function, error):
+                raise
+    check.bind(target, TRIES, "minimal")()
+
+
+def check_of_call(
+    contract: Contract, call: Call, names: Sequence[str] = (), invalid: InvalidInput | None = None
+) -> Check:
+    """Return the check of one call: that it is answered, or refused, as `reference` does it.
+
+    Args:
+        contract: What is stated about the function.
+        call: The call, valid or bad.
+        names: For a bad call, of which the message of its refusal must name one; nothing: any.
+        invalid: What is wrong with a bad call; None for whatever `reference` refuses.
+    """
+    if invalid is None:
+        made = Invocation(REFERENCE, call)
+        try:
+            result = made.run()
+        except Exception as error:  # noqa: BLE001  # a refusal, whatever it is
+            named = "|".join(map(re.escape, names)) or ANY_NAME
+            invalid = InvalidInput(
+                "it was got wrong once", type(error), f"({named})", same_call, is_value=True
+            )
+        else:
+            # Of which calls a definition speaks may stand in their facts, which are not kept.
+            aliases = [
+                dataclasses.replace(alias, applies=lambda _: True)
+                for alias in contract.aliases
+                if holds(alias, result, made.arguments)
+            ]
+            return same_answer(dataclasses.replace(_of_one(contract, call), aliases=aliases))
+    # A target that lacks the keyword of a bad hint is not given it.
+    rest = {
+        name: hint for name, hint in call.hints.items() if not re.search(invalid.argument, name)
+    }
+    valid = dataclasses.replace(call, hints=rest) if invalid.is_hint else call
+    bad = dataclasses.replace(invalid, change=lambda _: call)
+    contract = dataclasses.replace(refusing(contract), invalid_inputs=(bad,))
+    return same_refusal(_of_one(contract, valid))
+
+
+def _of_one(contract: Contract, call: Call) -> Contract:
+    """Return a contract of one call; its situations look at facts, too."""
+    return dataclasses.replace(contract, calls=lambda _: st.just(call), situations={}, pairs=())

@@ -1,0 +1,130 @@
+"""The files that reproduce a failed test: its stored case, and a script where that can be short.
+
+They are in `conformance/failures/`, named after the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from conformance.cases.compared import case_of_failure
+from conformance.checks import Check
+from conformance.encoding import SCHEMA_VERSION, to_text
+from conformance.encoding.elements import Json
+from conformance.folders import folder_for
+from conformance.gpu_context import ContextLostError
+from conformance.script import script_of
+from conformance.targets import Target
+
+FAILURES = Path(__file__).parent / "failures"
+"""The folder beside the harness, where that can be written."""
+
+
+def attach_reproduction(
+    item: pytest.Item,
+    target: Target,
+    failure: tuple[Check, Any, BaseException],
+    where: str = "",
+    directory: Path | None = None,
+) -> None:
+    """Store the case of a failure, write its script, and show both with the test that failed.
+
+    The item's properties "replay" and "script" say how to run them.
+
+    Args:
+        item: The test.
+        target: On which target.
+        failure: What failed, the example, shrunk, and how.
+        where: Where the check stands, as the corpus names it; empty where it stands in no module.
+        directory: The folder of the files; None for the usual one.
+    """
+    check, example, error = failure
+    try:
+        path = failure_file(item, ".json", directory)
+        write_case(case_of_failure(check, where, example, error), path)
+        command = replay_command(path, target)
+        item.user_properties.append(("replay", command))
+        shown = f"# {command}\n"
+        # After a lost GPU context nothing can be called in this process.
+        is_safe = not isinstance(error, ContextLostError)
+        script = script_of(check, target, example, error) if is_safe else None
+        if script is not None:
+            path = path.with_suffix(".py")
+            path.write_text(script, encoding="utf-8")
+            item.user_properties.append(("script", str(path)))
+            shown += f"# {path}\n{script}"
+    except Exception as trouble:  # noqa: BLE001  # the test's own failure is what must be told
+        shown = f"# It cannot be stored: {type(trouble).__name__}: {trouble}\n"
+    item.add_report_section("call", "as a script", shown)
+
+
+def forget_reproduction(item: pytest.Item, directory: Path | None = None) -> None:
+    """Remove what an earlier run's failure left: the files are of the last run.
+
+    Args:
+        item: The test, which is run again.
+        directory: The folder of the files; None for the usual one.
+    """
+    for suffix in (".json", ".py"):
+        with contextlib.suppress(OSError):  # what cannot be removed is no verdict on a function
+            failure_file(item, suffix, directory).unlink(missing_ok=True)
+
+
+def failure_file(item: pytest.Item, suffix: str, directory: Path | None = None) -> Path:
+    """Return a file of a failed test.
+
+    Args:
+        item: The test; what no file name should have becomes a dash.
+        suffix: `.json` of its case, `.py` of its script.
+        directory: The folder; None for `conformance/failures/`, or, where the package is installed
+            or cannot be written to, for a `conformance-failures` in the working directory.
+    """
+    directory = folder_for(FAILURES) if directory is None else directory
+    name = item.nodeid.rpartition("/")[2].replace(".py::", "-")
+    return directory / f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.')}{suffix}"
+
+
+def write_case(case: Json, path: Path) -> None:
+    """Write a stored case to a file.
+
+    Args:
+        case: It, as `case_of_failure` gives it.
+        path: The file, which is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")
+
+
+def replay_command(path: Path, target: Target) -> str:
+    """Return the command line that replays a case on a target.
+
+    Args:
+        path: The file of the case.
+        target: What is under test.
+
+    >>> from conformance.targets import TARGETS
+    >>> replay_command(Path("failures/a.json"), TARGETS["sim"])
+    'python -m conformance --replay failures/a.json --target sim'
+    """
+    words = ["python", "-m", "conformance", "--replay", str(path)]
+    module, adapter = target.implementation.module, type(target.implementation.adapter)
+    if module.__name__ != "fast":
+        words += ["--impl", _named(module)]
+    if adapter.__module__ != module.__name__ and not adapter.__module__.startswith("conformance."):
+        words += ["--adapter", _named(sys.modules[adapter.__module__])]
+    return shlex.join([*words, "--target", target.name.rpartition(":")[2]])
+
+
+def _named(module: ModuleType) -> str:
+    """Return how an option names a module: by its file, unless it is one of a package."""
+    file = str(module.__file__)
+    is_file = "." not in module.__name__ and Path(file).stem != "__init__"
+    return file if is_file else module.__name__

@@ -1,0 +1,251 @@
+"""A failing call as a short Python script: it calls both twins, and shows the first difference.
+
+There is one only where a plain reading of the call shows the failure: ints, lists, arrays and
+objects of `reference`, each in memory of its own. Every failure has a stored case beside it, with
+all that the harness knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import reference
+from conformance.adapters.fast import FastAdapter
+from conformance.calls import Call
+from conformance.cases.subjects import find_contract
+from conformance.checks import Check, InvalidExample, ValidExample
+from conformance.comparison import NUMPY_IN_BOTH_TWINS
+from conformance.contracts import InvalidInput
+from conformance.report import Mismatch
+from conformance.targets import Target
+
+MOST_LINES = 80
+"""A script of more lines is no longer short."""
+
+MOST_ELEMENTS = 200
+"""Neither is one of larger arrays."""
+
+WIDTH = 96
+
+SCRIPT = '''\
+"""{about}"""
+
+{standard}
+import numpy as np
+import torch
+
+sys.path[:0] = {folders}
+import {impl} as impl
+import reference
+{harness}
+
+def arguments(m, array):
+    return {arguments}
+
+
+def tensor(values, dtype):
+    return torch.from_numpy(np.array(values, dtype))
+
+
+def call(arguments):
+    {call}
+
+
+{tail}'''
+
+COMPARING = """\
+ours, theirs = arguments(reference, np.array), arguments(impl, tensor)
+expected = reference.{function}(**ours)
+got = call(theirs)
+pairs = [(expected, got, "result"), *((ours[name], theirs[name], name) for name in ours)]
+for pair in pairs:
+    found = first_difference(*pair)
+    if found is not None:
+        sys.exit(found.line)
+"""
+
+REFUSING = """\
+try:
+    got = f"returned {{call(arguments(impl, tensor))!r}}"
+except Exception as error:
+    got = f"{{type(error).__name__}}: {{error}}"
+    if type(error) is {error} and all(re.search(name, str(error)) for name in {names}):
+        sys.exit()
+sys.exit(f"the call = {{got}}, but should be {error} naming {naming}")
+"""
+
+
+class _NotPlainError(TypeError):
+    """A value that has no plain literal."""
+
+
+def script_of(check: Check, target: Target, example: Any, error: BaseException) -> str | None:
+    """Return a script that ends with status 1 while there is the failure.
+
+    It is run here to see that it does so.
+
+    Args:
+        check: What failed.
+        target: On which target.
+        example: The example, shrunk.
+        error: How it failed.
+
+    Returns:
+        The script; None where the input has no plain form, or does not show the failure in it.
+    """
+    contract = find_contract(check.function)
+    if target.device != "cpu" or target.is_simulated or not isinstance(error, Mismatch):
+        return None
+    is_adapted = type(target.implementation.adapter) is not FastAdapter
+    if is_adapted or contract is None or contract.shows:
+        return None
+    call, invalid = _call_of(example, error)
+    if call is None:
+        return None
+    try:
+        script = _written(call, invalid, target, f"{check.function}: {error.difference.line}")
+    except _NotPlainError:
+        return None
+    is_short = script.count("\n") <= MOST_LINES
+    return script if is_short and _shows(script, target, error) else None
+
+
+def _call_of(example: Any, error: Mismatch) -> tuple[Call | None, InvalidInput | None]:
+    """Return the call of an example that fails, and what is wrong with it."""
+    if isinstance(example, ValidExample):
+        return example.call, None
+    ways = example.ways if isinstance(example, InvalidExample) else ()
+    return next(
+        ((call, invalid) for invalid, call in ways if call is error.call),
+        (None, None),
+    )
+
+
+def _written(call: Call, invalid: InvalidInput | None, target: Target, about: str) -> str:
+    module = target.implementation.module
+    folders = dict.fromkeys(filter(None, map(_folder_of, (reference, module))))
+    if invalid is None:
+        standard = "import sys\n"
+        harness = "from conformance.comparison import first_difference\n"
+        tail = COMPARING.format(function=call.function)
+    else:
+        standard, harness = "import re\nimport sys\n", ""
+        names = [rf"\b{name}\b" for name in (invalid.argument, invalid.also) if name]
+        error, naming = invalid.error.__name__, invalid.naming.replace('"', "'")
+        tail = REFUSING.format(error=error, names=names, naming=naming)
+    made = f"return impl.{call.function}(**arguments)"
+    return SCRIPT.format(
+        about=about.replace("\\", "/").replace('"""', "'''"),
+        standard=standard,
+        folders=list(folders),
+        impl=module.__name__,
+        harness=harness,
+        call=f"with impl.checks(True):\n        {made}" if hasattr(module, "checks") else made,
+        arguments=_Source(module).of(call.arguments, "", 4),
+        tail=tail,
+    )
+
+
+def _folder_of(module: ModuleType) -> str | None:
+    """Return what must be on `sys.path` for a module, None where it is installed."""
+    path = Path(module.__file__ or "").resolve()
+    names = module.__name__.split(".")
+    if path.name == "__init__.py":
+        path = path.parent
+    if path.stem != names[-1]:
+        raise _NotPlainError(f"{path} is not imported by its name")
+    folder = path.parents[len(names) - 1]
+    installed = {Path(sysconfig.get_paths()[name]) for name in ("purelib", "platlib", "stdlib")}
+    return None if folder in installed else str(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Writes values as expressions.
+
+    Attributes:
+        module: The implementation, whose classes are called if it has them.
+    """
+
+    module: ModuleType
+
+    def of(self, value: Any, name: str, indent: int) -> str:
+        """Return a value as an expression, on several lines where one would be too long.
+
+        Args:
+            value: It.
+            name: The argument or field that it is, which decides what makes an array.
+            indent: How far its lines are indented.
+
+        Raises:
+            _NotPlainError: A value that has no plain literal.
+        """
+        kind = type(value)
+        if kind is str:
+            return repr(value) if '"' in repr(value) else f'"{repr(value)[1:-1]}"'
+        if value is None or kind in {bool, int} or (kind is float and np.isfinite(value)):
+            return repr(value)
+        if kind is np.ndarray:
+            return _array(value, name)
+        inner = indent + 4
+        if kind is list or kind is tuple:
+            comma = "," if kind is tuple and len(value) == 1 else ""
+            entries = [self.of(entry, name, inner) for entry in value]
+            return _joined(entries, "[]" if kind is list else "()", indent, comma)
+        if kind is dict and all(type(key) in {str, int} for key in value):
+            entries = [
+                f"{self.of(key, name, inner)}: {self.of(entry, str(key), inner)}"
+                for key, entry in value.items()
+            ]
+            return _joined(entries, "{}", indent)
+        if dataclasses.is_dataclass(value) and getattr(reference, kind.__name__, None) is kind:
+            made = "m" if hasattr(self.module, kind.__name__) else "reference"
+            fields = {n: entry for n, entry in vars(value).items() if entry is not None}
+            entries = [f"{n}={self.of(entry, n, inner)}" for n, entry in fields.items()]
+            return f"{made}.{kind.__name__}{_joined(entries, '()', indent)}"
+        raise _NotPlainError(f"a {kind.__qualname__}")
+
+
+def _array(array: np.ndarray[Any, Any], name: str) -> str:
+    is_plain = array.dtype.kind in "biuf" and hasattr(np, array.dtype.name)
+    if not is_plain or array.size > MOST_ELEMENTS or not np.isfinite(array).all():
+        raise _NotPlainError(f"an array of {array.dtype} and shape {array.shape}")
+    make = "np.array" if name in NUMPY_IN_BOTH_TWINS else "array"
+    values = array.tolist() if array.size else f"np.zeros({array.shape})"
+    return f'{make}({values}, "{array.dtype.name}")'
+
+
+def _joined(entries: Sequence[str], brackets: str, indent: int, comma: str = "") -> str:
+    """Return entries between brackets, on a line or on one each."""
+    opened, closed = brackets[0], brackets[1]
+    line = f"{opened}{', '.join(entries)}{comma}{closed}"
+    if len(line) + indent < WIDTH and "\n" not in line:
+        return line
+    lines = "".join(f"{' ' * (indent + 4)}{entry},\n" for entry in entries)
+    return f"{opened}\n{lines}{' ' * indent}{closed}"
+
+
+def _shows(script: str, target: Target, error: Mismatch) -> bool:
+    """Tell whether a script, run in this process, ends with the difference that the test found."""
+    before = list(sys.path)
+    try:
+        with target.running(checked=True):
+            exec(compile(script, "script", "exec"), {"__name__": "script"})  # noqa: S102  # our own
+    except SystemExit as ended:
+        said = str(ended.code)
+        return said == error.difference.line or said.startswith(
+            f"the call = {error.difference.got}"
+        )
+    except Exception as raised:  # noqa: BLE001  # the call raises, where an answer is due
+        return error.difference.got == f"raised {type(raised).__name__}: {raised}"
+    finally:
+        sys.path[:] = before
+    return False
