@@ -65,7 +65,7 @@ def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 60 <= kib <= 80
     assert len(KEPT) <= 2
     # It is measured again when it is replayed.
-    assert (None, Input("toys:toy@host", 3)) == (found.case, Input.from_bytes(found.input))
+    assert (None, Input("toys::toy@host", 3)) == (found.case, Input.from_bytes(found.input))
 
 
 @pytest.mark.parametrize("body", [frees, keeps_at_first, keeps_in_five_stages])
