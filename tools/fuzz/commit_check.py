@@ -46,7 +46,7 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
     import torch  # noqa: PLC0415  # what is imported here belongs to a commit, and may fail
 
     from conformance.cases.replay import replay  # noqa: PLC0415
-    from conformance.cases.subjects import contracts  # noqa: PLC0415
+    from conformance.cases.subjects import find_contract  # noqa: PLC0415
     from conformance.implementations import Absent, load_implementation  # noqa: PLC0415
     from conformance.targets import RAISED, choose_targets  # noqa: PLC0415
     from tools.fuzz.failures import key_of  # noqa: PLC0415
@@ -54,7 +54,7 @@ def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:
     from tools.fuzz.replay import attempt_of_input  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    contracts()  # imports the rest of the harness, whose time is not the case's
+    find_contract(request["case"]["contract"])  # imports it before the case is timed
     implementation = load_implementation(request["impl"], request["adapter"])
     worktree = Path(request["worktree"]).resolve()
     if worktree not in Path(implementation.file).resolve().parents:
