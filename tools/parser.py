@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 from conformance.name_lists import names_in
 
@@ -14,6 +15,23 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with one line that says what is wrong."""
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+class RenamedOption(argparse.Action):
+    """The old name of an option: it sets the value of the new one, and warns."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401  # of any option
+        option_string: str | None = None,
+    ) -> None:
+        """Set the value of the new option."""
+        del parser
+        new = self.dest.replace("_", "-")
+        warnings.warn(f"{option_string} is now --{new}", DeprecationWarning, stacklevel=2)
+        setattr(namespace, self.dest, values)
 
 
 def names(text: str) -> list[str]:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from conformance.targets import Target
-from tools import peers
+from tools import baselines
 from tools.bench import command_line
 from tools.bench.batches import BLOCK_SIZE, KINDS, Batch, make_batch, trace_batches
 from tools.bench.bounds import check_bounds, geometric_mean, is_behind
 from tools.bench.command_line import main
 from tools.bench.growth import COPIER, draw, plain_copy, steps, too_steep
 from tools.bench.jobs import JOBS, MEAN_CONTEXT, Job, Rows
-from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
+from tools.bench.measuring import BASELINE, Row, WrongAnswerError, measure
 from tools.bench.memory import measure_memory
 from tools.bench.record import Record, grown, read_record
 from tools.bench.startup import import_seconds
@@ -34,14 +34,14 @@ def spin() -> Spin:
     return Spin()
 
 
-def peer_target() -> Target:
-    """Return the built-in peers."""
-    return Target(PEER, command_line.load_implementation("tools.peers"), "cpu")
+def baseline_target() -> Target:
+    """Return the built-in baselines."""
+    return Target(BASELINE, command_line.load_implementation("tools.baselines"), "cpu")
 
 
-def row(fast_us: float, peer_us: float, num_reqs: int = 8, job: str = "f") -> Row:
+def row(fast_us: float, baseline_us: float, num_reqs: int = 8, job: str = "f") -> Row:
     """Return what a function took."""
-    timings = {"fast": Timing(fast_us, 0.1, 3, True), PEER: Timing(peer_us, 0.1, 3, True)}
+    timings = {"fast": Timing(fast_us, 0.1, 3, True), BASELINE: Timing(baseline_us, 0.1, 3, True)}
     return Row(job, "mixed", num_reqs, 2 * num_reqs, timings)
 
 
@@ -51,7 +51,7 @@ def record(**fields: object) -> Record:
         "command": "python -m tools.bench",
         "date": "2026-11-22",
         "machine": {"cpu": "one"},
-        "peer": "tools.peers",
+        "baseline": "tools.baselines",
         "device": "cpu",
         "torch_add_us": 2.0,
     }
@@ -60,13 +60,13 @@ def record(**fields: object) -> Record:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_fast_and_peer_answer_as_reference_does(job: Job, kind: str, spin: Spin) -> None:
+def test_fast_and_baseline_equal_reference(job: Job, kind: str, spin: Spin) -> None:
     """Every job, on a batch of every kind, is answered alike by all, and is timed."""
     measured = measure(
-        job, make_batch(kind, 5), [Target("fast"), peer_target()], spin, num_blocks=1
+        job, make_batch(kind, 5), [Target("fast"), baseline_target()], spin, num_blocks=1
     )
     assert measured is not None
-    assert {"fast", PEER, "reference"} == set(measured.timings)
+    assert {"fast", BASELINE, "reference"} == set(measured.timings)
     assert all(timing.median_us > 0 for timing in measured.timings.values())
 
 
@@ -77,34 +77,39 @@ def test_what_has_no_call_is_left_out(spin: Spin) -> None:
 
 
 def test_a_wrong_answer_is_not_timed(spin: Spin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that answers something else is named, with the place."""
-    monkeypatch.setattr(peers, "split_decodes_and_prefills", lambda *_, **__: (1, 2, 3, 4))
+    """A baseline that answers something else is named, with the place."""
+    monkeypatch.setattr(baselines, "split_decodes_and_prefills", lambda *_, **__: (1, 2, 3, 4))
     job = next(job for job in JOBS if job.name == "split_decodes_and_prefills")
     with pytest.raises(
         WrongAnswerError,
-        match=r"peer: split_decodes_and_prefills, decode, 5: result\[0\] = 1, but should be 5",
+        match=r"baseline: split_decodes_and_prefills, decode, 5: result\[0\] = 1, but should be 5",
     ):
-        measure(job, make_batch("decode", 5), [peer_target()], spin)
+        measure(job, make_batch("decode", 5), [baseline_target()], spin)
 
 
-def test_a_wrong_peer_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_baseline_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit status is 1, and the first wrong answer is told."""
-    peer = tmp_path / "slow_engine.py"
-    peer.write_text("def get_dcp_local_seq_lens(seq_lens, *_, **__):\n    return seq_lens + 1\n")
-    arguments = ["--quick", "--peer", str(peer), "--functions", "get_dcp_local_seq_lens"]
+    baseline = tmp_path / "slow_engine.py"
+    baseline.write_text(
+        "def get_dcp_local_seq_lens(seq_lens, *_, **__):\n    return seq_lens + 1\n"
+    )
+    arguments = ["--quick", "--baseline", str(baseline), "--functions", "get_dcp_local_seq_lens"]
     assert main(arguments) == 1
-    assert "WRONG: peer: get_dcp_local_seq_lens, decode, 1: result[0] = " in capsys.readouterr().out
+    assert (
+        "WRONG: baseline: get_dcp_local_seq_lens, decode, 1: result[0] = "
+        in capsys.readouterr().out
+    )
 
 
-def test_another_peer_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A module with some of the names serves as the peer; its times and ratios are printed."""
-    peer = tmp_path / "engine.py"
-    peer.write_text("from tools.peers import get_dcp_local_seq_lens\n")
+def test_another_baseline_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module with some of the names serves as the baseline; its times and ratios are printed."""
+    baseline = tmp_path / "engine.py"
+    baseline.write_text("from tools.baselines import get_dcp_local_seq_lens\n")
     stored = tmp_path / "run.json"
-    arguments = ["--quick", "--peer", str(peer), "--functions", "get_dcp_local_seq_lens"]
+    arguments = ["--quick", "--baseline", str(baseline), "--functions", "get_dcp_local_seq_lens"]
     main([*arguments, "--json", str(stored), "--all"])
     printed = capsys.readouterr().out
-    assert "peer: engine; torch.add" in printed
+    assert "baseline: engine; torch.add" in printed
     assert "each function, each scenario" in printed
     kept = read_record(stored)
     assert {"get_dcp_local_seq_lens"} == {row.job for row in kept.rows}
@@ -153,7 +158,7 @@ def test_scratch_is_told_from_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fast_us", "peer_us", "behind"),
+    ("fast_us", "baseline_us", "behind"),
     [
         (1.0, 1.0, False),
         (11.1, 10.0, True),
@@ -162,9 +167,9 @@ def test_scratch_is_told_from_result() -> None:
         (1.4, 0.3, True),
     ],
 )
-def test_who_is_behind(fast_us: float, peer_us: float, behind: bool) -> None:
+def test_who_is_behind(fast_us: float, baseline_us: float, behind: bool) -> None:
     """A function is behind that takes more than 1.1 times as long, and 1 us more."""
-    assert behind is is_behind(row(fast_us, peer_us))
+    assert behind is is_behind(row(fast_us, baseline_us))
 
 
 def test_bounds_are_judged() -> None:
@@ -276,7 +281,7 @@ def test_a_ratio_that_has_grown_by_half_is_told() -> None:
     old = record(rows=[row(1.0, 2.0), row(1.0, 2.0, 64)])
     new = record(rows=[row(1.6, 2.0), row(1.4, 2.0, 64), row(9.0, 1.0, 128)])
     lines, num_compared = grown(old, new)
-    assert ["f, mixed, 8 requests: 0.80 times the peer's time, 0.50 before"] == lines
+    assert ["f, mixed, 8 requests: 0.80 times the baseline, 0.50 before"] == lines
     assert num_compared == 2
 
 
@@ -289,7 +294,7 @@ def test_check_fails_where_a_ratio_has_grown(
     main([*arguments, "--json", str(stored)])
     content = json.loads(stored.read_text())
     for kept in content["rows"]:
-        kept["timings"][PEER]["median_us"] *= 100
+        kept["timings"][BASELINE]["median_us"] *= 100
     stored.write_text(json.dumps(content))
     assert main([*arguments, "--check", str(stored)]) == 1
     assert "GROWN: get_dcp_local_seq_lens, decode, 1 requests: " in capsys.readouterr().out
@@ -300,7 +305,7 @@ def test_check_fails_where_a_ratio_has_grown(
     [
         (["--functions", "split_hairs"], "argument --functions: 'split_hairs' is none of "),
         (["--check", "nowhere.json"], "No such file or directory: 'nowhere.json'"),
-        (["--peer", "no.such.module"], "--peer 'no.such.module' cannot be imported"),
+        (["--baseline", "no.such.module"], "--baseline 'no.such.module' cannot be imported"),
         (["--trace", "nowhere.csv"], "nowhere.csv"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
     ],
@@ -333,3 +338,16 @@ def test_importing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`import fast` takes some time, and not many seconds."""
     monkeypatch.setattr("tools.bench.startup.NUM_PROCESSES", 1)  # the median needs more, not this
     assert 0 < import_seconds() < 30
+
+
+def test_old_names_of_the_baseline_are_read(tmp_path: Path) -> None:
+    """`--peer` is an option of `--baseline` with a warning, and `peer` a key of older files."""
+    parser = command_line._make_parser()
+    with pytest.warns(DeprecationWarning, match="--peer is now --baseline"):
+        assert "mine" == parser.parse_args(["--peer", "mine"]).baseline
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    record(rows=[row(2.0, 4.0)]).write(new)
+    old.write_text(new.read_text().replace('"baseline":', '"peer":'))
+    assert '"peer"' in old.read_text()
+    assert read_record(new) == read_record(old)
+    assert 0.5 == read_record(old).rows[0].ratio()

@@ -15,7 +15,7 @@ from tools.bench.step import YARDSTICK
 
 MOST_RATIO: Final = 1.1
 MOST_BEHIND_US: Final = 1.0
-"""A function may be this much behind its peer, whatever the ratio: an early return costs 0.3 us."""
+"""A function may be this much slower than its baseline, whatever the ratio."""
 
 MOST_GEOMETRIC_MEAN: Final = 0.4
 MOST_GEOMETRIC_MEAN_OF_WORKERS: Final = 0.3
@@ -65,7 +65,7 @@ class Bound:
 
 
 def is_behind(row: Row) -> bool:
-    """Say whether `fast` is behind the peer by more than is allowed."""
+    """Return whether `fast` is slower than the baseline by more than is allowed."""
     ratio, behind_us = row.ratio(), row.behind_us()
     if ratio is None or behind_us is None:
         return False
@@ -125,7 +125,7 @@ def check_bounds(record: Record) -> list[Bound]:
 
 
 def _of_ratios(rows: Sequence[Row]) -> list[Bound]:
-    """Hold the ratios to the peer against their bounds."""
+    """Compare the ratios to the baseline with their bounds."""
     compared = [row for row in rows if row.ratio() is not None]
     if not compared:
         return []
@@ -135,7 +135,7 @@ def _of_ratios(rows: Sequence[Row]) -> list[Bound]:
     return [
         Bound(
             "each function, each scenario",
-            f"at most {MOST_RATIO} times the peer, or {MOST_BEHIND_US:.0f} µs behind",
+            f"at most {MOST_RATIO} times the baseline, or {MOST_BEHIND_US:.0f} µs behind",
             f"{len(compared) - len(behind)} of {len(compared)}",
             not behind,
         ),

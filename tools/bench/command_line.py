@@ -23,14 +23,14 @@ from tools.bench.batches import KINDS, SIZES, Batch, all_batches, make_batch
 from tools.bench.bounds import check_bounds
 from tools.bench.growth import COPIER, GROWTH_SIZES, draw, plain_copy
 from tools.bench.jobs import JOBS, Job
-from tools.bench.measuring import PEER, Row, WrongAnswerError, measure
+from tools.bench.measuring import BASELINE, Row, WrongAnswerError, measure
 from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
 from tools.bench.record import Record, grown, read_record
 from tools.bench.startup import first_calls, import_seconds
 from tools.bench.step import YARDSTICK, make_step
 from tools.bench.tables import make_console, print_grown, print_record
 from tools.bench.timing import Spin, time_in_turn
-from tools.parser import Parser
+from tools.parser import Parser, RenamedOption
 
 QUICK_SIZES = (1, 64, 1024)
 STEP_SIZE = 256
@@ -39,23 +39,23 @@ NUM_OF_TRACE = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure as the command line says.
+    """Run the command line.
 
     Args:
-        arguments: Those of the command line; None: the process' own.
+        arguments: The command-line arguments; None for those of the process.
 
     Returns:
-        The exit status: 0 where all bounds hold, otherwise 1.
+        The exit status: 0 if all bounds hold, otherwise 1.
 
     Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
+        SystemExit: The command line is not valid; the status is 2.
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
     try:
         jobs = _picked(options.functions)
         stored = None if options.check is None else read_record(options.check)
-        peer = load_implementation(options.peer, options.adapter)
+        baseline = load_implementation(options.baseline, options.adapter)
         batches = all_batches(
             KINDS,
             QUICK_SIZES if options.quick else SIZES,
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (KeyError, OSError, ValueError) as error:
         message = str(error.args[0] if isinstance(error, KeyError) else error)
-        parser.error(message.replace("--impl", "--peer"))
+        parser.error(message.replace("--impl", "--baseline"))
     if options.png is not None:
         import matplotlib  # noqa: F401, ICN001, PLC0415  # asked for before an hour's work
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(
         ["python", "-m", "tools.bench", *(sys.argv[1:] if arguments is None else arguments)]
     )
-    bench = Bench(command, jobs, Target(PEER, peer, "cpu"), options.device)
+    bench = Bench(command, jobs, Target(BASELINE, baseline, "cpu"), options.device)
     try:
         bench.run(batches, quick=options.quick, grows=options.png is not None or not options.quick)
     except WrongAnswerError as error:
@@ -124,11 +124,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="fewer sizes and repetitions: about a minute")
     add("--functions", metavar="a,b", help="only these functions")
     add(
-        "--peer",
+        "--baseline",
         metavar="MODULE",
-        default="tools.peers",
+        default="tools.baselines",
         help="the baseline, a module or a file; default: %(default)s",
     )
+    add("--peer", dest="baseline", action=RenamedOption, help=argparse.SUPPRESS)
     add("--adapter", metavar="MODULE", help="the baseline's adapter, as in the conformance run")
     add("--trace", type=Path, metavar="FILE.csv", help="trace of requests; default: our own")
     add(
@@ -155,23 +156,23 @@ class Bench:
     Args:
         command: The command line.
         jobs: Which functions.
-        peer: What `fast` is held against, on the host.
+        baseline: The implementation that `fast` is compared with, on the host.
         device: Where `fast` runs.
 
     Attributes:
         record: What was measured.
     """
 
-    def __init__(self, command: str, jobs: Sequence[Job], peer: Target, device: str) -> None:
+    def __init__(self, command: str, jobs: Sequence[Job], baseline: Target, device: str) -> None:
         self.jobs = jobs
-        self.peer = peer
+        self.baseline = baseline
         self.target = Target("fast", device=device)
         self.spin = Spin()
         self.record = Record(
             command=command,
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
             machine=describe_machine(device),
-            peer=peer.implementation.module.__name__,
+            baseline=baseline.implementation.module.__name__,
             device=device,
             torch_add_us=self._yardstick(),
         )
@@ -226,7 +227,7 @@ class Bench:
             row = measure(
                 job,
                 batch,
-                [self.target, self.peer],
+                [self.target, self.baseline],
                 self.spin,
                 num_blocks=num_blocks,
                 with_reference=with_reference,

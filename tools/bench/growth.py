@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tools.bench.jobs import Rows
-from tools.bench.measuring import PEER, Row
+from tools.bench.measuring import BASELINE, Row
 
 GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
 """How many requests the batches have by which growth is judged."""
@@ -119,7 +119,7 @@ def _num_labels(legend: tuple[list[Any], list[str]]) -> int:
 
 
 def _draw_job(axis: Any, job: str, rows: Sequence[Row]) -> None:
-    for name, style in (("fast", "o-"), (PEER, "s--"), (COPIER, "^-")):
+    for name, style in (("fast", "o-"), (BASELINE, "s--"), (COPIER, "^-")):
         points = [
             (row.num_reqs, row.timings[name].median_us) for row in rows if name in row.timings
         ]

@@ -80,7 +80,7 @@ class Job:
         name: What it is called in tables.
         function: The function, or the method written `Class.method`.
         prepare: Makes the call for a batch; None where the batch has no such call.
-        is_copier: Whether it is a copier or a caller of others, whose ratio to a peer is bounded by
+        is_copier: Whether it copies, or calls others; then its ratio to a baseline is bounded by
             what it copies or calls.
         rows: What it copies for each request, about; None where it copies no long rows. They leave
             a cache when that is full: growth is bounded by a plain copy's of rows that lie so.

@@ -14,7 +14,7 @@ from tools.bench.batches import Batch
 from tools.bench.jobs import Job
 from tools.bench.timing import Spin, Timing, time_in_turn
 
-PEER: Final = "peer"
+BASELINE: Final = "baseline"
 """The name of the baseline that `fast` is compared with, whichever module it is."""
 
 REFERENCE_BLOCKS: Final = 3
@@ -43,17 +43,17 @@ class Row:
     num_tokens: int
     timings: dict[str, Timing]
 
-    def ratio(self, name: str = PEER) -> float | None:
+    def ratio(self, name: str = BASELINE) -> float | None:
         """Return how many times another target's time `fast` takes, None where it has none."""
         if name not in self.timings:
             return None
         return self.timings["fast"].median_us / self.timings[name].median_us
 
     def behind_us(self) -> float | None:
-        """Return by how much `fast` is behind the peer, negative where it is ahead."""
-        if PEER not in self.timings:
+        """Return by how much `fast` is slower than the baseline; negative if it is faster."""
+        if BASELINE not in self.timings:
             return None
-        return self.timings["fast"].median_us - self.timings[PEER].median_us
+        return self.timings["fast"].median_us - self.timings[BASELINE].median_us
 
 
 def measure(

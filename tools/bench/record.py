@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tools.bench.measuring import Row
+from tools.bench.measuring import BASELINE, Row
 from tools.bench.timing import Timing
 
 SCHEMA: Final = 1
 """The version of the file's form."""
 
 MOST_GROWN: Final = 1.5
-"""By how much a ratio to the peer may grow from one run to another."""
+"""By how much a ratio to the baseline may grow from one run to another."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Record:
         command: The command line.
         date: ISO.
         machine: What it ran on, by name: versions, processor, device.
-        peer: The module that `fast` is held against.
+        baseline: The module of the baseline.
         device: Where `fast` ran.
         torch_add_us: What adding two tensors of 256 float32 takes, the yardstick.
         rows: Each function on each batch.
@@ -41,7 +41,7 @@ class Record:
     command: str
     date: str
     machine: dict[str, str]
-    peer: str
+    baseline: str
     device: str
     torch_add_us: float
     rows: list[Row] = field(default_factory=list)
@@ -63,27 +63,32 @@ def read_record(path: Path) -> Record:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no record, or of another version.
+        ValueError: It is not a record, or has another version.
     """
     try:
         content = json.loads(path.read_text())
         if content.pop("schema") != SCHEMA:
             raise ValueError(f"{path} is a record of another version")
+        if "peer" in content:  # as older files call the baseline
+            content["baseline"] = content.pop("peer")
         for name in ("rows", "growth"):
             content[name] = [_read_row(row) for row in content[name]]
         content["memory"] = {name: tuple(sizes) for name, sizes in content["memory"].items()}
         return Record(**content)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no record of tools.bench: {error!r}") from error
+        raise ValueError(f"{path} is not a record of tools.bench: {error!r}") from error
 
 
 def _read_row(row: dict[str, Any]) -> Row:
-    timings = {name: Timing(**timing) for name, timing in row.pop("timings").items()}
+    timings = {
+        BASELINE if name == "peer" else name: Timing(**timing)
+        for name, timing in row.pop("timings").items()
+    }
     return Row(**row, timings=timings)
 
 
 def grown(old: Record, new: Record) -> tuple[list[str], int]:
-    """Compare the ratios to the peer of two runs.
+    """Compare the ratios to the baseline of two runs.
 
     Args:
         old: The run that is held against.
@@ -101,7 +106,7 @@ def grown(old: Record, new: Record) -> tuple[list[str], int]:
         num_compared += 1
         if now > MOST_GROWN * was:
             lines.append(
-                f"{row.job}, {row.kind}, {row.num_reqs} requests: {now:.2f} times the peer's time,"
+                f"{row.job}, {row.kind}, {row.num_reqs} requests: {now:.2f} times the baseline,"
                 f" {was:.2f} before"
             )
     return lines, num_compared

@@ -16,7 +16,7 @@ from tools.bench.bounds import (
     is_behind,
 )
 from tools.bench.growth import by_job
-from tools.bench.measuring import PEER, Row
+from tools.bench.measuring import BASELINE, Row
 from tools.bench.record import Record
 
 WIDTH = 150
@@ -40,7 +40,7 @@ def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
     console.print(f"{record.command}, {record.date}", highlight=False)
     console.print("; ".join(f"{k} {v}" for k, v in record.machine.items()), highlight=False)
     console.print(
-        f"peer: {record.peer}; torch.add of two tensors of 256: {record.torch_add_us:.2f} µs;"
+        f"baseline: {record.baseline}; torch.add of 256 elements: {record.torch_add_us:.2f} µs;"
         " one torch thread",
         highlight=False,
     )
@@ -56,7 +56,7 @@ def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
         ratio, behind_us = row.ratio(), row.behind_us()
         console.print(
             f"BEHIND: {row.job}, {row.kind}, {row.num_reqs} requests:"
-            f" {ratio:.2f} times the peer, {behind_us:.1f} µs",
+            f" {ratio:.2f} times the baseline, {behind_us:.1f} µs",
             highlight=False,
         )
     bounds = Table(title="what it must show")
@@ -88,7 +88,7 @@ def _all_rows(record: Record) -> Table:
     table = Table(title="median and half the spread, µs; ?: the machine was slow meanwhile")
     for name in ("function", "batch"):
         table.add_column(name)
-    for name in ("requests", "tokens", "fast", "peer", "reference", "fast / peer"):
+    for name in ("requests", "tokens", "fast", "baseline", "reference", "fast / baseline"):
         table.add_column(name, justify="right")
     for of_job in by_job(record.rows).values():
         for row in sorted(of_job, key=lambda row: row.kind):
@@ -99,7 +99,7 @@ def _all_rows(record: Record) -> Table:
                 f"{row.num_reqs:,}",
                 f"{row.num_tokens:,}",
                 _timing(row, "fast"),
-                _timing(row, PEER),
+                _timing(row, BASELINE),
                 _timing(row, "reference"),
                 "-" if ratio is None else f"{ratio:.2f}",
             )
@@ -114,7 +114,7 @@ def _by_function(record: Record) -> Table:
     table.add_column("function")
     for size in sizes:
         table.add_column(f"{size:,}", justify="right")
-    for name in ("/ peer", "worst", "/ reference"):
+    for name in ("/ baseline", "worst", "/ reference"):
         table.add_column(name, justify="right")
     for job, of_job in by_job(record.rows).items():
         mixed = {row.num_reqs: row for row in of_job if row.kind == "mixed"}
@@ -132,7 +132,7 @@ def _by_function(record: Record) -> Table:
 
 
 def _beside_engine(record: Record) -> Table:
-    """Show `fast` beside an engine's own times."""
+    """Compare `fast` with an engine's own times."""
     scale = record.torch_add_us / ENGINE_ADD_US
     table = Table(
         title="fast / an engine's own host code, µs, mixed batches"

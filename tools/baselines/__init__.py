@@ -7,20 +7,20 @@ before it times them. The classes of batches and micro-batches are `fast`'s own.
 """
 
 from fast import CommonAttentionMetadata, UBatchSlice
-from tools.peers.batch_order import (
+from tools.baselines.batch_order import (
     reorder_batch_to_split_decodes_and_prefills,
     split_decodes_and_prefills,
     split_decodes_prefills_and_extends,
 )
-from tools.peers.block_table import BlockTables
-from tools.peers.causal_conv1d import compute_causal_conv1d_metadata
-from tools.peers.context_parallel import get_dcp_local_seq_lens
-from tools.peers.fast_prefill import make_kv_sharing_fast_prefill_common_attn_metadata
-from tools.peers.local_attention import make_local_attention_virtual_batches
-from tools.peers.metadata import build_attn_metadata
-from tools.peers.multimodal import gather_mm_placeholders, scatter_mm_placeholders
-from tools.peers.slots import compute_slot_mapping
-from tools.peers.ubatch import create_ubatch_slices, split_attn_metadata
+from tools.baselines.block_table import BlockTables
+from tools.baselines.causal_conv1d import compute_causal_conv1d_metadata
+from tools.baselines.context_parallel import get_dcp_local_seq_lens
+from tools.baselines.fast_prefill import make_kv_sharing_fast_prefill_common_attn_metadata
+from tools.baselines.local_attention import make_local_attention_virtual_batches
+from tools.baselines.metadata import build_attn_metadata
+from tools.baselines.multimodal import gather_mm_placeholders, scatter_mm_placeholders
+from tools.baselines.slots import compute_slot_mapping
+from tools.baselines.ubatch import create_ubatch_slices, split_attn_metadata
 
 __all__ = [
     "BlockTables",
