@@ -1,16 +1,16 @@
-"""Mutation testing of `fast`: does the conformance run see bugs?
+"""Mutation testing of `fast`: does the conformance run find bugs?
 
     python -m tools.mutate [--modules slots,ubatch] [--workers 2] [--budget-minutes N]
 
-makes mutants of each module, one change in each (`tools/mutation/operators.py` says which), and
-lets the module's conformance checks judge them, in the simulator too: first those of its own test
-module, then those of all functions whose modules import it; of these, those that come by the
-changed line. A mutant that no check sees survives. What is judged is kept, and stays judged while
-the source of the module is unchanged; before that every check is run once, to see which lines it
-comes by. `--budget-minutes` ends either: where not all checks were run once, nothing is judged.
-Mutants that mean what the original means are declared in `tools/equivalents.toml`. The exit status
-is 0; 1 where under 95% of the mutants that are not declared are seen in all, or under 90% in a
-module, or a declaration is wrong; 2 when the call was wrong.
+makes mutants of each module, one change in each (`tools/mutation/operators.py` lists the changes),
+and runs conformance checks on them, in the simulator too: the checks of the module's own test
+module first, then those of all functions whose modules import it; of these, the ones that reach the
+changed line. A mutant that no check fails on survives. Outcomes are stored, and stay valid while
+the source of the module is unchanged. Before the first mutant, every check runs once, to find which
+lines it reaches; if `--budget-minutes` ends before that, nothing is evaluated. Mutants that are
+equivalent to the original are declared in `tools/equivalents.toml`. The exit status is 0; 1 if
+under 95% of the mutants that are not declared are killed, or under 90% in a module, or if a
+declaration is wrong; 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rich.console import Console
 from tqdm import tqdm
 
 from conformance.name_lists import near
-from tools.mutation.court import Court
 from tools.mutation.equivalents import Declarations
-from tools.mutation.judge import Bench
+from tools.mutation.evaluator import Evaluator
+from tools.mutation.mutant_process import Setup
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
-from tools.mutation.session import Judgement, Session
+from tools.mutation.session import Outcome, Session
 from tools.mutation.summary import make_table, shortfalls, survivor_lines, tally
 from tools.parser import Parser, names, positive
 
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
 
     Args:
         arguments: Those of the command line; None: the process' own.
-        project: What is mutated, and by what it is judged; None: `fast`, by `conformance`.
+        project: What is mutated, and what checks it; None: `fast`, by `conformance`.
 
     Returns:
-        The exit status: 0 where enough mutants are seen, otherwise 1.
+        The exit status: 0 if enough mutants are killed, otherwise 1.
 
     Raises:
         SystemExit: With status 2, for a command line that cannot be used.
@@ -88,12 +88,12 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
         status = 0
         if not options.list_survivors:
             try:
-                run.judge(project, options)
-            except RuntimeError as error:  # there is no judging with checks that fail
+                run.evaluate(project, options)
+            except RuntimeError as error:  # with checks that fail nothing can be evaluated
                 parser.error(str(error))
             except KeyboardInterrupt:
                 status = 130
-        return run.tell() or status
+        return run.report() or status
     finally:
         session.close()
 
@@ -114,16 +114,16 @@ class Run:
         self._session = session
         self._declarations = declarations
 
-    def judged(self) -> list[tuple[Mutant, Judgement]]:
-        """Return the mutants that were judged, and what was found of each."""
-        known = [(mutant, self._session.judgement(mutant)) for mutant in self._mutants]
-        return [(mutant, judgement) for mutant, judgement in known if judgement is not None]
+    def evaluated(self) -> list[tuple[Mutant, Outcome]]:
+        """Return the mutants that were evaluated, and what was found of each."""
+        known = [(mutant, self._session.outcome(mutant)) for mutant in self._mutants]
+        return [(mutant, outcome) for mutant, outcome in known if outcome is not None]
 
-    def judge(self, project: Project, options: argparse.Namespace) -> None:
-        """Judge those that are not judged yet.
+    def evaluate(self, project: Project, options: argparse.Namespace) -> None:
+        """Evaluate those that are not evaluated yet.
 
         Args:
-            project: Has the judges.
+            project: Has the checks.
             options: Of the command line.
 
         Raises:
@@ -140,51 +140,53 @@ class Run:
             deadline = time.monotonic() + SECONDS_OF_A_MINUTE * options.budget_minutes
         folder = options.db.resolve().with_name(f"{options.db.name}.kept")
         copy = project.copied_to(folder / "source")
-        bench = Bench(copy, options.profile, folder, copy.independent())
-        court = Court(
-            bench,
+        setup = Setup(copy, options.profile, folder, copy.independent())
+        evaluator = Evaluator(
+            setup,
             TARGETS,
             options.workers,
             options.timeout_seconds,
             is_thorough=options.thorough,
         )
-        for mutant, judgement in self.judged():
-            court.learn(mutant, judgement)
+        for mutant, outcome in self.evaluated():
+            evaluator.learn(mutant, outcome)
         modules = list(dict.fromkeys(mutant.module for mutant in left))
         with tqdm(
-            total=court.num_missing(modules), desc="checks run", unit="check", leave=False
+            total=evaluator.num_missing(modules), desc="checks run", unit="check", leave=False
         ) as bar:
-            for _ in court.measure(modules, deadline):
+            for _ in evaluator.measure(modules, deadline):
                 bar.update()
-        if court.num_missing(modules):
-            left_over = court.num_missing(modules)
-            print(f"nothing was judged: the budget ended before {left_over} checks were run once")
+        if evaluator.num_missing(modules):
+            left_over = evaluator.num_missing(modules)
+            print(
+                f"nothing was evaluated: the budget ended before {left_over} checks were run once"
+            )
             return
         survived = 0
         with tqdm(total=len(left), unit="mutant", smoothing=0.05) as bar:
-            for mutant, judgement in court.judge(left, deadline):
-                self._session.note(mutant, judgement)
-                survived += judgement.verdict.is_alive
+            for mutant, outcome in evaluator.evaluate(left, deadline):
+                self._session.note(mutant, outcome)
+                survived += outcome.verdict.is_alive
                 bar.set_description(mutant.module, refresh=False)
                 bar.set_postfix(survived=survived, refresh=False)
                 bar.update()
 
     def _is_open(self, mutant: Mutant, options: argparse.Namespace) -> bool:
-        """Tell whether a mutant is to be judged."""
-        judgement = self._session.judgement(mutant)
-        if judgement is None or not options.survivors_again:
-            return judgement is None
-        return judgement.verdict.is_alive and self._declarations.of(mutant) is None
+        """Tell whether a mutant is to be evaluated."""
+        outcome = self._session.outcome(mutant)
+        if outcome is None or not options.survivors_again:
+            return outcome is None
+        return outcome.verdict.is_alive and self._declarations.of(mutant) is None
 
-    def tell(self) -> int:
+    def report(self) -> int:
         """Print the survivors, the table and what is wrong; return the exit status."""
-        judged = self.judged()
-        for line in survivor_lines(judged, self._declarations):
+        evaluated = self.evaluated()
+        for line in survivor_lines(evaluated, self._declarations):
             print(line)
-        tallies = tally(self._mutants, judged, self._declarations)
+        tallies = tally(self._mutants, evaluated, self._declarations)
         Console(width=None if sys.stdout.isatty() else 120).print(make_table(tallies))
         complete = [name for name, one in tallies.items() if one.is_complete]
-        wrong = self._declarations.wrong(complete, judged) + shortfalls(tallies)
+        wrong = self._declarations.wrong(complete, evaluated) + shortfalls(tallies)
         for line in wrong:
             print(line)
         return 1 if wrong else 0
@@ -194,7 +196,7 @@ def _make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.mutate",
-        description="Make mutants of fast, and let its conformance checks judge them.",
+        description="Make mutants of fast, and run its conformance checks on them.",
     )
     add = parser.add_argument
     add(
@@ -208,7 +210,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         default=os.cpu_count() or 1,
-        help="judges at a time; default: one for each core, %(default)s",
+        help="mutants at a time; default: one for each core, %(default)s",
     )
     add(
         "--budget-minutes",
@@ -216,14 +218,14 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="begin nothing else after these: first no check that is run once, then no mutant",
     )
-    add("--sample", type=positive, metavar="N", help="judge so many of those that are left")
+    add("--sample", type=positive, metavar="N", help="evaluate at most N of those that are left")
     add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
     add(
         "--db",
         type=Path,
         metavar="FILE",
         default=FOLDER / "session.sqlite",
-        help="keeps what is judged, with a folder FILE.kept beside it; default:"
+        help="keeps what is evaluated, with a folder FILE.kept beside it; default:"
         " build/mutants/session.sqlite",
     )
     add(
@@ -246,7 +248,7 @@ def _make_parser() -> argparse.ArgumentParser:
         default="default",
         help="of the checks; default: %(default)s",
     )
-    add("--fresh", action="store_true", help="forget what was judged before, of these modules")
+    add("--fresh", action="store_true", help="forget what was evaluated before, of these modules")
     add(
         "--thorough",
         action="store_true",
@@ -255,7 +257,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add(
         "--survivors-again",
         action="store_true",
-        help="judge those once more that survived and are not declared",
+        help="evaluate again those that survived and are not declared",
     )
-    add("--list-survivors", action="store_true", help="judge nothing, print what is known")
+    add("--list-survivors", action="store_true", help="evaluate nothing, print what is known")
     return parser

@@ -23,7 +23,7 @@ import fast
 from fast._native import slots as slot_loops
 from fast._native.compiler import COMPILED, Compiled
 from tools import mutate
-from tools.mutation import court, judge, reach
+from tools.mutation import evaluator, mutant_process, reach
 from tools.mutation.loop_cache import LoopLocator
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
@@ -122,12 +122,12 @@ def make_toy(root: Path) -> Toy:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
-    """Return a project that nobody has judged."""
+    """Return a project that nobody has evaluated."""
     return make_toy(tmp_path)
 
 
-class Judged(NamedTuple):
-    """A project, the runs that judged one of its modules, and what they printed."""
+class Evaluated(NamedTuple):
+    """A project, the runs that evaluated one of its modules, and what they printed."""
 
     toy: Toy
     statuses: list[int]
@@ -140,9 +140,9 @@ class Judged(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """Return a project, one of whose modules was judged in two runs: one mutant, then the rest."""
-    found = Judged(make_toy(tmp_path_factory.mktemp("judged")), [], [])
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    """Return a project with a module that was evaluated in two runs: one mutant, then the rest."""
+    found = Evaluated(make_toy(tmp_path_factory.mktemp("evaluated")), [], [])
     for more in (("--sample", "1"), ()):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             found.statuses.append(found.toy.run("--modules", "clamping", *more))
@@ -151,29 +151,29 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
 
 
 @pytest.fixture
-def no_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no process be started."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("a judge was called")
+        raise AssertionError("a process was started")
 
-    monkeypatch.setattr(court, "run_all", refuse)
+    monkeypatch.setattr(evaluator, "run_all", refuse)
 
 
-def test_survivors_are_told(judged: Judged) -> None:
+def test_survivors_are_told(evaluated: Evaluated) -> None:
     """What no check sees survives, is shown with its diff, and fails the run."""
-    assert judged.statuses[1] == 1
-    out = judged.printed[1]
+    assert evaluated.statuses[1] == 1
+    out = evaluated.printed[1]
     assert [4, 2, 2] == numbers(out, "clamping")
     assert "    -    if value < low:\n    +    if value <= low:\n" in out
     assert "    -    if value > high:\n    +    if value >= high:\n" in out
     assert out.count("passes 2 checks") == 2
-    assert "clamping: 50.0% of the mutants are seen, at least 90.0% must be" in out
+    assert "clamping: 50.0% of the mutants are killed, expected at least 90.0%" in out
 
 
-def test_what_it_keeps_is_its_own(judged: Judged) -> None:
+def test_what_it_keeps_is_its_own(evaluated: Evaluated) -> None:
     """All that lies beside the database is one folder, named after it."""
-    build = judged.toy.project.root / "build"
+    build = evaluated.toy.project.root / "build"
     assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
     assert {"source", "reach.json"} <= {path.name for path in (build / "toy.sqlite.kept").iterdir()}
 
@@ -181,11 +181,11 @@ def test_what_it_keeps_is_its_own(judged: Judged) -> None:
 def test_a_budget_ends_the_measuring_too(
     toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the budget ends before all checks were run once nothing is judged, and it says so."""
+    """If the budget ends before all checks ran once, nothing is evaluated, and it says so."""
     monkeypatch.setattr(mutate, "SECONDS_OF_A_MINUTE", 0)
     assert toy.run("--modules", "clamping", "--budget-minutes", "1") == 0
     out = capsys.readouterr().out
-    assert "nothing was judged: the budget ended before 4 checks were run once" in out
+    assert "nothing was evaluated: the budget ended before 4 checks were run once" in out
     assert "0 of 4 *" in out
     assert "%" not in out
 
@@ -203,10 +203,10 @@ def test_what_was_cut_short_is_as_none(text: str, tmp_path: Path) -> None:
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_a_part_is_no_whole(judged: Judged) -> None:
-    """A module that was not judged to the end is told as such, and fails nothing."""
-    assert judged.statuses[0] == 0
-    assert "1 of 4 *" in judged.printed[0]
+def test_a_part_is_no_whole(evaluated: Evaluated) -> None:
+    """A module that was not evaluated to the end is told as such, and fails nothing."""
+    assert evaluated.statuses[0] == 0
+    assert "1 of 4 *" in evaluated.printed[0]
 
 
 def test_tests_that_declarations_name_exist() -> None:
@@ -217,26 +217,26 @@ def test_tests_that_declarations_name_exist() -> None:
     assert not {name for name in named if not (mutate.ROOT / name).is_file()}
 
 
-@pytest.mark.usefixtures("no_judges")
-def test_what_is_judged_stays_judged(judged: Judged, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another run judges nothing; what is declared equivalent does not count."""
-    toy = judged.toy
+@pytest.mark.usefixtures("no_processes")
+def test_outcomes_stay(evaluated: Evaluated, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another run evaluates nothing; what is declared equivalent does not count."""
+    toy = evaluated.toy
     toy.declared = CLAMP + BELOW + ABOVE
     assert toy.run("--modules", "clamping") == 0
     assert "100.0%" in capsys.readouterr().out
     toy.declared = CLAMP + BELOW + ABOVE + SEEN + GONE
     assert toy.run("--modules", "clamping") == 1
     out = capsys.readouterr().out
-    assert "declared equivalent, but seen by test_toys::test_a_value_is_clamped[host-" in out
+    assert "declared equivalent, but killed by test_toys::test_a_value_is_clamped[host-" in out
     assert "declared equivalent, but no longer there: clamping clamp: 'if value > top:' => " in out
 
 
-@pytest.mark.usefixtures("no_judges")
+@pytest.mark.usefixtures("no_processes")
 def test_what_is_forgotten_stays_forgotten(
-    judged: Judged, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was judged is forgotten when it is said so, and stays forgotten."""
-    toy = judged.copied_to(tmp_path)
+    """What was evaluated is forgotten when it is said so, and stays forgotten."""
+    toy = evaluated.copied_to(tmp_path)
     assert toy.run("--modules", "clamping", "--list-survivors") == 1
     assert "0 of 4 *" not in capsys.readouterr().out
     assert toy.run("--modules", "clamping", "--list-survivors", "--fresh") == 0
@@ -245,12 +245,12 @@ def test_what_is_forgotten_stays_forgotten(
     assert "0 of 4 *" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_judges")
-def test_a_changed_module_is_judged_anew(
-    judged: Judged, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("no_processes")
+def test_a_changed_module_is_evaluated_again(
+    evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With another source, what was found of a module does not count."""
-    toy = judged.copied_to(tmp_path)
+    toy = evaluated.copied_to(tmp_path)
     path = toy.project.modules()["clamping"]
     path.write_text(CLAMPING.replace("value > high", "high < value"), encoding="utf-8")
     assert toy.run("--modules", "clamping", "--list-survivors") == 0
@@ -261,7 +261,7 @@ def test_loops_that_do_not_end_are_ended(
     toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mutant that never ends is seen, by the clock; what nobody calls is not reached."""
-    monkeypatch.setattr(court, "TIMES_THE_ORIGINAL", 0)
+    monkeypatch.setattr(evaluator, "TIMES_THE_ORIGINAL", 0)
     toy.declared = NEVER
     status = toy.run("--modules", "counting", "--timeout-seconds", "1")
     out = capsys.readouterr().out
@@ -271,10 +271,10 @@ def test_loops_that_do_not_end_are_ended(
     assert timeouts >= 2
     toy.declared = NEVER + RUNS
     assert toy.run("--modules", "counting", "--list-survivors") == 1
-    assert "declared elsewhere, but seen by " in capsys.readouterr().out
+    assert "declared elsewhere, but killed by " in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_judges")
+@pytest.mark.usefixtures("no_processes")
 def test_wrong_calls(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown module, and a file of declarations that is none, are refused in a line."""
     with pytest.raises(SystemExit, match="2"):
@@ -305,7 +305,7 @@ def test_wrong_calls(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
         assert message in capsys.readouterr().err
 
 
-def test_checks_that_fail_judge_nobody(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checks_that_fail_evaluate_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     """Checks that fail without any mutant end the run, by name."""
     path = toy.project.root / "toychecks/test_toys.py"
     path.write_text(CHECKS.replace("== 0", "== 1"), encoding="utf-8")
@@ -448,9 +448,9 @@ def test_loops_are_known_by_what_they_say() -> None:
     assert len(others) == 3
 
 
-def test_a_judge_is_quiet_about_where_it_works() -> None:
+def test_checks_are_named_as_pytest_names_them() -> None:
     """Checks are named as pytest names them."""
-    check = judge.CheckId("test_slots", "test_x", "sim", "real")
+    check = mutant_process.CheckId("test_slots", "test_x", "sim", "real")
     assert str(check) == "test_slots::test_x[sim-real]"
 
 
@@ -463,12 +463,14 @@ def test_a_judge_is_quiet_about_where_it_works() -> None:
         (-signal.SIGKILL, True, Verdict.TIMEOUT, "it did not end"),
     ],
 )
-def test_a_judge_that_dies_has_seen_it(
+def test_a_mutant_that_ends_its_process_is_killed(
     exitcode: int, is_late: bool, verdict: Verdict, error: str
 ) -> None:
-    """A mutant that takes its judge with it is told apart from one that never ends."""
-    check = judge.CheckId("test_toys", "test_x", "host", "real")
-    found = court.judgement_of(judge.Limited(check, 2.0), Ended(exitcode, is_late), has_judges=True)
+    """A mutant that ends its process is distinguished from one that never ends."""
+    check = mutant_process.CheckId("test_toys", "test_x", "host", "real")
+    found = evaluator.outcome_of(
+        mutant_process.Limited(check, 2.0), Ended(exitcode, is_late), has_checks=True
+    )
     assert (verdict, error, str(check)) == (found.verdict, found.error, found.by)
 
 

@@ -1,1 +1,1 @@
-"""Mutation testing of `fast` with the conformance checks as its judge; `python -m tools.mutate`."""
+"""Mutation testing of `fast` with the conformance checks; `python -m tools.mutate`."""

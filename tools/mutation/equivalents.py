@@ -1,4 +1,4 @@
-"""The mutants that no check can see, declared by hand, each with its reason."""
+"""The mutants that no check can kill, declared by hand, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from tools.mutation.mutants import Mutant
-from tools.mutation.session import Judgement, Verdict
+from tools.mutation.session import Outcome, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a person found out about mutants.
+    """A declaration about mutants.
 
     Attributes:
         kind: `equivalent`: one that means what the original means. `elsewhere`: those of lines that
-            no target here runs; who does, and judges them, is named in the reason.
+            no target here runs; the reason names the tests that check them.
         module: Of the mutants.
         function: Of the mutants.
         before: The changed lines as they were, stripped; "" for all of what is elsewhere.
         after: The changed lines as they are; of what is elsewhere, nothing is said.
         nth: Which of the function's mutants with these lines; None: all.
-        reason: Why no check can see them.
+        reason: Why no check can kill them.
     """
 
     kind: str
@@ -95,13 +95,13 @@ class Declarations:
         return next((one for one in self._declared if one.is_about(mutant)), None)
 
     def wrong(
-        self, modules: Iterable[str], judged: Sequence[tuple[Mutant, Judgement]]
+        self, modules: Iterable[str], evaluated: Sequence[tuple[Mutant, Outcome]]
     ) -> list[str]:
-        """Return what is wrong with what is declared of modules that were judged to the end.
+        """Return what is wrong with what is declared of modules that were evaluated to the end.
 
         Args:
             modules: Their names.
-            judged: Their mutants, and what was found of each.
+            evaluated: Their mutants, and what was found of each.
 
         Returns:
             Lines, one for each declaration that does not hold.
@@ -111,13 +111,13 @@ class Declarations:
         for one in self._declared:
             if one.module not in chosen:
                 continue
-            found = [(mutant, how) for mutant, how in judged if one.is_about(mutant)]
+            found = [(mutant, how) for mutant, how in evaluated if one.is_about(mutant)]
             if not found:
                 lines.append(f"declared {one.kind}, but no longer there: {one}")
             for mutant, how in found:
                 if not how.verdict.is_alive:
                     at = f"line {mutant.start[0]}"
-                    lines.append(f"declared {one.kind}, but seen by {how.by}: {one} ({at})")
+                    lines.append(f"declared {one.kind}, but killed by {how.by}: {one} ({at})")
                 elif one.kind == "elsewhere" and how.verdict is not Verdict.UNREACHED:
                     lines.append(f"declared elsewhere, but line {mutant.start[0]} runs here: {one}")
         return lines

@@ -45,11 +45,11 @@ class LoopLocator:
         return str(Path(os.environ[FOLDER]) / self._digest)
 
     def get_source_stamp(self) -> str:
-        """Return what tells it from another version: its folder does."""
+        """Return what distinguishes versions: the folder's name does."""
         return self._digest
 
     def get_disambiguator(self) -> str:
-        """Return what tells it from another of its name in its folder: there is none."""
+        """Return what distinguishes loops of one name in the folder: there is only one."""
         return ""
 
 

@@ -2,7 +2,7 @@
 
 All of cosmic-ray's operators make 11,600 mutants of `fast`, 7,000 of them by putting each of eleven
 binary operators in the place of each; nobody writes `slot ** size` for `slot * size`, and any test
-sees it. Made are those that a person would get wrong:
+finds it. Made are those that a person would get wrong:
 
 - `+` and `-`, `*` and `//`, `%` and `//`, the shifts, `&` and `|` for each other;
 - `<` and `<=`, `>` and `>=` for each other, each turned round; `==` and `!=`, `is` and `is not`;
@@ -103,7 +103,7 @@ class NoIteration(ZeroIterationForLoop):  # type: ignore[misc]  # cosmic-ray is 
 class RemoveStatement(Operator):  # type: ignore[misc]  # cosmic-ray is untyped
     """Leaves out a statement that is a call, a `raise`, a `+=`, or a write into something.
 
-    A check that nobody calls, a refusal that never comes, an entry that is never written: the
+    A check that is never called, a refusal that never comes, an entry that is never written: the
     mistakes that leave no trace in what is there to be read.
     """
 

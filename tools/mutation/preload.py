@@ -1,7 +1,7 @@
-"""What every judge needs and no mutant changes, imported once, before the judges are forked.
+"""What every process needs and no mutant changes, imported once, before they are forked.
 
 Importing it takes 2 seconds. Then come those modules of the project that import nothing of what is
-mutated: a judge imports the rest in 0.1 seconds.
+mutated: a process imports the rest in 0.1 seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import hypothesis
 from hypothesis import strategies
 
-from tools.mutation.judge import PROJECT
+from tools.mutation.mutant_process import PROJECT
 
 for _name in ("greenlet", "ml_dtypes", "numba", "numpy", "pytest", "rich", "torch", "tqdm"):
     with contextlib.suppress(ImportError):
@@ -37,7 +37,7 @@ if PROJECT in os.environ:
     sys.path.insert(0, _root)
     sys.pycache_prefix, sys.dont_write_bytecode = _bytecode, False
     for _name in _names:
-        with contextlib.suppress(Exception):  # a judge will say what is wrong with it
+        with contextlib.suppress(Exception):  # the process that needs it reports it
             importlib.import_module(_name)
 
 

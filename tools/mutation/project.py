@@ -1,4 +1,4 @@
-"""What is mutated, what judges it, and which of its modules use which."""
+"""What is mutated, what checks it, and which of its modules use which."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NO_SOURCES: Final = ("__pycache__", "failures")
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """A package and the package whose checks judge it.
+    """A package, and the package with its checks.
 
     Attributes:
         root: The folder that both lie in.
         package: What is mutated.
-        judges: Its modules named `test_...` hold the checks.
-        others: Packages of the folder that the judges use.
+        checks: Its modules named `test_...` have the checks.
+        others: Packages of the folder that the checks use.
     """
 
     root: Path
     package: str = "fast"
-    judges: str = "conformance"
+    checks: str = "conformance"
     others: tuple[str, ...] = ("reference",)
 
     def modules(self) -> dict[str, Path]:
@@ -47,15 +47,15 @@ class Project:
             The copy.
         """
         shutil.rmtree(folder, ignore_errors=True)
-        for package in (self.package, self.judges, *self.others):
+        for package in (self.package, self.checks, *self.others):
             leave = shutil.ignore_patterns(*NO_SOURCES)
             shutil.copytree(self.root / package, folder / package, ignore=leave)
         return dataclasses.replace(self, root=folder)
 
     def digest(self) -> str:
-        """Return what changes with any of the sources that a judgement rests on."""
+        """Return what changes with any of the sources that a outcome rests on."""
         digest = hashlib.sha256()
-        for package in (self.package, self.judges, *self.others):
+        for package in (self.package, self.checks, *self.others):
             for file in sorted((self.root / package).rglob("*")):
                 name = file.relative_to(self.root)
                 if file.is_file() and not set(NO_SOURCES) & set(name.parts):
@@ -79,7 +79,7 @@ class Project:
     def independent(self) -> frozenset[str]:
         """Return the modules, outside the package, that import nothing of it, however far."""
         imported: dict[str, set[str]] = {}
-        for package in (self.package, self.judges, *self.others):
+        for package in (self.package, self.checks, *self.others):
             for file in sorted((self.root / package).rglob("*.py")):
                 parts = file.relative_to(self.root).with_suffix("").parts
                 name = ".".join(parts).removesuffix(".__init__")

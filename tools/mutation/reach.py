@@ -1,6 +1,6 @@
-"""Which checks reach which lines: a mutant is judged by the checks that come by it.
+"""Which checks reach which lines: a mutant is evaluated by the checks that reach it.
 
-The conformance run draws the same examples every time. A check that does not come by a line of the
+The conformance run draws the same examples every time. A check that does not reach a line of the
 original does the same, whatever stands there.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-from tools.mutation.judge import Bench, CheckId, Loaded, bind, load_checks, prepared
+from tools.mutation.mutant_process import CheckId, Loaded, Setup, bind, load_checks, prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Known:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """What a check comes by on the original.
+    """What a check reaches in the original.
 
     Attributes:
         seconds: Of processor time, traced.
@@ -52,8 +52,8 @@ class Reached:
 
 
 @dataclasses.dataclass(frozen=True)
-class Census:
-    """What there is to judge with.
+class Inventory:
+    """The checks that there are.
 
     Attributes:
         known: The checks.
@@ -64,53 +64,53 @@ class Census:
     import_lines: Mapping[str, frozenset[int]]
 
 
-def take_census(bench: Bench, targets: Sequence[str], connection: Connection) -> None:
-    """Send the `Census`, or the line that says what went wrong."""
-    tracer = Tracer(bench.project.modules())
-    with prepared(bench, "", ""):
+def take_inventory(setup: Setup, targets: Sequence[str], connection: Connection) -> None:
+    """Send the `Inventory`, or the line that says what went wrong."""
+    tracer = Tracer(setup.project.modules())
+    with prepared(setup, "", ""):
         try:
             sys.settrace(tracer.enter)
             try:
-                load_checks(bench.project)
+                load_checks(setup.project)
             finally:
                 sys.settrace(None)
-            connection.send(Census(list(_known(bench, targets)), tracer.lines()))
-        except Exception as error:  # noqa: BLE001  # told by the caller
+            connection.send(Inventory(list(_known(setup, targets)), tracer.lines()))
+        except Exception as error:  # noqa: BLE001  # the caller reports it
             connection.send(f"{type(error).__name__}: {error}")
 
 
-def _known(bench: Bench, targets: Sequence[str]) -> Iterator[Known]:
+def _known(setup: Setup, targets: Sequence[str]) -> Iterator[Known]:
     all_targets: Any = importlib.import_module("conformance.targets")
-    package = importlib.import_module(bench.project.package)
-    for (module, name, law), check in load_checks(bench.project).items():
+    package = importlib.import_module(setup.project.package)
+    for (module, name, law), check in load_checks(setup.project).items():
         named: Any = getattr(package, check.function.split(".")[0], None)
         inside, _, short = str(getattr(named, "__module__", "") or "").partition(".")
-        home = short if inside == bench.project.package else None if named is None else ""
+        home = short if inside == setup.project.package else None if named is None else ""
         for target in filter(check.runs_on, map(all_targets.TARGETS.get, targets)):
             for size in check.sizes(target):
                 yield Known(CheckId(module, name, target.name, size, law), home)
 
 
 def measure(
-    bench: Bench, checks: Sequence[CheckId], deadline: float | None, connection: Connection
+    setup: Setup, checks: Sequence[CheckId], deadline: float | None, connection: Connection
 ) -> None:
     """Send for each check what it reaches, as `(check, Reached)`, or what it says if it fails.
 
     Each runs in a process of its own: what is done once is done in each.
 
     Args:
-        bench: What is measured.
+        setup: What is measured.
         checks: The checks.
         deadline: When to begin no other, by `time.monotonic()`, which is one clock for all.
         connection: Where to send it.
     """
     context = multiprocessing.get_context("fork")
-    with prepared(bench, "", ""):
-        known = load_checks(bench.project)
+    with prepared(setup, "", ""):
+        known = load_checks(setup.project)
         for check in checks:
             if deadline is not None and time.monotonic() > deadline:
                 return
-            arguments = (bench, known, check, connection)
+            arguments = (setup, known, check, connection)
             process = context.Process(target=_measure_one, args=arguments)
             process.start()
             process.join()
@@ -118,18 +118,18 @@ def measure(
                 connection.send((check, f"the process ended with {process.exitcode}"))
 
 
-def _measure_one(bench: Bench, known: Loaded, check: CheckId, connection: Connection) -> None:
+def _measure_one(setup: Setup, known: Loaded, check: CheckId, connection: Connection) -> None:
     started = time.process_time()
-    tracer = Tracer(bench.project.modules())
+    tracer = Tracer(setup.project.modules())
     try:
-        test = bind(bench, known, check)
-        tracer.follow_loops(bench.project.package)
+        test = bind(setup, known, check)
+        tracer.follow_loops(setup.project.package)
         sys.settrace(tracer.enter)
         try:
             test()
         finally:
             sys.settrace(None)
-    except BaseException as error:  # noqa: BLE001  # told by the caller
+    except BaseException as error:  # noqa: BLE001  # the caller reports it
         connection.send((check, f"{type(error).__name__}: {error}"))
     else:
         connection.send((check, Reached(time.process_time() - started, tracer.lines())))
@@ -241,7 +241,7 @@ class ReachFile:
         return [one.check for one in known if str(one.check) not in self.reached]
 
     def save(self) -> None:
-        """Write what was measured; whoever ends this leaves the file as it was."""
+        """Write what was measured; an interrupted call leaves the file as it was."""
         checks = {
             check: (found.seconds, {name: sorted(at) for name, at in found.lines.items()})
             for check, found in self.reached.items()

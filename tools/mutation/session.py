@@ -1,4 +1,4 @@
-"""What was judged, kept in cosmic-ray's database from run to run."""
+"""What was evaluated, kept in cosmic-ray's database from run to run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
+class Outcome:
     """What was found of a mutant.
 
     Attributes:
@@ -56,17 +56,17 @@ class Judgement:
 
 
 class Session:
-    """The judgements of mutants, each written as soon as it is made.
+    """The outcomes of mutants, each written as soon as it is made.
 
-    A mutant is known by its module's source and by what is changed: what is judged stays judged
-    while the source of the module is unchanged.
+    A mutant is known by its module's source and by what is changed: an outcome is valid while the
+    source of the module is unchanged.
 
     Args:
         path: The database, made where there is none.
 
     Raises:
         OSError: Its folder cannot be made.
-        ValueError: The file is no database, or none of these judgements.
+        ValueError: The file is no database, or none of these outcomes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,14 +75,14 @@ class Session:
             self._db = WorkDB(path, WorkDB.Mode.create)
             results = dict(self._db.results)
             self._kept = set(results)
-            self._judged = {
+            self._outcomes = {
                 job: _read(result)
                 for job, result in results.items()
                 if result.worker_outcome is not WorkerOutcome.SKIPPED
             }
         except (SQLAlchemyError, KeyError, TypeError, ValueError) as error:
             said = (str(error).splitlines() or [""])[0]
-            raise ValueError(f"is no database of judgements: {said}") from error
+            raise ValueError(f"is no database of outcomes: {said}") from error
 
     def close(self) -> None:
         """Close the database."""
@@ -90,16 +90,16 @@ class Session:
 
     def forget(self, mutants: Iterable[Mutant]) -> None:
         """Forget what was found of mutants."""
-        jobs = {mutant.digest for mutant in mutants} & self._judged.keys()
+        jobs = {mutant.digest for mutant in mutants} & self._outcomes.keys()
         self._db.set_multiple_results(sorted(jobs), WorkResult(WorkerOutcome.SKIPPED))
         for job in jobs:
-            del self._judged[job]
+            del self._outcomes[job]
 
-    def judgement(self, mutant: Mutant) -> Judgement | None:
-        """Return what was found of a mutant, None where it was not judged."""
-        return self._judged.get(mutant.digest)
+    def outcome(self, mutant: Mutant) -> Outcome | None:
+        """Return what was found of a mutant, None where it was not evaluated."""
+        return self._outcomes.get(mutant.digest)
 
-    def note(self, mutant: Mutant, judgement: Judgement) -> None:
+    def note(self, mutant: Mutant, outcome: Outcome) -> None:
         """Keep what was found of a mutant."""
         if mutant.digest not in self._kept:
             spec = MutationSpec(
@@ -112,15 +112,15 @@ class Session:
             )
             self._db.add_work_item(WorkItem.single(mutant.digest, spec))
             self._kept.add(mutant.digest)
-        self._judged[mutant.digest] = judgement
-        self._db.set_result(mutant.digest, _written(mutant, judgement))
+        self._outcomes[mutant.digest] = outcome
+        self._db.set_result(mutant.digest, _written(mutant, outcome))
 
 
-def _written(mutant: Mutant, judgement: Judgement) -> WorkResult:
-    """Return a judgement in cosmic-ray's words, so that its own reports can be read too."""
-    alive = judgement.verdict.is_alive
-    is_crash = judgement.verdict is Verdict.CRASHED
-    record = dataclasses.asdict(judgement) | {"verdict": judgement.verdict.value}
+def _written(mutant: Mutant, outcome: Outcome) -> WorkResult:
+    """Return a outcome in cosmic-ray's words, so that its own reports can be read too."""
+    alive = outcome.verdict.is_alive
+    is_crash = outcome.verdict is Verdict.CRASHED
+    record = dataclasses.asdict(outcome) | {"verdict": outcome.verdict.value}
     return WorkResult(
         worker_outcome=WorkerOutcome.ABNORMAL if is_crash else WorkerOutcome.NORMAL,
         test_outcome=TestOutcome.SURVIVED if alive else TestOutcome.KILLED,
@@ -129,7 +129,7 @@ def _written(mutant: Mutant, judgement: Judgement) -> WorkResult:
     )
 
 
-def _read(result: WorkResult) -> Judgement:
-    """Return the judgement that was written."""
+def _read(result: WorkResult) -> Outcome:
+    """Return the outcome that was written."""
     record = json.loads(result.output or "{}")
-    return Judgement(**(record | {"verdict": Verdict(record["verdict"])}))
+    return Outcome(**(record | {"verdict": Verdict(record["verdict"])}))

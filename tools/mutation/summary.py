@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tools.mutation.equivalents import Declarations
 from tools.mutation.mutants import Mutant
-from tools.mutation.session import Judgement, Verdict
+from tools.mutation.session import Outcome, Verdict
 
 LEAST_SCORE: Final = 0.95
 """Of all mutants that are not declared, the share that must be killed."""
@@ -27,12 +27,12 @@ class Tally:
 
     Attributes:
         mutants: There are.
-        killed: A check failed, or the judge crashed.
+        killed: A check failed, or the process crashed.
         timeouts: A check did not end.
         survived: No check failed, and nothing is declared.
-        unreached: Of the survived: no check comes by.
+        unreached: Of the survived: no check reaches it.
         equivalent: Declared as equivalent, and not killed.
-        elsewhere: Declared as judged elsewhere, and not killed.
+        elsewhere: Declared as evaluated elsewhere, and not killed.
         seconds_killed: Of processor time, for those killed.
         seconds_alive: And for those that were not.
     """
@@ -48,37 +48,37 @@ class Tally:
     seconds_alive: float = 0.0
 
     @property
-    def judged(self) -> int:
-        """How many were judged."""
+    def evaluated(self) -> int:
+        """How many were evaluated."""
         return self.killed + self.timeouts + self.survived + self.equivalent + self.elsewhere
 
     @property
     def is_complete(self) -> bool:
-        """Whether all were judged."""
-        return self.judged == self.mutants
+        """Whether all were evaluated."""
+        return self.evaluated == self.mutants
 
     @property
     def score(self) -> float:
-        """The share that was seen, of those judged that are not declared; 1 of none."""
-        seen = self.killed + self.timeouts
-        return seen / (seen + self.survived) if seen + self.survived else 1.0
+        """The share that was killed, of those evaluated that are not declared; 1 of none."""
+        killed = self.killed + self.timeouts
+        return killed / (killed + self.survived) if killed + self.survived else 1.0
 
-    def count(self, judgement: Judgement, kind: str | None) -> None:
+    def count(self, outcome: Outcome, kind: str | None) -> None:
         """Count one mutant.
 
         Args:
-            judgement: What was found of it.
+            outcome: What was found of it.
             kind: What it is declared as, None where it is not.
         """
-        if not judgement.verdict.is_alive:
-            self.timeouts += judgement.verdict is Verdict.TIMEOUT
-            self.killed += judgement.verdict is not Verdict.TIMEOUT
-            self.seconds_killed += judgement.seconds
+        if not outcome.verdict.is_alive:
+            self.timeouts += outcome.verdict is Verdict.TIMEOUT
+            self.killed += outcome.verdict is not Verdict.TIMEOUT
+            self.seconds_killed += outcome.seconds
             return
-        self.seconds_alive += judgement.seconds
+        self.seconds_alive += outcome.seconds
         if kind is None:
             self.survived += 1
-            self.unreached += judgement.verdict is Verdict.UNREACHED
+            self.unreached += outcome.verdict is Verdict.UNREACHED
         else:
             setattr(self, kind, getattr(self, kind) + 1)
 
@@ -89,39 +89,39 @@ class Tally:
 
 def tally(
     mutants: Iterable[Mutant],
-    judged: Sequence[tuple[Mutant, Judgement]],
+    evaluated: Sequence[tuple[Mutant, Outcome]],
     declarations: Declarations,
 ) -> dict[str, Tally]:
     """Count a run's mutants by module.
 
     Args:
         mutants: All there are.
-        judged: Those that were judged, and what was found.
+        evaluated: Those that were evaluated, and what was found.
         declarations: What is declared.
     """
     tallies: dict[str, Tally] = {}
     for mutant in mutants:
         tallies.setdefault(mutant.module, Tally()).mutants += 1
-    for mutant, judgement in judged:
+    for mutant, outcome in evaluated:
         declared = declarations.of(mutant)
-        tallies[mutant.module].count(judgement, declared.kind if declared else None)
+        tallies[mutant.module].count(outcome, declared.kind if declared else None)
     return tallies
 
 
 def shortfalls(tallies: dict[str, Tally]) -> list[str]:
-    """Return a line for each score that is too low, of modules that were judged to the end."""
+    """Return a line for each score that is too low, of modules that were evaluated to the end."""
     complete = {name: one for name, one in tallies.items() if one.is_complete}
     lines = [
-        f"{name}: {_percent(one.score)} of the mutants are seen, at least"
-        f" {_percent(LEAST_MODULE_SCORE)} must be"
+        f"{name}: {_percent(one.score)} of the mutants are killed, expected at least"
+        f" {_percent(LEAST_MODULE_SCORE)}"
         for name, one in complete.items()
         if one.score < LEAST_MODULE_SCORE
     ]
     total = sum(complete.values(), Tally())
     if total.score < LEAST_SCORE:
         lines.append(
-            f"in all: {_percent(total.score)} of the mutants are seen, at least"
-            f" {_percent(LEAST_SCORE)} must be"
+            f"in all: {_percent(total.score)} of the mutants are killed, expected at least"
+            f" {_percent(LEAST_SCORE)}"
         )
     return lines
 
@@ -130,8 +130,8 @@ def make_table(tallies: dict[str, Tally]) -> Table:
     """Return the table of modules."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        caption="unreached: of those that survived, what no check comes by; elsewhere: what runs on"
-        " a GPU only; score: of what is not declared; *: not judged to the end",
+        caption="unreached: of those that survived, what no check reaches; elsewhere: what runs on"
+        " a GPU only; score: of what is not declared; *: not evaluated to the end",
     )
     table.add_column("module", no_wrap=True)
     for heading in (
@@ -159,7 +159,7 @@ def _style(one: Tally, least: float) -> str | None:
 
 
 def _cells(one: Tally) -> list[str]:
-    mutants = f"{one.mutants}" if one.is_complete else f"{one.judged} of {one.mutants} *"
+    mutants = f"{one.mutants}" if one.is_complete else f"{one.evaluated} of {one.mutants} *"
     counts = (
         one.killed,
         one.timeouts,
@@ -182,16 +182,16 @@ def _percent(share: float) -> str:
 
 
 def survivor_lines(
-    judged: Sequence[tuple[Mutant, Judgement]], declarations: Declarations
+    evaluated: Sequence[tuple[Mutant, Outcome]], declarations: Declarations
 ) -> list[str]:
-    """Return what tells of each survivor that is not declared: where it is, and its diff."""
+    """Return the lines about each survivor that is not declared: where it is, and its diff."""
     lines: list[str] = []
-    for mutant, judgement in sorted(judged, key=lambda item: (item[0].module, item[0].start)):
-        if not judgement.verdict.is_alive or declarations.of(mutant) is not None:
+    for mutant, outcome in sorted(evaluated, key=lambda item: (item[0].module, item[0].start)):
+        if not outcome.verdict.is_alive or declarations.of(mutant) is not None:
             continue
-        why = "no check comes by"
-        if judgement.verdict is Verdict.SURVIVED:
-            why = f"passes {judgement.num_checks} checks"
+        why = "no check reaches it"
+        if outcome.verdict is Verdict.SURVIVED:
+            why = f"passes {outcome.num_checks} checks"
         kind = mutant.operator.split("/")[1]
         where = f"{os.path.relpath(mutant.path)}:{mutant.start[0]}"
         name = f"{mutant.place.function or 'the module'}, {kind}, {mutant.digest[:8]}"

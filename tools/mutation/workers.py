@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from conformance.command_line import starting_workers
-from tools.mutation.judge import PROJECT, Bench, Limited
+from tools.mutation.mutant_process import PROJECT, Limited, Setup
 
 ENVIRONMENT: Final = {
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # one order of sets: a check draws the same in every judge
+    "PYTHONHASHSEED": "0",  # one order of sets: a check draws the same in every process
 }
 
 
@@ -38,7 +38,7 @@ class Task:
     """What one process is to do.
 
     Attributes:
-        subject: What it is about, for whoever reads the answers.
+        subject: What it is about; the caller reads it with the messages.
         function: Is called with the arguments and a connection to answer through.
         arguments: Must be picklable.
     """
@@ -68,7 +68,7 @@ class _Running:
     Attributes:
         task: What it does.
         process: The process.
-        patience: Seconds between two looks at it.
+        seconds_between_looks: Seconds between two looks at it.
         look_at: When to look at it again.
         used: Seconds of processor time that it had used at the last look.
         is_late: Whether it was ended, since it used none between two looks.
@@ -76,7 +76,7 @@ class _Running:
 
     task: Task
     process: Any
-    patience: float
+    seconds_between_looks: float
     look_at: float
     used: float = -1.0
     is_late: bool = False
@@ -90,7 +90,7 @@ class _Running:
         if used == self.used:
             self.is_late = True
             self.process.kill()
-        self.used, self.look_at = used, time.monotonic() + self.patience
+        self.used, self.look_at = used, time.monotonic() + self.seconds_between_looks
 
 
 def _processor_seconds(pid: int) -> float:
@@ -99,20 +99,20 @@ def _processor_seconds(pid: int) -> float:
     return sum(map(int, after_name.split()[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_all(tasks: Iterable[Task], workers: int, bench: Bench) -> Iterator[tuple[Task, object]]:
+def run_all(tasks: Iterable[Task], workers: int, setup: Setup) -> Iterator[tuple[Task, object]]:
     """Run tasks, so many at a time, and yield what each says, and at last its `Ended`.
 
     A process that says `Limited` ends itself after so much processor time; one that uses none for a
-    minute is ended from here. Each task is asked for when there is a worker for it.
+    minute is ended from here. Each task is drawn when there is a worker for it.
 
     Args:
         tasks: The tasks.
         workers: The most processes at a time.
-        bench: Says what the server imports before it forks the first.
+        setup: Says what the server imports before it forks the first.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tools.mutation.preload", "tools.mutation.reach"])
-    with _environment(bench), starting_workers():
+    with _environment(setup), starting_workers():
         forkserver.ensure_running()
     waiting = iter(tasks)
     running: dict[Connection, _Running] = {}
@@ -154,20 +154,20 @@ def _listen(ready: Connection, running: dict[Connection, _Running]) -> Iterator[
         del running[ready]
         yield heard.task, Ended(heard.process.exitcode, heard.is_late)
         return
-    if isinstance(message, Limited) and heard.patience != SHORT_SECONDS:
-        heard.patience = SHORT_SECONDS
+    if isinstance(message, Limited) and heard.seconds_between_looks != SHORT_SECONDS:
+        heard.seconds_between_looks = SHORT_SECONDS
         heard.look_at = time.monotonic() + SHORT_SECONDS
     yield heard.task, message
 
 
 @contextlib.contextmanager
-def _environment(bench: Bench) -> Iterator[None]:
+def _environment(setup: Setup) -> Iterator[None]:
     """Let the server start with one thread for each process; afterwards all is as it was."""
     before = dict(os.environ)
     project = [
-        str(bench.project.root),
-        str(bench.folder / "bytecode"),
-        sorted(bench.independent),
+        str(setup.project.root),
+        str(setup.folder / "bytecode"),
+        sorted(setup.independent),
     ]
     os.environ.update(ENVIRONMENT | {PROJECT: json.dumps(project)})
     try:

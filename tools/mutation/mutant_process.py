@@ -1,7 +1,7 @@
-"""What a judge does: a process of its own, forked for one mutant, which it does not outlive.
+"""What the process does that is forked to evaluate one mutant.
 
 The project is imported anew, the mutant in the place of its module; then the checks run, one by
-one, until one fails. The judge says before each check which it is, and at the end what it found.
+one, until one fails. The process sends each check before it runs, and at the end what it found.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from tools.mutation.loop_cache import FOLDER
 from tools.mutation.project import Project
 
 MEMORY_BYTES: Final = 6 << 30
-"""What a judge may take beside what it starts with."""
+"""The memory that a process may take beside what it starts with."""
 
 PROJECT: Final = "KVTWIN_MUTATED_PROJECT"
-"""The environment variable that says what of the project to import before judges are forked: JSON
-of the folder in which it lies, the folder of its compiled modules, and the names."""
+"""The environment variable that says what of the project to import before processes are forked.
+
+JSON of its folder, the folder of its compiled modules, and the names.
+"""
 
 Loaded: TypeAlias = Mapping[tuple[str, str, str], Any]
 """Checks by module, name and law."""
@@ -72,11 +74,11 @@ class Limited:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
-    """What all judges of a run have in common.
+class Setup:
+    """What all processes of a run have in common.
 
     Attributes:
-        project: What is judged.
+        project: What is evaluated.
         profile: How many examples each check draws.
         folder: Where what spares time is kept: compiled modules and loops.
         independent: The modules that need not be imported anew for a mutant.
@@ -90,7 +92,7 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a judge found.
+    """What a process found.
 
     Attributes:
         by: The check that failed, "import" where the mutant cannot be imported, "" for none.
@@ -105,27 +107,27 @@ class Finding:
     num_checks: int
 
 
-def judge(
-    bench: Bench, module: str, text: str, checks: Sequence[Limited], connection: Connection
+def evaluate(
+    setup: Setup, module: str, text: str, checks: Sequence[Limited], connection: Connection
 ) -> None:
-    """Judge a mutant, and tell it.
+    """Evaluate a mutant, and send what was found.
 
     Args:
-        bench: What is judged, and how.
-        module: The mutant's module, "" for none: then the original is judged.
+        setup: What is evaluated, and how.
+        module: The mutant's module, "" for none: then the original is evaluated.
         text: Its text.
         checks: The checks, the likeliest to fail first.
         connection: Is sent a `Limited` before each check and a `Finding` at the end; a text where
-            the judge itself is at fault.
+            the process itself is at fault.
     """
     try:
-        _judge(bench, module, text, checks, connection)
+        _evaluate(setup, module, text, checks, connection)
     except Exception:  # noqa: BLE001  # what a mutant raises is caught before
         connection.send(traceback.format_exc())
 
 
-def _judge(
-    bench: Bench, module: str, text: str, checks: Sequence[Limited], connection: Connection
+def _evaluate(
+    setup: Setup, module: str, text: str, checks: Sequence[Limited], connection: Connection
 ) -> None:
     started = time.process_time()
 
@@ -133,11 +135,11 @@ def _judge(
         line = "" if error is None else f"{type(error).__name__}: {_first_line(error)}"
         return Finding(by, line, time.process_time() - started, num_checks)
 
-    with prepared(bench, module, text):
+    with prepared(setup, module, text):
         try:
-            known = load_checks(bench.project)
-            tests = [(limited, bind(bench, known, limited.check)) for limited in checks]
-        except BaseException as error:  # noqa: BLE001  # whatever a mutant does is judged
+            known = load_checks(setup.project)
+            tests = [(limited, bind(setup, known, limited.check)) for limited in checks]
+        except BaseException as error:  # noqa: BLE001  # whatever a mutant does is evaluated
             connection.send(found("import", error, 0))
             return
         for number, (limited, test) in enumerate(tests, 1):
@@ -156,21 +158,21 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def prepared(bench: Bench, module: str, text: str) -> Iterator[None]:
-    """Make this process a judge: quiet, poor, and with the mutant in the place of its module."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the run ends its judges
+def prepared(setup: Setup, module: str, text: str) -> Iterator[None]:
+    """Prepare this process: no output, little memory, and the mutant in its module's place."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that is interrupted ends its processes
     _be_quiet()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory()
-    os.environ[FOLDER] = str(bench.folder / "loops")
+    os.environ[FOLDER] = str(setup.folder / "loops")
     with contextlib.suppress(ImportError):
         from numba import config  # noqa: PLC0415  # a project may have no loops
 
         config.CACHE_LOCATOR_CLASSES = "tools.mutation.loop_cache.LoopLocator"
     sys.dont_write_bytecode = False
-    sys.pycache_prefix = str(bench.folder / "bytecode")
-    _forget(bench)
-    project = bench.project
+    sys.pycache_prefix = str(setup.folder / "bytecode")
+    _forget(setup)
+    project = setup.project
     sys.path.insert(0, str(project.root))
     importlib.invalidate_caches()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -184,13 +186,13 @@ def prepared(bench: Bench, module: str, text: str) -> Iterator[None]:
             yield
 
 
-def _forget(bench: Bench) -> None:
+def _forget(setup: Setup) -> None:
     """Forget the modules of the project, but for those that no mutant changes."""
-    project, root = bench.project, str(bench.project.root)
+    project, root = setup.project, str(setup.project.root)
     for name, module in list(sys.modules.items()):
-        if name.split(".", maxsplit=1)[0] in {project.package, project.judges, *project.others}:
+        if name.split(".", maxsplit=1)[0] in {project.package, project.checks, *project.others}:
             file = getattr(module, "__file__", None) or ""
-            if name not in bench.independent or not file.startswith(root):
+            if name not in setup.independent or not file.startswith(root):
                 del sys.modules[name]
 
 
@@ -245,12 +247,12 @@ def load_checks(project: Project) -> Loaded:
     """Import all modules of checks, and return the checks.
 
     All are imported, whichever are to run: Hypothesis draws constants of the modules there are,
-    and a check shall see the examples that it sees in the conformance run.
+    and a check must draw the examples that it draws in the conformance run.
     """
     checks: Any = importlib.import_module("conformance.checks")
-    folder = project.root / project.judges
+    folder = project.root / project.checks
     stems = sorted(path.stem for path in folder.glob("test_*.py"))
-    modules = {stem: importlib.import_module(f"{project.judges}.{stem}") for stem in stems}
+    modules = {stem: importlib.import_module(f"{project.checks}.{stem}") for stem in stems}
     return {
         (stem, name, check.law): check
         for stem, module in modules.items()
@@ -258,11 +260,11 @@ def load_checks(project: Project) -> Loaded:
     }
 
 
-def bind(bench: Bench, known: Loaded, check: CheckId) -> Callable[[], None]:
+def bind(setup: Setup, known: Loaded, check: CheckId) -> Callable[[], None]:
     """Return a check as a test on its target, as the conformance run does, without shrinking."""
     profiles: Any = importlib.import_module("conformance.profiles")
     targets: Any = importlib.import_module("conformance.targets")
     test: Callable[[], None] = known[check.module, check.name, check.law].bind(
-        targets.TARGETS[check.target], profiles.PROFILES[bench.profile], check.size, shrink=False
+        targets.TARGETS[check.target], profiles.PROFILES[setup.profile], check.size, shrink=False
     )
     return test
