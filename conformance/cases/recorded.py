@@ -16,7 +16,7 @@ import numpy as np
 from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.cases.recording import OBSERVED, after_call
-from conformance.cases.sessions import Stage, is_refused, untouched
+from conformance.cases.sessions import construct, is_refused, perform, untouched
 from conformance.cases.subjects import refusing
 from conformance.checks import check_refusal, check_stays_inside
 from conformance.comparison import Difference, Verdict, first_difference
@@ -226,14 +226,14 @@ def _play(case: Json, target: Target, *, checked: bool) -> None:
     """Do the steps of a session, and raise where one ends otherwise than it says."""
     __tracebackhide__ = True
     session = _Session(case)
-    stage, device = Stage(target, session.constructor), target.device or "cpu"
+    subject, device = construct(target, session.constructor), target.device or "cpu"
     for place, (step, expected) in enumerate(session.steps):
         refusal = step.get("refusal")
         if refusal is not None and refusal.get("in_checked_mode_only") and not checked:
             continue
         difference = None
         try:
-            answer = stage.do(step)
+            answer = perform(target, subject, step)
         except RAISED as error:  # judged here
             if refusal is None or not is_refused(refusal, error):
                 wanted = "an answer" if refusal is None else _words(refusal)

@@ -34,47 +34,41 @@ Step = dict[str, Any]
 """One thing that is done, with Python's values: what the JSON of a step is made of."""
 
 
-class Stage:
-    """Where a session is played: an object, or an implementation's own state.
+def construct(target: Target, constructor: Call | None) -> Any:
+    """Return the object of a session; None for a session of the implementation's own state."""
+    if constructor is None:
+        return None
+    return _call(target, target.lookup(constructor.function), constructor.arguments)
 
-    Args:
-        target: Whose.
-        constructor: How the object is made; None where the implementation's state is meant.
-    """
 
-    def __init__(self, target: Target, constructor: Call | None) -> None:
-        self.target = target
-        self.subject: Any = None
-        if constructor is not None:
-            self.subject = self._call(target.lookup(constructor.function), constructor.arguments)
+def perform(target: Target, subject: Any, step: Step) -> Any:
+    """Do one step of a session with its object, and return the result."""
+    if step["do"] == "set environment":
+        os.environ.pop(step["variable"], None)
+        if step["value"] is not None:
+            os.environ[step["variable"]] = step["value"]
+        return None
+    if step["do"] == "read":
+        return getattr(subject, step["attribute"])
+    if step["do"] == "write":
+        converted = target.converter().convert(step["value"], step["attribute"])
+        half = getattr(subject, step["attribute"])
+        if isinstance(half, np.ndarray):
+            half[...] = converted
+        else:
+            half.copy_(converted)
+        return None
+    method = step["method"]
+    function = target.lookup(method) if subject is None else getattr(subject, method)
+    return _call(target, function, step["arguments"])
 
-    def do(self, step: Step) -> Any:
-        """Do one step and return what it answers."""
-        if step["do"] == "set environment":
-            os.environ.pop(step["variable"], None)
-            if step["value"] is not None:
-                os.environ[step["variable"]] = step["value"]
-            return None
-        if step["do"] == "read":
-            return getattr(self.subject, step["attribute"])
-        if step["do"] == "write":
-            converted = self.target.converter().convert(step["value"], step["attribute"])
-            half = getattr(self.subject, step["attribute"])
-            if isinstance(half, np.ndarray):
-                half[...] = converted
-            else:
-                half.copy_(converted)
-            return None
-        if self.subject is None:
-            return self._call(self.target.lookup(step["method"]), step["arguments"])
-        return self._call(getattr(self.subject, step["method"]), step["arguments"])
 
-    def _call(self, function: Any, arguments: dict[str, Any]) -> Any:
-        converter = self.target.converter()
-        given = {name: converter.convert(value, name) for name, value in arguments.items()}
-        kinds = {p.kind: n for n, p in inspect.signature(function).parameters.items()}
-        several = given.pop(kinds.get(inspect.Parameter.VAR_POSITIONAL, ""), ())
-        return function(*several, **given)
+def _call(target: Target, function: Any, arguments: dict[str, Any]) -> Any:
+    converter = target.converter()
+    given = {name: converter.convert(value, name) for name, value in arguments.items()}
+    kinds = {p.kind: n for n, p in inspect.signature(function).parameters.items()}
+    several = given.pop(kinds.get(inspect.Parameter.VAR_POSITIONAL, ""), ())
+    return function(*several, **given)
 
 
 @contextlib.contextmanager
@@ -114,13 +108,13 @@ def session_case(
         case["constructor"] = {"function": constructor.function, "arguments": arguments}
     case["steps"] = []
     with untouched(REFERENCE):
-        stage = Stage(REFERENCE, constructor)
+        subject = construct(REFERENCE, constructor)
         for step in steps:
-            case["steps"].append(_played(stage, step, encoder))
+            case["steps"].append(_performed(subject, step, encoder))
     return pruned(case, encoder.memories)
 
 
-def _played(stage: Stage, step: Step, encoder: Encoder) -> dict[str, Json]:
+def _performed(subject: Any, step: Step, encoder: Encoder) -> dict[str, Json]:
     """Do a step and return it with what it answered, which later steps no longer change."""
     written = dict(step)
     if "arguments" in step:
@@ -128,7 +122,7 @@ def _played(stage: Stage, step: Step, encoder: Encoder) -> dict[str, Json]:
     if "value" in step:
         written["value"] = encoder.encode(step["value"])
     try:
-        answer = stage.do(step)
+        answer = perform(REFERENCE, subject, step)
     except Exception as error:
         refusal = step.get("refusal")
         if refusal is None or not is_refused(refusal, error):
@@ -204,10 +198,9 @@ def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str
     """Return the case of a history, whose every step that JSON has a form for is played."""
     steps = list(filter(None, map(_layout_step, history)))
     with untouched(REFERENCE):
-        stage = Stage(REFERENCE, None)
         for step in steps:
             try:
-                stage.do(step)
+                perform(REFERENCE, None, step)
             except ValueError:
                 invalid = InvalidInput("no layout", ValueError, "NHD|HND", lambda call: call)
                 step["refusal"] = refusal_of(invalid)
