@@ -62,14 +62,15 @@ def case_of_failure(check: Check, where: str, example: Any, error: BaseException
                     case = case_of_call(call, reason, contract=check.function)
                     return {**case, "refusal": refusal_of(invalid)}
     if isinstance(example, InvalidExample):
-        ways = [(dataclasses.replace(bad, change=same_call), call) for bad, call in example.ways]
+        ways = [
+            (dataclasses.replace(bad, change=already_invalid), call) for bad, call in example.ways
+        ]
         example = dataclasses.replace(example, ways=ways)
     return case_of_example(where, example, reason, function=check.function)
 
 
-def same_call(call: Call) -> Call:
-    """Return a call that is invalid already."""
-    return call
+def already_invalid(*_: object) -> None:
+    """Change nothing: what a case stores is invalid already."""
 
 
 def case_of_call(
@@ -181,7 +182,7 @@ def check_of_call(
         except Exception as error:  # noqa: BLE001  # a refusal, whatever it is
             named = "|".join(map(re.escape, names)) or ANY_NAME
             invalid = InvalidInput(
-                "it was got wrong once", type(error), f"({named})", same_call, is_value=True
+                "it was got wrong once", type(error), f"({named})", already_invalid, is_value=True
             )
         else:
             # Of which calls a definition speaks may stand in their facts, which are not kept.

@@ -11,7 +11,7 @@ from conformance.calls import Call
 from conformance.checks import check_refusal
 from conformance.contracts import ANY_NAME, Contract, InvalidInput
 from conformance.conversion import Converter
-from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pruned
+from conformance.encoding import Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call
 from conformance.encoding.elements import Json
 from conformance.invocations import Invocation
@@ -82,16 +82,7 @@ def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[
     _checked(case, call)
     if invalid.is_hint:
         return case
-    asked: list[tuple[Json, Any, Any]] = []
-    read = decode_call(case, Decoder(case.get("memories", ()), asked))
-    check_refusal(Invocation(REFERENCE, read), invalid, contract.observe)
-    for node, question, answer in asked:
-        encoder = Encoder()
-        entry = {"asked": [*map(encoder.encode, question)], "answer": encoder.encode(answer)}
-        known = node.setdefault("answers", [])
-        entry = pruned(entry, encoder.memories)
-        if entry not in known:
-            known.append(entry)
+    check_refusal(Invocation(REFERENCE, decode_call(case)), invalid, contract.observe)
     return case
 
 

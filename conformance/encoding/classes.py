@@ -1,10 +1,8 @@
-"""Classes and functions by name: how what is written finds its code again."""
+"""Classes by name: how what is written finds its code again."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import types
 from typing import Any
 
 import reference
@@ -67,52 +65,11 @@ def _find(module: str, qualname: str, what: str) -> Any:
     return found
 
 
-def code_path(function: types.FunctionType) -> str:
-    """Return the name by which a function's code is found again, also one made in a function.
-
-    Raises:
-        TypeError: A function whose code cannot be told by it.
-
-    >>> from conformance.factories import DEVICE
-    >>> code_path(type(DEVICE).make)
-    'conformance.factories:Device.make'
-    """
-    path = f"{function.__module__}:{function.__qualname__}"
-    try:
-        codes = _codes(path)
-    except ValueError:
-        codes = []
-    if function.__code__ not in codes:
-        raise TypeError(f"function {path} cannot be written: its code is not found by its name")
-    place = codes.index(function.__code__)
-    return path if place == 0 else f"{path}#{place}"
-
-
-def find_code(path: str) -> tuple[types.CodeType, dict[str, Any]]:
-    """Return the code of a name, and the globals of its module.
-
-    Raises:
-        ValueError: A name that leads to no code any more.
-    """
-    name, _, place = path.partition("#")
-    codes = _codes(name)
-    if int(place or 0) >= len(codes):
-        raise ValueError(f"function {path!r} is not there any more")
-    module = importlib.import_module(name.partition(":")[0])
-    return codes[int(place or 0)], vars(module)
-
-
-def _codes(path: str) -> list[types.CodeType]:
-    """Return the codes of one name: several lambdas in a function are all called `<lambda>`."""
-    module, _, qualname = path.partition(":")
-    outermost = qualname.split(".<locals>", 1)[0]
-    found = inspect.unwrap(_find(module, outermost, f"function {path!r}"))
-    if not isinstance(found, types.FunctionType):
-        return []
-    codes, left = [], [found.__code__]
-    while left:
-        code = left.pop(0)
-        if code.co_qualname == qualname:
-            codes.append(code)
-        left += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return codes
+FORMER_CODE = {
+    f"conformance.invalid_inputs.kv_backends:{code}": f"conformance.invalid_inputs.kv_backends:{cls}"
+    for code, cls in (
+        ("_grows_in_two", "SquareOfBlocks"),
+        ("_rank_grows.<locals>.get_kv_cache_shape", "GrowingRank"),
+    )
+}
+"""Classes of what version 1.0 stored as functions, by their code."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from conformance.encoding.classes import find_class, find_code
+from conformance.encoding.classes import FORMER_CODE, find_class
 from conformance.encoding.elements import Array, Json, decode_dtype, decode_elements
 from conformance.encoding.memories import decode_array, decode_memory
 from conformance.factories import Factory, FactoryContext
@@ -40,19 +39,14 @@ class Decoder:
 
     Args:
         memories: The case's memories.
-        asked: Where what functions are asked is noted, with what they answer: a node of a function
-            that is written by its code, the arguments, the answer. None where nobody wants to know.
 
     >>> Decoder().decode({"$": "tuple", "items": [1, {"$": "scalar", "dtype": "int8", "value": 2}]})
     (1, np.int8(2))
     """
 
-    def __init__(
-        self, memories: Sequence[Json] = (), asked: list[tuple[Json, Any, Any]] | None = None
-    ) -> None:
+    def __init__(self, memories: Sequence[Json] = ()) -> None:
         self._memories: list[Array] = [decode_memory(node) for node in memories]
         self._objects: dict[int, Any] = {}
-        self._asked = asked
         self._arrays: list[tuple[Array, Array]] = []
 
     def decode(self, node: Json) -> Any:
@@ -105,13 +99,11 @@ class Decoder:
             return _raising(error)
         if "returns" in node:
             return _returning(self.decode(node["returns"]))
-        code, namespace = find_code(node["code"])
-        closure = [types.CellType(value) for value in self.fields(node["closure"]).values()]
-        defaults = tuple(self.decode(value) for value in node["defaults"])
-        name = code.co_name
-        made = types.FunctionType(code, namespace, name, defaults or None, tuple(closure))
-        made.__qualname__, made.__module__ = code.co_qualname, namespace["__name__"]
-        return made if self._asked is None else _noting(made, node, self._asked)
+        former = FORMER_CODE.get(node["code"])
+        if former is None:  # nobody calls it any more
+            return _raising(ValueError(f"function {node['code']} is not stored"))
+        function: Callable[..., Any] = find_class(former)(**self.fields(node["closure"]))
+        return function
 
 
 def _raising(error: Exception) -> Callable[..., Any]:
@@ -123,17 +115,6 @@ def _raising(error: Exception) -> Callable[..., Any]:
 
 def _returning(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
-
-
-def _noting(
-    function: Callable[..., Any], node: Json, asked: list[tuple[Json, Any, Any]]
-) -> Callable[..., Any]:
-    def answer(*args: Any, **keywords: Any) -> Any:
-        found = function(*args, **keywords)
-        asked.append((node, (*args, *keywords.values()), found))
-        return found
-
-    return answer
 
 
 def _read_list(decoder: Decoder, node: Json) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.array_layout import owner_of
-from conformance.encoding.classes import class_path, code_path
+from conformance.encoding.classes import class_path
 from conformance.encoding.elements import (
     Array,
     Json,
@@ -169,27 +169,17 @@ class Encoder:
         return {name: self.encode(value) for name, value in fields.items()}
 
     def _encode_function(self, function: types.FunctionType) -> dict[str, Json]:
-        """Return a function by what it answers, or by its code where that depends on the question.
-
-        One without named parameters answers one thing; it is asked.
-        """
+        """Return a function without named parameters by what it answers; it is asked."""
         code = function.__code__
-        if code.co_argcount + code.co_kwonlyargcount == 0:
-            try:
-                return {"$": "function", "returns": self.encode(function())}
-            except Exception as error:
-                if isinstance(error, TypeError) and "cannot be written" in str(error):
-                    raise
-                raised = {"class": class_path(type(error)), "message": str(error)}
-                return {"$": "function", "raises": raised}
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        closure = dict(zip(code.co_freevars, cells, strict=True))
-        return {
-            "$": "function",
-            "code": code_path(function),
-            "closure": self._encode_fields(closure),
-            "defaults": [self.encode(value) for value in function.__defaults__ or ()],
-        }
+        if code.co_argcount + code.co_kwonlyargcount:
+            raise TypeError(f"function {function.__qualname__} of arguments cannot be written")
+        try:
+            return {"$": "function", "returns": self.encode(function())}
+        except Exception as error:
+            if isinstance(error, TypeError) and "cannot be written" in str(error):
+                raise
+            raised = {"class": class_path(type(error)), "message": str(error)}
+            return {"$": "function", "raises": raised}
 
 
 _NO_SCALAR = object()

@@ -86,14 +86,35 @@ def _beside_mamba(cache: Cache, layer: Layer) -> bool:
     return cache.has_mamba and not layer.is_mamba
 
 
-def _grows_in_two(num_blocks: int, *_: object, **__: object) -> tuple[int, ...]:
-    """Return a shape of no bytes that has two dimensions of the blocks."""
-    return (0, num_blocks, num_blocks)
+@dataclasses.dataclass(frozen=True)
+class SquareOfBlocks:
+    """A `get_kv_cache_shape` of no bytes that has two dimensions of the blocks."""
+
+    def __call__(self, num_blocks: int, *_: object, **__: object) -> tuple[int, ...]:
+        """Return the shape of a number of blocks."""
+        return (0, num_blocks, num_blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingRank:
+    """A `get_kv_cache_shape` that has one dimension more for any other number of blocks.
+
+    Attributes:
+        shape: The shape.
+        num_blocks: Of so many blocks.
+    """
+
+    shape: tuple[int, ...]
+    num_blocks: int
+
+    def __call__(self, num_blocks: int, *_: object, **__: object) -> tuple[int, ...]:
+        """Return the shape of a number of blocks."""
+        return self.shape if num_blocks == self.num_blocks else (*self.shape, 2)
 
 
 NO_BLOCKS_GROWING_IN_TWO = in_turn(
     with_raw(lambda *_: raw_bytes(0, 0), _beside_mamba),
-    _backend(_beside_mamba, get_kv_cache_shape=_grows_in_two, get_kv_cache_stride_order=None),
+    _backend(_beside_mamba, get_kv_cache_shape=SquareOfBlocks(), get_kv_cache_stride_order=None),
 )
 """Hybrid caches without blocks, so that no one dimension is that of the blocks."""
 
@@ -107,14 +128,11 @@ def _rank_grows(call: Call) -> Call | None:
     num_blocks, _ = cache.kernel_blocks(layer)
     shape = cache.shape(layer)
 
-    def get_kv_cache_shape(asked: int, *_: object, **__: object) -> tuple[int, ...]:
-        return shape if asked == num_blocks else (*shape, 2)
-
-    def get_kv_cache_stride_order() -> tuple[int, ...]:
-        return tuple(range(len(shape)))
-
-    both = (get_kv_cache_shape, get_kv_cache_stride_order)
-    return _backend(_beside_mamba, **{f.__name__: f for f in both})(call)
+    return _backend(
+        _beside_mamba,
+        get_kv_cache_shape=GrowingRank(shape, num_blocks),
+        get_kv_cache_stride_order=lambda: tuple(range(len(shape))),
+    )(call)
 
 
 def _deep(*_: object, **__: object) -> object:
