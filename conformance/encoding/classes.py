@@ -65,11 +65,10 @@ def _find(module: str, qualname: str, what: str) -> Any:
     return found
 
 
+_BACKENDS = "conformance.invalid_inputs.kv_backends"
+
 FORMER_CODE = {
-    f"conformance.invalid_inputs.kv_backends:{code}": f"conformance.invalid_inputs.kv_backends:{cls}"
-    for code, cls in (
-        ("_grows_in_two", "SquareOfBlocks"),
-        ("_rank_grows.<locals>.get_kv_cache_shape", "GrowingRank"),
-    )
+    f"{_BACKENDS}:_grows_in_two": f"{_BACKENDS}:SquareOfBlocks",
+    f"{_BACKENDS}:_rank_grows.<locals>.get_kv_cache_shape": f"{_BACKENDS}:GrowingRank",
 }
 """Classes of what version 1.0 stored as functions, by their code."""
