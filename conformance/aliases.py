@@ -46,7 +46,7 @@ class Alias:
             yield from self._differences(result, arguments, "result")
             return
         for key, entry in children(result).items():
-            yield from self._differences(entry, arguments, child_path("result", result, key))
+            yield from self._differences(entry, arguments, child_path("result", key, is_entry=True))
 
     def _differences(self, result: object, arguments: Arguments, path: str) -> Iterator[Difference]:
         part = _follow(result, self.result)

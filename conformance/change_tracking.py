@@ -13,7 +13,6 @@ import torch
 from conformance.array_layout import address_of
 from conformance.comparison import Difference, Verdict, as_bytes, first_unequal, torch_dtype
 from conformance.strategies.arrays import Array, poisoned
-from conformance.values import children
 
 
 @dataclasses.dataclass
@@ -116,8 +115,9 @@ class ChangeTracker:
 
     def track_holder(self, path: str, value: Any) -> None:
         """Remember what a list, a dict, a set or an object holds; others hold nothing."""
-        is_holder = isinstance(value, list | dict | set) or hasattr(value, "__dict__")
-        if is_holder and not isinstance(value, type | tuple):
+        if isinstance(value, type | tuple):
+            return
+        if isinstance(value, list | dict | set) or hasattr(value, "__dict__"):
             self._holders.append((path, value, _held(value)))
 
     @contextlib.contextmanager
@@ -216,9 +216,11 @@ def _layout(array: Array | torch.Tensor) -> tuple[object, ...]:
 
 def _held(holder: Any) -> dict[Any, Any]:
     """Return what a list, a dict, a set or an object holds now."""
+    if isinstance(holder, list):
+        return dict(enumerate(holder))
     if isinstance(holder, set):
         return dict.fromkeys(holder)
-    return dict(children(holder) if isinstance(holder, list | dict) else vars(holder))
+    return dict(holder if isinstance(holder, dict) else vars(holder))
 
 
 def _holder_differences(

@@ -112,8 +112,8 @@ _Leaf: TypeAlias = tuple[object, object, str]
 
 def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]:
     """Yield the leaves of two trees side by side, or the first difference of their shapes."""
-    inside = children(expected)
-    if not (inside or has_entries(expected)):
+    inside, is_entry = children(expected), has_entries(expected)
+    if not (inside or is_entry):
         yield expected, actual, path
         return
     difference = _tree_difference(expected, actual, path)
@@ -121,8 +121,8 @@ def _walk(expected: Any, actual: Any, path: str) -> Iterator[_Leaf | Difference]
         yield difference
         return
     for key, child in inside.items():
-        where = child_path(path, expected, key)
-        if has_entries(expected):
+        where = child_path(path, key, is_entry=is_entry)
+        if is_entry:
             yield from _walk(child, actual[key], where)
         elif hasattr(actual, key):
             yield from _walk(child, getattr(actual, key), where)

@@ -22,7 +22,14 @@ from conformance.factories import Factory
 from conformance.implementations import Implementation
 from conformance.strategies.arrays import Array
 from conformance.stubs import stub_class
-from conformance.values import PLAIN, child_path, children, is_reference_object, rebuilt
+from conformance.values import (
+    PLAIN,
+    child_path,
+    children,
+    has_entries,
+    is_reference_object,
+    rebuilt,
+)
 
 NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
 """The dtypes of tensors that may be lazy negations."""
@@ -73,7 +80,7 @@ class Converter:
         """
         if type(value) in PLAIN:  # most of what is converted
             return value
-        if _is_dtype(value):
+        if isinstance(value, np.dtype | type) and _is_dtype(value):
             return value if self.device is None else torch_dtype(np.dtype(value))
         key = id(value), self._place(value, path)
         if key not in self._made:
@@ -109,9 +116,10 @@ class Converter:
         return converted
 
     def _convert_children(self, value: Any, path: str) -> dict[Any, Any]:
+        is_entry = has_entries(value)
         return {
-            key: v if type(v) in PLAIN else self.convert(v, child_path(path, value, key))
-            for key, v in children(value).items()
+            k: v if type(v) in PLAIN else self.convert(v, child_path(path, k, is_entry=is_entry))
+            for k, v in children(value).items()
         }
 
     def _convert_object(self, value: Any, path: str) -> Any:
@@ -184,8 +192,7 @@ def _properties(value: object) -> dict[str, Any]:
 
 
 def _is_dtype(value: Any) -> bool:
-    """Tell whether a value is a NumPy dtype or scalar type that torch has too."""
-    is_scalar_type = isinstance(value, type) and issubclass(value, np.generic)
-    if not (is_scalar_type or isinstance(value, np.dtype)):
+    """Tell whether a dtype or class is a NumPy dtype or scalar type that torch has too."""
+    if isinstance(value, type) and not issubclass(value, np.generic):
         return False
     return isinstance(getattr(torch, np.dtype(value).name, None), torch.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -31,39 +32,45 @@ def children(value: Any) -> Mapping[Any, Any]:
         return {}
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return value
-    return {name: getattr(value, name) for name in compared_fields(value)}
+    fields = {name: getattr(value, name) for name in compared_fields(value)}
+    return fields or (value if isinstance(value, Mapping) else {})
 
 
-def compared_fields(value: Any) -> list[str]:
+def compared_fields(value: Any) -> tuple[str, ...]:
     """Return the attributes by which an object is compared; none where it is no such object.
 
     >>> compared_fields(slice(3)), compared_fields(3)
-    (['start', 'stop', 'step'], [])
+    (('start', 'stop', 'step'), ())
     """
-    if isinstance(value, type):
-        return []
+    if type(value) in _LEAVES or isinstance(value, type):
+        return ()
     if isinstance(value, slice):
-        return ["start", "stop", "step"]
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
+        return "start", "stop", "step"
     kind = type(value)
-    return list(vars(value) if kind is SimpleNamespace else getattr(kind, "compared", ()))
+    if dataclasses.is_dataclass(kind):
+        return _names_of_fields(kind)
+    return tuple(vars(value) if kind is SimpleNamespace else getattr(kind, "compared", ()))
+
+
+@functools.lru_cache(maxsize=256)  # classes are made while examples run
+def _names_of_fields(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def has_entries(value: object) -> bool:
     """Tell whether what stands in a value are entries, `value[key]`, and not fields."""
-    return isinstance(value, list | tuple | Mapping)
+    return isinstance(value, list | tuple | dict | Mapping)
 
 
-def child_path(path: str, value: object, key: object) -> str:
-    """Return the path of what stands in a value.
+def child_path(path: str, key: object, *, is_entry: bool) -> str:
+    """Return the path of what stands in a value, as an entry or as a field.
 
-    >>> child_path("result", [5, 6], 1), child_path("result", slice(3), "stop")
+    >>> child_path("result", 1, is_entry=True), child_path("result", "stop", is_entry=False)
     ('result[1]', 'result.stop')
     """
-    return f"{path}[{key!r}]" if has_entries(value) else f"{path}.{key}"
+    return f"{path}[{key!r}]" if is_entry else f"{path}.{key}"
 
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -73,8 +80,9 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     ['result', "result['a']", "result['a'][0]", "result['a'][1]"]
     """
     yield path, value
+    is_entry = has_entries(value)
     for key, child in children(value).items():
-        where = child_path(path, value, key)
+        where = child_path(path, key, is_entry=is_entry)
         if type(child) in _LEAVES:  # most of what stands in lists
             yield where, child
         else:

@@ -102,8 +102,8 @@ def _devices(arguments: Mapping[str, Any], result: object) -> dict[str, str]:
 def _parts(arguments: Mapping[str, Any], result: object) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of arguments and results, and what else can change, with their paths."""
     for path, value in (*walk(arguments, "arguments"), *walk(result, "result")):
-        is_changeable = is_object(value) and not is_immutable(value)
-        if is_changeable or is_array(value) or isinstance(value, list | Mapping):
+        is_shared = is_array(value) or isinstance(value, list | Mapping)
+        if is_shared or (is_object(value) and not is_immutable(value)):
             yield path, value
 
 

@@ -51,7 +51,7 @@ def _inside(
     if entries:
         seen.add(id(value))
     for key, inner in entries:
-        where = child_path(path, value, key)
+        where = child_path(path, key, is_entry=has_entries(value))
         yield from _inside(inner, (*steps, key), where, deepest - 1, seen)
 
 

@@ -46,27 +46,17 @@ def is_same(expected: object, actual: object, name: str = "") -> bool:
         return list(pair[0]) == list(pair[1]) and all(
             is_same(e, pair[1][key], str(key)) for key, e in pair[0].items()
         )
-    fields = _fields_of(expected)
+    fields = compared_fields(expected)
     return bool(fields) and all(
         hasattr(actual, field) and is_same(getattr(expected, field), getattr(actual, field), field)
         for field in fields
     )
 
 
-_FIELDS: dict[type, list[str]] = {}
-
 _DTYPES = {
     np.dtype(kind): torch_dtype(np.dtype(kind))
     for kind in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.bool_)
 }
-
-
-def _fields_of(value: object) -> list[str]:
-    """Return the attributes by which an object is compared, which its class decides."""
-    found = _FIELDS.get(type(value))
-    if found is None:
-        found = _FIELDS[type(value)] = compared_fields(value)
-    return found
 
 
 def _is_same_array(expected: object, actual: object, name: str) -> bool:
