@@ -117,26 +117,6 @@ def test_wrong_numbers_unchecked(path: str) -> None:
     assert (0, 1) == gather(rows, mask, num_embeds=0).shape
 
 
-@pytest.mark.parametrize(("threads", "seed"), [(1, 0), (3, 1), (32, 2), (7, 3)])
-@pytest.mark.parametrize("num_columns", [3, 8])
-def test_any_block_of_threads(
-    threads: int, seed: int, num_columns: int, simulate: Callable[..., None]
-) -> None:
-    """The kernels' rows are the host's, for any threads in a block and any order of them."""
-    torch.manual_seed(seed)
-    mask = torch.rand(300) < 0.7
-    embeds = make_rows(int(mask.sum()), num_columns, torch.bfloat16)
-    expected = scatter(embeds, mask)
-
-    def launch(kernel: Any, grid: Any, size: int, args: Any) -> None:  # noqa: ANN401  # passed on
-        simulate(kernel, grid, size, args, seed=seed)
-
-    with simulated_by(launch, threads=threads):
-        placeholders = scatter(embeds, mask)
-        assert bits(expected) == bits(placeholders)
-        assert bits(embeds) == bits(gather(placeholders, mask, num_embeds=len(embeds)))
-
-
 def test_long_rows_are_cut(simulate: Callable[..., None]) -> None:
     """A row of more bytes than one block moves is shared by several."""
     grids = []
