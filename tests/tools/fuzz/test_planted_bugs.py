@@ -230,7 +230,7 @@ def test_draws_of_the_default_run_do_not_reach_the_combination() -> None:
     """Its conditions are drawn one by one: the product of their shares is below 1 in 20,000."""
     calls = st.one_of([dcp_local_seq_lens_calls(p) for p in presets_of(TARGETS["host"])])
     drawn = []
-    for number in range(4000):
+    for number in range(2000):
         data = ConjectureData(random=random.Random(number), provider=FreshProvider)  # noqa: S311
         with BuildContext(data, is_final=False, wrapped_test=lambda: None):
             drawn.append(data.draw(calls).arguments)
