@@ -33,6 +33,7 @@ from conformance.profiles import Profile
 from conformance.report import Mismatch
 from conformance.reproduction import replay_command, write_case
 from conformance.script import script_of
+from conformance.shrinking import ShrinkBudgets
 from conformance.targets import TARGETS, Target, choose_targets
 from tests.conformance.conftest import RunScript
 
@@ -251,12 +252,13 @@ def target_of(planted: Planted, path: Path) -> Target:
 
 
 def failure_of(planted: Planted, target: Target) -> tuple[str, tuple[Check, Any, BaseException]]:
-    """Return where the check that sees a bug stands, and what failed it, shrunk."""
+    """Return where the check that sees a bug stands, and what failed it, shrunk as in a run."""
     test, _, law = planted.test.partition("/")
     where = f"{planted.module.__name__}:{test}" + (f"[{law}]" if law else "")
     check = check_of(where)
     FAILURES.clear()
-    with pytest.raises(Exception):  # noqa: B017, PT011  # whatever the verdict is
+    shrinking = ShrinkBudgets(FEW.shrink_seconds).limiting(check.function)
+    with shrinking, pytest.raises(Exception):  # noqa: B017, PT011  # whatever the verdict is
         check.bind(target, FEW, check.sizes(target)[0])()
     return where, FAILURES[-1]
 

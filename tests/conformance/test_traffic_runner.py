@@ -59,17 +59,18 @@ def make_steps(model: Model | str, settings: Settings, num_steps: int) -> list[S
     return list(islice(TraceEngine(requests, found, settings), num_steps))
 
 
-@pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_twins_agree(model: str, checked: bool) -> None:
-    """Both twins get through preemptions, chunks and drafts with the same results."""
+def test_the_twins_agree(model: str) -> None:
+    """Both twins get through preemptions, chunks and drafts; every other step in checked mode."""
     found = get_model(model)
     num_blocks = SETTINGS.blocks_for(found, 1600) + 4 * SETTINGS.blocks_for(found, 1)
     settings = replace(SETTINGS, num_blocks=num_blocks)
     twins = Twins(found, settings)
     steps = make_steps(model, settings, 60)
-    with fast.checks(checked):
-        assert [None] * 60 == [twins.execute(step) for step in steps]
+    assert 60 == len(steps)
+    for number, step in enumerate(steps):
+        with fast.checks(number % 2 == 1):
+            assert twins.execute(step) is None
     if not settings.serving(found).is_hybrid and not found.encoder_tokens:
         assert sum(len(step.preempted_req_ids) for step in steps) > 0
         assert sum(len(step.resumed_req_ids) for step in steps) > 0
