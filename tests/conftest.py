@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,15 @@ def forking_python(python: Path, environment: dict[str, str]) -> Iterator[str]:
 def _launcher() -> Iterator[str]:
     with forking_python(Path(sys.executable), {}) as launcher:
         yield launcher
+
+
+@pytest.fixture
+def forked_workers(_launcher: str) -> Iterator[None]:
+    """Let `multiprocessing` start a server of forks, or a process, without importing torch anew."""
+    before = spawn.get_executable()
+    multiprocessing.set_executable(_launcher)
+    yield
+    multiprocessing.set_executable(before)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ for folder in (Path(__file__).parent, Path(__file__).parents[2] / "conformance")
 
 
 @pytest.fixture(autouse=True)
-def _own_fork_server() -> None:
+def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what starts another
     """End the fork server of other tests, which has not imported what workers need."""
     from tools.fuzz.worker import Start  # noqa: PLC0415  # after the folders are in the path
 
