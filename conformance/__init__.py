@@ -9,6 +9,7 @@
 - `strategies`: valid inputs; `invalid_inputs`: the same inputs with one precondition broken;
 - `targets`: what is under test, and on which device; `conversion` converts values for it;
 - `comparison`: the exact comparison; `report`: the message of a difference;
+- `cases`: inputs that failed and test vectors, stored as JSON and replayed;
 - `situations`: coverage goals, hard cases that a run must reach;
 - `simulator`: runs numba CUDA kernels without a GPU; `traffic`: batches cut from real requests;
 - `engine`: a small engine's scheduler, block pool and batch; `stateful`: the test that drives it;

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from conformance.cases.check import CaseCheck
+from conformance.cases.compared import case_of_failure
 from conformance.checks import FAILURES, Check
-from conformance.corpus import add_failure
+from conformance.corpus import add_to_corpus
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
 from conformance.report import Mismatch
@@ -94,7 +95,7 @@ def _kept(where: str, failure: tuple[Check, Any, BaseException]) -> str:
     """Put a failing example into the corpus, and return its file, or why there is none."""
     check, example, error = failure
     try:
-        return str(add_failure(check, where, example, error))
+        return str(add_to_corpus(case_of_failure(check, where, example, error)))
     except (TypeError, ValueError, OSError) as trouble:
         return f"cannot be kept: {trouble}"
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
+from conformance.cases.check import write_case
 from conformance.cases.compared import case_of_failure
 from conformance.checks import Check
-from conformance.encoding import SCHEMA_VERSION, to_text
-from conformance.encoding.elements import Json
 from conformance.folders import folder_for
 from conformance.gpu_context import ContextLostError
 from conformance.script import script_of
@@ -90,17 +89,6 @@ def failure_file(item: pytest.Item, suffix: str, directory: Path | None = None) 
     directory = folder_for(FAILURES) if directory is None else directory
     name = item.nodeid.rpartition("/")[2].replace(".py::", "-")
     return directory / f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name).strip('-.')}{suffix}"
-
-
-def write_case(case: Json, path: Path) -> None:
-    """Write a stored case to a file.
-
-    Args:
-        case: It, as `case_of_failure` gives it.
-        path: The file, which is replaced.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")
 
 
 def replay_command(path: Path, target: Target) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from conformance.encoding import SCHEMA_VERSION
+from conformance.encoding import SCHEMA_VERSION, to_text
 from conformance.encoding.elements import Json
 from conformance.profiles import Kind, Profile
 from conformance.situations import LEDGER
@@ -93,3 +93,14 @@ def read_json(path: Path) -> Json:
     if not isinstance(version, str) or version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
         raise ValueError(f"{path} is of schema {version}, but this is a reader of {SCHEMA_VERSION}")
     return read
+
+
+def write_case(case: Json, path: Path) -> None:
+    """Write a stored case to a file.
+
+    Args:
+        case: It, as `case_of_failure` gives it.
+        path: The file, which is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_text({"schema_version": SCHEMA_VERSION, **case}), encoding="utf-8")

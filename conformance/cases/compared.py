@@ -76,7 +76,18 @@ def already_invalid(*_: object) -> None:
 def case_of_call(
     call: Call, reason: str, *, contract: str | None = None, names: Sequence[str] = ()
 ) -> dict[str, Json]:
-    """Return a call as a stored case; see `corpus.add_to_corpus`."""
+    """Return a call that an implementation got wrong as a stored case.
+
+    Args:
+        call: The call, valid or bad.
+        reason: What was wrong, for whoever meets it again.
+        contract: The function of the contract that it is drawn by; None for the call's own.
+        names: For a bad call, of which the message of its refusal must name one; nothing: any.
+
+    Raises:
+        KeyError: A function without a contract.
+        TypeError: An argument of a kind that has no form in JSON.
+    """
     function = contract or call.function
     contract_of(function)
     case = {"kind": "call", "contract": function, **_dated(reason), **encode_call(call)}
@@ -86,7 +97,19 @@ def case_of_call(
 
 
 def case_of_example(check: str, example: object, reason: str, *, function: str) -> dict[str, Json]:
-    """Return what a check drew as a stored case; see `corpus.add_example`."""
+    """Return an example that an implementation failed, of a law or a session, as a stored case.
+
+    Args:
+        check: Where the check stands, `conformance.test_block_table:test_block_tables`; a law of a
+            function, `conformance.test_ubatch:test_split_laws[split_partitions]`.
+        example: What its strategy drew.
+        reason: What was wrong.
+        function: The function that it is about.
+
+    Raises:
+        ValueError: A check that is not there.
+        TypeError: An example of a kind that has no form in JSON.
+    """
     check_of(check)
     encoder = Encoder()
     case = {"kind": "example", "contract": function, **_dated(reason), "check": check}

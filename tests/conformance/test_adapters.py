@@ -22,8 +22,9 @@ from conformance.adapters.fast import FastAdapter
 from conformance.adapters.tables import mistyped
 from conformance.calls import Call
 from conformance.case_items import deviation_checks
+from conformance.cases.compared import case_of_example
 from conformance.checks import checks_in
-from conformance.corpus import add_example, corpus_checks
+from conformance.corpus import add_to_corpus, corpus_checks
 from conformance.implementations import Absent, Implementation, load_implementation
 from conformance.profiles import PROFILES
 from conformance.stateful import check as stateful
@@ -216,7 +217,7 @@ def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
         if found[0] == "test_get_dcp_local_seq_lens"
     ]
     example = drawn(check.examples(MINIMAL), 1, "corpus")[0]
-    add_example(where, example, "too wide", function=check.function, directory=tmp_path)
+    add_to_corpus(case_of_example(where, example, "too wide", function=check.function), tmp_path)
     [kept] = corpus_checks(tmp_path)
 
     def wide(*args: object, **keywords: object) -> torch.Tensor:

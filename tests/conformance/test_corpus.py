@@ -19,12 +19,15 @@ import conformance
 import fast
 from conformance import corpus
 from conformance.calls import Call
-from conformance.cases.compared import check_of
+from conformance.cases.compared import (
+    case_of_call,
+    case_of_example,
+    case_of_failure,
+    check_of,
+)
 from conformance.checks import Check, checks_in
 from conformance.corpus import (
     CORPUS,
-    add_example,
-    add_failure,
     add_to_corpus,
     corpus_checks,
     read_corpus,
@@ -114,11 +117,11 @@ def test_an_installed_package_keeps_elsewhere(
     installed.mkdir(parents=True)
     monkeypatch.setattr(corpus, "CORPUS", installed)
     monkeypatch.chdir(tmp_path)
-    path = add_to_corpus(lengths(5), "an odd length")
+    path = add_to_corpus(case_of_call(lengths(5), "an odd length"))
     assert Path("conformance-corpus") == path.parent
     assert [] == list(installed.iterdir())
     shutil.copy(path, installed)
-    add_to_corpus(lengths(7), "another")
+    add_to_corpus(case_of_call(lengths(7), "another"))
     assert ["an odd length", "an odd length", "another"] == sorted(
         check.description for check in corpus_checks()
     )
@@ -126,7 +129,7 @@ def test_an_installed_package_keeps_elsewhere(
 
 def test_a_kept_call_is_tried_again(tmp_path: Path) -> None:
     """A wrong answer to a kept call fails its check, which counts its examples."""
-    path = add_to_corpus(lengths(5, 0, 7), "an odd length", directory=tmp_path)
+    path = add_to_corpus(case_of_call(lengths(5, 0, 7), "an odd length"), tmp_path)
     assert [] == failures(tmp_path, HOST)
 
     def rounds_up(seq_lens: torch.Tensor, dcp_size: int = 1, *_: Any, **__: Any) -> torch.Tensor:  # noqa: ANN401
@@ -148,14 +151,14 @@ def test_what_is_not_given_is_not_looked_at(tmp_path: Path) -> None:
         "positions": np.array([1, 2]),
         "block_size": 2,
     }
-    add_to_corpus(Call("compute_slot_mapping", arguments), "no out", directory=tmp_path)
+    add_to_corpus(case_of_call(Call("compute_slot_mapping", arguments), "no out"), tmp_path)
     assert [] == failures(tmp_path, HOST)
 
 
 def test_a_kept_refusal_is_tried_again(tmp_path: Path) -> None:
     """A bad call must get the class that `reference` gives, and name what it is said to name."""
     bad = lengths(5).replacing(dcp_rank=2)
-    add_to_corpus(bad, "a rank outside", names=["dcp_rank"], directory=tmp_path)
+    add_to_corpus(case_of_call(bad, "a rank outside", names=["dcp_rank"]), tmp_path)
     assert [] == failures(tmp_path, HOST)
     for error in (TypeError("dcp_rank"), ValueError("nonsense"), None):
 
@@ -170,11 +173,11 @@ def test_a_kept_refusal_is_tried_again(tmp_path: Path) -> None:
 
 def test_one_input_is_one_file(tmp_path: Path) -> None:
     """The same call again is the same file, as it was; another call is another."""
-    path = add_to_corpus(lengths(5), "first", directory=tmp_path / "new")
+    path = add_to_corpus(case_of_call(lengths(5), "first"), tmp_path / "new")
     text = path.read_text()
-    assert path == add_to_corpus(lengths(5), "second", directory=tmp_path / "new")
+    assert path == add_to_corpus(case_of_call(lengths(5), "second"), tmp_path / "new")
     assert text == path.read_text()
-    assert path != add_to_corpus(lengths(6), "first", directory=tmp_path / "new")
+    assert path != add_to_corpus(case_of_call(lengths(6), "first"), tmp_path / "new")
     assert 2 == len(read_corpus(tmp_path / "new"))
 
 
@@ -185,7 +188,9 @@ def _example_of(check: Check) -> Any:  # noqa: ANN401  # of any kind
 def test_a_session_is_kept_as_an_example(tmp_path: Path) -> None:
     """What was done to an object is done again, in the same order."""
     example = _example_of(check_of(TABLES))
-    add_example(TABLES, example, "rows got lost", function="BlockTables", directory=tmp_path)
+    add_to_corpus(
+        case_of_example(TABLES, example, "rows got lost", function="BlockTables"), tmp_path
+    )
     assert [] == failures(tmp_path, HOST)
 
     class Tables(fast.BlockTables):
@@ -205,7 +210,9 @@ def test_laws_are_kept_as_examples(tmp_path: Path) -> None:
         where = f"{module.__name__}:{name}" + (f"[{check.law}]" if check.law else "")
         assert check is check_of(where)
         function = check.function
-        add_example(where, _example_of(check), where, function=function, directory=tmp_path)
+        add_to_corpus(
+            case_of_example(where, _example_of(check), where, function=function), tmp_path
+        )
     assert [] == failures(tmp_path, HOST)
     assert len(laws) >= len(read_corpus(tmp_path))
 
@@ -237,7 +244,7 @@ def test_a_failing_check_is_kept(tmp_path: Path) -> None:
         law = f"[{check.law}]" if check.law else ""
         where = f"{module.__name__}:{name}{law}"
         for drawn_last, raised in seen[-1:]:
-            add_failure(check, where, drawn_last, raised, directory=tmp_path)
+            add_to_corpus(case_of_failure(check, where, drawn_last, raised), tmp_path)
     cases = [case for _, case in read_corpus(tmp_path)]
     kept = [case["reason"] for case in cases]
     assert {"call", "example"} == {case["kind"] for case in cases}
@@ -250,35 +257,34 @@ def test_a_failing_check_is_kept(tmp_path: Path) -> None:
     ("act", "error", "message"),
     [
         (
-            lambda d: add_to_corpus(Call("slots", {}), "?", directory=d),
+            lambda: case_of_call(Call("slots", {}), "?"),
             KeyError,
             "slots has no contract",
         ),
         (
-            lambda d: add_to_corpus(lengths(1).replacing(dcp_size=print), "?", directory=d),
+            lambda: case_of_call(lengths(1).replacing(dcp_size=print), "?"),
             TypeError,
             "cannot be written",
         ),
         (
-            lambda d: add_example("conformance.test_slots:gone", 1, "?", function="f", directory=d),
+            lambda: case_of_example("conformance.test_slots:gone", 1, "?", function="f"),
             ValueError,
             "check 'conformance.test_slots:gone' is not there",
         ),
         (
-            lambda d: add_example("conformance.gone:test_x", 1, "?", function="f", directory=d),
+            lambda: case_of_example("conformance.gone:test_x", 1, "?", function="f"),
             ValueError,
             "check 'conformance.gone:test_x' is not there",
         ),
     ],
 )
 def test_what_cannot_be_kept_is_refused(
-    act: Callable[[Path], Path], error: type[Exception], message: str, tmp_path: Path
+    act: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     """A function without a contract, an argument without a form, a check that is not there."""
     with pytest.raises(error) as refusal:
-        act(tmp_path)
+        act()
     assert message in str(refusal.value)
-    assert [] == list(tmp_path.iterdir())
 
 
 def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
@@ -294,7 +300,7 @@ def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
 
 def test_mismatches_are_told_in_the_words_of_the_call(tmp_path: Path) -> None:
     """A kept case fails with the report that any case has."""
-    add_to_corpus(lengths(5), "?", directory=tmp_path)
+    add_to_corpus(case_of_call(lengths(5), "?"), tmp_path)
     target = wrong("get_dcp_local_seq_lens", lambda seq_lens, *_, **__: seq_lens + 1)
     with pytest.raises(Mismatch, match=r"result\[0\] = 6, but should be 2  \(request 0\)|result"):
         corpus_checks(tmp_path)[0].bind(target)()

@@ -25,13 +25,14 @@ from conformance import (
     test_slots,
     test_ubatch,
 )
+from conformance.cases.check import write_case
 from conformance.cases.compared import case_of_failure, check_of
 from conformance.cases.replay import read_case, replay
 from conformance.checks import FAILURES, Check
 from conformance.implementations import load_implementation
 from conformance.profiles import Profile
 from conformance.report import Mismatch
-from conformance.reproduction import replay_command, write_case
+from conformance.reproduction import replay_command
 from conformance.script import script_of
 from conformance.shrinking import ShrinkBudgets
 from conformance.targets import TARGETS, Target, choose_targets

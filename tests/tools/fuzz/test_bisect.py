@@ -15,6 +15,7 @@ import pytest
 import tools.fuzz.bisect
 from conformance.calls import Call
 from conformance.cases.check import read_json
+from conformance.cases.compared import case_of_call
 from conformance.corpus import add_to_corpus
 from tools.fuzz import case_process
 from tools.fuzz.bisect import ROOT, BisectResult, bisect, search
@@ -115,7 +116,9 @@ def case(tmp_path: Path) -> Path:
         "dcp_rank": 0,
         "cp_kv_cache_interleave_size": 1,
     }
-    return add_to_corpus(Call("get_dcp_local_seq_lens", arguments), "x", directory=tmp_path / "c")
+    return add_to_corpus(
+        case_of_call(Call("get_dcp_local_seq_lens", arguments), "x"), tmp_path / "c"
+    )
 
 
 def outcome_of(text: str) -> Outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conformance.calls import Call
+from conformance.cases.compared import case_of_call
 from conformance.corpus import add_to_corpus
 from tests.tools.fuzz import nights
 from tests.tools.fuzz.contexts import KeepingContext
@@ -106,7 +107,7 @@ def test_what_was_not_drawn_is_for_the_harness(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--replay` of a call names the command that replays it."""
-    path = add_to_corpus(Call("map_to_kernel_blocks", {}), "?", directory=tmp_path)
+    path = add_to_corpus(case_of_call(Call("map_to_kernel_blocks", {}), "?"), tmp_path)
     with pytest.raises(SystemExit):
         main(["--replay", str(path)])
     assert f"python -m conformance --replay {path}" in capsys.readouterr().err
