@@ -95,7 +95,7 @@ def check_refused_elsewhere(
     """Raise `Mismatch` unless a call is refused for a tensor that is not where the others are.
 
     Args:
-        target: Who is called.
+        target: What is called.
         call: With what, but for where the tensor is.
         path: The tensor.
         ask: Makes the call.

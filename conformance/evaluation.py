@@ -26,15 +26,15 @@ from conformance.views import first_view_difference
 def check_answers(
     contract: Contract, target: Target, call: Call, variant: CallVariant, *, seed: int
 ) -> None:
-    """Raise `Mismatch` where a target answers a valid call otherwise than `reference` does.
+    """Raise `Mismatch` where a target's result of a valid call differs from `reference`'s.
 
-    The target is asked twice, in checked mode first: there a loop that goes astray raises, and does
-    not crash. Its two answers may share no memory.
+    The target is called twice, in checked mode first: there an access out of bounds raises, and
+    does not crash. The two results must not share memory.
 
     Args:
         contract: What is stated about the function.
-        target: Who is called.
-        call: With what.
+        target: What is called.
+        call: The call.
         variant: What the caller is free to choose.
         seed: The order of threads.
     """
@@ -129,7 +129,7 @@ def check_refusal(
     with invocation.target.running(checked=checked):
         try:
             result = invocation.run()
-        except RAISED as error:  # whatever it raises is judged
+        except RAISED as error:  # any exception is compared
             got = f"{type(error).__name__}: {error}"
             if all(
                 is_named(invalid.error, name, error) for name in (invalid.argument, invalid.also)

@@ -49,7 +49,7 @@ class Implementation:
         self.module = module
         self.adapter = FastAdapter(module) if adapter is None else adapter
         self.deviations: Sequence[Deviation] = tuple(self.adapter.deviations)
-        """What it is meant to do otherwise."""
+        """The deviations from `reference` that it declares."""
 
     def find(self, name: str) -> Any:
         """Return what the implementation itself has by our name, `Class.method` included.
@@ -81,7 +81,7 @@ class Implementation:
 
     @property
     def version(self) -> str:
-        """The version that it says it is, or that it was installed as."""
+        """Its `__version__`, or the version of its distribution."""
         said = getattr(self.module, "__version__", None)
         if said is not None:
             return str(said)
@@ -114,10 +114,10 @@ class Implementation:
 
     @property
     def has_checked_mode(self) -> bool:
-        """Whether it has a context manager `checks(enabled)`: else it is always asked as in one."""
+        """Whether it has a context manager `checks(enabled)`; without one it must always check."""
         return self.offers("checks")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return what is under test in a line: module, version, file, names, adapter."""
         cls = type(self.adapter)
         offered = f"offers {len(self.offered())} of {len(NAMES)} names"
@@ -174,7 +174,7 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
 
 
 def _on_a_line(error: BaseException) -> str:
-    """Return what was raised, and the first line of what it says."""
+    """Return the class of an exception, and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 

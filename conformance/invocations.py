@@ -83,7 +83,7 @@ class Invocation:
     def __post_init__(self) -> None:
         if self.variant.has_numpy_scalars:
             self.call = self.call.with_numpy_scalars()
-        # An implementation of somebody else's need not know of torch's lazy negations.
+        # Only `fast` has to support torch's lazy negations.
         self.converter = self.target.converter(
             has_own_objects=self.variant.has_own_objects,
             negates=self.variant.has_negated_tensors and self.target.launches(self.call.function),

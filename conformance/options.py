@@ -148,7 +148,7 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
         f"conformance: {tested} on {names}; profile {run.profile.name}; seed {seed}; trace {trace}"
     ]
     for implementation in implementations:
-        lines.append(f"under test: {implementation.told()}")
+        lines.append(f"under test: {implementation.describe()}")
         if not implementation.has_checked_mode:
             lines.append("  has no checks(enabled): it must always refuse bad values")
         lines += [

@@ -36,13 +36,13 @@ STATEFUL_TEST: Final = "stateful test"
 """What the stateful test is called where a check has the name of a function."""
 
 RAISED = (Exception, SystemExit)
-"""What a call may raise and be judged for: whoever calls `sys.exit` ends no run with it."""
+"""What a call may raise and is compared for: `sys.exit` in an implementation does not end a run."""
 
 NEEDS: Final = {"sim": ("greenlet", "test"), "cuda": ("numba_cuda", "cuda")}
 """The package that a target runs the kernels of `fast` with, and the extra that installs it."""
 
 LOOKED_UP: set[str] = set()
-"""The functions that were looked up in a target since somebody cleared this: what a test used."""
+"""The functions that were looked up in a target since this was last cleared: what a test used."""
 
 
 Answer: TypeAlias = Any

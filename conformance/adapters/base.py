@@ -54,7 +54,7 @@ class Adapter:
     what is written through it is seen, and so is in whose memory a result lies.
 
     Where the module has a context manager `checks(enabled)`, bad values in tensors need be refused
-    inside `checks(True)` alone. A module without one is always asked as in checked mode.
+    inside `checks(True)` alone. A module without one must always refuse them.
 
     Attributes:
         module: The implementation.
@@ -64,7 +64,7 @@ class Adapter:
             not ours. A function that stands here is called with keywords alone.
         lacks: Fields of ours that its objects do not have, such as copies on the CPU. Nothing that
             is wrong in them alone can be refused; in results the adapter supplies them.
-        deviations: What it is known, and meant, to do otherwise.
+        deviations: What it does differently on purpose.
 
     Args:
         module: The implementation.
@@ -331,10 +331,10 @@ class Adapter:
             try:
                 returned = found(*given, **named)
             except Exception as error:
-                told = self.refusal(name, error)
-                if told is error:
+                refusal = self.refusal(name, error)
+                if refusal is error:
                     raise
-                raise told from error
+                raise refusal from error
             for ours in (*args, *kwargs.values()):
                 self._write_back(ours, done)
             return self.result(name, returned, kwargs)

@@ -20,7 +20,7 @@ class Deviation:
 
     Attributes:
         function: The function that deviates.
-        reason: Why it is meant to, for whoever reads the run.
+        reason: Why it does, as the run prints it.
         witness: A call, valid or bad, that shows it.
         fails: A regular expression that is found in the message of each failure that this is the
             reason of: `result.dtype = torch.int64`. The narrower it is, the less it hides.

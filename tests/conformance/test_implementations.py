@@ -113,7 +113,7 @@ def test_without_impl_fast_is_under_test() -> None:
     """`fast`, its version and its file are what the header names."""
     [found] = load_implementations([])
     assert fast is found.module
-    assert found.told().startswith(f"fast {found.version}, {fast.__file__}; offers ")
+    assert found.describe().startswith(f"fast {found.version}, {fast.__file__}; offers ")
 
 
 def test_adapters_are_one_or_one_for_each() -> None:
