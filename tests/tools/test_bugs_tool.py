@@ -150,8 +150,8 @@ def test_the_number_is_of_the_example_that_failed(
     assert expected == (outcome.verdict, outcome.test, outcome.example, outcome.drawn)
 
 
-def test_the_number_is_of_the_life_that_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lives are counted likewise, and the one that is lived again to be told is not."""
+def test_runs_of_the_stateful_test_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted likewise; the run that is repeated for the report is not counted."""
     bug = "a moved row changes places with what was left in the hole"
     (entry,) = [one for one in BUGS if one.what == bug]
     begun: list[int] = []
@@ -168,7 +168,7 @@ def test_the_number_is_of_the_life_that_went_wrong(monkeypatch: pytest.MonkeyPat
     assert "stateful" == outcome.kind
 
 
-def test_examples_of_tests_that_passed_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_tests_that_passed_are_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test that fails needed is one number, what was drawn in all another."""
     passing, _ = failing_from(2**60, "passing")
     failing, _ = failing_from(3, "failing")
@@ -187,7 +187,7 @@ def test_a_functions_own_module_comes_first() -> None:
 
 @pytest.mark.usefixtures("forked_processes")
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
-    """With two workers each implementation is judged once, in an order that is always the same."""
+    """With two workers each bug is evaluated once, and the order is always the same."""
     path = tmp_path / "found.json"
     options = ["--functions", FUNCTION, "--workers", "2", "--json", str(path)]
     command = [sys.executable, "-m", "tools.bugs", *options]
@@ -209,7 +209,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
         (["--json", "/no/such/folder/found.json"], "there is no folder /no/such/folder"),
     ],
 )
-def test_a_wrong_call_is_told_in_one_line(
+def test_a_wrong_call_is_one_line(
     arguments: list[str], line: str, refusal: Callable[..., str]
 ) -> None:
     """The exit status is 2, and nothing was run."""
@@ -228,7 +228,7 @@ def test_a_wrong_call_is_told_in_one_line(
     ],
     ids=["Ctrl-C", "a crash"],
 )
-def test_what_is_found_until_then_is_told(
+def test_what_is_found_until_then_is_reported(
     ending: BaseException,
     status: int,
     line: str,
@@ -257,5 +257,5 @@ def test_elsewhere_it_says_that_it_runs_in_the_repository(
 ) -> None:
     """Tests are not installed: one line says so, with status 2."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path / "bugs")
-    told = refusal(command_line.main, [])
-    assert told.startswith("python -m tools.bugs: runs in the repository only")
+    line = refusal(command_line.main, [])
+    assert line.startswith("python -m tools.bugs: runs in the repository only")
