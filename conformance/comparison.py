@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -178,6 +179,7 @@ def _type_difference(expected: object, actual: object, path: str) -> Difference:
     return Difference(Verdict.TYPE, f"type({path})", None, *names)
 
 
+@functools.cache
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """Return torch's dtype of the same name.
 
@@ -275,7 +277,9 @@ def first_unequal(expected: np.ndarray[Any, Any], actual: object) -> Index | Non
 
 def as_bytes(array: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the bytes of an array or tensor, one row for each element."""
-    if isinstance(array, torch.Tensor):
+    if isinstance(array, torch.Tensor) and _has_numpy_view(array):
+        array = array.detach().numpy()
+    elif isinstance(array, torch.Tensor):
         # A copy: torch calls a view of one element contiguous whatever its stride is. Its copies
         # from a device lose the sign of a strided lazy negation (torch 2.11), so that goes first.
         flat = torch.empty(array.numel(), dtype=array.dtype)
@@ -284,3 +288,12 @@ def as_bytes(array: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return data.reshape(flat.numel(), array.element_size())
     contiguous = np.ascontiguousarray(array).reshape(-1)
     return contiguous.view(np.uint8).reshape(contiguous.size, contiguous.itemsize)
+
+
+_IN_NUMPY = frozenset(map(torch_dtype, map(np.dtype, "?bhilBefd")))
+"""The dtypes of tensors that NumPy has too."""
+
+
+def _has_numpy_view(tensor: torch.Tensor) -> bool:
+    """Tell whether NumPy can see a tensor where it lies."""
+    return tensor.device.type == "cpu" and tensor.dtype in _IN_NUMPY and not tensor.is_neg()

@@ -8,6 +8,7 @@ situation was met by no example. The options stand in `options`, what happens ar
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 run.with_kernel.add(check.function)
     if any("::" in argument for argument in session.config.args):
         run.partial.update(run.collected)
+    gc.freeze()  # each collection would look at all that was imported again
 
 
 @pytest.hookimpl(trylast=True)

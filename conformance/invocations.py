@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -132,7 +133,7 @@ class Invocation:
     def takes(self, hint: str) -> bool:
         """Return whether the target's function has a keyword for a hint; if not, it is left out."""
         function = self.target.lookup(self.call.function)
-        return hint in inspect.signature(function).parameters
+        return hint in _parameters(function)
 
     def check_unchanged(self, allowed: frozenset[str]) -> None:
         """Raise `Mismatch` where an argument that may not change has changed."""
@@ -159,12 +160,18 @@ class Invocation:
                 yield Difference(Verdict.IDENTITY, path, None, "one element repeated", wanted)
 
 
+@functools.lru_cache(1024)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function; to find them out takes as long as many a call."""
+    return inspect.signature(function).parameters
+
+
 def by_position_of(
     function: Callable[..., Any], arguments: Arguments
 ) -> tuple[list[Any], Arguments]:
     """Split arguments into those that can be given by position, in order, and the rest."""
     rest, by_position = dict(arguments), []
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in _parameters(function).items():
         if parameter.kind is parameter.KEYWORD_ONLY or name not in rest:
             break
         by_position.append(rest.pop(name))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -151,6 +152,7 @@ class TracedArcs(Source):
         return collector.data if collector is not None else {}
 
 
+@functools.cache
 def _short(file: str) -> str:
     """Return a file with the name of its package alone.
 

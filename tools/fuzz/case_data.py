@@ -8,15 +8,24 @@ of the time. One that fails is drawn again by Hypothesis itself, to be made smal
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from hypothesis.control import BuildContext
+from hypothesis.internal.conjecture.choice import ChoiceT, choice_size
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 from hypothesis.strategies._internal.lazy import unwrap_strategies
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(slots=True)
+class _Choice:
+    """A choice without its constraints, in the place of Hypothesis' `ChoiceNode`."""
+
+    value: ChoiceT
 
 
 class CaseData(ConjectureData):
@@ -39,6 +48,25 @@ class CaseData(ConjectureData):
         """Note the depth after a span."""
         del discard
         self.depth -= 1
+
+    def _draw(
+        self, choice_type: Any, constraints: Any, *, observe: bool, forced: Any | None
+    ) -> Any:
+        """Draw a choice from the provider, unless it is given, or more than an int or a bool."""
+        is_given = forced is not None or (self.prefix and self.index < len(self.prefix))
+        if is_given or not observe or choice_type not in {"boolean", "integer"}:
+            return super()._draw(choice_type, constraints, observe=observe, forced=forced)
+        value = getattr(self.provider, f"draw_{choice_type}")(**constraints)
+        self.length += choice_size(value)
+        if self.length > self.max_length:
+            self.mark_overrun()
+        self._nodes.append(_Choice(value))
+        return value
+
+    def _pooled_constraints(self, choice_type: Any, constraints: Any) -> Any:
+        """Return the constraints of a choice, which are not kept."""
+        del choice_type
+        return constraints
 
     def track_arg_label(self, label: str) -> AbstractContextManager[dict[str, Any]]:
         """Note no argument of `builds`."""

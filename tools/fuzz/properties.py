@@ -81,10 +81,11 @@ class Property:
             raise TypeError(f"{self.where} has no examples")
         presets = _presets_of(self.check, self.target)
         examples = functools.cache(self.check.examples)
+        sizes_first = st.sampled_from(presets)
 
         @st.composite
         def sized(draw: Draw) -> Any:
-            return draw(examples(draw(st.sampled_from(presets))))
+            return draw(examples(draw(sizes_first)))
 
         return sized()
 
