@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,8 +177,8 @@ class ChangeTracker:
     def _changes(self, allowed: frozenset[str]) -> Iterator[Difference]:
         """Yield differences: of lists and objects, of arrays, of the memory around these."""
         for path, holder, held in self._holders:
-            if argument_of(path) not in allowed:
-                yield from _holder_differences(path, held, _held(holder))
+            if argument_of(path) not in allowed and not _are_same(held, holds := _held(holder)):
+                yield from _holder_differences(path, held, holds)
         changed = {id(one): one for one in self.memories.values() if not one.is_as_drawn()}
         for array in self._arrays:
             is_touched = id(array.memory) in changed or _layout(array.converted) != array.layout
@@ -198,6 +200,7 @@ def flat_tensor(array: Array, device: str) -> torch.Tensor:
     return data.to(device)
 
 
+@functools.lru_cache(4096)
 def argument_of(path: str) -> str:
     """Return the argument that a path begins with.
 
@@ -221,6 +224,12 @@ def _held(holder: Any) -> dict[Any, Any]:
     if isinstance(holder, set):
         return dict.fromkeys(holder)
     return dict(holder if isinstance(holder, dict) else vars(holder))
+
+
+def _are_same(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
+    """Tell whether all entries or attributes are the same objects."""
+    are_same = map(operator.is_, before.values(), after.values())
+    return list(before) == list(after) and all(are_same)
 
 
 def _holder_differences(

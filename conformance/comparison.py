@@ -159,6 +159,7 @@ def shared_memory(first: object, second: object, path: str = "result") -> Differ
     return None
 
 
+@functools.lru_cache(4096)
 def field_name(path: str) -> str:
     """Return the last name in a path: `query_start_loc` of `result[0].query_start_loc`.
 

@@ -175,17 +175,25 @@ class Target:
             checked: Whether in checked mode, in which bad values are refused.
             seed: The order of blocks and threads, where kernels are simulated.
         """
-        with contextlib.ExitStack() as stack:
-            if self.implementation.module not in {fast, reference}:
-                stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")  # they are no answer; those of `fast` are errors
-            if self.device == "cpu":  # a GPU lacks some operations in this mode
-                stack.enter_context(_poisoning())
-            if self.implementation.has_checked_mode:
-                stack.enter_context(self.find("checks")(checked))
-            if self.is_simulated:
-                stack.enter_context(simulated_launches(seed))
+        nothing = contextlib.nullcontext()
+        is_ours = self.implementation.module in {fast, reference}
+        is_poisoned = self.device == "cpu"  # a GPU lacks some operations in this mode
+        has_mode = self.implementation.has_checked_mode
+        with (
+            nothing if is_ours else _ignoring_warnings(),
+            _poisoning() if is_poisoned else nothing,
+            self.find("checks")(checked) if has_mode else nothing,
+            simulated_launches(seed) if self.is_simulated else nothing,
+        ):
             yield
+
+
+@contextlib.contextmanager
+def _ignoring_warnings() -> Iterator[None]:
+    """Ignore warnings, which are no wrong answers; those of `fast` are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager
