@@ -2,7 +2,7 @@
 
 Hypothesis validates each new strategy and finds out what it is made of, which takes two to ten
 times as long as to draw from it. So these keep the latest strategies, where all arguments are plain
-values: two that are equal then give equal draws.
+values, which are drawn alike where they are equal, or strategies, each of which is another one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,10 @@ from hypothesis.strategies import (
     data,
     deferred,
     floats,
-    just,
-    lists,
     none,
     nothing,
-    one_of,
     permutations,
     runner,
-    sets,
-    tuples,
 )
 
 from conformance.strategies.presets import Preset
@@ -57,7 +52,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST_KEPT: Final = 4096
+MOST_KEPT: Final = 1024
 """The most strategies of one function that are kept."""
 
 LONGEST: Final = 32
@@ -92,7 +87,7 @@ def cached(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T
 
 
 def _key(value: Any) -> object:
-    """Return what a plain value and its type are known by; None for other values.
+    """Return what a plain value and its type are known by, a strategy itself; None for others.
 
     >>> _key((1, True)) == _key((True, 1)), _key([]), _key(({},))
     (False, None, None)
@@ -100,6 +95,8 @@ def _key(value: Any) -> object:
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
+    if isinstance(value, SearchStrategy):
+        return value
     if kind is tuple and len(value) <= LONGEST:
         keys = tuple(map(_key, value))
     elif getattr(kind, "__dataclass_params__", None) and kind.__dataclass_params__.frozen:
@@ -111,7 +108,12 @@ def _key(value: Any) -> object:
 
 booleans = functools.cache(st.booleans)
 integers = cached(st.integers)
+just = cached(st.just)
+lists = cached(st.lists)
+one_of = cached(st.one_of)
 sampled_from = cached(st.sampled_from)
+sets = cached(st.sets)
+tuples = cached(st.tuples)
 
 
 def composite(make: Callable[Concatenate[DrawFn, P], T]) -> Callable[P, SearchStrategy[T]]:
