@@ -191,3 +191,4 @@ def end(error: BaseException | None) -> NoReturn:
 
 if __name__ == "__main__":
     serve(sys.argv[1])
+    end(None)
