@@ -98,7 +98,7 @@ def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
     if isinstance(value, Mapping):
         return dict(parts)
     if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(parts.values())
+        return list(parts.values()) if isinstance(value, list) else tuple(parts.values())
     return slice(*parts.values()) if isinstance(value, slice) else type(value)(**parts)
 
 
@@ -108,12 +108,11 @@ def with_child(value: Any, key: Any, child: Any) -> Any:
     >>> with_child((1, 2), 0, 9), with_child({"a": 1}, "a", 9)
     ((9, 2), {'a': 9})
     """
-    found = list(value) if isinstance(value, tuple) else copy.copy(value)
     if has_entries(value):
-        found[key] = child
-    else:
-        object.__setattr__(found, key, child)  # of a frozen dataclass too
-    return tuple(found) if isinstance(value, tuple) else found
+        return rebuilt(value, {**children(value), key: child})
+    found = copy.copy(value)
+    object.__setattr__(found, key, child)  # of a frozen dataclass too
+    return found
 
 
 def map_children(change: Callable[[Any], Any], value: Any) -> Any:

@@ -21,7 +21,7 @@ from conformance.encoding.elements import (
 )
 from conformance.encoding.memories import Memory, encode_array
 from conformance.factories import Factory
-from conformance.values import compared_fields
+from conformance.values import children, compared_fields
 
 
 class Encoder:
@@ -63,8 +63,7 @@ class Encoder:
         if type(value) is tuple:
             return {"$": "tuple", "items": [self.encode(entry) for entry in value]}
         if type(value) is slice:
-            parts = {name: getattr(value, name) for name in ("start", "stop", "step")}
-            return {"$": "slice", **self._encode_fields(parts)}
+            return {"$": "slice", **self._encode_fields(children(value))}
         if id(value) in self._ids:
             return {"$": "ref", "id": self._ids[id(value)]}
         number = self._remember(value)
@@ -154,7 +153,7 @@ class Encoder:
         if isinstance(value, types.MethodType | types.BuiltinFunctionType | types.ModuleType):
             raise TypeError(f"{value!r} cannot be written")
         if path is not None and _is_plain(cls):
-            return {"$": "object", "class": path, "fields": self._encode_fields(_held(value))}
+            return {"$": "object", "class": path, "fields": self._encode_fields(children(value))}
         members = {n: v for n, v in vars(cls).items() if not n.startswith("__")}
         if path is None and cls.__bases__ == (object,) and not any(map(callable, members.values())):
             return {
@@ -223,11 +222,3 @@ def _encode_any_dtype(dtype: np.dtype[Any]) -> Json:
 def _is_plain(cls: type) -> bool:
     """Tell whether objects of a class are what their attributes are."""
     return dataclasses.is_dataclass(cls) or cls in {types.SimpleNamespace, object}
-
-
-def _held(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, also those in slots."""
-    if hasattr(value, "__dict__"):
-        return dict(vars(value))
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    return {field.name: getattr(value, field.name) for field in fields}
