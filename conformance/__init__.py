@@ -6,11 +6,11 @@
   compares the results of one call;
 - `laws`: statements that hold for every function whose contract names them; `interpretations`: how
   the arguments and results of such a function are interpreted as a batch;
-- `strategies`: valid inputs; `invalid_inputs`: the same inputs with one precondition broken;
+- `strategies`: valid inputs; `invalid_inputs`: the same inputs with one violated precondition;
 - `targets`: what is under test, and on which device; `conversion` converts values for it;
 - `comparison`: the exact comparison; `report`: the message of a difference;
 - `cases`: inputs that failed and test vectors, stored as JSON and replayed;
-- `situations`: coverage goals, hard cases that a run must reach;
+- `goals`: coverage goals, hard cases that a run must reach;
 - `simulator`: runs numba CUDA kernels without a GPU; `traffic`: batches cut from real requests;
 - `engine`: a small engine's scheduler, block pool and batch; `stateful`: the test that drives it;
 - `test_x.py`: the contracts, laws and worked examples of module `x` of the two twins.

@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hidden = hidden_by()
     if hidden is not None:
         name, file = hidden
-        told = f"{file} hides the package {name}: rename it, or start from another folder"
-        print(f"python -m conformance: {told}", file=sys.stderr)  # noqa: T201  # a command line
+        message = f"{file} hides the package {name}: rename it, or start from another folder"
+        print(f"python -m conformance: {message}", file=sys.stderr)  # noqa: T201  # a command line
         return int(pytest.ExitCode.USAGE_ERROR)
     for name in NEEDED:
         if importlib.util.find_spec(name) is None:

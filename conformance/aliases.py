@@ -62,8 +62,8 @@ class Alias:
             is_so = 0 in part.shape or share_memory(part, argument)
         if not is_so:
             path += f".{self.result}" if self.result else ""
-            wanted = f"{self.relation.value} (of {self.argument})"
-            yield Difference(Verdict.IDENTITY, path, None, "another object", wanted)
+            expected = f"{self.relation.value} (of {self.argument})"
+            yield Difference(Verdict.IDENTITY, path, None, "another object", expected)
 
 
 def views_of(argument: str, *fields: str) -> tuple[Alias, ...]:

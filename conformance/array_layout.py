@@ -52,7 +52,7 @@ def memory_of(array: Any) -> int:
 
 
 def share_memory(a: Any, b: Any) -> bool:
-    """Tell whether two arrays lie in the same memory: tensors in one storage, arrays overlapping.
+    """Return whether two arrays lie in the same memory: tensors in one storage, arrays overlapping.
 
     >>> a = torch.zeros(4)
     >>> share_memory(a[:2], a[2:]), share_memory(a, torch.zeros(4)), share_memory(a, a[:0])

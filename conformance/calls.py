@@ -20,7 +20,7 @@ class Call:
     Attributes:
         function: The name, `compute_slot_mapping` or `CommonAttentionMetadata.unpadded`.
         arguments: The arguments by name, `self` included.
-        facts: What the strategy knows of them (a `Batch`), for situations, invalid inputs and
+        facts: What the strategy knows of them (a `Batch`), for coverage goals, invalid inputs and
             reports.
         hints: Keyword arguments that `reference` does not have, with values that an implementation
             would otherwise read from the device (`logits_indices_cpu`). An implementation without
@@ -67,8 +67,8 @@ class Call:
         return dataclasses.replace(self, arguments=numpy_scalars(self.arguments), hints=hints)
 
     def __repr__(self) -> str:
-        inside = [f"{name}={brief(value)}" for name, value in self.arguments.items()]
-        inside += [f"hint {name}={brief(value)}" for name, value in self.hints.items()]
+        inside = [f"{name}={shorten(value)}" for name, value in self.arguments.items()]
+        inside += [f"hint {name}={shorten(value)}" for name, value in self.hints.items()]
         return f"{self.function}({', '.join(inside)})"
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
@@ -114,11 +114,11 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def brief(value: Any, most: int = 200) -> str:
+def shorten(value: Any, maximum: int = 200) -> str:
     """Return a value as text, cut where it is long: Hypothesis warns of an example of 30,000 signs.
 
-    >>> brief(np.arange(1000), most=10)
+    >>> shorten(np.arange(1000), maximum=10)
     '[0, 1, 2,  ...'
     """
     text = repr(plain(value))
-    return text if len(text) <= most else text[:most] + " ..."
+    return text if len(text) <= maximum else text[:maximum] + " ..."

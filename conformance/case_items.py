@@ -55,20 +55,22 @@ class _CaseCollector(pytest.Collector):
 def case_items(
     session: pytest.Session, name: str, cases: Sequence[tuple[CaseCheck, Target]]
 ) -> list[pytest.Item]:
-    """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-kept]`.
+    """Return the items of cases, each on a target: `corpus::a_function-1cd2fdf6[host-stored]`.
 
     Args:
         session: Pytest's.
         name: Of the shelf.
         cases: Each with its target.
     """
-    # Where it lies decides whose hooks its items meet: those of the plugin beside this module.
-    shelf = _CaseCollector.from_parent(session, name=name, nodeid=name, path=Path(__file__).parent)
+    # Where it lies decides whose hooks its items meet: those of the plugin next to this module.
+    collector = _CaseCollector.from_parent(
+        session, name=name, nodeid=name, path=Path(__file__).parent
+    )
     found: list[pytest.Item] = []
     for case, target in cases:
         item = CaseItem.from_parent(
-            shelf,
-            name=f"{case.name.removeprefix(f'{name}/')}[{target.name}-kept]",
+            collector,
+            name=f"{case.name.removeprefix(f'{name}/')}[{target.name}-stored]",
             test=case.bind(target),
             about=case.description,
         )
@@ -106,9 +108,9 @@ def deviation_checks(run: Run, functions: set[str]) -> list[tuple[CaseCheck, Tar
 def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
     def body(target: Target) -> None:
         __tracebackhide__ = True
-        told = f"the declared deviation of {deviation.function} ({deviation.reason})"
+        declared_name = f"the declared deviation of {deviation.function} ({deviation.reason})"
         if wrong:
-            raise AssertionError(f"{told} {wrong}")
+            raise AssertionError(f"{declared_name} {wrong}")
         check = check_of_call(contracts()[deviation.function], deviation.witness, deviation.names)
         # Undeclared, or its own declaration would excuse the witness.
         try:
@@ -117,8 +119,10 @@ def _case(deviation: Deviation, name: str, wrong: str) -> CaseCheck:
             if deviation.explains(error):
                 return
             raise AssertionError(
-                f"the witness of {told} fails otherwise than declared, {deviation.fails!r}"
+                f"the witness of {declared_name} fails otherwise than declared, {deviation.fails!r}"
             ) from error
-        raise AssertionError(f"the witness of {told} no longer fails; take the declaration away")
+        raise AssertionError(
+            f"the witness of {declared_name} no longer fails; take the declaration away"
+        )
 
     return CaseCheck(deviation.function, name, Kind.SAME_ANSWER, deviation.reason, body)

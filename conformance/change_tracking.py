@@ -27,7 +27,7 @@ class Memory:
         converted: It, as converted.
         as_numpy: The converted memory as NumPy sees it; None on a device.
         is_negated: Whether the arguments are lazy negations of it.
-        source: The memory of the drawn arrays, which is kept: its id is no other's meanwhile.
+        source: The memory of the drawn arrays, which keeps its id from being reused.
         shown: Shape, offset and strides, in elements, of each argument that lies in it.
     """
 
@@ -60,7 +60,7 @@ class Memory:
         return seen
 
     def is_as_drawn(self) -> bool:
-        """Tell whether no byte of the converted memory has changed."""
+        """Return whether no byte of the converted memory has changed."""
         if self.as_numpy is None:
             return bool((as_bytes(self.drawn) == as_bytes(self.converted)).all())
         return self.drawn.tobytes() == self.as_numpy.tobytes()
@@ -73,7 +73,7 @@ class Memory:
             self.converted[...] = values
 
     def holds(self, address: int) -> bool:
-        """Tell whether an address lies in the converted memory."""
+        """Return whether an address lies in the converted memory."""
         first = address_of(self.converted)
         return first <= address < first + self.converted.nbytes
 
@@ -227,7 +227,7 @@ def _held(holder: Any) -> dict[Any, Any]:
 
 
 def _are_same(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
-    """Tell whether all entries or attributes are the same objects."""
+    """Return whether all entries or attributes are the same objects."""
     are_same = map(operator.is_, before.values(), after.values())
     return list(before) == list(after) and all(are_same)
 

@@ -1,9 +1,8 @@
 """Makes tests of contracts: same answer, same refusal, and laws.
 
-A `Check` is what stands in a conformance module under a name that begins with `test_`. The pytest
-plugin (`conftest.py`) makes tests of it for each target, with small examples and with large ones;
-whoever has no pytest calls `check.bind(target, profile, size)()`. How one call is judged says
-`evaluation`.
+A `Check` is defined in a conformance module under a name that begins with `test_`. The pytest
+plugin (`conftest.py`) makes tests of it for each target, with small and with large examples;
+without pytest, call `check.bind(target, profile, size)()`. `evaluation` evaluates single calls.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance.calls import Call
 from conformance.contracts import Contract, InvalidInput
 from conformance.evaluation import check_answers, check_refusal, check_stays_inside, is_named
+from conformance.goals import COVERAGE, Goals, pair, reached_goals
 from conformance.gpu_context import ContextLostError, noticing_lost_context
 from conformance.implementations import is_of_fast
 from conformance.invocations import CALL_VARIANTS, CallVariant, Invocation
@@ -26,7 +26,6 @@ from conformance.profiles import Kind, Profile
 from conformance.report import Mismatch
 from conformance.shrinking import note_failure
 from conformance.simulated_launches import counting_launches
-from conformance.situations import LEDGER, Situations, pair, situations_met
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import SIZES, Preset
@@ -46,25 +45,25 @@ __all__ = [
 ]
 
 FAILURES: list[tuple[Check, Any, BaseException]] = []
-"""What failed which check since somebody cleared this; shrinking, the last is the smallest."""
+"""The failures since the list was cleared; after shrinking, the last example is the smallest."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One statement about a function, which every example must bear out.
+    """One statement about a function, checked with many examples.
 
     Attributes:
         function: The function that the statement is about.
-        kind: What it looks at.
+        kind: The kind of check.
         examples: The strategy of examples, by preset.
-        body: Raises where an example, on a target, contradicts the statement.
-        expects: Names of the situations that a run must meet.
-        meets: The situations that an example meets.
+        body: Raises if an example contradicts the statement on a target.
+        goals: The names of its coverage goals.
+        goals_of: Returns the goals that an example reaches.
         has_kernel: Whether it must launch a kernel in the simulator.
-        has_device_path: Whether it goes another way on a device without a kernel of its own.
+        has_device_path: Whether it takes another path on a device, without a kernel.
         presets: The presets to draw from; None for the target's.
-        law: The name of the law in `conformance.laws` that it is, empty if it is none.
-        description: The statement, in a sentence.
+        law: The name of its law in `conformance.laws`; empty if it is not a law.
+        description: The statement in one sentence.
     """
 
     function: str
@@ -72,19 +71,19 @@ class Check:
     examples: Callable[[Preset], SearchStrategy[Any]]
     body: Callable[[Target, Any], None]
     description: str
-    expects: Sequence[str] = ()
-    meets: Callable[[Any], Iterable[str]] = lambda _: ()
+    goals: Sequence[str] = ()
+    goals_of: Callable[[Any], Iterable[str]] = lambda _: ()
     has_kernel: bool = False
     has_device_path: bool = False
     presets: Sequence[Preset] | None = None
     law: str = ""
 
     def runs_on(self, target: Target) -> bool:
-        """Tell whether the check says anything new on a target."""
+        """Return whether the check can find anything new on a target."""
         return self.has_kernel or self.has_device_path or not target.is_simulated
 
     def sizes(self, target: Target) -> list[str]:
-        """Return the sizes in which it has examples for a target: `minimal`, `real`, or both."""
+        """Return the sizes of its examples for a target: `minimal`, `real`, or both."""
         presets = self.presets or presets_of(target)
         return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
 
@@ -97,18 +96,18 @@ class Check:
             target: What is under test.
             profile: How many examples the test spends.
             size: `minimal` or `real`, the size of its examples.
-            shrink: Whether a failing example is made small.
+            shrink: Whether to shrink a failing example.
 
         Returns:
-            The test, which raises where an example contradicts the statement.
+            The test, which raises if an example contradicts the statement.
         """
         presets = filter(SIZES[size], self.presets or presets_of(target))
         strategy = st.one_of([self.examples(preset) for preset in presets])
 
         def run(example: Any) -> None:
             __tracebackhide__ = True
-            LEDGER.count(self.function, target.name, self.meets(example))
-            with counting_launches(lambda: LEDGER.launches.update([self.function])):
+            COVERAGE.count(self.function, target.name, self.goals_of(example))
+            with counting_launches(lambda: COVERAGE.launches.update([self.function])):
                 try:
                     with noticing_lost_context(target.device):
                         self.body(target, example)
@@ -129,14 +128,14 @@ class Check:
         test: Callable[[], None] = options(given(example=strategy)(run))
         if profile.seed is None:
             return test
-        # Hypothesis itself would seed all tests alike, by a run's seed or by the source of `run`,
-        # and all would see the same draws.
+        # Hypothesis would seed all tests alike, by the seed of the run or the source of `run`, so
+        # that all would draw the same.
         return seed(zlib.crc32(f"{profile.seed} {name}".encode()))(test)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """Several checks of one function under one name, of which the plugin makes a test each.
+    """Several checks of one function under one name; the plugin makes a test of each.
 
     Attributes:
         function: The function.
@@ -147,13 +146,13 @@ class Checks:
     checks: tuple[Check, ...]
 
     def runs_on(self, target: Target) -> bool:
-        """Tell whether one of them says anything new on a target."""
+        """Return whether one of them can find anything new on a target."""
         return any(check.runs_on(target) for check in self.checks)
 
     def bind(
         self, target: Target, profile: Profile, size: str, *, shrink: bool = True
     ) -> Callable[[], None]:
-        """Return a test of them all, one after another; see `Check.bind`."""
+        """Return a test that runs all of them; see `Check.bind`."""
         tests = [
             check.bind(target, profile, size, shrink=shrink)
             for check in self.checks
@@ -168,7 +167,7 @@ class Checks:
 
 
 def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
-    """Yield the checks among a module's values, with the names under which they stand there.
+    """Yield the checks among a module's values, with their names.
 
     Args:
         values: The values by name, as `vars(module)` gives them.
@@ -182,9 +181,9 @@ def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
 
 
 def same_answer(contract: Contract) -> Check:
-    """Return the check that a target answers each valid call as `reference` does."""
-    named = [*contract.situations, *(pair(a, b) for a, b in contract.pairs)]
-    # An idle step would change a caller's own objects for good.
+    """Return the check that a target returns what `reference` does for valid calls."""
+    named = [*contract.goals, *(pair(a, b) for a, b in contract.pairs)]
+    # An idle step would permanently change the caller's own objects.
     free = {
         "has_numpy_scalars": True,
         "is_positional": True,
@@ -201,9 +200,9 @@ def same_answer(contract: Contract) -> Check:
         __tracebackhide__ = True
         check_answers(contract, target, example.call, example.variant, seed=example.seed)
 
-    def meets(example: ValidExample) -> list[str]:
-        met = situations_met(example.call, contract.situations, contract.pairs)
-        return met + example.variant.situations
+    def goals_of(example: ValidExample) -> list[str]:
+        reached = reached_goals(example.call, contract.goals, contract.pairs)
+        return reached + example.variant.goals
 
     return Check(
         contract.function,
@@ -212,7 +211,7 @@ def same_answer(contract: Contract) -> Check:
         body,
         f"{contract.function} answers valid calls as reference does.",
         [*named, *(CALL_VARIANTS[field] for field, is_free in free.items() if is_free)],
-        meets,
+        goals_of,
         contract.has_kernel,
         contract.has_device_path,
     )
@@ -230,7 +229,7 @@ class ValidExample:
     Attributes:
         call: The call.
         seed: The order of threads.
-        variant: What the caller is free to choose.
+        variant: The choices of the caller.
     """
 
     call: Call
@@ -238,36 +237,38 @@ class ValidExample:
     variant: CallVariant
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Leave the call to the report, which tells it better than Hypothesis can."""
-        variant = ", ".join(self.variant.situations) or "called plainly"
+        """Leave out the call, which the report prints better than Hypothesis does."""
+        variant = ", ".join(self.variant.goals) or "called plainly"
         printer.text(f"the call above, {variant}, threads in order {self.seed}")
 
 
 def same_refusal(contract: Contract) -> Check:
-    """Return the check that a target refuses each bad call as `reference` does.
+    """Return the check that a target refuses invalid calls as `reference` does.
 
-    Every example breaks one valid call in every way the contract names. The exception must have
-    the same class and name the argument, and nothing may have changed. Then messages are compared,
-    as `conformance.wording` says: those of `fast` are `reference`'s texts, those of others name the
-    same element and value. A difference of wording is reported after all others, so that a
-    declared one hides none of them.
+    Every example makes one valid call invalid in every way that the contract names. The exception
+    must have the same class and name the argument, and nothing may have changed. Messages are
+    compared too (see `conformance.wording`): those of `fast` have the text of `reference`, those of
+    others name the same element and value. A difference in wording is reported last, so that a
+    declared one does not hide other differences.
     """
 
     @st.composite
     def examples(draw: Draw, preset: Preset) -> InvalidExample:
         call = draw(contract.calls(preset))
-        broken = [(invalid, invalid.change(call)) for invalid in contract.invalid_inputs]
-        return InvalidExample(call, [(invalid, bad) for invalid, bad in broken if bad is not None])
+        invalid_calls = [(invalid, invalid.change(call)) for invalid in contract.invalid_inputs]
+        return InvalidExample(
+            call, [(invalid, bad) for invalid, bad in invalid_calls if bad is not None]
+        )
 
     def body(target: Target, example: InvalidExample) -> None:
         __tracebackhide__ = True
         wording = None
-        right = {who: Invocation(who, example.call) for who in (REFERENCE, target)}
+        right = {one: Invocation(one, example.call) for one in (REFERENCE, target)}
         for invalid, call in example.ways:
             if not _is_given(right[target], invalid, call):
                 continue
             with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as theirs:
-                # Once refused it is as it was, and can be called again.
+                # A refused call changes nothing, so the invocation can be called again.
                 if invalid.is_hint:
                     check_refusal(theirs, invalid, contract.observe)
                 else:
@@ -291,17 +292,17 @@ def same_refusal(contract: Contract) -> Check:
         Kind.SAME_REFUSAL,
         examples,
         body,
-        f"{contract.function} refuses bad calls as reference does, and changes nothing; with "
-        "checks off they stay inside their memory.",
-        [invalid.situation for invalid in contract.invalid_inputs],
-        lambda example: [invalid.situation for invalid, _ in example.ways],
+        f"{contract.function} refuses invalid calls as reference does, and changes nothing; "
+        "with checks off they stay inside their memory.",
+        [invalid.goal for invalid in contract.invalid_inputs],
+        lambda example: [invalid.goal for invalid, _ in example.ways],
         contract.has_kernel,
         contract.has_device_path,
     )
 
 
 def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool:
-    """Return whether a target is given what is invalid: it has the field, and a hint's keyword."""
+    """Return whether a target gets the invalid input: whether it has the field or the hint."""
     if invalid.argument in invocation.target.missing_fields:
         return False
     valid = invocation.call.hints
@@ -311,38 +312,40 @@ def _is_given(invocation: Invocation, invalid: InvalidInput, call: Call) -> bool
 
 @dataclasses.dataclass(frozen=True)
 class InvalidExample:
-    """A valid call, and the bad ones made of it."""
+    """A valid call, and the invalid calls made from it."""
 
     call: Call
     ways: list[tuple[InvalidInput, Call]]
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Leave the bad call to the report, which tells it better than Hypothesis can."""
-        printer.text(f"the call above, one of {len(self.ways)} bad ones made of {self.call!r}")
+        """Leave out the bad call, which the report prints better than Hypothesis does."""
+        printer.text(
+            f"the call above, one of {len(self.ways)} invalid ones made from {self.call!r}"
+        )
 
 
 def law(
     function: str,
     examples: Callable[[Preset], SearchStrategy[Any]],
     *,
-    situations: Situations | None = None,
+    goals: Goals | None = None,
     has_kernel: bool = False,
     presets: Sequence[Preset] | None = None,
 ) -> Callable[[Callable[[Target, Any], None]], Check]:
-    """Make a check of a statement that does not mention how the answer is computed.
+    """Make a check of a property that does not depend on `reference`.
 
     Args:
         function: The function that the statement is about.
         examples: The strategy of examples, by preset.
-        situations: What a run must meet with these examples.
+        goals: The coverage goals, as predicates on an example.
         has_kernel: Whether the function has a kernel.
         presets: The presets to draw from; None for the target's.
 
     Returns:
-        A decorator of the statement: a function of a target and an example that raises where the
+        A decorator of the property: a function of a target and an example that raises if the
         example contradicts it. Its docstring is the statement.
     """
-    named = situations or {}
+    named = goals or {}
 
     def decorate(body: Callable[[Target, Any], None]) -> Check:
         return Check(
@@ -352,7 +355,7 @@ def law(
             body,
             (body.__doc__ or "").strip(),
             list(named),
-            lambda example: situations_met(example, named),
+            lambda example: reached_goals(example, named),
             has_kernel,
             presets=presets,
         )

@@ -163,7 +163,7 @@ def _missing_package(error: BaseException | None) -> str | None:
 
 
 def _has_closed_pipe() -> bool:
-    """Tell whether nothing reads stdout or stderr any more."""
+    """Return whether nothing reads stdout or stderr any more."""
     poll = select.poll()
     for descriptor in (1, 2):  # of stdout and stderr
         poll.register(descriptor, 0)

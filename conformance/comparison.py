@@ -1,7 +1,7 @@
 """The exact comparator: the first difference between what was expected and what was got.
 
 `reference` answers in NumPy, a target in torch, so two trees are walked side by side. Structure is
-judged before values, over the whole tree: type, shape, dtype, device; then values, bit for bit.
+evaluated before values, over the whole tree: type, shape, dtype, device; then values, bit for bit.
 There is no tolerance anywhere.
 """
 
@@ -139,9 +139,11 @@ def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None
     if not has_entries(expected):
         return None
     what, count = ("list", list) if isinstance(expected, Mapping) else ("len", len)
-    got, wanted = count(actual), count(expected)
-    is_same = got == wanted
-    return None if is_same else Difference(Verdict.SHAPE, f"{what}({path})", None, got, wanted)
+    got, expected_count = count(actual), count(expected)
+    is_same = got == expected_count
+    return (
+        None if is_same else Difference(Verdict.SHAPE, f"{what}({path})", None, got, expected_count)
+    )
 
 
 def shared_memory(first: object, second: object, path: str = "result") -> Difference | None:
@@ -196,9 +198,9 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def _structure(expected: object, actual: object, path: str, device: str) -> Difference | None:
     """Compare type, shape, dtype and device of one leaf."""
     if isinstance(expected, np.dtype):
-        wanted_dtype = torch_dtype(expected)
-        is_so = actual is wanted_dtype
-        return None if is_so else Difference(Verdict.DTYPE, path, None, actual, wanted_dtype)
+        expected_dtype = torch_dtype(expected)
+        is_so = actual is expected_dtype
+        return None if is_so else Difference(Verdict.DTYPE, path, None, actual, expected_dtype)
     if not isinstance(expected, np.ndarray):
         is_so = _is_alike(expected, actual)
         return None if is_so else _type_difference(expected, actual, path)
@@ -206,9 +208,9 @@ def _structure(expected: object, actual: object, path: str, device: str) -> Diff
 
 
 def _is_alike(expected: object, actual: object) -> bool:
-    """Tell whether a value that is no array is of the expected type.
+    """Return whether a value that is not an array is of the expected type.
 
-    Each implementation has its own enums and classes, which are told by their names.
+    Each implementation has its own enums and classes, which are reported by their names.
     """
     if isinstance(expected, type):
         return isinstance(actual, type)
@@ -222,10 +224,10 @@ def _array_structure(
 ) -> Difference | None:
     """Compare type, shape, dtype and device of an array."""
     name = field_name(path)
-    wanted = np.ndarray if name in NUMPY_IN_BOTH_TWINS else torch.Tensor
-    if not isinstance(actual, np.ndarray | torch.Tensor) or type(actual) is not wanted:
+    expected_count = np.ndarray if name in NUMPY_IN_BOTH_TWINS else torch.Tensor
+    if not isinstance(actual, np.ndarray | torch.Tensor) or type(actual) is not expected_count:
         where = f"type({path})"
-        return Difference(Verdict.TYPE, where, None, type(actual).__name__, wanted.__name__)
+        return Difference(Verdict.TYPE, where, None, type(actual).__name__, expected_count.__name__)
     is_tensor = isinstance(actual, torch.Tensor)
     dtype = torch_dtype(expected.dtype) if is_tensor else expected.dtype
     is_on_host = name.endswith("_cpu") or name in ON_HOST or not is_tensor
@@ -296,5 +298,5 @@ _IN_NUMPY = frozenset(map(torch_dtype, map(np.dtype, "?bhilBefd")))
 
 
 def _has_numpy_view(tensor: torch.Tensor) -> bool:
-    """Tell whether NumPy can see a tensor where it lies."""
+    """Return whether NumPy can see a tensor where it lies."""
     return tensor.device.type == "cpu" and tensor.dtype in _IN_NUMPY and not tensor.is_neg()

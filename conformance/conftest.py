@@ -1,9 +1,9 @@
-"""The pytest plugin of the conformance run: its tests, and what comes of them.
+"""The pytest plugin of the conformance run.
 
 A module-level `Check` named `test_...` becomes one test for each chosen target. At the end the
-controller adds up what the workers counted, prints functions by targets, and fails the run where a
-situation was met by no example. The options stand in `options`, what happens around a test in
-`watching`, what is told of a run in `summary` and `reports`.
+controller adds up the counts of the workers, prints functions by targets, and fails the run if no
+example reached a coverage goal. `options` has the options, `failure_hooks` the hooks around
+tests, `summary` and `reports` the output.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from conformance.checks import checks_in
 from conformance.explain import explain
 from conformance.failure_hooks import WHERE, FailureHooks
 from conformance.functions import is_about
+from conformance.goals import COVERAGE
 from conformance.options import add_options, header_lines, run_of_options
 from conformance.reports.last_run import recall
 from conformance.reports.plugin import Reporting
-from conformance.situations import LEDGER
 from conformance.summary import CHECKED, RUN, Run
 
 collect_ignore = ["failures"]
-"""Scripts of what failed, which are named after tests and are none."""
+"""Reproduction scripts, which are named after tests but are not tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     manager.register(_Outcomes(run), "conformance-outcomes")
     manager.register(FailureHooks(config, run), "conformance-failure-hooks")
     try:
-        manager.register(Reporting(config, run, LEDGER), "conformance-reports")
+        manager.register(Reporting(config, run, COVERAGE), "conformance-reports")
     except OSError as error:
         raise pytest.UsageError(f"--report cannot be written: {error}") from error
     torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     name = config.getoption("--explain")
     if name is None:
         return None
-    config._do_configure()  # noqa: SLF001  # as pytest's own --markers does; for its cache
+    config._do_configure()  # noqa: SLF001  # as pytest's own --markers does, to use its cache
     try:
         lines = explain(name, recall(config))
     except ValueError as error:
@@ -67,7 +67,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say what is under test."""
+    """Return the lines of the report header."""
     return header_lines(config, config.stash[RUN])
 
 
@@ -87,8 +87,8 @@ def pytest_pycollect_makeitem(
     """Make the tests of a module's `Check`, or of the laws that a function obeys.
 
     There is one for each target and size, and each law: `test_x[host-minimal]`, and
-    `test_x_laws[host-minimal-split_partitions]`. There is none for a function that an
-    implementation does not have.
+    `test_x_laws[host-minimal-split_partitions]`. There are none for functions that an
+    implementation lacks.
     """
     checks = [check for _, check in checks_in({name: obj})]
     if not checks:
@@ -112,20 +112,20 @@ def pytest_pycollect_makeitem(
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Put what is kept before everything else, and leave out what was not asked for."""
+    """Put stored cases first, and deselect what was not requested."""
     run = config.stash[RUN]
     if run.is_replay or run.functions is not None:
         checked = [item for item in items if CHECKED in item.stash and not run.is_replay]
-        wanted = [item for item in checked if run.is_selected(item.stash[CHECKED][0].function)]
-        left_out = [item for item in items if item not in wanted]
+        selected = [item for item in checked if run.is_selected(item.stash[CHECKED][0].function)]
+        left_out = [item for item in items if item not in selected]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = wanted
+        items[:] = selected
     if any("::" in argument for argument in config.args):
         return
     seen = {item.stash[CHECKED][0].function for item in items if CHECKED in item.stash}
-    kept: list[CaseCheck] = [
+    stored_cases: list[CaseCheck] = [
         case
-        for case in run.kept
+        for case in run.stored_cases
         if (run.is_replay and run.is_selected(case.function)) or case.function in seen | run.lacking
     ]
     declared = [] if run.is_replay else deviation_checks(run, seen)
@@ -134,15 +134,17 @@ def pytest_collection_modifyitems(
         name = "vectors" if config.getoption("--replay") is None else "replay"
     items[:0] = [
         *case_items(session, "deviations", declared),
-        *case_items(session, name, [(case, t) for case in kept for t in run.targets_of(case)]),
+        *case_items(
+            session, name, [(case, t) for case in stored_cases for t in run.targets_of(case)]
+        ),
     ]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Note what the run would look at, before anything is deselected."""
+    """Note the coverage goals of a test, before tests are deselected."""
     if CHECKED in item.stash:
         check, target = item.stash[CHECKED]
-        LEDGER.expect(check.function, check.expects)
+        COVERAGE.expect(check.function, check.goals)
         item.user_properties += [
             ("function", check.function),
             ("target", target.name),
@@ -151,14 +153,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Do not judge the situations of a function some of whose checks were deselected."""
+    """Note functions with deselected checks: their coverage is not required."""
     for item in items:
         if CHECKED in item.stash:
             item.config.stash[RUN].partial.add(item.stash[CHECKED][0].function)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note which checks are to be run."""
+    """Note which checks will run."""
     run = session.config.stash[RUN]
     for item in session.items:
         if CHECKED in item.stash:
@@ -173,47 +175,47 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand a worker's counts to the controller; judge them where there is no controller above."""
+    """Send a worker's counts to the controller; the controller checks the coverage."""
     run = session.config.stash[RUN]
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["conformance"] = {"ledger": LEDGER.to_record(), "run": run.to_record()}
+        output["conformance"] = {"coverage": COVERAGE.to_record(), "run": run.to_record()}
         return
-    if run.judge(LEDGER) and session.exitstatus == pytest.ExitCode.OK:
+    if run.lacks_coverage(COVERAGE) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let a worker that has nothing left take tests from another: some take a hundred times longer.
+    """Schedule tests by work stealing, since some take a hundred times longer than others.
 
-    It is so where nobody chose another way with `--dist`.
+    `--dist` overrides this.
     """
     if config.getvalue("dist") != "load":
         return None
-    from xdist.scheduler import WorkStealingScheduling  # noqa: PLC0415  # there is no need of it
+    from xdist.scheduler import WorkStealingScheduling  # noqa: PLC0415  # xdist is optional
 
     return WorkStealingScheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Add up what a worker counted."""
+    """Add the counts of a worker."""
     del error
     record = getattr(node, "workeroutput", {}).get("conformance")
     if record is not None:
-        LEDGER.add(record["ledger"])
+        COVERAGE.add(record["coverage"])
         node.config.stash[RUN].add(record["run"])
 
 
 class _Outcomes:
-    """Keeps each check's outcome; under pytest-xdist it is told in the controller too."""
+    """Collects the outcome of each check; under pytest-xdist, also in the controller."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a test ended."""
+        """Note the outcome of a test."""
         properties = dict(report.user_properties)
         if "function" in properties and (report.when == "call" or report.failed):
             self.run.note(report, str(properties["function"]), str(properties["target"]))
@@ -222,18 +224,18 @@ class _Outcomes:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print functions by targets, and the situations that no example met."""
+    """Print functions by targets, and the coverage goals that were not reached."""
     run = config.stash[RUN]
     if not run.outcomes and not run.absent:
         return
     terminalreporter.section("conformance")
-    for line in run.table(LEDGER):
+    for line in run.table(COVERAGE):
         terminalreporter.write_line(line)
     for line in run.notes():
         terminalreporter.write_line(line)
     for line in run.failure_lines():
         terminalreporter.write_line(line, red=True)
-    for line in run.unmet_lines(LEDGER):
+    for line in run.unreached_lines(COVERAGE):
         terminalreporter.write_line(line, red=True)
     if run.profile.is_random:
         terminalreporter.write_line(f"seed {config.getoption('--hypothesis-seed')}")

@@ -1,8 +1,7 @@
-"""What is stated about a function of both twins, from which its checks are made.
+"""Contracts: what is tested about each function of both twins.
 
-A `Contract` is a function's one entry in the harness: how valid calls are drawn, the situations
-that a run must meet, the ways in which a call can be bad, what the function may change, and what
-its result shares memory with. `checks` turns it into tests.
+A `Contract` has the strategy of valid calls, the coverage goals, the invalid inputs, the arguments
+that the function may change, and the memory that its result may share. `checks` makes tests of it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.aliases import Alias
 from conformance.calls import Call
+from conformance.goals import Goals
 from conformance.laws.interpretation import Interpretation
-from conformance.situations import Situations
 from conformance.strategies.presets import Preset
 
 Change: TypeAlias = Callable[[Call], Call | None]
-"""Makes a valid call invalid; None where the drawn call offers nothing to break."""
+"""Makes a valid call invalid; returns None if it does not apply to the call."""
 
 ANY_NAME = r"\w+"
 """The argument of an invalid input whose message may mention anything."""
@@ -28,18 +27,18 @@ ANY_NAME = r"\w+"
 
 @dataclasses.dataclass(frozen=True)
 class InvalidInput:
-    """One precondition, broken in an otherwise valid call.
+    """One violated precondition in an otherwise valid call.
 
     Attributes:
-        name: What is wrong, as a person would say it: "interleave does not divide the block size".
-        error: The class of exception that it gets, exactly.
+        name: What is wrong, such as "interleave does not divide the block size".
+        error: The exact class of the exception.
         argument: The name that the message must mention.
         change: Makes a valid call invalid.
-        is_value: Whether it stands in the values of an array or tensor, or in a metadata, which
-            are looked at in checked mode only. Everything else is refused always.
-        is_hint: Whether it stands in a hint, of which `reference` knows nothing.
-        also: What else the message must mention, where a caller could not find what is wrong by
-            the argument alone: the layer's name, the offending value.
+        is_value: Whether it is in the values of an array, a tensor or a metadata, which are only
+            checked in checked mode. Everything else is always refused.
+        is_hint: Whether it is in a hint, which `reference` does not have.
+        also: What else the message must mention, if the argument alone does not identify the
+            problem: the name of the layer, the value.
     """
 
     name: str
@@ -51,26 +50,26 @@ class InvalidInput:
     also: str = ""
 
     @property
-    def situation(self) -> str:
-        """The name under which a run counts calls with this invalid input."""
+    def goal(self) -> str:
+        """The name of its coverage goal."""
         return f"refused: {self.name}"
 
     @property
     def naming(self) -> str:
-        """What the message must mention, in words."""
+        """What the message must mention."""
         return f"{self.argument} and {self.also}" if self.also else self.argument
 
 
 @dataclasses.dataclass(frozen=True)
 class Contract:
-    """What is stated about one function.
+    """What is tested about one function.
 
     Attributes:
         function: Its name in both twins; a method is written `Class.method`.
         calls: Valid calls of a preset's sizes.
-        situations: Named predicates on a call; a run must meet each.
-        pairs: Situations that one call must meet together.
-        invalid_inputs: Each precondition, broken; a run must meet each.
+        goals: Named predicates on a call; a run must reach each.
+        pairs: Coverage goals that one call must reach together.
+        invalid_inputs: Each violated precondition; a run must reach each.
         changes: Names of the arguments that the function changes, which are compared too.
         observe: What to compare of a caller's own objects after the call, by `changes`.
         aliases: What the definition says of the result's memory.
@@ -89,7 +88,7 @@ class Contract:
 
     function: str
     calls: Callable[[Preset], SearchStrategy[Call]]
-    situations: Situations
+    goals: Goals
     pairs: Sequence[tuple[str, str]] = ()
     invalid_inputs: Sequence[InvalidInput] = ()
     changes: frozenset[str] = frozenset()

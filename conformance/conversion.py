@@ -1,7 +1,7 @@
 """Converts drawn calls: arguments stay NumPy arrays for `reference`, and become tensors for others.
 
 Arrays are converted with the memory in which they lie. A strided view stays one, and the memory
-beside it (the guard bands of the strategies) is converted too. So after the call, everything that
+next to it (the guard bands of the strategies) is converted too. So after the call, everything that
 the call could have written can be compared with what it was.
 """
 
@@ -36,7 +36,7 @@ NEGATED = frozenset(map(np.dtype, (np.int32, np.int64, np.float32, np.float64)))
 
 
 class Converter:
-    """Copies values for one implementation, with the memory behind them.
+    """Copies values for one implementation, with the memory after them.
 
     Args:
         implementation: What has classes in the place of `reference`'s, by name.
@@ -84,7 +84,7 @@ class Converter:
             return value if self.device is None else torch_dtype(np.dtype(value))
         key = id(value), self._place(value, path)
         if key not in self._made:
-            # The drawn value is kept too: its id is no other value's as long as it lives.
+            # The drawn value is stored too, so that its id is not reused.
             self._made[key] = value, self._convert(value, path)
         return self._made[key][1]
 
@@ -171,7 +171,7 @@ class Converter:
         return drawn.copy()
 
     def _negates(self, array: Array, path: str, device: str) -> bool:
-        """Tell whether an array becomes a lazy negation.
+        """Return whether an array becomes a lazy negation.
 
         Not NaNs on a GPU, which leaves their sign as it is.
         """
@@ -192,7 +192,7 @@ def _properties(value: object) -> dict[str, Any]:
 
 
 def _is_dtype(value: Any) -> bool:
-    """Tell whether a dtype or class is a NumPy dtype or scalar type that torch has too."""
+    """Return whether a dtype or class is a NumPy dtype or scalar type that torch has too."""
     if isinstance(value, type) and not issubclass(value, np.generic):
         return False
     return isinstance(getattr(torch, np.dtype(value).name, None), torch.dtype)

@@ -21,7 +21,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 State: TypeAlias = "tuple[Array, Array]"
 """What attention gives: the output, and the log-sum-exp."""
 
-NOBODY = -1
+NO_REQUEST = -1
 """The request of a token that is padding: as an index, that of the last column of who may read."""
 
 TOLERANCE = 1e-12
@@ -38,7 +38,7 @@ class Layer:
         heads: The number of query heads, that of key heads, and the size of a head.
         seed: What queries, keys and values are made of.
         window: How many positions a token sees; None: all before it.
-        given_up: Leading positions of each request whose blocks it gave up behind its window.
+        given_up: Leading positions of each request whose blocks it gave up after its window.
         chunk: The chunks of chunked local attention, in tokens; None: none.
         query_seed: What queries are made of besides; layers of one cache have unlike queries.
     """
@@ -65,10 +65,10 @@ class Layer:
 
     @functools.cached_property
     def owners(self) -> Array:
-        """Return the request of each of the step's tokens, `NOBODY` for padding."""
+        """Return the request of each of the step's tokens, `NO_REQUEST` for padding."""
         batch = self.batch
         found = np.repeat(np.arange(batch.num_reqs), batch.query_lens)
-        return np.concatenate([found, np.full(batch.num_padding_tokens, NOBODY)])
+        return np.concatenate([found, np.full(batch.num_padding_tokens, NO_REQUEST)])
 
     @functools.cached_property
     def content(self) -> list[Array]:
@@ -133,8 +133,8 @@ class Layer:
 
         Returns:
             bool[num_actual_tokens, num_reqs + 1], by request: the token's own, and of the first
-            one's tokens those whose prefix they are in. No one may read padding, and `NOBODY`, the
-            last column, reads nothing.
+            one's tokens those whose prefix they are in. No one may read padding, and `NO_REQUEST`,
+            the last column, reads nothing.
         """
         requests = np.repeat(np.arange(step.num_reqs), step.query_lens)
         positions = step.positions()[: step.num_tokens, None]
@@ -183,13 +183,13 @@ class Layer:
         """
         __tracebackhide__ = True
         rows = [*range(self.batch.num_actual_tokens)] if tokens is None else [*tokens]
-        wanted = tuple(state[rows] for state in self.dense)
-        assert [state.shape for state in wanted] == [state.shape for state in found]
-        if all(map(_is_close, found, wanted)):
+        expected = tuple(state[rows] for state in self.dense)
+        assert [state.shape for state in expected] == [state.shape for state in found]
+        if all(map(_is_close, found, expected)):
             return
         for row, token in enumerate(rows):
             (want, want_lse), (got, got_lse) = (
-                [s[row] for s in states] for states in (wanted, found)
+                [s[row] for s in states] for states in (expected, found)
             )
             if not (_is_close(got, want) and _is_close(got_lse, want_lse)):
                 raise AssertionError(
@@ -200,25 +200,25 @@ class Layer:
     def name(self, token: int) -> str:
         """Return a token's name in the words of the batch."""
         request = self.owners[token]
-        if request == NOBODY:
+        if request == NO_REQUEST:
             return f"token {token}, padding"
         position = self.batch.num_computed_tokens[request] + token - self.batch.starts[request]
         return f"token {token} (request {request}, position {position})"
 
     @property
     def reads_context(self) -> bool:
-        """Tell whether a token has others before it that an earlier step brought."""
+        """Return whether a token has others before it that an earlier step brought."""
         pairs = zip(self.batch.query_lens, self.batch.num_computed_tokens, strict=True)
         return any(q and c for q, c in pairs)
 
     @property
     def is_scattered(self) -> bool:
-        """Tell whether some request's blocks do not follow one another."""
+        """Return whether some request's blocks do not follow one another."""
         return any(a > b for row in self.batch.rows for a, b in itertools.pairwise(row))
 
     @property
     def hides_keys(self) -> bool:
-        """Tell whether a sliding window keeps a token from some of those before it."""
+        """Return whether a sliding window keeps a token from some of those before it."""
         pairs = zip(self.batch.query_lens, self.batch.seq_lens, strict=True)
         return self.window is not None and any(q and s > self.window for q, s in pairs)
 
@@ -229,5 +229,5 @@ class Layer:
 
 
 def _is_close(got: Array, want: Array) -> bool:
-    """Tell whether numbers are the same but for the order of sums; NaN never is."""
+    """Return whether numbers are the same but for the order of sums; NaN never is."""
     return np.allclose(got, want, rtol=0, atol=TOLERANCE)

@@ -1,8 +1,8 @@
-"""What is not where it must be: each tensor of a call in turn, alone on another device.
+"""Checks that tensors on the wrong device are refused: each tensor of a call in turn.
 
-`reference` knows no device, so that there is nobody to compare with: the definition says that a
-`ValueError` names what is elsewhere. Torch's own device `meta` is there without a GPU, and no
-tensor of a call ever is on it; what reads one that is gets another error, or nothing.
+`reference` has no devices, so there is no result to compare with: by definition, a `ValueError`
+names the tensor that is on another device than the others. The checks use torch's device `meta`,
+which exists without a GPU. Code that reads a tensor on it gets a different error, or no values.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from conformance.invocations import Invocation
 from conformance.report import Mismatch
 from conformance.targets import RAISED, Target
 
-ELSEWHERE = "meta"
-"""A device on which a call has nothing."""
+OTHER_DEVICE = "meta"
+"""A device that no tensor of a valid call is on."""
 
 
-def refuses_elsewhere(contract: Contract, *paths: str) -> Check:
-    """Return the check that tensors on unlike devices are refused, by the name of the odd one.
+def refuses_wrong_device(contract: Contract, *paths: str) -> Check:
+    """Return the check that tensors on different devices are refused, by name.
 
     Args:
-        contract: The function's.
-        paths: The tensors that cannot be elsewhere alone: an argument or a hint, or a field of
-            one, `self.seq_lens`. A call that has no such tensor is not made.
+        contract: The contract of the function.
+        paths: The tensors: an argument or a hint, or a field of one, such as `self.seq_lens`.
+            Calls without the tensor are skipped.
     """
 
     @law(
         contract.function,
         contract.calls,
-        situations={
+        goals={
             f"on another device: {path}": lambda call, path=path: _has(call, path)  # type: ignore[misc]  # which of them
             for path in paths
         },
         has_kernel=contract.has_kernel,
     )
     def check(target: Target, call: Call) -> None:
-        """A tensor that is not where the others are is refused, by its name."""
+        """A tensor on another device than the others is refused, by name."""
         __tracebackhide__ = True
         for path in paths:
             if _has(call, path) and _takes(target, call, path):
@@ -58,7 +58,7 @@ def _has(call: Call, path: str) -> bool:
 
 
 def _takes(target: Target, call: Call, path: str) -> bool:
-    """Tell whether a target has the field, and the keyword that a hint is."""
+    """Return whether a target has the field, or the keyword of a hint."""
     first, *fields = path.split(".")
     if not target.missing_fields.isdisjoint(fields):
         return False
@@ -81,16 +81,16 @@ def _check_refused(target: Target, call: Call, path: str, *, checked: bool) -> N
     invocation = Invocation(target, call)
     *owners, name = path.split(".")
     held = invocation.hints if path in invocation.hints else invocation.arguments
-    tensor = _follow(held, path.split(".")).to(ELSEWHERE)
+    tensor = _follow(held, path.split(".")).to(OTHER_DEVICE)
     if owners:
         setattr(_follow(held, owners), name, tensor)
     else:
         held[name] = tensor
-    check_refused_elsewhere(target, call, path, invocation.run, checked=checked)
+    check_refuses_wrong_device(target, call, path, invocation.run, checked=checked)
 
 
-def check_refused_elsewhere(
-    target: Target, call: Call, path: str, ask: Callable[[], object], *, checked: bool
+def check_refuses_wrong_device(
+    target: Target, call: Call, path: str, run: Callable[[], object], *, checked: bool
 ) -> None:
     """Raise `Mismatch` unless a call is refused for a tensor that is not where the others are.
 
@@ -98,19 +98,19 @@ def check_refused_elsewhere(
         target: What is called.
         call: With what, but for where the tensor is.
         path: The tensor.
-        ask: Makes the call.
+        run: Makes the call.
         checked: Whether in checked mode.
     """
     __tracebackhide__ = True
     name = path.rpartition(".")[2]
     try:
         with target.running(checked=checked):
-            ask()
+            run()
         got = "a result"
-    except RAISED as error:  # whatever it raises is judged
+    except RAISED as error:  # every exception is evaluated
         if is_named(ValueError, name, error):
             return
         got = f"raised {type(error).__name__}: {error}"
     mode = "" if checked else ", with checks off"
-    wanted = f"ValueError naming {name} ({path} is on the device {ELSEWHERE!r}{mode})"
-    raise Mismatch(call, target.name, Difference(Verdict.OUTCOME, "the call", None, got, wanted))
+    expected = f"ValueError naming {name} ({path} is on the device {OTHER_DEVICE!r}{mode})"
+    raise Mismatch(call, target.name, Difference(Verdict.OUTCOME, "the call", None, got, expected))

@@ -41,7 +41,7 @@ def check_answers(
     __tracebackhide__ = True
     once = dataclasses.replace(variant, follows_idle_step=False)
     expected = Invocation(REFERENCE, call, once, contract.changes)
-    wanted = expected.run()
+    expected_result = expected.run()
     expected.check_unchanged(contract.changes)
     answers = []
     for checked in (True, False):
@@ -53,7 +53,7 @@ def check_answers(
             except RAISED as error:
                 difference = _outcome(f"raised {type(error).__name__}: {error}", "a result")
                 raise Mismatch(call, target.name, difference) from error
-        found = _first_difference(contract, (expected, wanted), (actual, got))
+        found = _first_difference(contract, (expected, expected_result), (actual, got))
         if found is not None:
             raise Mismatch(call, target.name, found)
         actual.check_unchanged(contract.changes)
@@ -124,7 +124,7 @@ def check_refusal(
     """
     __tracebackhide__ = True
     mode = "" if checked else ", with checks off"
-    wanted = f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
+    expected_result = f"{invalid.error.__name__} naming {invalid.naming} ({invalid.name}{mode})"
     before = copy.deepcopy(observe(invocation.arguments)) if observe else None
     with invocation.target.running(checked=checked):
         try:
@@ -142,18 +142,18 @@ def check_refusal(
                 return error
         else:
             got = f"returned {result!r}"
-    raise Mismatch(invocation.call, invocation.target.name, _outcome(got, wanted))
+    raise Mismatch(invocation.call, invocation.target.name, _outcome(got, expected_result))
 
 
-def is_named(wanted: type[Exception] | None, argument: str, error: object) -> bool:
-    """Tell whether an exception is of a class, exactly, and its message names an argument.
+def is_named(expected_result: type[Exception] | None, argument: str, error: object) -> bool:
+    """Return whether an exception is of a class, exactly, and its message names an argument.
 
     >>> is_named(ValueError, "a", ValueError("a is -1"))
     True
     >>> is_named(ValueError, "a", ValueError("bad"))
     False
     """
-    return type(error) is wanted and re.search(rf"\b{argument}\b", str(error)) is not None
+    return type(error) is expected_result and re.search(rf"\b{argument}\b", str(error)) is not None
 
 
 def check_stays_inside(
@@ -173,9 +173,9 @@ def check_stays_inside(
         except RAISED as error:
             if str(error).startswith("kernel "):  # the simulator's; all others are refusals
                 got = f"{type(error).__name__}: {error}"
-                wanted = f"an answer or a refusal ({invalid.name}, with checks off)"
+                expected_result = f"an answer or a refusal ({invalid.name}, with checks off)"
                 raise Mismatch(
-                    invocation.call, invocation.target.name, _outcome(got, wanted)
+                    invocation.call, invocation.target.name, _outcome(got, expected_result)
                 ) from error
     arrays = {n: a for n, a in invocation.call.arguments.items() if isinstance(a, np.ndarray)}
     written = [arrays[name] for name in changes & arrays.keys()]

@@ -197,12 +197,10 @@ def _on_a_line(text: str) -> str:
 
 def _describe_goals(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the invalid inputs and the coverage goals, each with its number of examples."""
-    names = dict.fromkeys(situation for _, check in entry.checks for situation in check.expects)
-    met = None if last is None else last["situations"]
+    names = dict.fromkeys(goal for _, check in entry.checks for goal in check.goals)
+    reached = None if last is None else last["goals"]
     invalid_inputs = {
-        invalid.situation: invalid
-        for contract in entry.contracts
-        for invalid in contract.invalid_inputs
+        invalid.goal: invalid for contract in entry.contracts for invalid in contract.invalid_inputs
     }
     refused = [one for one in names if one in invalid_inputs]
     others = [one for one in names if one not in invalid_inputs]
@@ -216,24 +214,24 @@ def _describe_goals(entry: Entry, last: Mapping[str, Any] | None) -> Iterator[st
     if refused:
         rows = [
             (
-                _count(met, one) + invalid_inputs[one].name,
+                _count(reached, one) + invalid_inputs[one].name,
                 _describe_invalid_input(invalid_inputs[one]),
             )
             for one in refused
         ]
         yield from ("", f"Refused ({len(refused)})", *_columns(rows))
     if others:
-        yield from ("", f"Situations ({len(others)})")
-        yield from (f"  {_count(met, one)}{one}" for one in others)
-    if met is not None and not names.keys() <= met.keys():
-        yield from ("", "-: not met, and some tests were not in that run")
+        yield from ("", f"Coverage goals ({len(others)})")
+        yield from (f"  {_count(reached, one)}{one}" for one in others)
+    if reached is not None and not names.keys() <= reached.keys():
+        yield from ("", "-: not reached, and some tests were not in that run")
 
 
-def _count(met: Mapping[str, int] | None, situation: str) -> str:
-    """Return how often a situation was met, to stand before its name."""
-    if met is None:
+def _count(reached: Mapping[str, int] | None, goal: str) -> str:
+    """Return how often a coverage goal was reached, to be before its name."""
+    if reached is None:
         return ""
-    return f"{met.get(situation, '-'):>6}  " if met.get(situation) != 0 else " never  "
+    return f"{reached.get(goal, '-'):>6}  " if reached.get(goal) != 0 else " never  "
 
 
 def _describe_invalid_input(invalid: InvalidInput) -> str:

@@ -29,7 +29,7 @@ class FactoryContext(Protocol):
 
         Args:
             value: The value.
-            path: Where it stands in the call, for reports.
+            path: Where it is in the call, for reports.
         """
 
 

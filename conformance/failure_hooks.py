@@ -15,7 +15,7 @@ from conformance.implementations import Absent
 from conformance.report import Mismatch
 from conformance.reports.failure import describe_failure
 from conformance.reproduction import attach_reproduction, forget_reproduction, replay_command
-from conformance.shrinking import ShrinkBudgets, in_our_words
+from conformance.shrinking import ShrinkBudgets, without_shrink_warning
 from conformance.stateful.check import StatefulCheck
 from conformance.summary import CHECKED, Run
 from conformance.targets import LOOKED_UP, RAISED
@@ -35,7 +35,7 @@ class FailureHooks:
     def __init__(self, config: pytest.Config, run: Run) -> None:
         self._shrink_budgets = ShrinkBudgets(run.profile.shrink_seconds)
         self._folder = config.getoption("--failures")
-        self._keeps = config.getoption("--corpus-add")
+        self._stores = config.getoption("--corpus-add")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
@@ -76,8 +76,8 @@ class FailureHooks:
         elif failure is not None:
             where = item.stash.get(WHERE, "")
             attach_reproduction(item, target, failure, where, self._folder)
-            if self._keeps and WHERE in item.stash:
-                item.user_properties.append(("kept", _kept(item.stash[WHERE], failure)))
+            if self._stores and WHERE in item.stash:
+                item.user_properties.append(("stored", _store(item.stash[WHERE], failure)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
@@ -85,21 +85,21 @@ class FailureHooks:
         report: pytest.TestReport = yield
         if CHECKED in item.stash:
             report.sections = [
-                (head, in_our_words(text) if head == "Hypothesis" else text)
+                (head, without_shrink_warning(text) if head == "Hypothesis" else text)
                 for head, text in report.sections
             ]
         return report
 
 
-def _kept(where: str, failure: tuple[Check, Any, BaseException]) -> str:
+def _store(where: str, failure: tuple[Check, Any, BaseException]) -> str:
     """Put a failing example into the corpus, and return its file, or why there is none."""
     check, example, error = failure
     try:
         return str(add_to_corpus(case_of_failure(check, where, example, error)))
-    except (TypeError, ValueError, OSError) as trouble:
-        return f"cannot be kept: {trouble}"
+    except (TypeError, ValueError, OSError) as store_error:
+        return f"cannot be stored: {store_error}"
 
 
 def _first_line(error: BaseException, check: Check | CaseCheck) -> str:
-    told = str(error).strip() or check.description  # a plain `assert` may say nothing
-    return f"{type(error).__name__}: {told.partition(chr(10))[0]}"
+    message = str(error).strip() or check.description  # a plain `assert` may say nothing
+    return f"{type(error).__name__}: {message.partition(chr(10))[0]}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def folder_for(ours: Path) -> Path:
-    """Return a folder beside the harness; where that is no place to write, one of the run's own.
+    """Return a folder next to the harness; where that is no place to write, one of the run's own.
 
     Args:
-        ours: The folder beside the harness.
+        ours: The folder next to the harness.
 
     Returns:
         It; where the package is installed or cannot be written to, `conformance-NAME` in the

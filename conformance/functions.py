@@ -69,11 +69,11 @@ def choose_functions(names: str | None) -> Sequence[str] | None:
     if names is None:
         return None
     try:
-        wanted = [RENAMED.get(name, name) for name in names_in(names)]
+        requested = [RENAMED.get(name, name) for name in names_in(names)]
     except ValueError as error:
         raise ValueError(f"--functions {error}") from error
-    known, chosen = checked_functions(modules_about(wanted)), []
-    for name in wanted:
+    known, chosen = checked_functions(modules_about(requested)), []
+    for name in requested:
         found = [other for other in known if other == name or other.startswith(f"{name}.")]
         if not found:
             known = checked_functions()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
-ANEW = "kvtwin-anew"
+ANEW = "kvtwin-again"
 """The backend's name, for `hypothesis.settings`."""
 
 

@@ -28,7 +28,7 @@ NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
 class Absent(BaseException):  # no error: pytest's own skips are none either
     """A name that an implementation lacks, without which an example cannot be tried.
 
-    It is no `Exception`, for it is no answer of the implementation's: no check may catch it.
+    It is no `Exception`, for it is not an answer of the implementation's: no check may catch it.
     """
 
 
@@ -105,7 +105,7 @@ class Implementation:
         return [name for name in NAMES if self.offers(name)]
 
     def offers(self, name: str) -> bool:
-        """Tell whether it has a function, or a method written `Class.method`."""
+        """Return whether it has a function, or a method written `Class.method`."""
         try:
             self.adapter.find(name)
         except AttributeError:
@@ -126,7 +126,7 @@ class Implementation:
 
 
 def is_of_fast(function: object) -> bool:
-    """Tell whether a function or class is defined in `fast`.
+    """Return whether a function or class is defined in `fast`.
 
     >>> is_of_fast(fast.compute_slot_mapping), is_of_fast(reference.compute_slot_mapping)
     (True, False)
@@ -232,7 +232,7 @@ def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
             raise ValueError(f"--adapter {adapter_module.__name__!r} has no ADAPTER")
     if not (isinstance(found, type) and issubclass(found, Adapter)):
         raise ValueError(  # noqa: TRY004  # a usage error
-            f"the adapter of {module.__name__} is {found!r}, which is no Adapter class"
+            f"the adapter of {module.__name__} is {found!r}, which is not an Adapter class"
         )
     return found
 
@@ -253,7 +253,7 @@ def _imported(text: str, option: str) -> ModuleType:
 def _from_file(text: str) -> ModuleType:
     path = Path(text).resolve()
     if not path.is_file():
-        raise ValueError("is no file")
+        raise ValueError("is not a file")
     name = _module_name(path.stem)
     known = sys.modules.get(name)
     if known is not None:
@@ -262,7 +262,7 @@ def _from_file(text: str) -> ModuleType:
         raise ValueError(f"has the name of another module, {name}; give it one of its own")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ValueError("is no Python file")
+        raise ValueError("is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))

@@ -93,6 +93,6 @@ def exits_of_with(code: CodeType) -> frozenset[int]:
             and names[call : call + 1] == ["CALL"]
             and steps[call].arg == 2
         ):
-            begin = at - (names[at - 1 : at] == ["SWAP"])  # a result is kept below
+            begin = at - (names[at - 1 : at] == ["SWAP"])  # a result stays on the stack below
             found.update(step.offset for step in steps[begin : call + 1])
     return frozenset(found)

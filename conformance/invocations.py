@@ -42,7 +42,7 @@ class CallVariant:
     has_negated_tensors: bool = False
 
     @property
-    def situations(self) -> list[str]:
+    def goals(self) -> list[str]:
         """Return the names of what is so, under which a run counts it."""
         return [name for field, name in CALL_VARIANTS.items() if getattr(self, field)]
 
@@ -153,11 +153,11 @@ class Invocation:
                 continue
             owner = self.converter.tracker.owner(part)
             if owner is not None:
-                got, wanted = f"{owner} itself, or a view of it", "new memory"
-                yield Difference(Verdict.IDENTITY, path, None, got, wanted)
+                got, expected = f"{owner} itself, or a view of it", "new memory"
+                yield Difference(Verdict.IDENTITY, path, None, got, expected)
             elif isinstance(part, torch.Tensor) and repeats_itself(part):
-                wanted = "memory for each element"
-                yield Difference(Verdict.IDENTITY, path, None, "one element repeated", wanted)
+                expected = "memory for each element"
+                yield Difference(Verdict.IDENTITY, path, None, "one element repeated", expected)
 
 
 @functools.lru_cache(1024)
@@ -179,7 +179,7 @@ def by_position_of(
 
 
 def repeats_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether several elements of a tensor are one place in memory.
+    """Return whether several elements of a tensor are one place in memory.
 
     >>> repeats_itself(torch.zeros(1).expand(3)), repeats_itself(torch.zeros(3))
     (True, False)

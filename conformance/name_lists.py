@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-MOST = 5
+LIMIT = 5
 """How many names a message suggests."""
 
 
@@ -31,6 +31,6 @@ def near(name: str, known: Collection[str]) -> str:
     'compute_slot_mapping, slots'
     """
     inside = [other for other in known if name and name.lower() in other.lower()]
-    close = difflib.get_close_matches(name, known, MOST, 0.5)
+    close = difflib.get_close_matches(name, known, LIMIT, 0.5)
     found = list(dict.fromkeys([*sorted(inside), *close])) or list(known)
-    return ", ".join(found[:MOST])
+    return ", ".join(found[:LIMIT])

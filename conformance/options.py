@@ -96,7 +96,7 @@ def run_of_options(config: pytest.Config) -> Run:
         raise pytest.UsageError(f"--profile {name!r} is unknown; there are {', '.join(PROFILES)}")
     trace, failures = config.getoption("trace_file"), config.getoption("--failures")
     if failures is not None and failures.exists() and not failures.is_dir():
-        raise pytest.UsageError(f"--failures {failures} is no folder")
+        raise pytest.UsageError(f"--failures {failures} is not a folder")
     try:
         for option in ("impl", "adapter"):
             found = [_absolute(text) for text in config.getoption(f"--{option}")]
@@ -104,7 +104,7 @@ def run_of_options(config: pytest.Config) -> Run:
         implementations = load_implementations(config.option.impl, config.option.adapter)
         targets = choose_targets(config.getoption("--target"), implementations)
         functions = choose_functions(config.getoption("--functions"))
-        kept = _stored_cases(config)
+        stored_cases = _stored_cases(config)
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
     try:
@@ -120,7 +120,10 @@ def run_of_options(config: pytest.Config) -> Run:
         profile = dataclasses.replace(profile, seed=int(config.getoption("--hypothesis-seed")))
     use_trace(trace)
     run = Run(targets, profile, functions)
-    run.kept, run.is_replay = kept, any(map(config.getoption, ("--vectors", "--replay")))
+    run.stored_cases, run.is_replay = (
+        stored_cases,
+        any(map(config.getoption, ("--vectors", "--replay"))),
+    )
     return run
 
 
@@ -160,5 +163,5 @@ def header_lines(config: pytest.Config, run: Run) -> list[str]:
     if config.getoption("--replay") is not None:
         lines.append(f"replay: {config.getoption('--replay')}")
     elif run.is_replay:
-        lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.kept)} cases")
+        lines.append(f"vectors: {config.getoption('--vectors')}, {len(run.stored_cases)} cases")
     return lines

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import reference
-from conformance.dense_layer import NOBODY, Array, Layer, State
+from conformance.dense_layer import NO_REQUEST, Array, Layer, State
 from conformance.strategies.batches import Batch
 from conformance.targets import REFERENCE, Target
 
@@ -55,9 +55,9 @@ class PoisonedCache:
         rows = self.layer.tokens_of(step)[:, tokens]
         slots = as_numpy(slots)[: rows.shape[1]]
         reference.write_kv_cache(rows[0], rows[1], self.array, slots)
-        is_kept = slots != reference.PAD_SLOT_ID
-        blocks, offsets = np.divmod(slots[is_kept], self.array.shape[2])
-        self.may_read[blocks, offsets] = self.layer.readers_of(step)[tokens][is_kept]
+        is_stored = slots != reference.PAD_SLOT_ID
+        blocks, offsets = np.divmod(slots[is_stored], self.array.shape[2])
+        self.may_read[blocks, offsets] = self.layer.readers_of(step)[tokens][is_stored]
 
     def remember(self) -> None:
         """Write the context, to the slots that it had in the step that brought it."""
@@ -72,7 +72,7 @@ class PoisonedCache:
         output = np.zeros(queries.shape)
         lse = np.full(output.shape[:2], -np.inf)
         # Padding reads nothing whoever's the cache is, and needs no turn of its own.
-        for request in sorted({*owners.tolist()} - {NOBODY}) or [NOBODY]:
+        for request in sorted({*owners.tolist()} - {NO_REQUEST}) or [NO_REQUEST]:
             found = reference.paged_attention(
                 queries,
                 self.as_read_by(request),
@@ -80,7 +80,7 @@ class PoisonedCache:
                 sliding_window=self.layer.window,
                 **keywords,
             )
-            rows = (owners == request) | (owners == NOBODY)
+            rows = (owners == request) | (owners == NO_REQUEST)
             output[rows], lse[rows] = (state[rows] for state in found)
         return output, lse
 

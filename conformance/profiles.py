@@ -40,7 +40,7 @@ class Profile:
         other_examples: Examples of every other check, and of every check in the simulator.
         is_random: Whether each run draws new examples.
         seed: What the draws of all checks come from; None for a new one each time.
-        judges_situations: Whether a situation that no example met fails the run.
+        requires_coverage: Whether a coverage goal that no example reached fails the run.
         stateful_examples: Runs of the state machine, of small sizes.
         simulated_stateful_examples: Likewise, where kernels run in the simulator.
         shrink_seconds: What a function's failing tests may take, in a process, to be made small.
@@ -50,7 +50,7 @@ class Profile:
     same_answer_examples: int
     other_examples: int
     is_random: bool = False
-    judges_situations: bool = True
+    requires_coverage: bool = True
     seed: int | None = 0
     stateful_examples: int = 20
     simulated_stateful_examples: int = 5
@@ -115,7 +115,7 @@ PROFILES = {
             "dev",
             25,
             25,
-            judges_situations=False,
+            requires_coverage=False,
             stateful_examples=3,
             simulated_stateful_examples=1,
         ),

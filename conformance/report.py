@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.calls import Call, brief
+from conformance.calls import Call, shorten
 from conformance.comparison import Difference, Verdict, field_name
 from conformance.values import children, is_object
 
@@ -96,7 +96,7 @@ def flat_arguments(call: Call) -> dict[str, Any]:
 
 
 def _is_copy(name: str, values: dict[str, Any]) -> bool:
-    """Tell whether a field is another's copy on the CPU, which says nothing new."""
+    """Return whether a field is another's copy on the CPU, which says nothing new."""
     whole = name.removesuffix("_cpu")
     return whole != name and np.array_equal(values[name], values.get(whole, ()))
 
@@ -128,13 +128,13 @@ def render(call: Call) -> str:
                 columns[name] = cells
                 del values[name]
         del values["query_start_loc"]
-    lines = [f"{name} = {brief(value)}" for name, value in values.items() if value is not None]
-    lines += [f"hint {name} = {brief(value)}" for name, value in call.hints.items()]
+    lines = [f"{name} = {shorten(value)}" for name, value in values.items() if value is not None]
+    lines += [f"hint {name} = {shorten(value)}" for name, value in call.hints.items()]
     return "\n".join(f"    {line}" for line in lines + _table(columns))
 
 
 def _cells(name: str, value: object, starts: list[int]) -> list[str] | None:
-    """Return what stands in a column for each request, None where the value has no such column."""
+    """Return what is in a column for each request, None where the value has no such column."""
     if not isinstance(value, np.ndarray) or not value.ndim:
         return None
     num_reqs = len(starts) - 1
@@ -148,10 +148,10 @@ def _cells(name: str, value: object, starts: list[int]) -> list[str] | None:
     return None
 
 
-def _words(array: Any, most: int = 12) -> str:
+def _words(array: Any, maximum: int = 12) -> str:
     values = np.atleast_1d(array).tolist()
-    shown = [str(v) for v in values[:most]]
-    return " ".join(shown) + (f" ... ({len(values)})" if len(values) > most else "")
+    shown = [str(v) for v in values[:maximum]]
+    return " ".join(shown) + (f" ... ({len(values)})" if len(values) > maximum else "")
 
 
 def _table(columns: dict[str, list[str]]) -> list[str]:

@@ -24,7 +24,7 @@ from conformance.script import script_of
 from conformance.targets import Target
 
 FAILURES = Path(__file__).parent / "failures"
-"""The folder beside the harness, where that can be written."""
+"""The folder next to the harness, where that can be written."""
 
 
 def attach_reproduction(
@@ -42,7 +42,7 @@ def attach_reproduction(
         item: The test.
         target: On which target.
         failure: What failed, the example, shrunk, and how.
-        where: Where the check stands, as the corpus names it; empty where it stands in no module.
+        where: Where the check stands, as the corpus names it; empty where it is in no module.
         directory: The folder of the files; None for the usual one.
     """
     check, example, error = failure
@@ -60,7 +60,7 @@ def attach_reproduction(
             path.write_text(script, encoding="utf-8")
             item.user_properties.append(("script", str(path)))
             shown += f"# {path}\n{script}"
-    except Exception as trouble:  # noqa: BLE001  # the test's own failure is what must be told
+    except Exception as trouble:  # noqa: BLE001  # the test's own failure is what must be reported
         shown = f"# It cannot be stored: {type(trouble).__name__}: {trouble}\n"
     item.add_report_section("call", "as a script", shown)
 

@@ -1,7 +1,7 @@
 """A failing call as a short Python script: it calls both twins, and shows the first difference.
 
 There is one only where a plain reading of the call shows the failure: ints, lists, arrays and
-objects of `reference`, each in memory of its own. Every failure has a stored case beside it, with
+objects of `reference`, each in memory of its own. Every failure has a stored case next to it, with
 all that the harness knows.
 """
 
@@ -27,10 +27,10 @@ from conformance.contracts import InvalidInput
 from conformance.report import Mismatch
 from conformance.targets import Target
 
-MOST_LINES = 80
+MAX_LINES = 80
 """A script of more lines is no longer short."""
 
-MOST_ELEMENTS = 200
+MAX_ELEMENTS = 200
 """Neither is one of larger arrays."""
 
 WIDTH = 96
@@ -114,7 +114,7 @@ def script_of(check: Check, target: Target, example: Any, error: BaseException) 
         script = _written(call, invalid, target, f"{check.function}: {error.difference.line}")
     except _NotPlainError:
         return None
-    is_short = script.count("\n") <= MOST_LINES
+    is_short = script.count("\n") <= MAX_LINES
     return script if is_short and _shows(script, target, error) else None
 
 
@@ -216,7 +216,7 @@ class _Source:
 
 def _array(array: np.ndarray[Any, Any], name: str) -> str:
     is_plain = array.dtype.kind in "biuf" and hasattr(np, array.dtype.name)
-    if not is_plain or array.size > MOST_ELEMENTS or not np.isfinite(array).all():
+    if not is_plain or array.size > MAX_ELEMENTS or not np.isfinite(array).all():
         raise _NotPlainError(f"an array of {array.dtype} and shape {array.shape}")
     make = "np.array" if name in NUMPY_IN_BOTH_TWINS else "array"
     values = array.tolist() if array.size else f"np.zeros({array.shape})"
@@ -234,7 +234,7 @@ def _joined(entries: Sequence[str], brackets: str, indent: int, comma: str = "")
 
 
 def _shows(script: str, target: Target, error: Mismatch) -> bool:
-    """Tell whether a script, run in this process, ends with the difference that the test found."""
+    """Return whether a script, run in this process, shows the difference that the test found."""
     before = list(sys.path)
     try:
         with target.running(checked=True):

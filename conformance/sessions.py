@@ -12,11 +12,11 @@ from conformance.array_layout import address_of
 from conformance.calls import Call
 from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference
+from conformance.goals import Goals, reached_goals
 from conformance.implementations import is_of_fast
 from conformance.invocations import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.profiles import Kind
 from conformance.report import Mismatch
-from conformance.situations import Situations, situations_met
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session
 from conformance.strategies.presets import Preset
@@ -26,15 +26,15 @@ from conformance.wording import compare_wording
 
 
 class SessionMismatch(Mismatch):
-    """A difference in the course of a session, told with what was done before it."""
+    """A difference in a session, with the operations before it."""
 
     def __init__(self, session: Session, step: int, target: str, difference: Difference) -> None:
         done = session.operations[: step + 1]
         call = Call(f"{session.constructor.function}.{done[-1].method}", done[-1].arguments)
         super().__init__(call, target, difference)
         lines = [line for op in done for line in (*op.overwrites, Call(op.method, op.arguments))]
-        told = ["made by " + repr(session.constructor), *map(repr, lines[:-1])]
-        story = "\n".join(f"    {line}" for line in told)
+        steps_before = ["made by " + repr(session.constructor), *map(repr, lines[:-1])]
+        story = "\n".join(f"    {line}" for line in steps_before)
         self.args = (f"{self.args[0]}\n  after\n{story}",)
 
 
@@ -43,7 +43,7 @@ def session_check(
     sessions: Callable[[Preset], SearchStrategy[Session]],
     everything: Callable[[Any, Session], Any],
     *,
-    situations: Situations | None = None,
+    goals: Goals | None = None,
     refusals: Sequence[str] = (),
     has_kernel: bool = False,
 ) -> Check:
@@ -54,14 +54,14 @@ def session_check(
         sessions: The strategy of sessions, by preset.
         everything: Hands out, right after the object is made, views of all that its operations
             write; they are compared after every operation, and must not move.
-        situations: Named predicates on a session that a run must meet.
-        refusals: What is wrong with the bad operations that a run must meet; with any, the check is
-            one of refusals.
+        goals: Named predicates on a session that a run must reach.
+        refusals: What is wrong with the bad operations that a run must reach; with any, the check
+            is one of refusals.
         has_kernel: Whether the class has kernels.
     """
-    named = situations or {}
+    named = goals or {}
 
-    def body(target: Target, example: _Life) -> None:
+    def body(target: Target, example: _Example) -> None:
         __tracebackhide__ = True
         # Checked mode first: there a loop that goes astray raises, and does not crash.
         modes = (True,) if refusals and target.is_simulated else (True, False)
@@ -69,26 +69,26 @@ def session_check(
             with target.running(checked=checked, seed=example.seed):
                 _run(target, example, everything, checked=checked)
 
-    def meets(example: _Life) -> list[str]:
+    def goals_of(example: _Example) -> list[str]:
         refused = [op.refused for op in example.session.operations if op.refused]
-        met = situations_met(example.session, named) + example.variant.situations
-        return met + [f"refused: {name}" for name in refused]
+        reached = reached_goals(example.session, named) + example.variant.goals
+        return reached + [f"refused: {name}" for name in refused]
 
     variants = st.builds(CallVariant, st.booleans(), st.booleans())
     return Check(
         function,
         Kind.SAME_REFUSAL if refusals else Kind.SAME_ANSWER,
-        lambda preset: st.builds(_Life, sessions(preset), variants, st.integers(0, 2**16)),
+        lambda preset: st.builds(_Example, sessions(preset), variants, st.integers(0, 2**16)),
         body,
         f"A {function} of a target agrees with reference's after every operation.",
         [*named, *list(CALL_VARIANTS.values())[:2], *(f"refused: {name}" for name in refusals)],
-        meets,
+        goals_of,
         has_kernel,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Life:
+class _Example:
     """A session, and how it is lived.
 
     Attributes:
@@ -102,23 +102,23 @@ class _Life:
     seed: int
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Leave the session to the report, which tells it better than Hypothesis can."""
+        """Leave the session to the report, which prints it better than Hypothesis does."""
         printer.text(f"the session above, of {len(self.session.operations)} operations")
 
 
 def _run(
-    target: Target, life: _Life, everything: Callable[[Any, Session], Any], *, checked: bool
+    target: Target, example: _Example, everything: Callable[[Any, Session], Any], *, checked: bool
 ) -> None:
     __tracebackhide__ = True
-    session = life.session
-    lives = [_Pair(target, life, everything) for _ in range(1 if target.is_simulated else 2)]
+    session = example.session
+    runs = [_Pair(target, example, everything) for _ in range(1 if target.is_simulated else 2)]
     for step, operation in enumerate(session.operations):
         if checked or not operation.is_value:
-            lives[0].go_on(step, checked=checked)
+            runs[0].run_step(step, checked=checked)
     # What one object did is nothing to another of the same making.
     for step, operation in enumerate(session.operations[:NUM_STEPS_OF_ANOTHER]):
-        if lives[1:] and not operation.refused:
-            lives[1].go_on(step, checked=checked)
+        if runs[1:] and not operation.refused:
+            runs[1].run_step(step, checked=checked)
 
 
 NUM_STEPS_OF_ANOTHER = 6
@@ -129,34 +129,36 @@ class _Pair:
     """An object of a target's and `reference`'s, to which the same is done."""
 
     def __init__(
-        self, target: Target, life: _Life, everything: Callable[[Any, Session], Any]
+        self, target: Target, example: _Example, everything: Callable[[Any, Session], Any]
     ) -> None:
-        self.target, self.life = target, life
-        self.ours, self.theirs = (construct(twin, life.session) for twin in (REFERENCE, target))
-        self.held = everything(self.ours, life.session)
-        self.seen = everything(self.theirs, life.session)
+        self.target, self.example = target, example
+        self.ours, self.theirs = (construct(twin, example.session) for twin in (REFERENCE, target))
+        self.held = everything(self.ours, example.session)
+        self.seen = everything(self.theirs, example.session)
         self.addresses = [address_of(tensor) for _, tensor in arrays_in(self.seen, "everything")]
 
-    def go_on(self, step: int, *, checked: bool) -> None:
+    def run_step(self, step: int, *, checked: bool) -> None:
         """Do one operation to both and raise `SessionMismatch` where they differ."""
         __tracebackhide__ = True
-        operation, device = self.life.session.operations[step], self.target.device or "cpu"
-        variant = PLAIN if operation.refused else self.life.variant
+        operation, device = self.example.session.operations[step], self.target.device or "cpu"
+        variant = PLAIN if operation.refused else self.example.variant
         self._overwrite(operation)
-        wanted = perform(REFERENCE, self.ours, operation, variant)
+        expected = perform(REFERENCE, self.ours, operation, variant)
         got = perform(self.target, self.theirs, operation, variant)
-        difference = _refusal(operation, wanted, "reference") or _refusal(operation, got, "target")
+        difference = _refusal(operation, expected, "reference") or _refusal(
+            operation, got, "target"
+        )
         if difference is None and operation.refused is not None and checked:
             is_exact = is_of_fast(getattr(self.theirs, operation.method))
-            difference = compare_wording(wanted, got, is_exact=is_exact)
+            difference = compare_wording(expected, got, is_exact=is_exact)
         if difference is None and operation.refused is None:
-            difference = first_difference(wanted, got, "result", device)
+            difference = first_difference(expected, got, "result", device)
         if difference is None:
             difference = first_difference(self.held, self.seen, "everything", device)
         if difference is None:
             difference = _moved(got, self.addresses)
         if difference is not None:
-            raise SessionMismatch(self.life.session, step, self.target.name, difference)
+            raise SessionMismatch(self.example.session, step, self.target.name, difference)
 
     def _overwrite(self, operation: Operation) -> None:
         """Write into what earlier calls of both returned, as a caller may before this one."""
@@ -187,7 +189,7 @@ def perform(target: Target, self: Any, operation: Operation, variant: CallVarian
     result: Any
     try:
         result = method(*arguments.values()) if variant.is_positional else method(**arguments)
-    except RAISED as error:  # judged by the caller
+    except RAISED as error:  # evaluated by the caller
         result = error
     difference = converter.tracker.changed(frozenset())
     if difference is not None:
@@ -201,14 +203,14 @@ def _refusal(operation: Operation, outcome: object, whose: str) -> Difference | 
     if operation.refused is None:
         if not isinstance(outcome, BaseException):
             return None
-        got, wanted = f"raised {type(outcome).__name__}: {outcome}", "a result"
+        got, expected = f"raised {type(outcome).__name__}: {outcome}", "a result"
     else:
         if is_named(operation.error, operation.argument, outcome):
             return None
         got = repr(outcome)
         name = operation.error.__name__ if operation.error else ""
-        wanted = f"{name} naming {operation.argument} ({operation.refused})"
-    return Difference(Verdict.OUTCOME, f"the call of {whose}", None, got, wanted)
+        expected = f"{name} naming {operation.argument} ({operation.refused})"
+    return Difference(Verdict.OUTCOME, f"the call of {whose}", None, got, expected)
 
 
 def _moved(result: object, addresses: Sequence[int]) -> Difference | None:

@@ -1,8 +1,8 @@
-"""How long failing examples are made smaller, so that one wrong function is told within seconds.
+"""Limits how long failing examples are shrunk, so that a wrong function is reported in seconds.
 
-A wrong function fails a dozen tests, its own and those of who uses it, and Hypothesis would shrink
-each for up to five minutes. Here a function's failing tests share a purse: the first, which is the
-plainest, has half of it, the next half of what is left, and those of its users but a moment.
+A wrong function fails a dozen tests, its own and those of functions that use it, and Hypothesis
+would shrink each for up to five minutes. Here the failing tests of a function share a budget: the
+first one gets half of it, the next one half of the rest, and tests of its users almost nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator
 
 from hypothesis.internal.conjecture import engine
 
-LEAST_SECONDS = 0.25
-"""What a failing test has where the purse is empty: enough to leave out most of a large example."""
+MIN_SECONDS = 0.25
+"""The budget of a test when nothing is left: enough to remove most of a large example."""
 
 WARNING = re.compile(r"WARNING: Hypothesis has spent.*?\n\n.*?(\n|$)", re.DOTALL)
-"""What Hypothesis tells when its time is over: words that are not true here."""
+"""Hypothesis' warning at the end of shrinking, which is wrong with shorter limits."""
 
-OURS = (
-    "The example may not be the smallest: the failing tests of one function share the time to make "
-    "it so. This test alone has more.\n"
+SHRINK_NOTE = (
+    "The example may not be minimal: the failing tests of a function share the time for shrinking. "
+    "Run this test alone for a smaller one.\n"
 )
 
 
@@ -30,19 +30,19 @@ _LIMITING: list[ShrinkBudgets] = []
 
 
 class ShrinkBudgets:
-    """The seconds that are left for making failing examples smaller, by function.
+    """The seconds that are left for shrinking failing examples, by function.
 
-    Hypothesis reads the limit when a test has first failed, from a constant that its documentation
-    lets one change.
+    Hypothesis reads the limit from a constant when a test first fails; its documentation allows
+    changing the constant.
 
     Args:
-        seconds: Those that each function has in this process.
+        seconds: The budget of each function in this process.
 
-    >>> purses = ShrinkBudgets(16)
-    >>> purses.allowance("f"), purses.allowance("f", ["g"])
+    >>> budgets = ShrinkBudgets(16)
+    >>> budgets.allowance("f"), budgets.allowance("f", ["g"])
     (8.0, 8.0)
-    >>> purses.charge("f", 7)
-    >>> purses.allowance("f"), purses.allowance("g"), purses.allowance("g", ["f"])
+    >>> budgets.charge("f", 7)
+    >>> budgets.allowance("f"), budgets.allowance("g"), budgets.allowance("g", ["f"])
     (4.5, 8.0, 0.25)
     """
 
@@ -53,27 +53,27 @@ class ShrinkBudgets:
         self._allowed = seconds
 
     def allowance(self, function: str, used: Iterable[str] = ()) -> float:
-        """Return how long an example may be shrunk that fails a test.
+        """Return how long a failing example may be shrunk.
 
         Args:
             function: The function that the test is about.
-            used: The functions that it used; where one of them failed before, that may be why.
+            used: The functions that it used. If one of them failed before, it is the likely cause.
         """
         if any(_root(name) in self._left for name in used if _root(name) != _root(function)):
-            return LEAST_SECONDS
-        return max(self._left.get(_root(function), self.seconds) / 2, LEAST_SECONDS)
+            return MIN_SECONDS
+        return max(self._left.get(_root(function), self.seconds) / 2, MIN_SECONDS)
 
     def charge(self, function: str, seconds: float) -> None:
-        """Take from a function's purse what a test of it took."""
+        """Subtract the time of a test from the budget of a function."""
         self._left[_root(function)] = self._left.get(_root(function), self.seconds) - seconds
 
     @contextlib.contextmanager
     def limiting(self, function: str, *, uses_all: bool = False) -> Iterator[None]:
-        """Limit the shrinking in the test inside, and charge it where it fails.
+        """Limit shrinking in a test, and charge its time if it fails.
 
         Args:
             function: The function that the test is about.
-            uses_all: Whether any other failure may be why it fails.
+            uses_all: Whether any other failure may be its cause.
         """
         before, began = engine.MAX_SHRINKING_SECONDS, time.perf_counter()
         self._failed_at = None
@@ -90,30 +90,32 @@ class ShrinkBudgets:
             _limit(before)
 
     def note(self, function: str, used: Iterable[str]) -> None:
-        """Note that an example failed; at a test's first it is known what the test used."""
+        """Note that an example failed, and at the first one which functions the test used."""
         if self._failed_at is None:
             self._failed_at = time.perf_counter()
             _limit(min(self._allowed, self.allowance(function, used)))
 
 
 def note_failure(function: str, used: Iterable[str]) -> None:
-    """Say that an example of a test failed, where somebody limits its shrinking.
+    """Report a failing example to the active shrink budgets.
 
     Args:
         function: The function that the test is about.
-        used: The functions that it used by then.
+        used: The functions that it has used so far.
     """
-    for purses in _LIMITING[-1:]:
-        purses.note(function, used)
+    for budgets in _LIMITING[-1:]:
+        budgets.note(function, used)
 
 
-def in_our_words(told: str) -> str:
-    r"""Return what Hypothesis told of a test, without a warning that would mislead.
+def without_shrink_warning(text: str) -> str:
+    r"""Return Hypothesis' report of a test, without the misleading warning.
 
-    >>> in_our_words("WARNING: Hypothesis has spent more than five ...\n\nPLEASE ...") == OURS
+    >>> without_shrink_warning(
+    ...     "WARNING: Hypothesis has spent more than five ...\n\nPLEASE ..."
+    ... ) == SHRINK_NOTE
     True
     """
-    return WARNING.sub(OURS, told)
+    return WARNING.sub(SHRINK_NOTE, text)
 
 
 def _limit(seconds: float) -> None:

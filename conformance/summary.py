@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.situations import Ledger
+from conformance.goals import Coverage
 
 if TYPE_CHECKING:
     from conformance.cases.check import CaseCheck
@@ -41,7 +41,7 @@ class Run:
         functions: The functions to check; None for all.
 
     Attributes:
-        kept: The stored cases of the corpus or, in a replay, of test vectors.
+        stored_cases: The stored cases of the corpus or, in a replay, of test vectors.
         is_replay: Whether only test vectors are replayed.
         absent: The names that a function needs and the implementation of a target lacks.
         collected: The collected tests of each function.
@@ -58,7 +58,7 @@ class Run:
         self.targets = targets
         self.profile = profile
         self.functions = functions
-        self.kept: Sequence[CaseCheck] = ()
+        self.stored_cases: Sequence[CaseCheck] = ()
         self.is_replay = False
         self.absent: dict[tuple[str, str], list[str]] = {}
         self.collected: defaultdict[str, set[str]] = defaultdict(set)
@@ -126,7 +126,7 @@ class Run:
         if report.when == "call":
             self.finished.add(report.nodeid)
 
-    def judged(self) -> list[str]:
+    def complete_functions(self) -> list[str]:
         """Return the functions whose tests all ran and passed."""
         return [
             name
@@ -134,11 +134,11 @@ class Run:
             if nodes <= self.finished and name not in self.partial | self.failed
         ]
 
-    def judge(self, ledger: Ledger) -> bool:
+    def lacks_coverage(self, coverage: Coverage) -> bool:
         """Return whether the run fails because of its coverage."""
-        return bool(list(self.unmet_lines(ledger)))
+        return bool(list(self.unreached_lines(coverage)))
 
-    def unmet_lines(self, ledger: Ledger) -> Iterable[str]:
+    def unreached_lines(self, coverage: Coverage) -> Iterable[str]:
         """Yield a line for each unreached goal, and for each check that ran nothing.
 
         A run that skipped all of its checks fails too.
@@ -146,21 +146,21 @@ class Run:
         reports = [report for each in self.outcomes.values() for report in each]
         if reports and all(report.skipped for report in reports):
             yield f"nothing was checked: all {len(reports)} checks were skipped"
-        for name in self.judged():
+        for name in self.complete_functions():
             for target in self.targets:
                 ran = any(f"[{target.name}-" in node for node in self.collected[name])
-                if ran and not ledger.examples[name, target.name]:
+                if ran and not coverage.examples[name, target.name]:
                     yield f"no example: {name} on {target.name}"
                 if (
                     ran
                     and target.is_simulated
                     and name in self.with_kernel
-                    and not ledger.launches[name]
+                    and not coverage.launches[name]
                 ):
                     yield f"no kernel was launched: {name} on {target.name}"
-            if self.profile.judges_situations:
-                for situation in ledger.unmet(name):
-                    yield f"situation never met: {name}: {situation}"
+            if self.profile.requires_coverage:
+                for goal in coverage.unreached(name):
+                    yield f"coverage goal not reached: {name}: {goal}"
 
     def failing_with(self, function: str, target: str) -> list[str]:
         """Return the other functions whose failures may have caused those of a function.
@@ -208,11 +208,11 @@ class Run:
             return State.NOT_CHECKABLE, []
         return (State.DEVIATES if target.deviations(function) else State.CONFORMS), []
 
-    def state(self, function: str, target: Target, ledger: Ledger) -> str:
+    def state(self, function: str, target: Target, coverage: Coverage) -> str:
         """Return the table cell of a function and a target."""
         state, others = self.verdict(function, target)
         words = {
-            State.CONFORMS: f"conforms ({ledger.examples[function, target.name]:,})",
+            State.CONFORMS: f"conforms ({coverage.examples[function, target.name]:,})",
             State.FAILS: "FAILS",
             State.FAILS_WITH: f"fails with {', '.join(others[:1])}",
             State.DEVIATES: "deviates (declared)",
@@ -220,11 +220,11 @@ class Run:
         }
         return words.get(state, state.value)
 
-    def table(self, ledger: Ledger) -> Iterable[str]:
+    def table(self, coverage: Coverage) -> Iterable[str]:
         """Yield the lines of the summary table: functions by targets."""
         functions = sorted({name for name, _ in [*self.outcomes, *self.absent]})
         rows = {
-            function: [self.state(function, target, ledger) for target in self.targets]
+            function: [self.state(function, target, coverage) for target in self.targets]
             for function in functions
         }
         width = max(map(len, ["function", *functions]))
@@ -234,17 +234,17 @@ class Run:
         ]
         names = [target.name for target in self.targets]
         heads = [name.ljust(w) for name, w in zip(names, widths, strict=True)]
-        yield "  ".join(["function".ljust(width), *heads, "situations", "time"])
+        yield "  ".join(["function".ljust(width), *heads, "goals", "time"])
         for function, cells in rows.items():
             seconds = sum(
                 report.duration
                 for name in names
                 for report in self.outcomes.get((function, name), [])
             )
-            expected = ledger.expected.get(function, [])
-            met = f"{len(expected) - len(ledger.unmet(function))}/{len(expected)}"
+            expected = coverage.expected.get(function, [])
+            reached = f"{len(expected) - len(coverage.unreached(function))}/{len(expected)}"
             padded = [cell.ljust(w) for cell, w in zip(cells, widths, strict=True)]
-            yield "  ".join([function.ljust(width), *padded, met.rjust(10), f"{seconds:4.0f} s"])
+            yield "  ".join([function.ljust(width), *padded, reached.rjust(5), f"{seconds:4.0f} s"])
 
     def failed_tests(self, function: str, target: str) -> list[pytest.TestReport]:
         """Return the failed tests of a function, those that are easiest to understand first.
@@ -289,9 +289,9 @@ class Run:
                 for name in ("script", "replay"):
                     if name in found and not others:
                         yield f"  {name}: {found[name]}"
-            stored = [dict(report.user_properties).get("kept") for report in failed]
+            stored = [dict(report.user_properties).get("stored") for report in failed]
             for path in dict.fromkeys(filter(None, stored)):
-                yield f"  kept: {path}"
+                yield f"  stored: {path}"
 
 
 def _root(name: str) -> str:

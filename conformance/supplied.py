@@ -10,7 +10,7 @@ _MARK = "kvtwin_is_supplied"
 def supplied(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor on the CPU for a field that an implementation does not keep.
 
-    Its values are compared as any other's. Whose memory it lies in is not asked: it is ours.
+    Its values are compared as any other's. Its memory is not compared, since it is ours.
 
     Args:
         tensor: What the implementation keeps, on any device.
@@ -24,5 +24,5 @@ def supplied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_supplied(value: object) -> bool:
-    """Tell whether an adapter supplied a tensor in an implementation's place."""
+    """Return whether an adapter supplied a tensor in an implementation's place."""
     return isinstance(value, torch.Tensor) and hasattr(value, _MARK)

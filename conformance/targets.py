@@ -160,7 +160,7 @@ class Target:
         return dataclasses.replace(self, implementation=implementation)
 
     def excuses(self, function: str, error: BaseException) -> bool:
-        """Tell whether a failure of a function is one that is declared."""
+        """Return whether a failure of a function is one that is declared."""
         return any(known.explains(error) for known in self.deviations(function))
 
     def converter(self, **options: Any) -> Converter:

@@ -23,9 +23,9 @@ from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
 from conformance.strategies.attention import PRESETS, Example, of_layer
 from conformance.strategies.attention_calls import (
     chunked_layers,
+    fast_prefill_layers,
     misordered_layers,
     unpadded_layers,
-    wanting_layers,
 )
 from conformance.strategies.batches import Batch
 from conformance.targets import Target
@@ -41,7 +41,7 @@ def _chunks(example: Example) -> list[tuple[int, int]]:
 @law(
     "make_local_attention_virtual_batches",
     chunked_layers,
-    situations={
+    goals={
         **of_layer("a context in scattered blocks", "a prefix in shared blocks", "padded tokens"),
         "attention: queries in several chunks": lambda example: any(
             first < last for first, last in _chunks(example)
@@ -66,7 +66,7 @@ def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> N
 @law(
     "CommonAttentionMetadata.unpadded",
     unpadded_layers,
-    situations={
+    goals={
         "attention: padding taken off": lambda example: (
             example.call.arguments["num_actual_tokens"] == example.batch.num_tokens
             and example.batch.num_actual_tokens > example.batch.num_tokens > 0
@@ -79,39 +79,39 @@ def test_virtual_batches_attend_in_chunks(target: Target, example: Example) -> N
     presets=PRESETS,
 )
 def test_unpadded_attends_alike(target: Target, example: Example) -> None:
-    """The tokens that are kept attend to what they did in the whole batch; padding to nothing."""
+    """The actual tokens attend to what they did in the whole batch; padding to nothing."""
     layer = example.layer
-    kept = layer.batch.starts[example.call.arguments["num_actual_reqs"]]
+    num_tokens = layer.batch.starts[example.call.arguments["num_actual_reqs"]]
     for twin in twins(target):
         with twin.running(checked=True):
             part = as_reference(Invocation(twin, example.call).run())
         cache = PoisonedCache(layer)
         cache.remember()
-        cache.write(layer.batch, part.slot_mapping[:kept], slice(0, kept))
+        cache.write(layer.batch, part.slot_mapping[:num_tokens], slice(0, num_tokens))
         output, lse = cache.attend(part)
-        layer.agree((output[:kept], lse[:kept]), range(kept))
-        assert not output[kept:].any()
-        assert np.isneginf(lse[kept:]).all()
+        layer.agree((output[:num_tokens], lse[:num_tokens]), range(num_tokens))
+        assert not output[num_tokens:].any()
+        assert np.isneginf(lse[num_tokens:]).all()
 
 
-def _wanted(example: Example) -> list[tuple[int, int]]:
-    """Return how many rows are wanted of each request, and how many tokens it has."""
+def _num_logits(example: Example) -> list[tuple[int, int]]:
+    """Return the number of logits and of tokens of each request."""
     batch = example.batch
     edges = itertools.pairwise(batch.starts)
-    return [(sum(a <= token < b for token in example.wanted), b - a) for a, b in edges]
+    return [(sum(a <= token < b for token in example.logits_tokens), b - a) for a, b in edges]
 
 
 @law(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
-    wanting_layers,
-    situations={
+    fast_prefill_layers,
+    goals={
         **of_layer("a context", "a prefix in shared blocks", "a sliding window that hides keys"),
         "attention: several rows of a request, not all": lambda example: any(
-            1 < wanted < tokens for wanted, tokens in _wanted(example)
+            1 < logits_tokens < tokens for logits_tokens, tokens in _num_logits(example)
         ),
         "attention: no row of a request before one with some": lambda example: any(
-            not wanted and tokens and any(more for more, _ in _wanted(example)[i:])
-            for i, (wanted, tokens) in enumerate(_wanted(example))
+            not logits_tokens and tokens and any(more for more, _ in _num_logits(example)[i:])
+            for i, (logits_tokens, tokens) in enumerate(_num_logits(example))
         ),
         "attention: all rows, by a metadata that comes back": lambda example: (
             example.call.arguments["common_attn_metadata"].logits_indices_padded is None
@@ -121,15 +121,15 @@ def _wanted(example: Example) -> list[tuple[int, int]]:
     presets=PRESETS,
 )
 def test_fast_prefill_gives_its_rows(target: Target, example: Example) -> None:
-    """A layer that reads another's cache computes the wanted rows, and they are the batch's."""
-    layer, wanted = example.layer, list(example.wanted)
+    """A layer that reads another's cache computes the same rows with logits as the whole batch."""
+    layer, logits_tokens = example.layer, list(example.logits_tokens)
     for twin in twins(target):
         with twin.running(checked=True):
             made = as_reference(Invocation(twin, example.call).run())
         cache = PoisonedCache(layer)
         cache.remember()
         cache.write(layer.batch, made.slot_mapping)
-        layer.agree(cache.attend(made, wanted), wanted)
+        layer.agree(cache.attend(made, logits_tokens), logits_tokens)
 
 
 def _regions(batch: Batch, threshold: int) -> list[int]:
@@ -143,7 +143,7 @@ def _is_out_of_order(example: Example) -> bool:
     return is_long != sorted(is_long)
 
 
-def _is_hard_to_tell(example: Example) -> bool:
+def _is_near_threshold(example: Example) -> bool:
     """Return whether a decode of several tokens, one more of which were too many, is misplaced."""
     threshold, lens = example.call.arguments["decode_threshold"], example.batch.query_lens
     return any(q == threshold > 1 and max(lens[:i], default=0) > q for i, q in enumerate(lens))
@@ -157,12 +157,12 @@ def _has_prefills_first(example: Example) -> bool:
 @law(
     "reorder_batch_to_split_decodes_and_prefills",
     misordered_layers,
-    situations={
+    goals={
         **of_layer("a context in scattered blocks", "padded tokens"),
-        "attention: decodes behind others": _is_out_of_order,
-        "attention: extends behind prefills": _has_prefills_first,
-        "attention: a decode of as many tokens as one may have, behind others": _is_hard_to_tell,
-        "attention: decodes behind others, of one prefix": lambda example: (
+        "attention: decodes after others": _is_out_of_order,
+        "attention: extends after prefills": _has_prefills_first,
+        "attention: a decode of as many tokens as one may have, after others": _is_near_threshold,
+        "attention: decodes after others, of one prefix": lambda example: (
             _is_out_of_order(example) and any(example.layer.shared)
         ),
     },

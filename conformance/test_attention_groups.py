@@ -30,7 +30,7 @@ def _given_to(built: Any) -> Any:
     return built.keywords["common_attn_metadata"]
 
 
-@law("build_attn_metadata", grouped_steps, situations=OF_GROUPS, presets=PRESETS)
+@law("build_attn_metadata", grouped_steps, goals=OF_GROUPS, presets=PRESETS)
 def test_each_group_attends_to_its_own(target: Target, step: GroupedStep) -> None:
     """Each layer attends over its group's cache as the metadata built for it says."""
     for twin in twins(target):
@@ -120,7 +120,7 @@ def _orders_memory(model: Model) -> bool:
 @law(
     "init_kv_cache",
     models,
-    situations={
+    goals={
         "attention: two groups in one tensor": lambda model: (
             model.is_one_tensor and _reads_context(model)
         ),
@@ -143,7 +143,7 @@ def test_layers_attend_over_shared_memory(target: Target, model: Model) -> None:
 @law(
     "initialize_kv_cache_for_kv_sharing",
     models,
-    situations={
+    goals={
         "attention: a layer that reads another's cache": lambda model: (
             bool(model.shared) and model.batch.num_tokens > 0
         ),

@@ -119,7 +119,7 @@ GET_SPEC = Contract(
         "a layer that shares": _kinds("shares"),
         "a layer that shares and has a window": _kinds("shares window"),
         "a layer that shares and is of another type": _kinds("shares bare"),
-        "a layer that is no attention": _kinds("no attention"),
+        "a layer that is not attention": _kinds("no attention"),
         "one that is none and has a window": _kinds("no attention, with a window"),
         "layers in descending order": lambda call: list(call.facts) != sorted(call.facts),
         "a scalar type for a dtype": lambda call: isinstance(
@@ -146,11 +146,11 @@ def test_each_layer_with_a_cache_has_a_spec(target: Target, call: Call) -> None:
     with target.running():
         found = Invocation(target, call).run()
     classes = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec"}
-    wanted = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
-    assert list(wanted.items()) == [(name, type(spec).__name__) for name, spec in found.items()]
+    expected = {name: classes[kind] for name, kind in call.facts.items() if kind in classes}
+    assert list(expected.items()) == [(name, type(spec).__name__) for name, spec in found.items()]
     layers = context_of(call.arguments["vllm_config"])
     for name, spec in found.items():
-        assert isinstance(spec, target.lookup(wanted[name]))  # type: ignore[arg-type]  # a class
+        assert isinstance(spec, target.lookup(expected[name]))  # type: ignore[arg-type]  # a class
         assert layers[name].attributes["sliding_window"] == spec.sliding_window
         assert {int} == {type(spec.num_kv_heads), type(spec.head_size), type(spec.block_size)}
 
@@ -226,8 +226,8 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
         if plan.workspace.startswith("shares"):
             sharing.append(builder)
         else:
-            assert (0, []) == (builder.times_asked, builder.workspaces)
-    assert [1, 0, 0][: len(sharing)] == [builder.times_asked for builder in sharing]
+            assert (0, []) == (builder.num_calls, builder.workspaces)
+    assert [1, 0, 0][: len(sharing)] == [builder.num_calls for builder in sharing]
     shared = [builder.workspaces for builder in sharing]
     assert [0, 1, 1][: len(sharing)] == list(map(len, shared))
     assert len({id(given[0]) for given in shared[1:]}) < 2
@@ -236,7 +236,7 @@ def test_each_group_has_a_builder_of_its_backend(target: Target, call: Call) -> 
 @law(
     "init_attn_backend",
     init_attn_backend_calls,
-    situations={"groups before the bad one": lambda call: len(call.facts) > 1},
+    goals={"groups before the bad one": lambda call: len(call.facts) > 1},
 )
 def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
     """Where the last group is bad, the builders of the first are not made either."""

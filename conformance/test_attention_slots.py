@@ -38,7 +38,7 @@ def _slots(twin: Target, step: Batch) -> Any:
 @law(
     "compute_slot_mapping",
     layers_in_kernel_blocks,
-    situations=of_layer(*IN_ANY_STEP, "kernel blocks", "not causal"),
+    goals=of_layer(*IN_ANY_STEP, "kernel blocks", "not causal"),
     has_kernel=True,
     presets=PRESETS,
 )
@@ -56,7 +56,7 @@ def test_paged_attention_is_dense(target: Target, layer: Layer) -> None:
 @law(
     "compute_slot_mapping",
     layers_on_ranks,
-    situations={
+    goals={
         "attention: several ranks": lambda layer: layer.reads_context,
         "attention: several ranks, an interleave of more than 1": lambda layer: (
             layer.batch.layout.cp_kv_cache_interleave_size > 1 and layer.reads_context
@@ -89,7 +89,7 @@ def test_attention_of_ranks_merges(target: Target, layer: Layer) -> None:
 @law(
     "map_to_kernel_blocks",
     layers_in_kernel_blocks,
-    situations=of_layer("kernel blocks", "a context in scattered blocks", "padded tokens"),
+    goals=of_layer("kernel blocks", "a context in scattered blocks", "padded tokens"),
     presets=PRESETS,
 )
 def test_kernel_blocks_are_read_alike(target: Target, layer: Layer) -> None:
@@ -117,7 +117,7 @@ def _round(layer: Layer) -> int:
 @law(
     "get_dcp_local_seq_lens",
     lambda preset: layers_on_ranks(preset, kind="decode"),
-    situations={
+    goals={
         **of_layer("a context", "an interleave of more than 1"),
         "attention: a rank that holds nothing": lambda layer: any(
             q and s <= _round(layer) - layer.batch.layout.cp_kv_cache_interleave_size

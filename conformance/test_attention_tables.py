@@ -13,7 +13,7 @@ from conformance.dense_layer import Array, Layer
 from conformance.poisoned_cache import PoisonedCache, as_numpy, twins
 from conformance.sessions import perform
 from conformance.strategies.attention import PRESETS
-from conformance.strategies.attention_groups import OF_GROUPS, Homes, homes
+from conformance.strategies.attention_groups import OF_GROUPS, MovedLayers, moved_layers
 from conformance.strategies.block_table import Operation
 from conformance.targets import Target
 
@@ -21,7 +21,7 @@ from conformance.targets import Target
 class _Tables:
     """A twin's block tables, in which the requests of a step have their homes."""
 
-    def __init__(self, twin: Target, example: Homes) -> None:
+    def __init__(self, twin: Target, example: MovedLayers) -> None:
         self.twin, self.example = twin, example
         self.slots = list(example.slots)
         self.sizes = [layer.batch.layout.block_size for layer in example.layers]
@@ -87,7 +87,7 @@ def _context(layer: Layer) -> list[int]:
     return [c if q or not i else 0 for i, (q, c) in enumerate(pairs)]
 
 
-def _slots_kept(layer: Layer, slots: Array) -> Array:
+def _slots_unchanged(layer: Layer, slots: Array) -> Array:
     """Return the slots of those of a step's tokens that a group keeps in blocks of its own."""
     starts = [0, *accumulate(_context(layer))]
     earlier = layer.earlier
@@ -97,8 +97,8 @@ def _slots_kept(layer: Layer, slots: Array) -> Array:
 
 @law(
     "BlockTables",
-    homes,
-    situations={
+    moved_layers,
+    goals={
         **OF_GROUPS,
         "attention: rows of older requests overwritten": lambda example: (
             example.has_old_blocks and example.layers[0].reads_context
@@ -111,7 +111,7 @@ def _slots_kept(layer: Layer, slots: Array) -> Array:
     has_kernel=True,
     presets=PRESETS,
 )
-def test_tables_of_groups_attend(target: Target, example: Homes) -> None:
+def test_tables_of_groups_attend(target: Target, example: MovedLayers) -> None:
     """Appended to, moved and gathered, tables and slots give each group its context and step."""
     for twin in twins(target):
         with twin.running(checked=True):
@@ -132,7 +132,7 @@ def _attend_by_tables(tables: _Tables) -> None:
     context, nothing = _context(example.layers[0]), [0] * len(tables.slots)
     caches = [PoisonedCache(layer) for layer in example.layers]
     for cache, slots in zip(caches, tables.step(context, nothing, 0)[1], strict=True):
-        cache.write(cache.layer.earlier, _slots_kept(cache.layer, slots))
+        cache.write(cache.layer.earlier, _slots_unchanged(cache.layer, slots))
     tables.append([new for _, new in parts], overwrite=False)
     for first, second in example.moves:
         tables.move(first, second)

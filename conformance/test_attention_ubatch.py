@@ -52,7 +52,7 @@ def _pieces(example: Example) -> int:
 @law(
     "split_attn_metadata",
     cut_layers,
-    situations={
+    goals={
         **of_layer(*IN_ANY_STEP),
         "attention: two micro-batches": lambda example: len(_slices(example)) == 2,
         "attention: three micro-batches or more": lambda example: len(_slices(example)) > 2,
@@ -78,7 +78,7 @@ def test_micro_batches_concatenate(target: Target, example: Example) -> None:
 @law(
     "create_ubatch_slices",
     scheduled_layers,
-    situations={
+    goals={
         "attention: cut into its own slices": lambda example: (
             bool(example.call.arguments["split_points"]) and example.layer.reads_context
         ),
@@ -105,7 +105,7 @@ def test_its_slices_concatenate(target: Target, example: Example) -> None:
 
 
 def _tokens(example: Example) -> tuple[int, int]:
-    """Return the first token of a slice, and the one behind its last."""
+    """Return the first token of a slice, and the one after its last."""
     ubatch = example.call.arguments["ubatch_slice"]
     return (ubatch.token_slice.start, ubatch.token_slice.stop) if ubatch else (0, 0)
 
@@ -113,12 +113,12 @@ def _tokens(example: Example) -> tuple[int, int]:
 @law(
     "_make_metadata_with_slice",
     sliced_layers,
-    situations={
+    goals={
         **of_layer("a context in scattered blocks"),
         "attention: tokens before the slice": lambda example: (
             0 < _tokens(example)[0] < example.batch.num_tokens
         ),
-        "attention: tokens behind the slice": lambda example: (
+        "attention: tokens after the slice": lambda example: (
             0 < _tokens(example)[1] < example.batch.num_tokens
         ),
     },

@@ -11,21 +11,21 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.attn_metadata import GROUPS, given_to
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.laws.law_checks import law_checks
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
-from conformance.strategies.batches import BATCH_SITUATIONS, METADATA_SITUATIONS
+from conformance.strategies.batches import BATCH_GOALS, METADATA_GOALS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
 from conformance.targets import Target
 
 
 def _of_batch() -> dict[str, Any]:
-    """Return situations of a call from those of its batch."""
-    given = {**BATCH_SITUATIONS, **METADATA_SITUATIONS}
+    """Return coverage goals of a call from those of its batch."""
+    given = {**BATCH_GOALS, **METADATA_GOALS}
     del given["counts are NumPy's"]  # a manner of the call here
     return {
         name: lambda call, holds=holds: holds(call.facts.batch) for name, holds in given.items()
@@ -58,10 +58,8 @@ BUILD = Contract(
         "several groups": lambda call: len(call.facts.batches) > 1,
         "a group of several layers": lambda call: any(len(n) > 1 for n in call.facts.names),
         "buffers longer than the batch": lambda call: bool(call.facts.tail[0]),
-        "an old step's lengths behind the batch": _is_longer_behind,
-        "the halves are unlike behind the batch": lambda call: (
-            call.facts.tail[0] != call.facts.tail[1]
-        ),
+        "an old step's lengths after the batch": _is_longer_behind,
+        "the halves differ after the batch": lambda call: call.facts.tail[0] != call.facts.tail[1],
         "the longest sequence has not the longest query": lambda call: (
             len(set(call.facts.batch.query_lens)) > 1
             and _first_longest(call.facts.batch.query_lens)
@@ -90,8 +88,8 @@ BUILD = Contract(
     },
     pairs=(
         ("padded requests at the end", "padded tokens at the end"),
-        ("several groups", "an old step's lengths behind the batch"),
-        ("no requests", "an old step's lengths behind the batch"),
+        ("several groups", "an old step's lengths after the batch"),
+        ("no requests", "an old step's lengths after the batch"),
         ("several groups", "strided arrays"),
     ),
     invalid_inputs=BUILD_ATTN_METADATA_INVALID_INPUTS,
@@ -112,7 +110,7 @@ test_build_attn_metadata_refuses = same_refusal(
     dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
 )
 test_build_attn_metadata_laws = law_checks(BUILD)
-test_build_attn_metadata_elsewhere = refuses_elsewhere(
+test_build_attn_metadata_wrong_device = refuses_wrong_device(
     BUILD, "query_start_loc.cpu", "seq_lens.cpu", "num_computed_tokens_cpu"
 )
 
@@ -146,7 +144,7 @@ def _real_buffer(target: Target, buffer: Buffer) -> Any:
 @law(
     "build_attn_metadata",
     build_attn_metadata_calls,
-    situations={"there is something to see": lambda call: bool(call.facts.batches)},
+    goals={"there is something to see": lambda call: bool(call.facts.batches)},
     presets=(MINIMAL, FEW_PAIRS),
 )
 def test_a_captured_graph_reads_the_buffers(target: Target, call: Call) -> None:

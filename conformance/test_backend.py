@@ -1,4 +1,4 @@
-"""Backends: what one must say, and how one is made of another."""
+"""Backends: what they must define, and subclasses made from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _lacks_only(name: str) -> Any:
 @law(
     "AttentionBackend",
     lambda _: st.sets(st.sampled_from((*ABSTRACT, "get_kv_cache_stride_order"))),
-    situations={
+    goals={
         "nothing is said": lambda said: not said,
         "all that must be": lambda said: set(ABSTRACT) <= said,
         **{f"all but {name}": _lacks_only(name) for name in ABSTRACT},
@@ -64,8 +64,8 @@ def test_a_backend_must_say(target: Target, said: set[str]) -> None:
     is_said = "get_kv_cache_stride_order" in said
     for name in (*ABSTRACT, "get_supported_kernel_block_sizes", "get_kv_cache_stride_order"):
         assert isinstance(inspect.getattr_static(base, name), staticmethod), name
-    wanted = None if is_said else NotImplementedError
-    assert wanted is refusal_of(backend.get_kv_cache_stride_order)
+    expected = None if is_said else NotImplementedError
+    assert expected is refusal_of(backend.get_kv_cache_stride_order)
     shape = inspect.signature(base.get_kv_cache_shape).parameters
     assert "auto" == shape["cache_dtype_str"].default
 
@@ -88,7 +88,7 @@ test_subclass_attention_backend_refuses = same_refusal(BACKEND)
 
 @law("subclass_attention_backend", subclass_backend_calls)
 def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> None:
-    """Each subclass has its own builder, asked by class or by instance, and the base keeps its."""
+    """Each subclass has its own builder, for class and instances; the base keeps its own."""
     invocation = Invocation(target, call)
     base, builder = (
         invocation.arguments["attention_backend_cls"],
@@ -101,9 +101,9 @@ def test_a_subclass_changes_the_builder_alone(target: Target, call: Call) -> Non
     with target.running():
         made = invocation.run()
         second = target.lookup(call.function)("Second", made, second_builder)
-    for cls, wanted in ((base, builder_before), (made, builder), (second, second_builder)):
-        assert wanted is cls.get_builder_cls()
-        assert wanted is cls().get_builder_cls()
+    for cls, expected in ((base, builder_before), (made, builder), (second, second_builder)):
+        assert expected is cls.get_builder_cls()
+        assert expected is cls().get_builder_cls()
         assert base.get_name() == cls.get_name()
         assert base.get_kv_cache_shape(9, 2, 1, 8) == cls.get_kv_cache_shape(9, 2, 1, 8)
     assert call.arguments["name_prefix"] + base.__name__ == made.__name__
@@ -116,7 +116,7 @@ METADATA = Contract(
     subclass_metadata_calls,
     {
         "no prefix": lambda call: call.arguments["name_prefix"] == "",
-        "a class that is no dataclass": lambda call: (
+        "a class that is not a dataclass": lambda call: (
             not call.arguments["metadata_cls"].is_dataclass
         ),
         "a frozen class": lambda call: _has(call, "is_frozen"),

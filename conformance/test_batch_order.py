@@ -11,7 +11,7 @@ import reference
 from conformance.calls import Call, plain
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.batch_order import KINDS, REORDERED, made_order
 from conformance.invalid_inputs.batch_order import (
     REORDER_INVALID_INPUTS,
@@ -22,7 +22,7 @@ from conformance.invocations import Invocation
 from conformance.laws.changes import in_order
 from conformance.laws.law_checks import law_checks
 from conformance.strategies.batch_order import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     InputBatch,
     SchedulerOutput,
     regions_of,
@@ -53,14 +53,14 @@ SPLIT_TWO = Contract(
         **of_batch(),
         "all are decodes": lambda call: _first_long(call) == call.facts.num_reqs > 0,
         "none is a decode": lambda call: _first_long(call) == 0 < call.facts.num_reqs,
-        "a decode behind a prefill": lambda call: any(
+        "a decode after a prefill": lambda call: any(
             0 < q <= _threshold(call) for q in call.facts.query_lens[_first_long(call) :]
         ),
         "uniform is required": lambda call: bool(call.arguments.get("require_uniform")),
         "a query length is the threshold": lambda call: _threshold(call) in call.facts.query_lens,
         "a query length is one more": lambda call: _threshold(call) + 1 in call.facts.query_lens,
         "the first request has no tokens": lambda call: call.facts.query_lens[:1] == (0,),
-        "decodes behind a first request of no tokens": lambda call: (
+        "decodes after a first request of no tokens": lambda call: (
             call.facts.query_lens[:1] == (0,)
             and 0 < next(filter(None, call.facts.query_lens), 0) <= _threshold(call)
         ),
@@ -77,7 +77,7 @@ SPLIT_TWO = Contract(
         ("uniform is required", "padded requests at the end"),
         ("uniform is required", "short lengths differ"),
         ("uniform is required", "short lengths differ, and none is long"),
-        ("uniform is required", "decodes behind a first request of no tokens"),
+        ("uniform is required", "decodes after a first request of no tokens"),
     ),
     invalid_inputs=[*SPLIT_INVALID_INPUTS, *UNIFORM_INVALID_INPUTS],
     takes_objects=True,
@@ -91,7 +91,7 @@ SPLIT_TWO = Contract(
 test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
 test_split_decodes_and_prefills_refuses = same_refusal(SPLIT_TWO)
 test_split_decodes_and_prefills_laws = law_checks(SPLIT_TWO)
-test_split_decodes_and_prefills_elsewhere = refuses_elsewhere(
+test_split_decodes_and_prefills_wrong_device = refuses_wrong_device(
     SPLIT_TWO, "common_attn_metadata.query_start_loc_cpu"
 )
 
@@ -135,7 +135,7 @@ SPLIT_THREE = Contract(
 test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_refuses = same_refusal(SPLIT_THREE)
 test_split_decodes_prefills_and_extends_laws = law_checks(SPLIT_THREE)
-test_split_decodes_prefills_and_extends_elsewhere = refuses_elsewhere(
+test_split_decodes_prefills_and_extends_wrong_device = refuses_wrong_device(
     SPLIT_THREE,
     "common_attn_metadata.query_start_loc_cpu",
     "common_attn_metadata.num_computed_tokens_cpu",
@@ -181,7 +181,7 @@ REORDER = Contract(
         ),
         "every region of four": lambda call: len(set(regions_of(call))) == 4,
         "tokens at the threshold": lambda call: _threshold(call) in _scheduled(call),
-        "as many tokens as an int64 holds": lambda call: MOST_TOKENS in _scheduled(call),
+        "as many tokens as an int64 holds": lambda call: MAX_TOKENS in _scheduled(call),
     },
     invalid_inputs=REORDER_INVALID_INPUTS,
     changes=frozenset({"input_batch"}),
@@ -215,16 +215,16 @@ def _cycles(order: list[int]) -> int:
 def test_reordering_changes_as_little_as_possible(target: Target, call: Call) -> None:
     """Regions do not decrease, who stands right stays, and no swap is one too many."""
     before = list(call.arguments["input_batch"].req_ids)
-    wanted = sorted(regions_of(call))
+    expected = sorted(regions_of(call))
     region = dict(zip(before, regions_of(call), strict=True))
     invocation = Invocation(target, call)
     with target.running(checked=True):
         moved = invocation.run()
     batch = invocation.arguments["input_batch"]
     assert sorted(batch.req_ids) == sorted(before)
-    assert [region[name] for name in batch.req_ids] == wanted
+    assert [region[name] for name in batch.req_ids] == expected
     for i, name in enumerate(before):
-        if region[name] == wanted[i]:
+        if region[name] == expected[i]:
             assert batch.req_ids[i] == name
     order = [before.index(name) for name in batch.req_ids]
     assert len(batch.swaps) <= sum(i != j for i, j in enumerate(order)) - _cycles(order)
@@ -235,7 +235,7 @@ def test_reordering_changes_as_little_as_possible(target: Target, call: Call) ->
 @law(
     "reorder_batch_to_split_decodes_and_prefills",
     reordered_batches,
-    situations={"a batch out of order": lambda call: _misplaced(call) > 0},
+    goals={"a batch out of order": lambda call: _misplaced(call) > 0},
 )
 def test_a_reordered_batch_can_be_split(target: Target, call: Call) -> None:
     """In the order that it was brought to, a batch's decodes are those of its first region."""

@@ -14,7 +14,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.devices import ELSEWHERE, check_refused_elsewhere
+from conformance.devices import OTHER_DEVICE, check_refuses_wrong_device
 from conformance.interpretations.block_table import GATHERED_GROUPS, gathering
 from conformance.invalid_inputs.block_table import (
     CONSTRUCTOR_INVALID_INPUTS,
@@ -57,11 +57,11 @@ test_block_tables = session_check(
     "BlockTables",
     block_tables_sessions,
     _everything,
-    situations={
+    goals={
         "no groups": lambda s: not s.constructor.arguments["block_sizes"],
         "memory is to be pinned": lambda s: s.constructor.arguments["pin_memory"],
         "several groups": lambda s: len(s.constructor.arguments["block_sizes"]) > 1,
-        "groups of unlike block sizes": lambda s: (
+        "groups of different block sizes": lambda s: (
             len(set(s.constructor.arguments["block_sizes"])) > 1
         ),
         "the last block is not full": lambda s: any(
@@ -122,11 +122,11 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
         for operation in session.operations:
             perform(REFERENCE, ours, operation)
             perform(target, theirs, operation)
-        wanted = perform(REFERENCE, ours, gathering(good))
+        expected = perform(REFERENCE, ours, gathering(good))
         found = perform(target, theirs, gathering(bad))
-        assert first_difference(wanted, found, "gathered", target.device or "cpu") is None
+        assert first_difference(expected, found, "gathered", target.device or "cpu") is None
         sizes = session.constructor.arguments["block_sizes"]
-        widths = [table.shape[1] for table in wanted]
+        widths = [table.shape[1] for table in expected]
         ends = [size * width for size, width in zip(sizes, widths, strict=True)]
         positions = [0, -1, *ends, 2**40, -(2**40)][:num_tokens]
         arguments = {
@@ -135,7 +135,7 @@ def test_bad_entries_are_skipped(target: Target, session: Session) -> None:
         }
         slots = perform(target, theirs, Operation("compute_slot_mappings", arguments)).tolist()
     for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        row = wanted[group][0]
+        row = expected[group][0]
         assert slots[group] == [
             int(row[p // size]) * size + p % size if 0 <= p < end else reference.PAD_SLOT_ID
             for p in positions
@@ -166,11 +166,11 @@ BATCH: dict[str, dict[str, Any]] = {
         "positions": np.array([], np.int64),
     },
 }
-"""What is asked of the tables for a batch of one request without tokens."""
+"""The calls on the tables for a batch of one request without tokens."""
 
 
 @law("BlockTables", block_tables_sessions, has_kernel=True)
-def test_what_is_elsewhere_is_refused(target: Target, session: Session) -> None:
+def test_wrong_devices_are_refused(target: Target, session: Session) -> None:
     """A tensor that is not where the tables are is refused, by its name."""
     __tracebackhide__ = True
     tables = construct(target, session)
@@ -180,8 +180,8 @@ def test_what_is_elsewhere_is_refused(target: Target, session: Session) -> None:
             for name, array in arrays.items()
         }
         for name in arrays:
-            given = here | {name: here[name].to(ELSEWHERE)}
+            given = here | {name: here[name].to(OTHER_DEVICE)}
             call = Call(f"BlockTables.{method}", dict(arrays))
-            ask = functools.partial(getattr(tables, method), **given)
+            run = functools.partial(getattr(tables, method), **given)
             for checked in (True, False):
-                check_refused_elsewhere(target, call, name, ask, checked=checked)
+                check_refuses_wrong_device(target, call, name, run, checked=checked)

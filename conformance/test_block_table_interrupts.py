@@ -113,7 +113,7 @@ class _Tables:
 @law(
     "BlockTables",
     interrupted_operations,
-    situations={
+    goals={
         "a swap of rows is interrupted": lambda e: e.operation.method == "swap_rows",
         "a move of a row is interrupted": lambda e: e.operation.method == "move_row",
         "an append is interrupted": lambda e: e.operation.method == "append_block_ids",

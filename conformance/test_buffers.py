@@ -22,7 +22,7 @@ from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
 
 DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
-MOST = 2**63 - 1
+LIMIT = 2**63 - 1
 """The longest axis that there is."""
 NO_NUMPY = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 
@@ -94,7 +94,7 @@ def _plain(array: Any) -> Any:
 @law(
     "CpuGpuBuffer",
     copies,
-    situations={
+    goals={
         "a part is copied": lambda e: any(n not in {None, e.size[0]} for _, _, n in e.copies),
         "nothing is copied": lambda e: any(n == 0 for _, _, n in e.copies),
         "copied both ways": lambda e: len({half for half, _, _ in e.copies}) == 2,
@@ -139,7 +139,7 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
         (TypeError, "n", lambda t: _make(t, example).copy_to_gpu(1.0)),
         (ValueError, "size", lambda t: _make(t, example, size=())),
         (ValueError, "size", lambda t: _make(t, example, size=(-1,))),
-        (ValueError, "size", lambda t: _make(t, example, size=(0, MOST + 1))),
+        (ValueError, "size", lambda t: _make(t, example, size=(0, LIMIT + 1))),
         (TypeError, "size", lambda t: _make(t, example, size=(2.0,))),
         (TypeError, "dtype", lambda t: _make(t, example, dtype="nonsense")),
         (TypeError, "pin_memory", lambda t: _make(t, example, pin_memory=1)),
@@ -160,7 +160,7 @@ def test_an_axis_is_as_long_as_an_int64_counts(target: Target, example: Copies) 
     """A buffer without elements may have an axis of any length that there is."""
     for twin in (REFERENCE, target):
         dtype = np.uint8 if twin.device is None else torch_dtype(np.dtype(np.uint8))
-        assert (0, MOST) == tuple(_make(twin, example, size=(0, MOST), dtype=dtype).cpu.shape)
+        assert (0, LIMIT) == tuple(_make(twin, example, size=(0, LIMIT), dtype=dtype).cpu.shape)
 
 
 def _refusal(act: Any) -> Exception | None:

@@ -44,7 +44,7 @@ SUPPORT = {"ALWAYS": 3, "UNIFORM_BATCH": 2, "UNIFORM_SINGLE_TOKEN_DECODE": 1, "N
 
 @law("AttentionCGSupport", lambda _: st.sampled_from(tuple(SUPPORT)))
 def test_support_of_graphs(target: Target, name: str) -> None:
-    """More support is a greater value; its members are no ints."""
+    """More support is a greater value; its members are not ints."""
     found: Any = target.lookup("AttentionCGSupport")
     assert found[name] is found(SUPPORT[name])
     assert SUPPORT == {member.name: member.value for member in found}
@@ -74,8 +74,8 @@ def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> No
     base: Any = target.lookup(BUILDER)
     given = (Invocation(target, call).arguments["self"], ["layers.0"], object(), object())
     builder = types.new_class("Lengths", (base[int],), {}, _builds)(*given)
-    kept = builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device
-    assert all(one is other for one, other in zip(given, kept, strict=True))
+    attributes = builder.kv_cache_spec, builder.layer_names, builder.vllm_config, builder.device
+    assert all(one is other for one, other in zip(given, attributes, strict=True))
     assert builder.reorder_batch_threshold is None
     assert "NEVER" == builder.get_cudagraph_support(None, None).name
     assert TypeError is refusal_of(lambda: base(*given))
@@ -85,16 +85,16 @@ def test_a_builder_stores_what_it_is_made_with(target: Target, call: Call) -> No
 @law(
     f"{BUILDER}.get_cudagraph_support",
     lambda _: st.sampled_from((None, "ALWAYS", "UNIFORM_BATCH", "NEVER")),
-    situations={"said by the subclass": bool, "said by the base": lambda support: not support},
+    goals={"said by the subclass": bool, "said by the base": lambda support: not support},
 )
 def test_a_class_says_which_graphs_it_supports(target: Target, support: str | None) -> None:
     """What a class says holds for it and for its builders, and for no other class."""
     converter = target.converter()
     cls, other = (converter.convert(BuilderClass(support=s), "cls") for s in (support, None))
-    wanted = target.lookup(f"AttentionCGSupport.{support or 'NEVER'}")
+    expected = target.lookup(f"AttentionCGSupport.{support or 'NEVER'}")
     builder = cls(None, [], None, converter.convert(DEVICE, "device"))
-    assert wanted is cls.get_cudagraph_support(vllm_config=None, kv_cache_spec=None)
-    assert wanted is builder.get_cudagraph_support(None, None)
+    assert expected is cls.get_cudagraph_support(vllm_config=None, kv_cache_spec=None)
+    assert expected is builder.get_cudagraph_support(None, None)
     assert "NEVER" == other.get_cudagraph_support(None, None).name
 
 

@@ -11,7 +11,7 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.causal_conv1d import PROGRAMS, listed, runs_of
 from conformance.invalid_inputs.causal_conv1d import CONV1D_INVALID_INPUTS
 from conformance.laws.law_checks import law_checks
@@ -64,7 +64,9 @@ CONV1D = Contract(
 test_compute_causal_conv1d_metadata = same_answer(CONV1D)
 test_compute_causal_conv1d_metadata_refuses = same_refusal(CONV1D)
 test_compute_causal_conv1d_metadata_laws = law_checks(CONV1D)
-test_compute_causal_conv1d_metadata_elsewhere = refuses_elsewhere(CONV1D, "query_start_loc_p_cpu")
+test_compute_causal_conv1d_metadata_wrong_device = refuses_wrong_device(
+    CONV1D, "query_start_loc_p_cpu"
+)
 
 
 def _convolved(tokens: Any, weights: Any) -> Any:
@@ -89,7 +91,7 @@ def _run_program(tokens: Any, weights: Any, run: range, first: int) -> Any:
 @law(
     "compute_causal_conv1d_metadata",
     lambda preset: compute_conv1d_calls(preset, is_long=False),
-    situations={
+    goals={
         "convolved: a program that begins inside a sequence": lambda call: any(
             n > BLOCK_M for n in call.facts
         )
@@ -101,12 +103,12 @@ def test_programs_make_the_plain_convolution(target: Target, call: Call) -> None
     tokens = rng.integers(-9, 9, (sum(call.facts), 2))
     weights = rng.integers(-9, 9, (4, 2))
     starts = [0, *accumulate(call.facts)]
-    wanted = [_convolved(tokens[start:end], weights) for start, end in pairwise(starts)]
+    expected = [_convolved(tokens[start:end], weights) for start, end in pairwise(starts)]
     got = np.full_like(tokens, 99)
     for run in runs_of(target, call):
         first = max(start for start in starts if start <= run.start)
         got[run.start : run.stop] = _run_program(tokens, weights, run, first)
-    assert np.concatenate([tokens[:0], *wanted]).tolist() == got.tolist()
+    assert np.concatenate([tokens[:0], *expected]).tolist() == got.tolist()
 
 
 @law(

@@ -64,7 +64,7 @@ def _overlap(example: Blocks) -> bool:
 @law(
     "checks",
     interleaved_blocks,
-    situations={
+    goals={
         "blocks of two threads overlap": _overlap,
         "blocks are nested": lambda e: any(
             a == b and None not in {mode, inner} for (a, mode), (b, inner) in pairwise(e.steps)
@@ -105,8 +105,8 @@ def test_blocks_hold_in_their_threads(target: Target, example: Blocks) -> None:
                 else:
                     block = thread.do(partial(enter, enabled=mode))
                     entered[thread].append((mode, block))
-                wanted = [bool(inside) and inside[-1][0] for inside in entered.values()]
-                assert wanted == [thread.do(refuses) for thread in threads]
+                expected = [bool(inside) and inside[-1][0] for inside in entered.values()]
+                assert expected == [thread.do(refuses) for thread in threads]
         finally:
             for thread, inside in entered.items():
                 while inside:

@@ -21,7 +21,7 @@ def _holds_what_it_is_given(function: str) -> Check:
     @law(
         function,
         lambda _: st.sets(st.sampled_from(names)),
-        situations={
+        goals={
             "nothing is given": lambda given: not given,
             "all is given": lambda given: given == set(names),
         },

@@ -10,7 +10,7 @@ from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.context_parallel import HELD_KEYS
 from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
 from conformance.invocations import Invocation
@@ -70,7 +70,7 @@ LOCAL_LENGTHS = Contract(
 test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_refuses = same_refusal(LOCAL_LENGTHS)
 test_get_dcp_local_seq_lens_laws = law_checks(LOCAL_LENGTHS)
-test_get_dcp_local_seq_lens_elsewhere = refuses_elsewhere(LOCAL_LENGTHS, "out")
+test_get_dcp_local_seq_lens_wrong_device = refuses_wrong_device(LOCAL_LENGTHS, "out")
 
 
 @law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)

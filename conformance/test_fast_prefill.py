@@ -1,4 +1,4 @@
-"""KV-sharing fast prefill: a batch cut to the tokens whose logits are wanted."""
+"""KV-sharing fast prefill: a batch cut to the tokens with logits."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.interpretations.fast_prefill import LOGITS_TOKENS, logits_indices_of, metadata_of
-from conformance.invalid_inputs.fast_prefill import MAKE_WANTED_INVALID_INPUTS, comes_back
+from conformance.invalid_inputs.fast_prefill import FAST_PREFILL_INVALID_INPUTS, comes_back
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
 from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch, of_metadata
-from conformance.strategies.fast_prefill import make_wanted_calls
+from conformance.strategies.fast_prefill import fast_prefill_calls
 from conformance.targets import Target
 
 
 def _counts(call: Call) -> list[tuple[int, int]]:
-    """Return how many tokens are wanted of each request, and how many it has."""
-    wanted, starts = logits_indices_of(call), call.facts.starts
+    """Return the number of logits and of tokens of each request."""
+    indices, starts = logits_indices_of(call), call.facts.starts
     edges = zip(starts, call.facts.query_lens, strict=False)
-    return [(sum(s <= t < s + q for t in wanted), q) for s, q in edges]
+    return [(sum(s <= t < s + q for t in indices), q) for s, q in edges]
 
 
 def _of_indices(holds: Any) -> Any:
-    """Return a situation of the indices of an armed call."""
+    """Return a coverage goal of the indices of an armed call."""
     return lambda call: (
         not comes_back(call) and bool(holds(metadata_of(call).logits_indices_padded))
     )
@@ -45,15 +45,15 @@ def _has_padding(call: Call) -> bool:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(reference.CommonAttentionMetadata))
-KEPT = (
+SHARED_FIELDS = (
     *("seq_lens", "seq_lens_cpu", "num_computed_tokens_cpu", "block_table_tensor"),
     "slot_mapping",
 )
 
 
-MAKE_WANTED = Contract(
+FAST_PREFILL = Contract(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
-    make_wanted_calls,
+    fast_prefill_calls,
     {
         **of_batch(
             *("no requests", "padded requests at the end", "padded tokens at the end"),
@@ -88,7 +88,7 @@ MAKE_WANTED = Contract(
         "none at all": lambda call: (
             not comes_back(call) and not logits_indices_of(call) and call.facts.num_tokens > 0
         ),
-        "garbage behind the wanted": _has_padding,
+        "garbage after the logits indices": _has_padding,
         "indices are int32": _of_indices(lambda indices: indices.dtype == np.int32),
         "indices are int64": _of_indices(lambda indices: indices.dtype == np.int64),
         "indices are strided": _of_indices(
@@ -102,34 +102,34 @@ MAKE_WANTED = Contract(
         ),
     },
     pairs=(
-        ("none of a request with tokens", "garbage behind the wanted"),
+        ("none of a request with tokens", "garbage after the logits indices"),
         ("padded requests at the end", "the last token of each request"),
         ("indices are int64", "indices are strided"),
     ),
-    invalid_inputs=MAKE_WANTED_INVALID_INPUTS,
+    invalid_inputs=FAST_PREFILL_INVALID_INPUTS,
     aliases=(
-        *(Alias(n, Relation.SAME, f"common_attn_metadata.{n}") for n in KEPT),
+        *(Alias(n, Relation.SAME, f"common_attn_metadata.{n}") for n in SHARED_FIELDS),
         *(
             Alias(n, Relation.SAME, f"common_attn_metadata{n and '.'}{n}", comes_back)
-            for n in ("", *(n for n in FIELDS if n not in KEPT))
+            for n in ("", *(n for n in FIELDS if n not in SHARED_FIELDS))
         ),
     ),
     has_kernel=True,
     takes_objects=True,
     laws=(
-        "wanted_keep_their_reads",
+        "logits_tokens_keep_their_reads",
         "padding_adds_nothing",
         "any_order_means_the_same",
     ),
     interpretation=LOGITS_TOKENS,
 )
 
-test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(MAKE_WANTED)
-test_make_kv_sharing_fast_prefill_common_attn_metadata_refuses = same_refusal(MAKE_WANTED)
-test_make_kv_sharing_fast_prefill_common_attn_metadata_laws = law_checks(MAKE_WANTED)
+test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(FAST_PREFILL)
+test_make_kv_sharing_fast_prefill_common_attn_metadata_refuses = same_refusal(FAST_PREFILL)
+test_make_kv_sharing_fast_prefill_common_attn_metadata_laws = law_checks(FAST_PREFILL)
 
 
-@law(MAKE_WANTED.function, make_wanted_calls, has_kernel=True)
+@law(FAST_PREFILL.function, fast_prefill_calls, has_kernel=True)
 def test_any_order_of_threads_counts_alike(target: Target, call: Call) -> None:
     """Whatever the order of blocks and threads, and however many there are, the starts are one."""
     found = []
@@ -161,13 +161,13 @@ def test_the_fields_make_a_metadata(target: Target, prefix: str) -> None:
 @law(
     "KVSharingFastPrefillMetadata",
     lambda _: st.sets(st.sampled_from((*FIELD_NAMES, "longest"))),
-    situations={
+    goals={
         "both": lambda names: set(FIELD_NAMES) <= names,
         "one alone": lambda names: len(set(FIELD_NAMES) & names) == 1,
         "neither": lambda names: not set(FIELD_NAMES) & names,
     },
 )
-def test_who_has_both_fields_knows_the_wanted(target: Target, names: set[str]) -> None:
+def test_metadata_with_both_fields_knows_its_logits_tokens(target: Target, names: set[str]) -> None:
     """Any object with the two attributes is one, whatever they hold; it need not say so."""
     protocol: Any = target.lookup("KVSharingFastPrefillMetadata")
     metadata = SimpleNamespace(**dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Backends that compute the wanted tokens only, made of others."""
+"""Backends that compute only the tokens with logits, made of others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _kind(call: Call) -> str:
 
 
 def _kinds(kinds: Iterable[str]) -> dict[str, Any]:
-    """Return the situations that each of these is built."""
+    """Return the coverage goals that each of these is built."""
 
     def is_built(kind: str) -> Any:
         return lambda call: _kind(call) == kind
@@ -59,7 +59,7 @@ test_create_fast_prefill_custom_backend_refuses = same_refusal(CREATE_BACKEND)
 
 
 class _Built:
-    """A backend's builder, what it was asked, and what came of it."""
+    """A backend's builder, its arguments and its result."""
 
     def __init__(self, invocation: Invocation) -> None:
         step = invocation.call.facts
@@ -68,14 +68,14 @@ class _Built:
         with invocation.target.running(checked=True):
             self.backend = invocation.run()
             self.builder = self.make_builder()
-            self.given = self.ask(self.builder)
-        self.asked, self.underlying = self.builder.builds[-1]
+            self.given = self.build_with(self.builder)
+        self.arguments, self.underlying = self.builder.builds[-1]
 
     def make_builder(self) -> Any:
         """Return a new builder of the backend."""
         return self.backend.get_builder_cls()(None, ["layers.0"], None, None)
 
-    def ask(self, builder: Any) -> Any:
+    def build_with(self, builder: Any) -> Any:
         """Return what a builder builds."""
         step = self.step
         extra = {} if step.fast_build is None else {"fast_build": step.fast_build}
@@ -86,19 +86,19 @@ class _Built:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return all that both twins must say alike."""
+        """Return what must be equal in both twins."""
         classes = self.backend, type(self.builder), type(self.given)
         attributes = {name: getattr(self.given, name, "absent") for name in ATTRIBUTES}
         logits = {name: getattr(self.given, name) for name in FIELD_NAMES}
         defaults = {f"{name}'s default": getattr(classes[-1], name, "none") for name in FIELD_NAMES}
         names = [cls.__name__ for cls in classes]
-        return {"asked": self.asked, "names": names, **attributes, **logits, **defaults}
+        return {"arguments": self.arguments, "names": names, **attributes, **logits, **defaults}
 
 
 @law(
     "create_fast_prefill_custom_backend",
     build_calls,
-    situations={
+    goals={
         **_kinds(METADATA),
         "fast prefill is not armed": lambda call: call.facts.metadata.logits_indices_padded is None,
         "fast prefill is armed": lambda call: (
@@ -109,14 +109,14 @@ class _Built:
             not call.arguments["underlying_attn_backend"].builder.knows_fast_build
         ),
         "to be built fast": lambda call: call.facts.fast_build is True,
-        "asked by position": lambda call: call.facts.is_positional,
+        "called by position": lambda call: call.facts.is_positional,
     },
 )
-def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
-    """What is built is what the underlying builder builds of the wanted tokens, and more."""
+def test_its_builders_build_for_the_logits_tokens(target: Target, call: Call) -> None:
+    """The result is what the underlying builder builds for the tokens with logits, plus fields."""
     both = [_Built(Invocation(twin, call)) for twin in (REFERENCE, target)]
-    wanted, got = (built.describe() for built in both)
-    difference = first_difference(wanted, got, "built", target.device or "cpu")
+    expected, got = (built.describe() for built in both)
+    difference = first_difference(expected, got, "built", target.device or "cpu")
     if difference is not None:
         raise Mismatch(call, target.name, difference)
     for built in both:
@@ -145,18 +145,18 @@ def test_its_builders_build_of_the_wanted(target: Target, call: Call) -> None:
 
 
 def _defaults(built: Any) -> dict[str, Any]:
-    """Return the defaults of a dataclass's fields; nothing of what is no dataclass."""
+    """Return the defaults of a dataclass's fields; nothing of what is not a dataclass."""
     is_one = dataclasses.is_dataclass(built)
     return {field.name: field.default for field in dataclasses.fields(built)} if is_one else {}
 
 
 def _own_fields(built: Any) -> list[str]:
-    """Return the fields of a dataclass; none of what is no dataclass."""
+    """Return the fields of a dataclass; none of what is not a dataclass."""
     is_one = dataclasses.is_dataclass(built)
     return [field.name for field in dataclasses.fields(built)] if is_one else []
 
 
-@law("create_fast_prefill_custom_backend", build_calls, situations=_kinds(METADATA))
+@law("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
 def test_its_classes_are_made_once(target: Target, call: Call) -> None:
     """The same backend again is the same class; so are its builders' and what these build."""
     built = _Built(Invocation(target, call))
@@ -170,14 +170,14 @@ def test_its_classes_are_made_once(target: Target, call: Call) -> None:
     assert issubclass(built.backend, base)
     assert base.get_builder_cls() not in {cls, built.backend}
     with target.running():
-        others = [built.ask(built.builder), built.ask(built.make_builder())]
+        others = [built.build_with(built.builder), built.build_with(built.make_builder())]
     assert all(type(other) is type(built.given) for other in others)
     assert all(other is not built.given for other in others)
     if _kind(call) not in {"a namespace", "a tuple"}:
         assert type(built.underlying) is METADATA[_kind(call)]
 
 
-@law("create_fast_prefill_custom_backend", build_calls, situations=_kinds(METADATA))
+@law("create_fast_prefill_custom_backend", build_calls, goals=_kinds(METADATA))
 def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> None:
     """`build_for_cudagraph_capture` and `build_for_drafting` go through `build`."""
     if call.arguments["underlying_attn_backend"].builder.is_own:
@@ -188,21 +188,21 @@ def test_graphs_and_drafts_are_built_likewise(target: Target, call: Call) -> Non
         found = [built.builder.build_for_cudagraph_capture(built.metadata)]
         if is_fast:
             found.append(built.builder.build_for_drafting(built.metadata, draft_index=1))
-    for given, (asked, _), flag in zip(
+    for given, (arguments, _), flag in zip(
         found, built.builder.builds[1:], (False, True), strict=False
     ):
         assert type(given) is type(built.given)
         assert given.logits_indices_padded is built.metadata.logits_indices_padded
-        assert (0, flag) == (asked[0], asked[2])
+        assert (0, flag) == (arguments[0], arguments[2])
 
 
 @law(
     "create_fast_prefill_custom_backend",
     lambda preset: build_calls(preset, kinds=tuple(UNEXTENDABLE)),
-    situations=_kinds(UNEXTENDABLE),
+    goals=_kinds(UNEXTENDABLE),
 )
 def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
-    """A builder that builds no object with attributes is told so, by name, with a `TypeError`."""
+    """A builder whose result has no attributes is refused by name, with a `TypeError`."""
     for twin in (REFERENCE, target):
         error: Any = None
         try:
@@ -210,6 +210,6 @@ def test_what_cannot_be_extended_is_refused(target: Target, call: Call) -> None:
         except TypeError as refusal:
             error = refusal
         if error is None or "Queries" not in str(error):
-            wanted = "TypeError naming Queries"
-            difference = Difference(Verdict.OUTCOME, "build", None, repr(error), wanted)
+            expected = "TypeError naming Queries"
+            difference = Difference(Verdict.OUTCOME, "build", None, repr(error), expected)
             raise Mismatch(call, twin.name, difference)

@@ -64,7 +64,7 @@ test_extract_layer_index_refuses = same_refusal(EXTRACT)
 
 @law("extract_layer_index", extract_calls)
 def test_what_is_no_integer_does_not_matter(target: Target, call: Call) -> None:
-    """Components that are no integers change no index, wherever they stand."""
+    """Components that are not integers change no index, wherever they stand."""
     index = Invocation(target, call).run()
     assert type(index) is int
     parts = call.arguments["layer_name"].split(".")

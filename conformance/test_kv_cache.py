@@ -14,9 +14,9 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes
 from conformance.contracts import Contract
+from conformance.goals import Goals
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.situations import Situations
 from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
 from conformance.targets import Target
 from conformance.values import is_array
@@ -31,7 +31,7 @@ def _tensors(call: Call) -> list[Any]:
     return tensors
 
 
-SITUATIONS: Situations = {
+GOALS: Goals = {
     "several groups": lambda call: len(_groups(call)) > 1,
     "an encoder-only group": lambda call: any(map(is_encoder_only, _groups(call))),
     "a tensor that several layers share": lambda call: any(
@@ -50,7 +50,7 @@ ALLOCATE = Contract(
     "_allocate_kv_cache",
     allocate_calls,
     {
-        **SITUATIONS,
+        **GOALS,
         "no layers": lambda call: not call.facts.layers,
         "a uniform encoder-only group": lambda call: any(
             is_encoder_only(spec) and hasattr(spec, "kv_cache_specs") for spec in _groups(call)
@@ -71,7 +71,7 @@ test_allocate_kv_cache_refuses = same_refusal(ALLOCATE)
 
 @law("_allocate_kv_cache", allocate_calls)
 def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
-    """Layers of one tensor have one zeroed object, others other memory, of the bytes asked for."""
+    """Layers of one tensor have one zeroed object, others other memory, of the bytes requested."""
     invocation = Invocation(target, call)
     found = invocation.run()
     tensors = [tensor for tensor in _tensors(call) if tensor.shared_by]
@@ -89,7 +89,7 @@ def test_the_bytes_of_tensors_add_up(target: Target, call: Call) -> None:
     assert {name for tensor in tensors for name in tensor.shared_by} == found.keys()
 
 
-def told(arguments: Mapping[str, Any]) -> object:
+def observed(arguments: Mapping[str, Any]) -> object:
     """Return what the runner and each layer have: the views, in plain words, and which is whose."""
     context = arguments["forward_context"]
     layers = context if isinstance(context, dict) else {}
@@ -114,7 +114,7 @@ def told(arguments: Mapping[str, Any]) -> object:
 
 
 def _words(array: Any, memories: dict[int, int]) -> tuple[object, ...]:
-    """Return how an array lies in memory, and whether anything stands there."""
+    """Return how an array lies in memory, and whether anything is there."""
     shape = tuple(map(int, array.shape))
     dtype = str(array.dtype).removeprefix("torch.")
     if 0 in shape:
@@ -128,7 +128,7 @@ INIT = Contract(
     "init_kv_cache",
     init_calls,
     {
-        **SITUATIONS,
+        **GOALS,
         "kernel block sizes": lambda call: call.arguments.get("kernel_block_sizes") is not None,
         "several attention modules": lambda call: call.facts.num_attn_module > 1,
         "layers that have no cache": lambda call: (
@@ -137,7 +137,7 @@ INIT = Contract(
     },
     invalid_inputs=INIT_INVALID_INPUTS,
     changes=frozenset({"forward_context", "runner_kv_caches"}),
-    observe=told,
+    observe=observed,
     takes_objects=True,
 )
 
@@ -159,7 +159,7 @@ def test_init_does_what_the_three_do(target: Target, call: Call) -> None:
     views = reshape(given["kv_cache_config"], raw, given["attn_backends"], sizes)
     runner = given["runner_kv_caches"]
     bind(views, given["forward_context"], runner, call.facts.num_attn_module)
-    assert told(given) == told(whole.arguments)
+    assert observed(given) == observed(whole.arguments)
     assert len(call.facts.layers) == len(runner)
 
 

@@ -13,6 +13,7 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
+from conformance.goals import Goals
 from conformance.invalid_inputs.kv_cache_spec import (
     ATTENTION_INVALID_INPUTS,
     COPY_INVALID_INPUTS,
@@ -22,7 +23,6 @@ from conformance.invalid_inputs.kv_cache_spec import (
 )
 from conformance.invalid_inputs.spec_memory import MAX_MEMORY_INVALID_INPUTS, kind_of
 from conformance.invocations import Invocation
-from conformance.situations import Situations
 from conformance.strategies.kv_cache_spec import (
     ATTENTION,
     DTYPES,
@@ -40,8 +40,8 @@ from conformance.strategies.kv_cache_spec import (
 from conformance.targets import Target
 
 
-def of_kinds(kinds: Iterable[str], kind: Callable[[Call], str]) -> Situations:
-    """Return the situations that a spec is of a kind, one for each."""
+def of_kinds(kinds: Iterable[str], kind: Callable[[Call], str]) -> Goals:
+    """Return the coverage goals that a spec is of a kind, one for each."""
 
     def is_of(name: str) -> Callable[[Call], bool]:
         return lambda call: kind(call) == name
@@ -49,7 +49,7 @@ def of_kinds(kinds: Iterable[str], kind: Callable[[Call], str]) -> Situations:
     return {f"a {name}": is_of(name) for name in kinds}
 
 
-def _of_dtypes(dtype: Callable[[Call], object]) -> Situations:
+def _of_dtypes(dtype: Callable[[Call], object]) -> Goals:
     def is_of(known: object) -> Callable[[Call], bool]:
         return lambda call: dtype(call) == known
 
@@ -210,7 +210,7 @@ MAX_MEMORY = Contract(
             None in vars(call.arguments["vllm_config"]).values()
             and call.arguments["vllm_config"].parallel_config is None
         ),
-        "uniform specs of unlike pages": lambda call: (
+        "uniform specs of different pages": lambda call: (
             len(
                 {
                     spec.page_size_bytes

@@ -105,7 +105,7 @@ def _is_strange(history: tuple[Step, ...], what: str) -> bool:
 @law(
     "get_kv_cache_layout",
     histories,
-    situations={
+    goals={
         "nothing is set": lambda history: history[0].what == "get",
         "HND from the environment": lambda history: _after(history, Step("environment", "HND")),
         "HND is set": lambda history: _after(history, Step("set", "HND")),
@@ -139,7 +139,7 @@ def test_the_layout_in_force(target: Target, history: tuple[Step, ...]) -> None:
 @law(
     "set_kv_cache_layout",
     histories,
-    situations={
+    goals={
         "anything is set": lambda history: _is_strange(history, "set"),
         "None is set": lambda history: Step("set", None) in history,
     },

@@ -8,9 +8,9 @@ from typing import Any
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
+from conformance.goals import Goals
 from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.situations import Situations
 from conformance.strategies.kv_sharing import add_calls, initialize_calls
 from conformance.targets import Target
 
@@ -38,7 +38,7 @@ def _grouped(call: Call) -> set[str]:
     return {name for group in call.arguments["kv_cache_groups"] for name in group.layer_names}
 
 
-SITUATIONS: Situations = {
+GOALS: Goals = {
     "nothing is shared": lambda call: not _pairs(call),
     "two layers share from one": lambda call: len(set(_pairs(call).values())) < len(_pairs(call)),
     "layers share in two groups": lambda call: (
@@ -70,7 +70,7 @@ INITIALIZE = Contract(
     "initialize_kv_cache_for_kv_sharing",
     initialize_calls,
     {
-        **SITUATIONS,
+        **GOALS,
         "a layer that had a cache of its own": lambda call: _had(call, its_targets=False),
         "a layer that had its target's": lambda call: _had(call, its_targets=True),
     },
@@ -87,8 +87,8 @@ ADD = Contract(
     "add_kv_sharing_layers_to_kv_cache_groups",
     add_calls,
     {
-        **SITUATIONS,
-        "nobody asks for the layers": lambda call: (
+        **GOALS,
+        "not requested: the layers": lambda call: (
             call.arguments.get("runner_only_attn_layers") is None
         ),
         "an empty set": lambda call: call.arguments.get("runner_only_attn_layers") == set(),
@@ -123,7 +123,7 @@ def test_sharing_twice_is_sharing_once(target: Target, call: Call) -> None:
 
 @law("add_kv_sharing_layers_to_kv_cache_groups", add_calls)
 def test_layers_are_added_behind_the_others(target: Target, call: Call) -> None:
-    """A group keeps its layers in their order; what is added stands behind, as it was given."""
+    """A group keeps its layers in their order; what is added comes after, as it was given."""
     invocation = Invocation(target, call)
     invocation.run()
     known = invocation.arguments.get("runner_only_attn_layers")

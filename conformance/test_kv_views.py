@@ -116,12 +116,12 @@ RESHAPE = Contract(
             max(Counter((one.tensor, one.group) for one in call.facts.layers).values(), default=0)
             > 1
         ),
-        "tensors of unlike sizes": lambda call: (
+        "tensors of different sizes": lambda call: (
             len({call.facts.num_blocks(layer) for layer in call.facts.layers}) > 1
         ),
         "no blocks": lambda call: any(call.facts.num_blocks(one) == 0 for one in call.facts.layers),
         "a uniform group": lambda call: any(map(_is_uniform, _groups(call))),
-        "a uniform group of unlike pages": lambda call: any(
+        "a uniform group of different pages": lambda call: any(
             _is_uniform(spec)
             and len({one.page_size_bytes for one in spec.kv_cache_specs.values()}) > 1
             for spec in _groups(call)
@@ -138,15 +138,15 @@ RESHAPE = Contract(
         "one tensor seen in two ways by one group": _shares_within_group,
         "Mamba layers": lambda call: bool(_mamba(call)),
         "Mamba layers alone": lambda call: bool(_mamba(call)) and not attention(call),
-        "states of unlike dtypes": lambda call: any(
+        "states of different dtypes": lambda call: any(
             len(set(layer.spec.dtypes)) > 1 for layer in _mamba(call)
         ),
         "padded pages of states": lambda call: any(
             layer.spec.page_size_padded for layer in _mamba(call)
         ),
         "a state of no axes": lambda call: any(() in layer.spec.shapes for layer in _mamba(call)),
-        "attention beside states": lambda call: bool(_mamba(call)) and bool(attention(call)),
-        "blocks that are not outermost, beside states": moves_blocks,
+        "attention next to states": lambda call: bool(_mamba(call)) and bool(attention(call)),
+        "blocks that are not outermost, next to states": moves_blocks,
         "blocks that are not outermost, without states": lambda call: (
             not call.facts.has_mamba
             and any(
@@ -181,14 +181,14 @@ RESHAPE = Contract(
         "a cache_dtype_str without a letter": lambda call: "" in _formats(call),
         "fp8_ds_mla": lambda call: "fp8_ds_mla" in _formats(call),
         **{f"attention in {dtype.name}": _has_dtype(dtype) for dtype in DTYPES},
-        "a tensor that nobody asks for": lambda call: (
+        "a tensor that is not requested": lambda call: (
             "layers.77.attn" in call.arguments["kv_cache_raw_tensors"]
         ),
     },
     pairs=(
-        ("kernel blocks that split a block", "blocks that are not outermost, beside states"),
+        ("kernel blocks that split a block", "blocks that are not outermost, next to states"),
         ("kernel blocks that split a block", "an order that is not its inverse"),
-        ("an order that is not its inverse", "blocks that are not outermost, beside states"),
+        ("an order that is not its inverse", "blocks that are not outermost, next to states"),
         ("kernel blocks that split a block", "an encoder-only group before one with a cache"),
         ("kernel blocks that split a block", "a uniform group"),
     ),
@@ -202,7 +202,7 @@ test_reshape_kv_cache_refuses = dataclasses.replace(same_refusal(RESHAPE), prese
 
 
 def _worked(**arguments: Any) -> Any:
-    """Return reference's view of the definition's example, with another order or beside states."""
+    """Return reference's view of the definition's example, with another order or next to states."""
 
     class Backend:
         """The backend of the example."""

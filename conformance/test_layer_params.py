@@ -55,13 +55,13 @@ def test_parameters_compare_by_the_layer_s_own(target: Target, call: Call) -> No
 
 
 def _has(name: str, *values: Any) -> Any:
-    """Return the situation that a named layer's implementation has one of these values."""
+    """Return the coverage goal that a named layer's implementation has one of these values."""
 
-    def met(call: Call) -> bool:
+    def reached(call: Call) -> bool:
         found = [impl.attributes.get(name, ...) for impl in call.facts]
         return any(any(v is value or v == value for value in values) for v in found)
 
-    return met
+    return reached
 
 
 def _has_window(first: int) -> Any:
@@ -126,17 +126,17 @@ INFER = Contract(
         "all layers agree": lambda call: (
             not call.facts and len(call.arguments["per_layer_params"]) > 1
         ),
-        "only a layer past the second is unlike": lambda call: (
+        "only a layer past the second differs": lambda call: (
             bool(call.facts) and min(call.facts) > 1
         ),
-        "only one in the middle is unlike": lambda call: (
+        "only one in the middle differs": lambda call: (
             bool(call.facts) and max(call.facts) < len(call.arguments["per_layer_params"]) - 1
         ),
         **{
-            f"unlike in {name} alone": _is_unlike_in(name)
+            f"different in {name} alone": _is_unlike_in(name)
             for name in ("window_left", "logits_soft_cap", "sm_scale", "has_sinks")
         },
-        "a cap of 0.0 beside none": lambda call: (
+        "a cap of 0.0 next to none": lambda call: (
             {0.0, None}
             <= {layer.logits_soft_cap for layer in call.arguments["per_layer_params"].values()}
         ),

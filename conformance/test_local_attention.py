@@ -7,7 +7,7 @@ from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.local_attention import VIRTUAL_REQUESTS
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
 from conformance.invocations import Invocation
@@ -88,7 +88,7 @@ LOCAL_ATTENTION = Contract(
 test_local_attention = same_answer(LOCAL_ATTENTION)
 test_local_attention_refuses = same_refusal(LOCAL_ATTENTION)
 test_local_attention_laws = law_checks(LOCAL_ATTENTION)
-test_local_attention_elsewhere = refuses_elsewhere(
+test_local_attention_wrong_device = refuses_wrong_device(
     LOCAL_ATTENTION,
     "common_attn_metadata.query_start_loc_cpu",
     "common_attn_metadata.seq_lens_cpu",

@@ -54,10 +54,10 @@ REQUEST = Contract(
         "just enough is free": lambda call: (
             call.arguments["init_snapshot"].free_memory - 1 < _exact(call) and _total(call) > 0
         ),
-        "all of it is wanted": lambda call: _share(call) == 1,
+        "the whole memory is requested": lambda call: _share(call) == 1,
         "a share that is an int": lambda call: isinstance(_share(call), int | np.integer),
         "a share in single precision": lambda call: isinstance(_share(call), np.float32),
-        "a product that is no int": lambda call: _exact(call).denominator > 1,
+        "a product that is not an int": lambda call: _exact(call).denominator > 1,
         "a product that a double rounds": lambda call: (
             Fraction(_total(call) * float(_share(call))) != _exact(call)  # type: ignore[arg-type]  # a number
         ),
@@ -74,7 +74,7 @@ test_request_memory_refuses = same_refusal(REQUEST)
 
 @law("request_memory", request_calls)
 def test_the_least_int_that_holds_the_share(target: Target, call: Call) -> None:
-    """It is the least int that is no less than the product in double precision."""
+    """It is the smallest int that is at least the product in double precision."""
     found = Invocation(target, call).run()
     product = float(_total(call)) * float(_share(call))  # type: ignore[arg-type]  # a number
     assert type(found) is int
@@ -96,16 +96,16 @@ def test_a_snapshot_holds_what_it_is_given(target: Target, device: str) -> None:
 
 @law("MemorySnapshot", lambda _: st.sampled_from(("cpu", "meta", "cuda:99")))
 def test_what_is_measured_is_what_the_system_says(target: Target, device: str) -> None:
-    """Who can measure a device tells the CPU's memory, and refuses a device that is not there."""
+    """The memory of the CPU is measured; a device that does not exist is refused."""
     make = target.lookup("MemorySnapshot")
     if not hasattr(make, "measure"):
-        return  # only who knows devices can
+        return  # only implementations with devices
     if device != "cpu":
         assert refusal_of(lambda: make.measure(device)) is ValueError
         return
     snapshot = make.measure(device)
     page = os.sysconf("SC_PAGE_SIZE")
     assert snapshot.total_memory == os.sysconf("SC_PHYS_PAGES") * page
-    # What can be had is what nobody uses, and what is kept until somebody wants the room.
+    # Available memory is free memory, and caches that can be dropped.
     assert os.sysconf("SC_AVPHYS_PAGES") * page // 2 <= snapshot.free_memory
     assert snapshot.free_memory <= snapshot.total_memory

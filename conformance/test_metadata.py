@@ -12,7 +12,7 @@ from conformance.calls import Call
 from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.metadata import ACTUAL_REQUESTS
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
@@ -49,14 +49,14 @@ UNPADDED = Contract(
         **of_batch(),
         **of_metadata(),
         **OPTIONAL_FIELDS,
-        "all requests are kept": lambda call: (
+        "all requests remain": lambda call: (
             call.arguments["num_actual_reqs"] == call.facts.num_reqs
         ),
-        "no request is kept": lambda call: call.arguments["num_actual_reqs"] == 0,
+        "no request remains": lambda call: call.arguments["num_actual_reqs"] == 0,
         "requests with tokens are cut off": lambda call: (
             call.facts.starts[call.arguments["num_actual_reqs"]] < call.facts.num_tokens
         ),
-        "padding tokens are kept": lambda call: (
+        "padding tokens remain": lambda call: (
             call.arguments["num_actual_tokens"]
             > call.facts.starts[call.arguments["num_actual_reqs"]]
         ),
@@ -107,7 +107,7 @@ VALIDATE = Contract(
 
 test_validate = same_answer(VALIDATE)
 test_validate_refuses = same_refusal(VALIDATE)
-test_validate_elsewhere = refuses_elsewhere(
+test_validate_wrong_device = refuses_wrong_device(
     VALIDATE,
     *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
     *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
@@ -128,7 +128,7 @@ LACKING: dict[str, tuple[str, ...]] = {
 
 
 def _own(target: Target, call: Call, lacking: str) -> Any:
-    """Return what a target makes of an engine's own metadata, or that it told what it lacks."""
+    """Return a target's result for an engine's own metadata, or the refusal of a missing field."""
     invocation = Invocation(target, call)
     [name] = {"common_attn_metadata", "attn_metadata"} & invocation.arguments.keys()
     fields = {
@@ -153,16 +153,16 @@ def _reads_as_reference(function: str, calls: Callable[[Preset], st.SearchStrate
     @law(
         function,
         lambda preset: st.tuples(calls(preset), few),
-        situations={f"an engine's own metadata without {name}": _lacks(name) for name in LACKING},
+        goals={f"an engine's own metadata without {name}": _lacks(name) for name in LACKING},
         presets=(MINIMAL, FEW_PAIRS),
     )
     def reads_as_reference(target: Target, example: tuple[Call, list[str]]) -> None:
         """Any object with the fields that are read serves as metadata; another is refused."""
         call, names = example
         for name in names:
-            wanted, got = _own(REFERENCE, call, name), _own(target, call, name)
+            expected, got = _own(REFERENCE, call, name), _own(target, call, name)
             path = f"result_without_{name}"
-            difference = first_difference(wanted, got, path, target.device or "cpu")
+            difference = first_difference(expected, got, path, target.device or "cpu")
             if difference is not None:
                 raise Mismatch(call, target.name, difference)
 

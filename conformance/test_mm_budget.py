@@ -40,7 +40,7 @@ def _largest(tokens: Any) -> int:
 
 
 def _scheduler(holds: Any) -> Any:
-    """Return a situation of the scheduler's configuration and of the largest item."""
+    """Return a coverage goal about the scheduler's configuration and the largest item."""
 
     def is_so(call: Call) -> bool:
         config, tokens = (
@@ -108,7 +108,7 @@ def _shown(budget: Any) -> dict[str, Any]:
 
 
 def _asked(arguments: Any) -> Any:
-    return arguments["mm_registry"].asked
+    return arguments["mm_registry"].calls
 
 
 def _cache(kind: str) -> Any:
@@ -139,26 +139,26 @@ BUDGET = Contract(
 )
 
 test_multimodal_budget = same_answer(BUDGET)
-# A registry may be asked before what it says is refused.
+# A registry may be called before its answer is refused.
 test_multimodal_budget_refuses = same_refusal(dataclasses.replace(BUDGET, observe=None))
 
 
 @law("MultiModalBudget", budget_calls)
-def test_a_registry_is_asked_in_these_words(target: Target, call: Call) -> None:
-    """The registry is asked with the very model, cache and limits, each in its own keyword."""
+def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
+    """The registry gets the same model, cache and limits objects, as the documented arguments."""
     invocation = Invocation(target, call)
     with target.running():
         invocation.run()
     registry, model = invocation.arguments["mm_registry"], invocation.arguments["model_config"]
     known = {"cache": registry.cache}
-    wanted = [
+    expected = [
         ("limits", (model,), known),
         ("tokens", (model,), {**known, "profiler_limits": registry.limits}),
     ]
     if call.arguments["mm_registry"].cache in {"no cache", "a cache"}:
-        wanted.insert(0, ("cache", (model,), {}))
-    assert [word for word, _, _ in wanted] == [word for word, _, _ in registry.asked]
-    for (_, args, keywords), (_, got_args, got) in zip(wanted, registry.asked, strict=True):
+        expected.insert(0, ("cache", (model,), {}))
+    assert [word for word, _, _ in expected] == [word for word, _, _ in registry.calls]
+    for (_, args, keywords), (_, got_args, got) in zip(expected, registry.calls, strict=True):
         assert keywords.keys() == got.keys()
         assert all(got[name] is value for name, value in keywords.items())
         assert all(one is other for one, other in zip(args, got_args, strict=True))
@@ -238,7 +238,7 @@ def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
 
 
 def _items(holds: Any) -> Any:
-    """Return a situation of a budget as `reference` makes it, the limit, and the items' size."""
+    """Return a coverage goal about `reference`'s budget, the limit, and the size of items."""
 
     def is_so(call: Call) -> bool:
         budget, size = _made(call), call.arguments["max_tokens_per_item"]
@@ -319,8 +319,8 @@ def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
     assert per_batch * size <= max(size, encoder)
     assert per_batch <= max(1, scheduler.max_num_seqs * per_prompt)
     if not scheduler.enable_chunked_prefill:
-        most = scheduler.max_num_batched_tokens // size * per_prompt
-        assert per_batch <= max(1, most)
+        maximum = scheduler.max_num_batched_tokens // size * per_prompt
+        assert per_batch <= max(1, maximum)
 
 
 def _cache_of_facts(kind: str) -> Any:
@@ -338,16 +338,16 @@ test_reset_cache = same_answer(RESET)
 
 @law("MultiModalBudget.reset_cache", RESET.calls)
 def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
-    """Each reset clears the cache that the registry gave once, and asks the registry nothing."""
+    """Each reset clears the cache that the registry returned, and does not call the registry."""
     invocation = Invocation(target, call)
     registry = invocation.converter.convert(call.facts.arguments["mm_registry"], "mm_registry")
-    asked = list(registry.asked)
+    calls = list(registry.calls)
     for times in (1, 2):
         with target.running():
             invocation.run()
         cleared = None if registry.cache is None else registry.cache.cleared
         assert (None if registry.cache is None else times) == cleared
-    assert asked == registry.asked
+    assert calls == registry.calls
 
 
 @law("MultiModalBudget", budget_calls)
@@ -357,14 +357,14 @@ def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> N
         budget = Invocation(target, call).run()
     tokens = call.arguments["mm_registry"].tokens
     assert _largest(tokens) <= budget.get_encoder_budget()
-    least = min(1, _largest(tokens))
+    minimum = min(1, _largest(tokens))
     for name, size in tokens.items():
         items = (
             budget.max_items_per_prompt_by_modality[name],
             budget.max_items_per_batch_by_modality[name],
         )
         assert items == budget.get_max_items(name, size)
-        assert min(items) >= (least if size else 0)
+        assert min(items) >= (minimum if size else 0)
     difference = first_difference(
         [*tokens], [*budget.max_items_per_batch_by_modality], "modalities"
     )

@@ -12,7 +12,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, first_difference
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.invalid_inputs.multimodal import (
     GATHER_INVALID_INPUTS,
     SANITY_INVALID_INPUTS,
@@ -47,7 +47,7 @@ def _is_seen(rows: Rows) -> bool:
     return bool(rows.mask and rows.embed_dim)
 
 
-ROW_SITUATIONS: dict[str, Any] = {
+ROW_GOALS: dict[str, Any] = {
     "no mask": lambda call: call.facts is None,
     "no placeholders": _rows(lambda rows: not rows.mask),
     "no embeddings": _rows(lambda rows: rows.mask and not any(rows.mask)),
@@ -93,7 +93,7 @@ OUT = Alias("", Relation.SAME, "out", lambda call: "out" in call.arguments)
 SCATTER = Contract(
     "scatter_mm_placeholders",
     scatter_calls,
-    ROW_SITUATIONS,
+    ROW_GOALS,
     pairs=PAIRS,
     invalid_inputs=SCATTER_INVALID_INPUTS,
     changes=frozenset({"out"}),
@@ -103,15 +103,15 @@ SCATTER = Contract(
 
 test_scatter_mm_placeholders = same_answer(SCATTER)
 test_scatter_mm_placeholders_refuses = same_refusal(SCATTER)
-test_scatter_mm_placeholders_elsewhere = refuses_elsewhere(SCATTER, "is_embed", "out")
+test_scatter_mm_placeholders_wrong_device = refuses_wrong_device(SCATTER, "is_embed", "out")
 
 GATHER = Contract(
     "gather_mm_placeholders",
     gather_calls,
     {
-        **ROW_SITUATIONS,
+        **ROW_GOALS,
         "rows that hold no NaN": _rows(lambda rows: rows.dtype not in NAN_BITS),
-        "the number of embeddings is told": lambda call: bool(call.hints),
+        "the number of embeddings is reported": lambda call: bool(call.hints),
         "it must be counted": lambda call: (
             call.facts is not None and not call.hints and "out" not in call.arguments
         ),
@@ -125,7 +125,7 @@ GATHER = Contract(
 
 test_gather_mm_placeholders = same_answer(GATHER)
 test_gather_mm_placeholders_refuses = same_refusal(GATHER)
-test_gather_mm_placeholders_elsewhere = refuses_elsewhere(GATHER, "is_embed", "out")
+test_gather_mm_placeholders_wrong_device = refuses_wrong_device(GATHER, "is_embed", "out")
 
 SANITY = Contract(
     "sanity_check_mm_encoder_outputs",
@@ -207,8 +207,8 @@ def _is_as_reference_says(target: Target, call: Call) -> None:
     """Compare one answer with that of `reference`."""
     with target.running(checked=True):
         found = Invocation(target, call).run()
-    wanted = Invocation(REFERENCE, call).run()
-    difference = first_difference(wanted, found, "result", target.device or "cpu")
+    expected = Invocation(REFERENCE, call).run()
+    difference = first_difference(expected, found, "result", target.device or "cpu")
     if difference is not None:
         raise Mismatch(call, target.name, difference)
 

@@ -36,7 +36,7 @@ SP = Contract(
     is_scattered_calls,
     {
         "it is off": lambda call: not call.facts["enable_sp"],
-        "it is off, and the number is no multiple": lambda call: bool(
+        "it is off, and the number is not a multiple": lambda call: bool(
             not call.facts["enable_sp"]
             and call.arguments["num_input_tokens"] % call.facts["tensor_parallel_size"]
         ),

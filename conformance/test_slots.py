@@ -13,7 +13,7 @@ from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.slots import MAPPED_TABLE, SLOTS, calls_in_place
 from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
@@ -108,7 +108,7 @@ SLOT_MAPPING = Contract(
 test_compute_slot_mapping = same_answer(SLOT_MAPPING)
 test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
 test_compute_slot_mapping_laws = law_checks(SLOT_MAPPING)
-test_compute_slot_mapping_elsewhere = refuses_elsewhere(
+test_compute_slot_mapping_wrong_device = refuses_wrong_device(
     SLOT_MAPPING, "query_start_loc", "positions", "out"
 )
 
@@ -154,7 +154,7 @@ test_map_to_kernel_blocks_laws = law_checks(KERNEL_BLOCKS)
 
 
 def _just_past(call: Call) -> int:
-    """Return the first position behind the last block of the table."""
+    """Return the first position after the last block of the table."""
     layout = call.facts.layout
     blocks = call.arguments["block_table"].shape[1] // layout.blocks_per_kv_block
     past: int = blocks * layout.block_size * layout.cp_world_size
@@ -163,7 +163,7 @@ def _just_past(call: Call) -> int:
 
 @st.composite
 def _misplaced(draw: Draw, preset: Preset) -> Call:
-    """Draw a call one of whose tokens stands at a position that no block holds."""
+    """Draw a call one of whose tokens is at a position that no block holds."""
     call = draw(compute_slot_mapping_calls(preset, is_scattered=False))
     batch, positions = call.facts, call.arguments["positions"].copy()
     places = (None, _just_past(call), -1, -(2**40), 2**31, 2**40, 2**63 - 1, -(2**63))
@@ -198,7 +198,7 @@ def _slot_or_none(call: Call, token: int) -> int:
 @law(
     "compute_slot_mapping",
     _misplaced,
-    situations={
+    goals={
         "unchecked: a position no block holds": lambda call: bool(
             call.facts.num_tokens
             and max(call.arguments["positions"][: call.facts.num_tokens].tolist()) >= 2**31
@@ -216,9 +216,9 @@ def test_a_misplaced_token_gets_no_slot(target: Target, call: Call) -> None:
     """Without checked mode a token that reference refuses gets -1, never a neighbour's slot."""
     with target.running(checked=False, seed=len(call.arguments["positions"])):
         got = Invocation(target, call).run().tolist()
-    wanted = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
-    wanted += [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
-    difference = first_difference(wanted, got)
+    expected = [_slot_or_none(call, token) for token in range(call.facts.num_tokens)]
+    expected += [reference.PAD_SLOT_ID] * call.facts.num_padding_tokens
+    difference = first_difference(expected, got)
     if difference is not None:
         raise Mismatch(call, target.name, difference)
 

@@ -10,9 +10,9 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
+from conformance.goals import Goals
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.situations import Situations
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
@@ -26,7 +26,7 @@ CONTAINERS = Contract(
     container_calls,
     {
         **of_kinds(("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig"), made),
-        "layers that are no list": lambda call: "no list" in call.arguments.values(),
+        "layers that are not a list": lambda call: "no list" in call.arguments.values(),
         "a negative number": lambda call: -1 in call.arguments.values(),
         "no spec": lambda call: call.arguments.get("kv_cache_spec", 0) is None,
     },
@@ -98,14 +98,14 @@ def _differ(call: Call, kind: str) -> bool:
     return len(block_sizes) == 1 and {*_kinds(call)} == {kind} and not _is_uniform(call)
 
 
-UNIFORM_TYPE: Situations = {
+UNIFORM_TYPE: Goals = {
     **of_kinds(UNIFORM_FIELD, lambda call: _kinds(call)[0]),
     "uniform": _is_uniform,
     "full attention and MLA": lambda call: set(_kinds(call)) == set(FULL),
-    "unlike block sizes, and a first of no kind": lambda call: (
+    "different block sizes, and a first of no kind": lambda call: (
         _kinds(call)[0] in {"EncoderOnlyAttentionSpec", "AttentionSpec"}
     ),
-    "unlike block sizes": lambda call: (
+    "different block sizes": lambda call: (
         len({spec.block_size for spec in call.arguments["specs"].values()}) > 1
     ),
     "windows that differ": lambda call: _differ(call, "SlidingWindowSpec"),
@@ -148,7 +148,7 @@ test_from_specs_refuses = same_refusal(FROM_SPECS)
 
 @law("KVCacheSpec.merge", merge_calls)
 def test_merging_again_changes_nothing(target: Target, call: Call) -> None:
-    """The order of specs does not matter, nor how often each stands there, nor the merged one."""
+    """The order of specs does not matter, nor how often each is there, nor the merged one."""
     invocation = Invocation(target, call)
     merged, entries = invocation.run(), invocation.arguments["specs"]
     merge = target.lookup(call.function)

@@ -1,4 +1,4 @@
-"""Micro-batches: a batch cut into consecutive pieces that run beside each other."""
+"""Micro-batches: a batch cut into consecutive pieces that run next to each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.aliases import views_of
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
 from conformance.interpretations.ubatch import (
     CREATED,
     MICRO_BATCHES,
@@ -130,7 +130,7 @@ MAKE = Contract(
         "one request cut at both ends": lambda call: _is_cut_at_both_ends(
             call.facts, call.arguments["ubatch_slice"]
         ),
-        "requests with tokens behind its last": lambda call: (
+        "requests with tokens after its last": lambda call: (
             call.facts.starts[call.arguments["ubatch_slice"].request_slice.stop - 1]
             >= call.arguments["ubatch_slice"].token_slice.stop
             and any(call.facts.query_lens[call.arguments["ubatch_slice"].request_slice][1:])
@@ -157,7 +157,7 @@ MAKE = Contract(
 test_make_metadata_with_slice = same_answer(MAKE)
 test_make_metadata_with_slice_refuses = same_refusal(MAKE)
 test_make_metadata_with_slice_laws = law_checks(MAKE)
-test_make_metadata_with_slice_elsewhere = refuses_elsewhere(
+test_make_metadata_with_slice_wrong_device = refuses_wrong_device(
     MAKE,
     *(
         f"attn_metadata.{name}_cpu"

@@ -76,10 +76,10 @@ def test_a_write_shows_where_it_is_defined_to(
     one = view[index].reshape(1).view(torch.uint8)
     one.copy_(~one)
     start = GUARD_BYTES + _address(call, layer, index)
-    wanted = {start + i for i in range(layer.spec.dtype.itemsize)}
+    expected = {start + i for i in range(layer.spec.dtype.itemsize)}
     for t, memory in memories.items():
         changed = np.flatnonzero(before[t] != _bytes_of(memory)).tolist()
-        assert changed == (sorted(wanted) if t == layer.tensor else [])
+        assert changed == (sorted(expected) if t == layer.tensor else [])
 
 
 def _places(view: Any, raw: Any) -> Array:
@@ -124,7 +124,7 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
 @law(
     "_reshape_kv_cache",
     reshape_calls,
-    situations={"a hybrid cache of several blocks": moves_blocks},
+    goals={"a hybrid cache of several blocks": moves_blocks},
 )
 def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> None:
     """Where there are states, block k of any layer is page k of its tensor."""

@@ -82,8 +82,8 @@ def test_a_model_is_deployed_alike(target: Target, model: str, budget: Budget) -
     """Specs, groups, memory, views, bindings, builders and parameters are those of reference."""
     expected, actual = budget.deploy(REFERENCE, model), budget.deploy(target, model)
     assert budget.num_blocks == expected.kv_cache_config.num_blocks
-    wanted, got = observe(REFERENCE, expected), observe(target, actual)
-    assert first_difference(wanted, got, "deployment", target.device or "cpu") is None
+    expected_state, got = observe(REFERENCE, expected), observe(target, actual)
+    assert first_difference(expected_state, got, "deployment", target.device or "cpu") is None
     assert first_memory_difference(expected, actual) is None
 
 
@@ -113,7 +113,7 @@ def first_of_each(built: dict[str, Any]) -> list[str]:
 
 
 def tables_and_slots(metadata: Any) -> list[Any]:
-    """Return what of a metadata is handed on, and not made anew."""
+    """Return what of a metadata is handed on, and not made again."""
     return [
         metadata.common.block_table_tensor,
         metadata.common.slot_mapping,
@@ -228,13 +228,13 @@ def test_plain_layers_have_the_specs_that_the_context_says(target: Target, model
         specs = twin.call(
             "get_kv_cache_spec", deployment.vllm_config, twin.dtype(MODELS[model].dtype)
         )
-        assert [layer.name for layer in layers if layer.keeps_cache] == list(specs)
+        assert [layer.name for layer in layers if layer.has_kv_cache] == list(specs)
         for group in deployment.kv_cache_config.kv_cache_groups:
             own = [specs[name] for name in group.layer_names if name in specs]
             assert all(spec == group.kv_cache_spec for spec in own)
 
 
-def test_one_backend_is_wanted_for_a_group(target: Target) -> None:
+def test_a_group_needs_one_backend(target: Target) -> None:
     """A group of two kinds of pages has two backends, and so needs two `AttentionGroup`s."""
     for twin in (REFERENCE, target):
         deployment = ONE_BLOCK.deploy(twin, "deepseek-v3.2-exp")

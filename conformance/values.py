@@ -23,7 +23,7 @@ _LEAVES = PLAIN | {np.ndarray, torch.Tensor, np.dtype, torch.dtype, type}
 
 
 def children(value: Any) -> Mapping[Any, Any]:
-    """Return what stands in a value, by index, key or name of the field; nothing for a leaf.
+    """Return what is in a value, by index, key or name of the field; nothing for a leaf.
 
     >>> children([7, 8]), children({"a": 1}), children(slice(2)), children(7)
     ({0: 7, 1: 8}, {'a': 1}, {'start': None, 'stop': 2, 'step': None}, {})
@@ -60,12 +60,12 @@ def _names_of_fields(cls: type) -> tuple[str, ...]:
 
 
 def has_entries(value: object) -> bool:
-    """Tell whether what stands in a value are entries, `value[key]`, and not fields."""
+    """Return whether what is in a value are entries, `value[key]`, and not fields."""
     return isinstance(value, list | tuple | dict | Mapping)
 
 
 def child_path(path: str, key: object, *, is_entry: bool) -> str:
-    """Return the path of what stands in a value, as an entry or as a field.
+    """Return the path of what is in a value, as an entry or as a field.
 
     >>> child_path("result", 1, is_entry=True), child_path("result", "stop", is_entry=False)
     ('result[1]', 'result.stop')
@@ -74,7 +74,7 @@ def child_path(path: str, key: object, *, is_entry: bool) -> str:
 
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield a value and all that stands in it, each with its path; a whole before its parts.
+    """Yield a value and all that is in it, each with its path; a whole before its parts.
 
     >>> [path for path, _ in walk({"a": [5, 6]}, "result")]
     ['result', "result['a']", "result['a'][0]", "result['a'][1]"]
@@ -83,7 +83,7 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     is_entry = has_entries(value)
     for key, child in children(value).items():
         where = child_path(path, key, is_entry=is_entry)
-        if type(child) in _LEAVES:  # most of what stands in lists
+        if type(child) in _LEAVES:  # most of what is in lists
             yield where, child
         else:
             yield from walk(child, where)
@@ -103,7 +103,7 @@ def rebuilt(value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 def with_child(value: Any, key: Any, child: Any) -> Any:
-    """Return a copy of a value in which something else stands at one place; nothing is checked.
+    """Return a copy of a value in which something else is at one place; nothing is checked.
 
     >>> with_child((1, 2), 0, 9), with_child({"a": 1}, "a", 9)
     ((9, 2), {'a': 9})
@@ -145,23 +145,23 @@ def arrays_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value is NumPy's or torch's."""
+    """Return whether a value is NumPy's or torch's."""
     return isinstance(value, np.ndarray | torch.Tensor)
 
 
 def is_object(value: object) -> bool:
-    """Tell whether a value has fields: it is one of a dataclass, or of a class that names them."""
+    """Return whether a value has fields: its class is a dataclass, or names them."""
     return bool(compared_fields(value)) and not isinstance(value, slice)
 
 
 def is_reference_object(value: object) -> bool:
-    """Tell whether a value is an object of one of `reference`'s dataclasses."""
+    """Return whether a value is an object of one of `reference`'s dataclasses."""
     is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return is_object and type(value).__module__.startswith("reference")
 
 
 def is_immutable(value: object) -> bool:
-    """Tell whether an object is of a frozen dataclass: it or an equal one, nobody need know.
+    """Return whether an object is of a frozen dataclass: it or an equal one, nobody need know.
 
     >>> import reference
     >>> is_immutable(reference.KVCacheSpec(16)), is_immutable(reference.CacheConfig())

@@ -58,30 +58,30 @@ def first_view_difference(
     "result[1] = an object of its own, but should be the same object as arguments['a']"
     """
     devices = _devices(actual_arguments, actual)
-    wanted = _views(expected_arguments, expected, devices)
+    expected_views = _views(expected_arguments, expected, devices)
     got = _views(actual_arguments, actual, devices)
-    for path, view in wanted.items():
+    for path, view in expected_views.items():
         difference = _difference(path, view, got[path])
         if difference is not None:
             return difference
     return None
 
 
-def _difference(path: str, wanted: View | str, got: View | str) -> Difference | None:
+def _difference(path: str, expected_views: View | str, got: View | str) -> Difference | None:
     """Return the difference of one array, or of one list, which is known by its first place."""
-    if isinstance(wanted, View) and isinstance(got, View):
-        if got.strides != wanted.strides:
+    if isinstance(expected_views, View) and isinstance(got, View):
+        if got.strides != expected_views.strides:
             where = f"{path}.strides"
-            return Difference(Verdict.SHAPE, where, None, got.strides, wanted.strides)
-        if got.offset != wanted.offset:
-            facts = f"{got.offset} bytes", f"{wanted.offset} bytes"
+            return Difference(Verdict.SHAPE, where, None, got.strides, expected_views.strides)
+        if got.offset != expected_views.offset:
+            facts = f"{got.offset} bytes", f"{expected_views.offset} bytes"
             return Difference(Verdict.IDENTITY, f"{path}.offset", None, *facts)
-        if got.memory != wanted.memory:
-            facts = f"in the memory of {got.memory}", f"in that of {wanted.memory}"
+        if got.memory != expected_views.memory:
+            facts = f"in the memory of {got.memory}", f"in that of {expected_views.memory}"
             return Difference(Verdict.IDENTITY, path, None, *facts)
-        wanted, got = wanted.place, got.place
-    if got != wanted:
-        facts = _same_as(path, str(got)), _same_as(path, str(wanted))
+        expected_views, got = expected_views.place, got.place
+    if got != expected_views:
+        facts = _same_as(path, str(got)), _same_as(path, str(expected_views))
         return Difference(Verdict.IDENTITY, path, None, *facts)
     return None
 

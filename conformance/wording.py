@@ -34,12 +34,12 @@ def compare_wording(
     >>> compare_wording(expected, ValueError("seq_lens[0] is 5"), is_exact=False).line
     'the message = seq_lens[0] is 5, but should be a text that names seq_lens[3] and 5'
     """
-    wanted, got = str(expected), str(actual)
-    if wanted == got:
+    expected_text, got = str(expected), str(actual)
+    if expected_text == got:
         return None
     if is_exact:
-        return Difference(Verdict.WORDING, "the message", None, got, wanted)
-    named = ELEMENT.search(wanted)
+        return Difference(Verdict.WORDING, "the message", None, got, expected_text)
+    named = ELEMENT.search(expected_text)
     if named is None:
         return None
     element, value = named["element"], named["value"]

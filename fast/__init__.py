@@ -116,7 +116,7 @@ from fast.ubatch import (
     slice_query_start_locs,
     split_attn_metadata,
 )
-from fast.warming import warmup
+from fast.warmup_calls import warmup
 
 __all__ = [
     "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",

@@ -142,7 +142,7 @@ def _common_backend(where: str, layer_names: list[str], context: Any) -> Any:  #
     for name, backend in zip(layer_names, backends, strict=True):
         if backend is not backends[0]:
             raise ValueError(
-                f"{where} has layers of unlike backends: {layer_names[0]!r} has {backends[0]!r},"
+                f"{where} has layers of different backends: {layer_names[0]!r} has {backends[0]!r},"
                 f" {name!r} has {backend!r}"
             )
     return backends[0]
@@ -163,7 +163,7 @@ def _common_spec(index: int, group: Any) -> Any:  # noqa: ANN401  (an engine's o
     for name in named:
         if specs[name] != specs[named[0]]:
             raise ValueError(
-                f"kv_cache_groups[{index}].kv_cache_spec has unlike specs, but its layers have one"
+                f"kv_cache_groups[{index}].kv_cache_spec has several specs, but its layers have one"
                 f" builder: {named[0]!r} has {show(specs[named[0]])}, {name!r} has"
                 f" {show(specs[name])}"
             )

@@ -20,7 +20,7 @@ from fast.builders import (
     AttentionMetadata,
     AttentionMetadataBuilder,
 )
-from fast.made_classes import describe, make_once
+from fast.class_cache import describe, make_once
 
 __all__ = [
     "AttentionBackend",

@@ -11,11 +11,11 @@ from fast._checks import (
     check_tensor,
 )
 from fast._native.memory import plain, to_host
+from fast.block_table_rows import RequestRows
 from fast.checked_mode import is_checked
 from fast.kernel_blocks import map_to_kernel_blocks
 from fast.kernels import block_table as kernels
 from fast.launch import launch_blocks, launch_threads, uses_kernels
-from fast.rows import RequestRows
 from fast.sentinels import NULL_BLOCK_ID, PAD_SLOT_ID
 from fast.slots import (
     Layout,

@@ -9,7 +9,7 @@ from fast._native.memory import plain, to_host
 from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.operators import in_graph, operator
-from fast.outputs import check_rows_out
+from fast.out_checks import check_rows_out
 
 
 @operator

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from fast.current import current_stream
+from fast.current_stream import current_stream
 from fast.kernels.cuda import Array, Kernel, array_members, import_cuda
 
 Argument: TypeAlias = torch.Tensor | int

@@ -8,9 +8,9 @@ import torch
 
 from fast._checks import check_type
 from fast.backend import subclass_attention_backend, subclass_attention_metadata
-from fast.made_classes import make_once
+from fast.class_cache import make_once
+from fast.logits_indices import make_kv_sharing_fast_prefill_common_attn_metadata
 from fast.metadata import CommonAttentionMetadata
-from fast.wanted_tokens import make_kv_sharing_fast_prefill_common_attn_metadata
 
 __all__ = [
     "KV_SHARING_FAST_PREFILL_METADATA_FIELDS",

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
-from fast.current import current_device
+from fast.current_stream import current_device
 from fast.direct_launch import Argument
 from fast.kernels.cuda import Kernel
 from fast.launchers import launch_on_gpu

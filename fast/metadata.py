@@ -12,7 +12,7 @@ from fast._checks import check_int, check_list, check_same_device
 from fast._native.memory import to_host
 from fast._native.metadata import find_maxima
 from fast.checked_mode import is_checked
-from fast.invariants import check_fields, check_lengths, check_values
+from fast.metadata_validation import check_fields, check_lengths, check_values
 from fast.runner_inputs import (
     check_buffer,
     check_group_tensors,
@@ -98,7 +98,7 @@ def validate_metadata(metadata: Any, block_size: int | None = None) -> None:  # 
 
     An engine's own metadata is accepted; fields that it lacks are not checked.
 
-    Definition: `reference.invariants.validate_metadata`.
+    Definition: `reference.metadata_validation.validate_metadata`.
     """
     if block_size is not None:
         block_size = check_int("block_size", block_size)

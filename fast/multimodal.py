@@ -22,7 +22,7 @@ from fast.checked_mode import is_checked
 from fast.launch import uses_kernels
 from fast.mm_budget import MultiModalBudget, compute_mm_encoder_budget
 from fast.operators import in_graph, operator
-from fast.outputs import check_rows_out
+from fast.out_checks import check_rows_out
 from fast.row_moves import gather_on_device, scatter_on_device
 
 __all__ = [

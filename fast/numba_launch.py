@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fast.current import current_stream
+from fast.current_stream import current_stream
 from fast.direct_launch import Argument
 from fast.kernels.cuda import Kernel, compiling, import_cuda
 

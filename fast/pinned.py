@@ -15,20 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fast.current import current_device, current_stream
+from fast.current_stream import current_device, current_stream
 
 Array: TypeAlias = npt.NDArray[Any]
 
-LEAST_BYTES: Final = 2**12
+MIN_BYTES: Final = 2**12
 """The smallest buffer of a ring."""
 
-MOST_BYTES: Final = 2**20
+MAX_BYTES: Final = 2**20
 """The largest buffer of a ring; for a larger array torch's allocator provides the memory."""
 
-MOST_BUFFERS: Final = 32
+MAX_BUFFERS: Final = 32
 """The most buffers in a ring: with more copies in flight torch allocates memory for each."""
 
-MOST_RINGS: Final = 16
+MAX_RINGS: Final = 16
 """The most streams for which a thread has a ring."""
 
 RESERVE_BYTES: Final = 2**20
@@ -102,21 +102,21 @@ class Ring:
         """
         buffer = self._take(array.nbytes)
         sent = self._stream.copy(buffer.hold(array))
-        if buffer.num_bytes <= MOST_BYTES and len(self._buffers) < MOST_BUFFERS:
+        if buffer.num_bytes <= MAX_BYTES and len(self._buffers) < MAX_BUFFERS:
             buffer.event = self._stream.mark(buffer.event)
             self._buffers.append(buffer)
         return sent if array.ndim == 1 else sent.view(array.shape)
 
     def _take(self, num_bytes: int) -> Buffer:
         """Take the buffer whose copy ended first out of the ring, or make a new one."""
-        if self._buffers and num_bytes <= MOST_BYTES:
+        if self._buffers and num_bytes <= MAX_BYTES:
             buffer = self._buffers.popleft()
             if buffer.event is None or not buffer.event.query():
                 self._buffers.appendleft(buffer)  # all others are further behind
             elif buffer.num_bytes >= num_bytes:
                 return buffer
-        size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
-        return Buffer(self._stream.pin(size if size <= MOST_BYTES else num_bytes))
+        size = max(MIN_BYTES, 1 << (num_bytes - 1).bit_length())
+        return Buffer(self._stream.pin(size if size <= MAX_BYTES else num_bytes))
 
 
 class Reserve:
@@ -235,7 +235,7 @@ def _make_ring(key: tuple[int, int], device: torch.device) -> Ring:
     """Make a ring for the current stream; with many rings, it replaces the thread's oldest one."""
     prepare_graphs()
     rings = _THREAD.rings
-    if len(rings) >= MOST_RINGS:
+    if len(rings) >= MAX_RINGS:
         del rings[next(iter(rings))]
     rings[key] = Ring(_GpuStream(torch.cuda.current_stream(device), device))
     return rings[key]

@@ -13,7 +13,7 @@ from fast.kernels.moves import WIDEST
 from fast.launch import launch_threads, threads_at_once, threads_in_block
 from fast.slots import flat
 
-MOST_UNITS: Final = 16
+MAX_UNITS: Final = 16
 """The most units that one thread moves."""
 
 MAX_GRID_Y: Final = 65535
@@ -75,8 +75,8 @@ def _launch_rows(
     addresses = source.data_ptr() | source.stride(0) | target.data_ptr() | row_bytes | WIDEST
     size = addresses & -addresses
     units = row_bytes // size
-    num_y = min(-(-units // (threads_in_block(kernel) * MOST_UNITS)), MAX_GRID_Y)
-    per_thread = max(1, min(MOST_UNITS, num_placeholders * units // threads_at_once()))
+    num_y = min(-(-units // (threads_in_block(kernel) * MAX_UNITS)), MAX_GRID_Y)
+    per_thread = max(1, min(MAX_UNITS, num_placeholders * units // threads_at_once()))
     num_x = -(-num_placeholders * -(-units // num_y) // per_thread)
     launch_threads(
         kernel,

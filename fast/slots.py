@@ -22,7 +22,7 @@ from fast.checked_mode import is_checked
 from fast.kernels import block_table as kernels
 from fast.launch import launch_threads, uses_kernels
 from fast.operators import in_graph, operator
-from fast.outputs import check_own_memory
+from fast.out_checks import check_own_memory
 
 
 class Layout(NamedTuple):
@@ -213,7 +213,7 @@ def _check_layout(
 _known_layout: Final = lru_cache(typed=True)(_check_layout)
 
 
-def _find_layout(*sizes: Any) -> Layout:  # noqa: ANN401  (not judged yet)
+def _find_layout(*sizes: Any) -> Layout:  # noqa: ANN401  (not evaluated yet)
     """Return what `_check_layout` does, in half the time for sizes that were checked before.
 
     Not for Dynamo, which would trace into the cache.

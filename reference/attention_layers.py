@@ -247,7 +247,7 @@ def _get_backend_of_group(name: str, group: Any, context: Any) -> Any:  # noqa: 
     for layer_name, backend in zip(layer_names, backends, strict=True):
         if backend is not backends[0]:
             raise ValueError(
-                f"{name}.layer_names has layers of unlike backends: {layer_names[0]!r} has "
+                f"{name}.layer_names has layers of different backends: {layer_names[0]!r} has "
                 f"{backends[0]!r}, {layer_name!r} has {backend!r}"
             )
     return backends[0]
@@ -266,7 +266,7 @@ def _get_spec_for_builder(name: str, group: Any) -> Any:  # noqa: ANN401  # an e
     for layer_name in owners:
         if specs[layer_name] != specs[owners[0]]:
             raise ValueError(
-                f"{name}.kv_cache_spec has unlike specs, but its layers have one builder: "
+                f"{name}.kv_cache_spec has several specs, but its layers have one builder: "
                 f"{owners[0]!r} has {show(specs[owners[0]])}, "
                 f"{layer_name!r} has {show(specs[layer_name])}"
             )

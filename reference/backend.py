@@ -21,7 +21,7 @@ from reference.builders import (
     AttentionMetadata,
     AttentionMetadataBuilder,
 )
-from reference.made_classes import key_of_value, make_once
+from reference.class_cache import key_of_value, make_once
 
 __all__ = [
     "AttentionBackend",

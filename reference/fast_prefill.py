@@ -12,8 +12,8 @@ import numpy as np
 
 from reference._checks import MAX_INT32, MAX_INT64, Array, check_class, check_int, check_str
 from reference.backend import subclass_attention_backend
+from reference.class_cache import make_once
 from reference.extended_metadata import extend_metadata, extend_metadata_cls
-from reference.made_classes import make_once
 from reference.metadata import CommonAttentionMetadata, validate_metadata
 
 KV_SHARING_FAST_PREFILL_METADATA_FIELDS: list[tuple[str, Any, Any]] = [
@@ -116,8 +116,8 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(
     starts = [0]
     for request in range(len(all_starts) - 1):
         start, stop = all_starts[request], all_starts[request + 1]
-        num_wanted = sum(1 for index in indices if start <= index < stop)
-        starts.append(starts[-1] + num_wanted)
+        num_logits = sum(1 for index in indices if start <= index < stop)
+        starts.append(starts[-1] + num_logits)
     query_lens = [starts[i + 1] - starts[i] for i in range(len(starts) - 1)]
     changes: dict[str, Any] = {
         "query_start_loc": np.array(starts, dtype=np.int32),

@@ -14,7 +14,7 @@ from reference._checks import (
     check_list,
     check_strs,
 )
-from reference.invariants import check_fields, check_lengths, validate_metadata
+from reference.metadata_validation import check_fields, check_lengths, validate_metadata
 from reference.runner_inputs import (
     HostAndDevice,
     check_buffer,
@@ -147,8 +147,8 @@ class CommonAttentionMetadata:
 
         Raises:
             TypeError: A field, or the block size, of the wrong type or dtype.
-            ValueError: An invariant that does not hold; `reference.invariants.validate_metadata`
-                lists them.
+            ValueError: An invariant that does not hold;
+                `reference.metadata_validation.validate_metadata` lists them.
         """
         validate_metadata(self, block_size)
 

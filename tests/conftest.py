@@ -52,7 +52,7 @@ def _launcher() -> Iterator[str]:
 
 @pytest.fixture
 def forked_workers(_launcher: str) -> Iterator[None]:
-    """Let `multiprocessing` start a server of forks, or a process, without importing torch anew."""
+    """Let `multiprocessing` start processes without importing torch again."""
     before = spawn.get_executable()
     multiprocessing.set_executable(_launcher)
     yield
@@ -61,5 +61,5 @@ def forked_workers(_launcher: str) -> Iterator[None]:
 
 @pytest.fixture
 def forked_processes(_launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test start Python, as `sys.executable`, without importing torch anew."""
+    """Let a test start Python, as `sys.executable`, without importing torch again."""
     monkeypatch.setattr(sys, "executable", _launcher)

@@ -7,7 +7,7 @@ Their Python examples are doctests, which .ci/run runs. What a page has to write
 - `<!-- not run: reason -->` above a sample with output keeps it from being run.
 - A ```python block whose first line is `# name.py` is a file that the samples of its page find.
 - `<!-- rows of FILE.json -->` above a table says which record of tools.bench its rows are from.
-- `[number](tools/results/FILE)` is a figure that stands in that file.
+- `[number](tools/results/FILE)` is a figure that is in that file.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def test_output_is_what_the_command_prints(sample: Sample, tmp_path: Path) -> No
 
 
 def test_options_are_there() -> None:
-    """An option of a tool that a page shows stands in the tool's source."""
+    """An option of a tool that a page shows is in the tool's source."""
     found = 0
     for sample in SAMPLES:
         for name, rest in re.findall(r"python -m tools\.([\w.]+)([^&|]*)", sample.command):

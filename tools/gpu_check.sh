@@ -131,7 +131,7 @@ echo "gpu_check, $(date -u +%F), ${gpu:-no GPU}, driver $(
     nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null || echo unknown
 ), ${SECONDS}s, logs in $logs"
 printf '%s\n' "${rows[@]}"
-# The first of a test stands behind a dot of pytest's.
+# The first of a test comes after a dot of pytest's.
 for log in versions device-path; do
     [[ " ${*:-$names} " != *"$log"* ]] || [ ! -f "$logs/$log.log" ] || grep -ohE \
         '(host cost|device time|share of copy bandwidth) of .*|launcher: .*' "$logs/$log.log"

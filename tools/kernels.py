@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for arch in options.arch or ARCHITECTURES:
             try:
                 usages.append(measure(kernel, arch))
-            except Exception as error:  # noqa: BLE001  # whatever a compiler raises is told
+            except Exception as error:  # noqa: BLE001  # whatever a compiler raises is reported
                 failures.append(Failure(kernel.name, arch, str(error)))
     if options.json:
         report = {"kernels": usages, "failures": failures}
@@ -196,28 +196,28 @@ def compile_for(kernel: Kernel, arch: str) -> tuple[str, str]:
 def pretended_gpu(capability: tuple[int, int]) -> Iterator[None]:
     """Let numba-cuda think that this machine has a GPU, for as long as it compiles.
 
-    Numba asks for the current device even when it is told what to compile for. The function that it
-    asks is private, and imported by name into several modules (numba-cuda 0.30): it is replaced in
-    each, and put back. This is the one place that touches numba's insides.
+    Numba queries the current device even if the architecture is given. The function that it calls
+    is private, and imported by name into several modules (numba-cuda 0.30): it is replaced in each,
+    and put back. This is the one place that touches numba's insides.
 
     Args:
         capability: The pretended GPU's compute capability.
     """
     import_cuda()
     name = "get_current_device"
-    homes = [
+    moved_layers = [
         module
         for path, module in list(sys.modules.items())
         if path.startswith("numba.cuda") and name in vars(module)
     ]
-    originals = [getattr(module, name) for module in homes]
+    originals = [getattr(module, name) for module in moved_layers]
     gpu = SimpleNamespace(compute_capability=capability)
     try:
-        for module in homes:
+        for module in moved_layers:
             setattr(module, name, lambda: gpu)
         yield
     finally:
-        for module, original in zip(homes, originals, strict=True):
+        for module, original in zip(moved_layers, originals, strict=True):
             setattr(module, name, original)
 
 
@@ -271,7 +271,7 @@ def make_table(usages: Sequence[Usage]) -> Table:
 def _architecture(text: str) -> str:
     """Return the name of an architecture, as given."""
     if not re.fullmatch(r"sm_\d{2,3}", text):
-        raise argparse.ArgumentTypeError(f"{text} is no architecture such as sm_90")
+        raise argparse.ArgumentTypeError(f"{text} is not an architecture such as sm_90")
     return text
 
 

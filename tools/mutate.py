@@ -172,7 +172,7 @@ class Run:
                 bar.update()
 
     def _is_open(self, mutant: Mutant, options: argparse.Namespace) -> bool:
-        """Tell whether a mutant is to be evaluated."""
+        """Return whether a mutant is to be evaluated."""
         outcome = self._session.outcome(mutant)
         if outcome is None or not options.survivors_again:
             return outcome is None
@@ -225,7 +225,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         default=FOLDER / "session.sqlite",
-        help="keeps what is evaluated, with a folder FILE.kept beside it; default:"
+        help="database of evaluated mutants, with a folder FILE.kept next to it; default:"
         " build/mutants/session.sqlite",
     )
     add(

@@ -118,7 +118,7 @@ def _formats(serving: Serving) -> list[str]:
     """Return the formats of the caches: dtypes, or names of special formats."""
     found: dict[str, None] = {}
     for layer in serving.layers:
-        if layer.keeps_cache:
+        if layer.has_kv_cache:
             own = [str(state.dtype) for state in layer.states]
             found |= dict.fromkeys(own or [layer.cache_dtype_str or str(layer.dtype)])
     return list(found)

@@ -148,11 +148,11 @@ def manifest_of(
     found["calls"] = {one: {"parameters": parameters_of(one)} for one in called}
     if contract is not None and contract.observe is not None:
         found["changes"] = sorted(contract.changes)
-        found["observed"] = f"what stands under {OBSERVED!r} is told in Python's words"
+        found["observed"] = f"what is under {OBSERVED!r} is reported in Python's words"
     elif contract is not None and contract.changes:
         found["changes"] = sorted(contract.changes)
     if contract is not None and contract.shows is not None:
-        found["result"] = "an object, told by some of its attributes"
+        found["result"] = "an object, described by some of its attributes"
     factories = sorted({path for case in cases for path in _blueprints(case)})
     if factories:
         found["blueprints"] = {path: _first_line(find_class(path)) for path in factories}
@@ -216,7 +216,7 @@ def _first_line(cls: type) -> str:
 
 
 def index_of(rows: dict[str, dict[str, int]]) -> dict[str, Json]:
-    """Return what stands in the index of a folder of vectors.
+    """Return what is in the index of a folder of vectors.
 
     Args:
         rows: The number of cases of each kind, by function.

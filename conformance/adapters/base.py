@@ -357,7 +357,7 @@ class Adapter:
                 ours[key] = known[id(value)] if id(value) in known else self.ours(value)
 
     def is_data(self, name: str) -> bool:
-        """Tell whether a name is of a class whose objects are data, and translated as such."""
+        """Return whether a name is of a class whose objects are data, and translated as such."""
         return name in KINDS and dataclasses.is_dataclass(getattr(reference, name, None))
 
 

@@ -1,4 +1,4 @@
-"""Deviations that are known and wanted: declared by an adapter, shown by a witness."""
+"""Known, intended deviations: declared by an adapter, and shown by a witness call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Deviation:
         re.compile(self.fails)
 
     def explains(self, error: BaseException) -> bool:
-        """Tell whether a failure, or what it came from, is this deviation."""
+        """Return whether a failure, or what it came from, is this deviation."""
         if re.search(self.fails, str(error)):
             return True
         return error.__cause__ is not None and self.explains(error.__cause__)

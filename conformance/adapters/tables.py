@@ -22,7 +22,7 @@ def mistyped(adapter: Adapter) -> Iterator[str]:
     for table, names in (("names", adapter.names), ("parameters", adapter.parameters)):
         for name in names:
             if not _is_ours(name):
-                yield f"has {name!r} in {table}, which is no name of ours"
+                yield f"has {name!r} in {table}, which is not a name of ours"
     for ours, theirs in adapter.names.items():
         try:
             adapter.find(ours)
@@ -38,7 +38,7 @@ def mistyped(adapter: Adapter) -> Iterator[str]:
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether a function, class or method of `reference` has this name."""
+    """Return whether a function, class or method of `reference` has this name."""
     try:
         operator.attrgetter(name)(reference)
     except AttributeError:

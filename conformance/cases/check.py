@@ -10,8 +10,8 @@ from pathlib import Path
 
 from conformance.encoding import SCHEMA_VERSION, to_text
 from conformance.encoding.elements import Json
+from conformance.goals import COVERAGE
 from conformance.profiles import Kind, Profile
-from conformance.situations import LEDGER
 from conformance.targets import Target
 
 
@@ -25,8 +25,8 @@ class CaseCheck:
         kind: What it looks at.
         description: What is particular about it.
         body: Raises where a target contradicts it.
-        path: The file; None for what stands in no file.
-        expects: Situations that a run must meet; none, for a case is what it is.
+        path: The file; None for what is in no file.
+        goals: coverage goals of a run; none, for a case is what it is.
         has_kernel: Whether it must launch a kernel in the simulator; nobody knows of one case.
         law: The name of a law; none.
     """
@@ -37,17 +37,17 @@ class CaseCheck:
     description: str
     body: Callable[[Target], None]
     path: Path | None = None
-    expects: tuple[str, ...] = ()
+    goals: tuple[str, ...] = ()
     has_kernel: bool = False
     law: str = ""
 
     def sizes(self, target: Target) -> list[str]:
         """Return the sizes of its examples: it is one case, as large as it is."""
         del target
-        return ["kept"]
+        return ["stored"]
 
     def runs_on(self, target: Target) -> bool:
-        """Tell whether the case says anything on a target: it does on each."""
+        """Return whether the case says anything on a target: it does on each."""
         del target
         return True
 
@@ -71,7 +71,7 @@ class CaseCheck:
 
         def run() -> None:
             __tracebackhide__ = True
-            LEDGER.count(self.function, target.name, ())
+            COVERAGE.count(self.function, target.name, ())
             self.body(target)
 
         run.__name__ = run.__qualname__ = re.sub(r"\W", "_", self.name)
@@ -80,10 +80,10 @@ class CaseCheck:
 
 
 def read_json(path: Path) -> Json:
-    """Return what stands in a file of this version of the schema.
+    """Return what is in a file of this version of the schema.
 
     Raises:
-        ValueError: A file that is not there, is no JSON, or of another version.
+        ValueError: A file that is not there, is not a JSON, or of another version.
     """
     try:
         read = json.loads(path.read_text(encoding="utf-8"))

@@ -208,7 +208,7 @@ def check_of_call(
                 "it was got wrong once", type(error), f"({named})", already_invalid, is_value=True
             )
         else:
-            # Of which calls a definition speaks may stand in their facts, which are not kept.
+            # Of which calls a definition speaks may be in their facts, which are not kept.
             aliases = [
                 dataclasses.replace(alias, applies=lambda _: True)
                 for alias in contract.aliases
@@ -226,5 +226,5 @@ def check_of_call(
 
 
 def _of_one(contract: Contract, call: Call) -> Contract:
-    """Return a contract of one call; its situations look at facts, too."""
-    return dataclasses.replace(contract, calls=lambda _: st.just(call), situations={}, pairs=())
+    """Return a contract of one call; its coverage goals look at facts, too."""
+    return dataclasses.replace(contract, calls=lambda _: st.just(call), goals={}, pairs=())

@@ -144,14 +144,14 @@ def _aliasing(
 
 
 def _applies(alias: Alias, contract: Contract, expected: _Expected, actual: Invocation) -> bool:
-    """Tell whether a definition speaks of this call: where it does, the case bears it out."""
+    """Return whether a definition speaks of this call: where it does, the case bears it out."""
     if contract.shows is not None:  # what is written is not the result itself
         return alias.applies(actual.call)
     return holds(alias, expected.result, expected.arguments)
 
 
 def holds(alias: Alias, result: object, arguments: Arguments) -> bool:
-    """Tell whether a result is to an argument what a definition says; it must be given at all."""
+    """Return whether a result is to an argument what a definition says; it must be given at all."""
     is_given = alias.argument.partition(".")[0] in arguments
     return is_given and next(alias.differences(result, arguments), None) is None
 
@@ -234,11 +234,13 @@ def _play(case: Json, target: Target, *, checked: bool) -> None:
         difference = None
         try:
             answer = perform(target, subject, step)
-        except RAISED as error:  # judged here
+        except RAISED as error:  # evaluated here
             if refusal is None or not is_refused(refusal, error):
-                wanted = "an answer" if refusal is None else _words(refusal)
+                expected_outcome = "an answer" if refusal is None else _words(refusal)
                 got = f"{type(error).__name__}: {error}"
-                difference = Difference(Verdict.OUTCOME, f"step {place}", None, got, wanted)
+                difference = Difference(
+                    Verdict.OUTCOME, f"step {place}", None, got, expected_outcome
+                )
         else:
             if refusal is not None:
                 got = f"returned {answer!r}"

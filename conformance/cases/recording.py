@@ -33,19 +33,19 @@ class _Pairing(Converter):
         return converted
 
 
-def answer_case(contract: Contract, call: Call, meets: list[str]) -> dict[str, Json]:
+def answer_case(contract: Contract, call: Call, goals: list[str]) -> dict[str, Json]:
     """Return the case of a valid call: what it is given, and what `reference` makes of it.
 
     Args:
         contract: The function's.
         call: The call.
-        meets: The situations that it meets.
+        goals: The coverage goals that it reaches.
 
     Raises:
         ValueError: A case that does not read as it was written.
     """
     encoder, converter = Encoder(), _Pairing()
-    case: dict[str, Json] = {"kind": "answer", "meets": meets, **start_call(encoder, call)}
+    case: dict[str, Json] = {"kind": "answer", "meets": goals, **start_call(encoder, call)}
     encoder.seal()
     arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
     result = REFERENCE.lookup(call.function)(**arguments)

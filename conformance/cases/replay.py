@@ -43,7 +43,7 @@ def read_case(path: Path) -> Json:
     """Return the stored case of a file, all of which can be decoded.
 
     Raises:
-        ValueError: A file that is not there, is damaged, or is no stored case.
+        ValueError: A file that is not there, is damaged, or is not a stored case.
     """
     with reading(path):
         case = read_json(path)
@@ -66,7 +66,7 @@ def case_check(
 
     Args:
         path: The file, which is read again when the check runs: a folder of cases may be large.
-        case: What stands in it.
+        case: What is in it.
         name: What the test is called; nothing for the name of the file.
         function: The function of its contract; nothing for the one that the case says.
         about: What is particular about it; nothing for what the case says.

@@ -88,7 +88,7 @@ def untouched(target: Target) -> Iterator[None]:
 
 
 def session_case(
-    function: str, constructor: Call | None, steps: list[Step], meets: list[str]
+    function: str, constructor: Call | None, steps: list[Step], goals: list[str]
 ) -> dict[str, Json]:
     """Return the case of a session, played by `reference`.
 
@@ -96,13 +96,13 @@ def session_case(
         function: What it is about.
         constructor: How its object is made, if there is one.
         steps: What is done; one that is meant to be refused has a "refusal", as `refusal_of` says.
-        meets: What happens in it.
+        goals: What happens in it.
 
     Raises:
         ValueError: A step that ended otherwise than it was meant to.
     """
     encoder = Encoder()
-    case: dict[str, Json] = {"kind": "session", "meets": meets, "function": function}
+    case: dict[str, Json] = {"kind": "session", "meets": goals, "function": function}
     if constructor is not None:
         arguments = {n: encoder.encode(value) for n, value in constructor.arguments.items()}
         case["constructor"] = {"function": constructor.function, "arguments": arguments}
@@ -136,7 +136,7 @@ def _performed(subject: Any, step: Step, encoder: Encoder) -> dict[str, Json]:
 
 
 def is_refused(refusal: Json, error: object) -> bool:
-    """Tell whether an exception is the one that a refusal asks for.
+    """Return whether an exception is the one that a refusal describes.
 
     >>> is_refused({"error": "ValueError", "names": ["a", "b"]}, ValueError("b is -1"))
     True
@@ -173,25 +173,27 @@ def _tables_case(session: Session) -> dict[str, Json]:
     )
 
 
-def _buffer_case(life: Copies) -> dict[str, Json]:
-    dtype = np.dtype(life.dtype)
-    arguments = {"size": life.size, "dtype": dtype, "device": DEVICE, "pin_memory": False}
+def _buffer_case(session: Copies) -> dict[str, Json]:
+    dtype = np.dtype(session.dtype)
+    arguments = {"size": session.size, "dtype": dtype, "device": DEVICE, "pin_memory": False}
     steps: list[Step] = [{"do": "read", "attribute": half} for half in ("cpu", "gpu")]
-    for half, value, number in life.copies:
-        written = np.zeros(life.size, dtype)
+    for half, value, number in session.copies:
+        written = np.zeros(session.size, dtype)
         written[...] = value % 2 if dtype == np.bool_ else value
         steps.append({"do": "write", "attribute": half, "value": written})
         method = "copy_to_gpu" if half == "cpu" else "copy_to_cpu"
         steps.append({"do": "call", "method": method, "arguments": {"n": number}})
         steps.append({"do": "read", "attribute": half})
-    meets = [f"elements of {dtype.name}", f"{len({half for half, _, _ in life.copies})} ways"]
-    if 0 in life.size:
-        meets.append("an empty buffer")
+    goals = [f"elements of {dtype.name}", f"{len({half for half, _, _ in session.copies})} ways"]
+    if 0 in session.size:
+        goals.append("an empty buffer")
     else:
-        meets += [f"{half} is more than zeros" for half, value, n in life.copies if value % 2 and n]
-    if any(number not in {None, life.size[0]} for _, _, number in life.copies):
-        meets.append("a part is copied")
-    return session_case("CpuGpuBuffer", Call("CpuGpuBuffer", arguments), steps, meets)
+        goals += [
+            f"{half} is more than zeros" for half, value, n in session.copies if value % 2 and n
+        ]
+    if any(number not in {None, session.size[0]} for _, _, number in session.copies):
+        goals.append("a part is copied")
+    return session_case("CpuGpuBuffer", Call("CpuGpuBuffer", arguments), steps, goals)
 
 
 def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str, Json]:
@@ -204,10 +206,10 @@ def _layout_case(function: str, history: tuple[kv_layout.Step, ...]) -> dict[str
             except ValueError:
                 invalid = InvalidInput("no layout", ValueError, "NHD|HND", lambda call: call)
                 step["refusal"] = refusal_of(invalid)
-    told = [step.get("method", step["do"]) for step in steps]
-    meets = {f"{a}, {b}" for a, b in itertools.pairwise(told)}
-    meets |= {f"{step['method']} is refused" for step in steps if "refusal" in step}
-    return session_case(function, None, steps, sorted(meets))
+    methods = [step.get("method", step["do"]) for step in steps]
+    goals = {f"{a}, {b}" for a, b in itertools.pairwise(methods)}
+    goals |= {f"{step['method']} is refused" for step in steps if "refusal" in step}
+    return session_case(function, None, steps, sorted(goals))
 
 
 def _layout_step(step: kv_layout.Step) -> Step | None:

@@ -84,10 +84,10 @@ CONSTRUCTOR = Contract(
 def refusing(contract: Contract) -> Contract:
     """Return what is looked at of a function when it refuses.
 
-    A registry may be asked before what it says is refused.
+    A registry may be called before what it says is refused.
     """
-    is_asked = contract.function == "MultiModalBudget"
-    return dataclasses.replace(contract, observe=None) if is_asked else contract
+    is_requested = contract.function == "MultiModalBudget"
+    return dataclasses.replace(contract, observe=None) if is_requested else contract
 
 
 def functions() -> list[str]:

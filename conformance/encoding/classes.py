@@ -49,7 +49,7 @@ def find_class(path: str) -> Any:
     name, _, qualname = RENAMED.get(path, path).partition(":")
     found = _find(name, qualname, f"class {path!r}")
     if not isinstance(found, type):
-        raise ValueError(f"class {path!r} is no class")  # noqa: TRY004  # a wrong name
+        raise ValueError(f"class {path!r} is not a class")  # noqa: TRY004  # a wrong name
     return found
 
 

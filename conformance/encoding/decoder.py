@@ -147,7 +147,7 @@ def _read_object(decoder: Decoder, node: Json) -> Any:
 
 
 def _read_own(decoder: Decoder, node: Json) -> Any:
-    """Return an object of a class that no module has, made anew."""
+    """Return an object of a class that no module has, made again."""
     members = {"__repr__": lambda _: f"{node['class']}(...)", **decoder.fields(node["members"])}
     found = decoder.keep(node, type(node["class"], (), members)())
     vars(found).update(decoder.fields(node["fields"]))

@@ -71,7 +71,7 @@ def decode_elements(elements: Sequence[Json], dtype: np.dtype[Any]) -> Array:
     >>> decode_elements([0.1], np.dtype(np.float16))
     Traceback (most recent call last):
         ...
-    ValueError: 0.1 is no value of float16
+    ValueError: 0.1 is not a value of float16
     """
     if dtype == np.bool_:
         return np.array(list(_each(elements, dtype, bool)), dtype)
@@ -80,7 +80,7 @@ def decode_elements(elements: Sequence[Json], dtype: np.dtype[Any]) -> Array:
         limits = np.iinfo(dtype)
         for value in ints:
             if not limits.min <= value <= limits.max:
-                raise ValueError(f"{value} is no value of {dtype.name}")
+                raise ValueError(f"{value} is not a value of {dtype.name}")
         return np.array(ints, dtype)
     if dtype.kind == "c":
         parts = [part for pair in elements for part in pair]
@@ -93,7 +93,7 @@ def decode_elements(elements: Sequence[Json], dtype: np.dtype[Any]) -> Array:
         else:
             found[i] = value
             if float(found[i]) != value:
-                raise ValueError(f"{value} is no value of {dtype.name}")
+                raise ValueError(f"{value} is not a value of {dtype.name}")
     return found
 
 
@@ -101,7 +101,7 @@ def _each(elements: Sequence[Json], dtype: np.dtype[Any], *kinds: type) -> Itera
     """Yield elements, each of which must be of one of some JSON types."""
     for value in elements:
         if type(value) not in kinds:
-            raise ValueError(f"{value!r} is no value of {dtype.name}")
+            raise ValueError(f"{value!r} is not a value of {dtype.name}")
         yield value
 
 

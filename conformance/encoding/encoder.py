@@ -41,7 +41,7 @@ class Encoder:
     def __init__(self) -> None:
         self._ids: dict[int, int] = {}
         self._numbers = iter(range(2**62))
-        self._kept: list[object] = []
+        self._alive: list[object] = []
         self._memories: list[Memory] = []
         self._places: dict[int, int] = {}
         self._has_places = True
@@ -80,11 +80,11 @@ class Encoder:
         if id(written) not in self._ids or id(copied) in self._ids:
             return
         self._ids[id(copied)] = self._ids[id(written)]
-        self._kept.append(copied)
+        self._alive.append(copied)
         if isinstance(copied, np.ndarray):
             owner = owner_of(copied)
             self._places[id(owner)] = self._places[id(owner_of(written))]
-            self._kept.append(owner)
+            self._alive.append(owner)
 
     def seal(self) -> None:
         """Say that all arguments are written: what comes now is what the call made of them."""
@@ -98,7 +98,7 @@ class Encoder:
 
     def _remember(self, value: object) -> int:
         number = self._ids[id(value)] = next(self._numbers)
-        self._kept.append(value)  # its id is no other value's as long as it lives
+        self._alive.append(value)  # so that its id is not reused
         return number
 
     def _encode_array(self, array: Array) -> dict[str, Json]:
@@ -114,7 +114,7 @@ class Encoder:
         return {**written, "memory": place, **self._memories[place].place(array, owner)}
 
     def _encode_object(self, value: Any) -> dict[str, Json]:
-        """Return an object that can stand in several places."""
+        """Return an object that can be in several places."""
         if isinstance(value, np.ndarray):
             found = self._encode_array(value)
         elif isinstance(value, type):
@@ -168,7 +168,7 @@ class Encoder:
         return {name: self.encode(value) for name, value in fields.items()}
 
     def _encode_function(self, function: types.FunctionType) -> dict[str, Json]:
-        """Return a function without named parameters by what it answers; it is asked."""
+        """Return a function without named parameters as its result; it is called once."""
         code = function.__code__
         if code.co_argcount + code.co_kwonlyargcount:
             raise TypeError(f"function {function.__qualname__} of arguments cannot be written")
@@ -220,5 +220,5 @@ def _encode_any_dtype(dtype: np.dtype[Any]) -> Json:
 
 
 def _is_plain(cls: type) -> bool:
-    """Tell whether objects of a class are what their attributes are."""
+    """Return whether objects of a class are what their attributes are."""
     return dataclasses.is_dataclass(cls) or cls in {types.SimpleNamespace, object}

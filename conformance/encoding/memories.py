@@ -58,7 +58,7 @@ class Memory:
         return {"offset_bytes": offset, "strides_bytes": list(array.strides)}
 
     def encode(self) -> dict[str, Json]:
-        """Return it as JSON: its size, and what stands where no array shows anything."""
+        """Return it as JSON: its size, and what is where no array shows anything."""
         node: dict[str, Json] = {"dtype": encode_dtype(self.owner.dtype), "size": self.owner.size}
         rest = np.unique(self.content[~self.is_shown])
         if rest.size == 1:
@@ -69,7 +69,7 @@ class Memory:
 
 
 def _is_dense(array: Array) -> bool:
-    """Tell whether an array's elements stand side by side, in any order of its axes."""
+    """Return whether an array's elements stand side by side, in any order of its axes."""
     size = array.itemsize
     for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
         if length != 1 and stride != size:

@@ -27,12 +27,12 @@ def pruned(case: dict[str, Json], memories: list[dict[str, Json]]) -> dict[str, 
     ids = {old: new for new, old in enumerate(_in_order(nodes, referred))}
     arrays = [node for node in nodes if "memory" in node]
     shown = Counter(node["memory"] for node in arrays)
-    kept = dict.fromkeys(
+    remaining = dict.fromkeys(
         node["memory"]
         for node in arrays
         if shown[node["memory"]] > 1 or not _is_all_of(node, memories[node["memory"]])
     )
-    places = {old: new for new, old in enumerate(kept)}
+    places = {old: new for new, old in enumerate(remaining)}
 
     def change(node: dict[str, Json]) -> Json:
         if "memory" in node:
@@ -51,8 +51,8 @@ def pruned(case: dict[str, Json], memories: list[dict[str, Json]]) -> dict[str, 
         return node["items"] if node["$"] == "list" else node
 
     found = {name: _changed(value, change) for name, value in case.items()}
-    if kept:
-        found["memories"] = [memories[old] for old in kept]
+    if remaining:
+        found["memories"] = [memories[old] for old in remaining]
     return found
 
 
@@ -63,7 +63,7 @@ def _in_order(nodes: list[dict[str, Json]], referred: set[int]) -> Iterator[int]
 
 
 def _is_all_of(node: dict[str, Json], memory: dict[str, Json]) -> bool:
-    """Tell whether an array is all of its memory, one element after another."""
+    """Return whether an array is all of its memory, one element after another."""
     if node["dtype"] != memory["dtype"] or node["offset_bytes"] != 0:
         return False
     step, strides = decode_dtype(node["dtype"]).itemsize, []

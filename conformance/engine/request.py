@@ -13,11 +13,11 @@ class Request:
         request_id: Its name.
         token_ids: The tokens that are known: the prompt, then what was generated.
         max_new_tokens: How many tokens to generate.
-        spec_token_ids: Draft tokens behind the known ones, to be verified in the next step.
+        spec_token_ids: Draft tokens after the known ones, to be verified in the next step.
         num_prompt_tokens: How many of its tokens are the prompt.
         num_computed_tokens: How many of its tokens have their keys in the cache.
         num_cached_tokens: How many of these were found there when it was admitted.
-        num_rejected_tokens: Slots behind the computed tokens that hold keys of rejected drafts.
+        num_rejected_tokens: Slots after the computed tokens that hold keys of rejected drafts.
         block_ids: Its blocks, in order, for each KV cache group; empty unless it is running.
         is_preempted: Whether it lost its blocks and waits to be resumed.
 
@@ -79,7 +79,7 @@ class Request:
         """Take the result of a step.
 
         Args:
-            sampled_token_ids: The accepted drafts and the token sampled behind them; none where
+            sampled_token_ids: The accepted drafts and the token sampled after them; none where
                 the step did not compute all known tokens.
             num_scheduled_tokens: The tokens that were computed, drafts included.
         """

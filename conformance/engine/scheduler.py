@@ -136,7 +136,7 @@ class Scheduler:
         Args:
             output: The step, which was executed.
             sampled_token_ids: For each of its `sampled_req_ids` the accepted drafts and the token
-                that was sampled behind them.
+                that was sampled after them.
             draft_token_ids: Drafts of what comes next, for the requests that have some.
 
         Returns:
@@ -177,7 +177,7 @@ class Scheduler:
         """Give running requests their tokens, preempting from the end where blocks lack."""
         for position, request in enumerate(tuple(self.running)):
             if step.budget == 0 or request not in self.running:
-                return  # it was preempted, and so were all behind it
+                return  # it was preempted, and so were all after it
             if position in step.policy.skipped:
                 continue
             while not self._try_schedule(step, request):
@@ -212,13 +212,13 @@ class Scheduler:
         Returns:
             Whether there are.
         """
-        most = min(
+        maximum = min(
             step.budget,
             step.policy.max_tokens_per_request,
             self._settings.long_prefill_token_threshold,
         )
         num_known = request.num_tokens + len(request.spec_token_ids)
-        end = min(num_known, self._settings.max_model_len, request.num_computed_tokens + most)
+        end = min(num_known, self._settings.max_model_len, request.num_computed_tokens + maximum)
         missing = [
             max(0, group.num_blocks(end) - len(block_ids))
             for group, block_ids in zip(self._groups, request.block_ids, strict=True)

@@ -15,7 +15,7 @@ from conformance.laws.changes import Change
 from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.fast_prefill import make_wanted_calls
+from conformance.strategies.fast_prefill import fast_prefill_calls
 from conformance.strategies.presets import Preset
 
 
@@ -35,7 +35,7 @@ def logits_indices_of(call: Call) -> list[int]:
 
 def _calls_at_ends(preset: Preset) -> st.SearchStrategy[Call]:
     """Return calls whose logits indices are the last tokens of their requests."""
-    return make_wanted_calls(preset, which="ends", is_causal=True)
+    return fast_prefill_calls(preset, which="ends", is_causal=True)
 
 
 def _tokens(call: Call) -> list[int]:

@@ -25,8 +25,8 @@ class Array(Kind):
         ndim: Its number of axes; None for any but 0.
         ndim_error: The exception for another number.
         length: The entries that a call needs; None where nothing says how many.
-        is_length_value: Whether that stands in the elements of an array.
-        least: The least element, among those that a call needs; None for any.
+        is_length_value: Whether that is in the elements of an array.
+        minimum: The least element, among those that a call needs; None for any.
     """
 
     other_dtypes: Sequence[type[np.generic]] = ()
@@ -34,10 +34,10 @@ class Array(Kind):
     ndim_error: type[Exception] = ValueError
     length: Callable[[Call], int] | None = None
     is_length_value: bool = False
-    least: int | None = None
+    minimum: int | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no array, and one of another dtype, number of axes, length or range."""
+        """Yield what is not an array, and one of another dtype, number of axes, length or range."""
         yield from super().violations()
         yield derived("is a list", TypeError, np.ndarray.tolist)
         for dtype in self.other_dtypes:
@@ -51,9 +51,9 @@ class Array(Kind):
         if self.length is not None:
             change = self._by_length(lambda a, length: a[: length - 1] if length > 0 else None)
             yield Violation("is too short", ValueError, change, self.is_length_value)
-        if self.least is not None:
+        if self.minimum is not None:
             change = self._by_length(self._with_one_too_small)
-            what = f"has an element below {self.least}"
+            what = f"has an element below {self.minimum}"
             yield Violation(what, ValueError, change, is_value=True)
 
     def _by_length(self, change: Callable[[NumpyArray, int], Any]) -> Callable[[str], Change]:
@@ -72,8 +72,8 @@ class Array(Kind):
 
     def _with_one_too_small(self, array: NumpyArray, length: int) -> NumpyArray | None:
         """Return a copy whose last needed element is too small; None where none is needed."""
-        assert self.least is not None
-        return with_element(array, length - 1, self.least - 1) if length > 0 else None
+        assert self.minimum is not None
+        return with_element(array, length - 1, self.minimum - 1) if length > 0 else None
 
 
 def _with_one_axis_fewer(array: NumpyArray) -> NumpyArray:
@@ -85,7 +85,7 @@ class Starts(Kind):
     """Where each request's tokens start, and the end: int32, from 0, never decreasing."""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what no vector of int32 is, and values that are no starts."""
+        """Yield what no vector of int32 is, and values that are not starts."""
         yield from Array([np.int64]).violations()
         yield derived("is empty", ValueError, lambda starts: starts[:0])
         begin = lambda path: element(path, lambda _, i: 1 if i == 0 else None)  # noqa: E731
@@ -104,9 +104,9 @@ class Output(Kind):
     Attributes:
         like: Returns an array that would do for a call.
         other_dtype: A dtype that it must not have.
-        is_contiguous: Whether its elements must lie one behind another.
+        is_contiguous: Whether its elements must lie one after another.
         is_exact: Whether it must not be longer.
-        is_length_value: Whether its length stands in the elements of an array.
+        is_length_value: Whether its length is in the elements of an array.
     """
 
     like: Callable[[Call], NumpyArray]

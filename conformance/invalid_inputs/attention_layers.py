@@ -106,11 +106,11 @@ GET_KV_CACHE_SPEC_INVALID_INPUTS = [
 ]
 
 
-Broken = Callable[[GroupPlan], "tuple[object, Any, Mapping[str, Any]]"]
+Invalidated = Callable[[GroupPlan], "tuple[object, Any, Mapping[str, Any]]"]
 """Makes a group invalid: its names, its spec, and layers that are added or replaced."""
 
 
-def _group(change: Broken) -> Change:
+def _group(change: Invalidated) -> Change:
     """Return the change of the last group, which is checked before the first group's builder."""
 
     def invalidate(call: Call) -> Call | None:
@@ -125,7 +125,7 @@ def _group(change: Broken) -> Change:
     return invalidate
 
 
-def _unlike(*, is_alike: bool) -> Broken:
+def _unlike(*, is_alike: bool) -> Invalidated:
     """Return what gives a group one more layer, of a backend made alike."""
 
     def change(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
@@ -192,11 +192,11 @@ INIT_ATTN_BACKEND_INVALID_INPUTS = [
     ),
     *refusals(
         ValueError,
-        kv_cache_groups={"backends are unlike": _group(_unlike(is_alike=False))},
+        kv_cache_groups={"backends differ": _group(_unlike(is_alike=False))},
         **{
             BAD: {
                 "backends are equal, but not one": _group(_unlike(is_alike=True)),
-                "a group's own specs are unlike": _group(_unlike_specs),
+                "a group's own specs differ": _group(_unlike_specs),
             }
         },
     ),

@@ -179,16 +179,14 @@ BUILD_ATTN_METADATA_INVALID_INPUTS = [
         seq_lens={"a sequence is shorter than its query": _both_halves(LENS, _shorter_than_query)},
         num_computed_tokens_cpu={
             "computed counts are negative": _computed(lambda *_: -1),
-            "more is computed than stands before the query": _computed(
+            "more is computed than is before the query": _computed(
                 lambda step, i: step.batch.num_computed_tokens[i] + 1
             ),
         },
         num_actual_tokens={"tokens are fewer than the requests have": _fewer_tokens},
         **{
             f"{buffer}_cpu|{buffer}": {
-                f"the halves of {buffer} are unlike": changed_with_facts(
-                    f"{buffer}.gpu", _unlike_half
-                )
+                f"the halves of {buffer} differ": changed_with_facts(f"{buffer}.gpu", _unlike_half)
             }
             for buffer in (STARTS, LENS)
         },

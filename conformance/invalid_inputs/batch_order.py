@@ -23,7 +23,7 @@ def _with_prompts(call: Call) -> Call | None:
 
 
 def _last_request_last(call: Call) -> Call | None:
-    """Return the call with the scheduled tokens of the batch's last request behind all others."""
+    """Return the call with the scheduled tokens of the batch's last request after all others."""
     names, output = call.arguments["input_batch"].req_ids, call.arguments["scheduler_output"]
     if not names:
         return None
@@ -42,7 +42,7 @@ def _without_last(scheduled: dict[str, int]) -> dict[str, int]:
     return dict(list(scheduled.items())[:-1])
 
 
-COUNTS = Array([np.float64], length=_num_reqs, least=0)
+COUNTS = Array([np.float64], length=_num_reqs, minimum=0)
 """Counts by position, of which as many are read as there are requests."""
 
 SCHEDULED = "scheduler_output.num_scheduled_tokens"

@@ -26,7 +26,7 @@ def _listing(supported: object) -> SimpleNamespace:
 
 
 def _with_group(group: Any) -> Change:
-    """Return the change that adds an attention group, behind the others."""
+    """Return the change that adds an attention group, after the others."""
     return changed("attn_groups", lambda groups: [*groups, group])
 
 

@@ -198,8 +198,8 @@ def _position_outside(call: Call) -> Call | None:
     model = call.facts
     if not model.block_sizes:
         return None
-    most = max(size * width for size, width in zip(model.block_sizes, model.widths, strict=True))
-    return call.replacing(query_start_loc=_vector(0, 1), positions=_vector(most, dtype=np.int64))
+    maximum = max(size * width for size, width in zip(model.block_sizes, model.widths, strict=True))
+    return call.replacing(query_start_loc=_vector(0, 1), positions=_vector(maximum, dtype=np.int64))
 
 
 SLOTS = [
@@ -230,9 +230,9 @@ SLOTS = [
 ]
 
 
-def _counted(name: str, most: Callable[[TableModel], int]) -> list[InvalidInput]:
+def _counted(name: str, maximum: Callable[[TableModel], int]) -> list[InvalidInput]:
     """Return the invalid inputs of a number, which the model bounds."""
-    too_many = changed_with_facts(name, lambda _, model: most(model) + 1)
+    too_many = changed_with_facts(name, lambda _, model: maximum(model) + 1)
     return [
         *invalid_by_kind(**{name: Int(0)}),
         *refusals(ValueError, **{name: {"too many": too_many}}),

@@ -1,4 +1,4 @@
-"""Ways to make a valid call invalid: what stands at a path is replaced, changed or removed.
+"""Ways to make a valid call invalid: what is at a path is replaced, changed or removed.
 
 A path is an argument's name and what leads on from there: `kv_cache_config.kv_cache_groups[-1]`.
 It leads through attributes, through lists and tuples by index, and through dicts by key or index.
@@ -19,10 +19,10 @@ from conformance.strategies.engines import Own
 from conformance.values import children, has_entries, with_child
 
 NOTHING: Final = object()
-"""What stands at a path that leads nowhere."""
+"""What is at a path that leads nowhere."""
 
 REMOVED: Final = object()
-"""What stands in the place of an attribute that is to be removed."""
+"""What is in the place of an attribute that is to be removed."""
 
 
 def replaced(path: str, value: object) -> Change:
@@ -167,7 +167,7 @@ def refusals(error: type[Exception], **changes: Mapping[str, Change]) -> list[In
 
 
 def checked_refusals(error: type[Exception], **changes: Mapping[str, Change]) -> list[InvalidInput]:
-    """Return the same of what stands in the elements of arrays, and is refused in checked mode."""
+    """Return the same of what is in the elements of arrays, and is refused in checked mode."""
     return [replace(invalid, is_value=True) for invalid in refusals(error, **changes)]
 
 

@@ -25,7 +25,7 @@ LARGE_ROUND = set_arguments(dcp_size=2**16, dcp_rank=0, cp_kv_cache_interleave_s
 
 DCP_INVALID_INPUTS = [
     *invalid_by_kind(
-        seq_lens=Array([np.int64], least=0),
+        seq_lens=Array([np.int64], minimum=0),
         dcp_size=size(),
         dcp_rank=Int(0, MAX_INT32, below="dcp_size", is_optional=True),
         cp_kv_cache_interleave_size=size(),

@@ -73,12 +73,12 @@ def _index(at: int, value: Callable[[Any, int], int]) -> Change:
     return changed(METADATA, change)
 
 
-def _hinted(change: Callable[[Any, int], Any], least: int) -> Change:
+def _hinted(change: Callable[[Any, int], Any], minimum: int) -> Change:
     """Return the change of the hint, by it and how many indices count, where those are enough."""
 
     def invalidate(call: Call) -> Call | None:
         count = int(call.arguments[METADATA].num_logits_indices or 0)
-        return None if count < least else hinted(HINT, lambda array: change(array, count))(call)
+        return None if count < minimum else hinted(HINT, lambda array: change(array, count))(call)
 
     return invalidate
 
@@ -104,7 +104,7 @@ _CUT = [
             INDICES: {
                 "an index is negative": _index(0, lambda *_: -1),
                 "an index is past the last request": _index(-1, lambda m, _: m.query_start_loc[-1]),
-                "an index stands twice": _index(-1, lambda m, n: m.logits_indices_padded[n - 2]),
+                "an index is twice": _index(-1, lambda m, n: m.logits_indices_padded[n - 2]),
                 "indices decrease": _index(0, lambda m, n: m.logits_indices_padded[n - 1]),
             }
         },
@@ -114,7 +114,7 @@ _CUT = [
     *of_hint(
         refusals(
             ValueError,
-            **{HINT: {"hint: too short": _hinted(lambda array, n: array[: n - 1], least=1)}},
+            **{HINT: {"hint: too short": _hinted(lambda array, n: array[: n - 1], minimum=1)}},
         )
     ),
     *of_hint(
@@ -123,16 +123,16 @@ _CUT = [
             **{
                 HINT: {
                     "hint: another last index": _hinted(
-                        lambda array, n: with_element(array, n - 1, array[n - 1] + 1), least=1
+                        lambda array, n: with_element(array, n - 1, array[n - 1] + 1), minimum=1
                     ),
-                    "hint: zeros": _hinted(lambda array, _: array * 0, least=2),
+                    "hint: zeros": _hinted(lambda array, _: array * 0, minimum=2),
                 }
             },
         )
     ),
 ]
 
-MAKE_WANTED_INVALID_INPUTS = [
+FAST_PREFILL_INVALID_INPUTS = [
     *refusals(
         ValueError,
         **{

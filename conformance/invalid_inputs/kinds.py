@@ -27,7 +27,7 @@ class Violation(NamedTuple):
         what: It in words that follow the parameter's name: "is a bool".
         error: The class of the exception.
         change: Makes the call invalid, of the path of the parameter.
-        is_value: Whether it stands in the elements of an array.
+        is_value: Whether it is in the elements of an array.
         names: What the message must name in the parameter's place.
     """
 
@@ -122,32 +122,32 @@ class Int(Kind):
     """An int, and no bool.
 
     Attributes:
-        least: The least; None for no bound.
-        most: The most; None for no bound.
+        minimum: The least; None for no bound.
+        maximum: The most; None for no bound.
         range_error: The exception for what is outside.
         below: The argument that it must be less than.
         divides: The argument that it must divide.
     """
 
-    least: int | None = 1
-    most: int | None = None
+    minimum: int | None = 1
+    maximum: int | None = None
     range_error: type[Exception] = ValueError
     below: str = ""
     divides: str = ""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield an int too small and too large, and what is no int."""
+        """Yield an int too small and too large, and what is not an int."""
         yield from super().violations()
-        if self.least is not None:
-            yield fixed(f"is {self.least - 1}", self.range_error, self.least - 1)
+        if self.minimum is not None:
+            yield fixed(f"is {self.minimum - 1}", self.range_error, self.minimum - 1)
             yield fixed("is far too small", self.range_error, -(2**40))
-        if self.most is not None:
-            yield fixed(f"is {_power(self.most + 1)}", self.range_error, self.most + 1)
+        if self.maximum is not None:
+            yield fixed(f"is {_power(self.maximum + 1)}", self.range_error, self.maximum + 1)
             yield fixed("is past int64", self.range_error, 2**64)
         yield fixed("is a bool", TypeError, True)  # the value
         yield fixed("is NumPy's bool", TypeError, np.True_)
-        yield fixed("is a float", TypeError, float(self.least or 0))
-        yield fixed("is a str", TypeError, str(self.least or 0))
+        yield fixed("is a float", TypeError, float(self.minimum or 0))
+        yield fixed("is a str", TypeError, str(self.minimum or 0))
         if self.below:
             yield self._after(f"is not below {self.below}", self.below, 0)
         if self.divides:
@@ -178,7 +178,7 @@ class Bool(Kind):
     """A bool."""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no bool."""
+        """Yield what is not a bool."""
         yield from super().violations()
         yield fixed("is an int", TypeError, 1)
         yield fixed("is a str", TypeError, "yes")
@@ -189,7 +189,7 @@ class Str(Kind):
     """A str."""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no str."""
+        """Yield what is not a str."""
         yield from super().violations()
         yield fixed("is an int", TypeError, 3)
         yield fixed("is bytes", TypeError, b"auto")
@@ -200,7 +200,7 @@ class Class(Kind):
     """A class."""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no class."""
+        """Yield what is not a class."""
         yield from super().violations()
         yield fixed("is a name", TypeError, "Attention")
         yield fixed("is an object", TypeError, own_config())
@@ -211,7 +211,7 @@ class Dtype(Kind):
     """A dtype that torch has too."""
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no dtype, or none of a tensor."""
+        """Yield what is not a dtype, or none of a tensor."""
         yield from super().violations()
         yield fixed("is a str", TypeError, "float16")
         yield fixed("is a type of Python's", TypeError, float)
@@ -233,7 +233,7 @@ class List(Kind):
     takes_tuple: bool = False
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no list, and lists whose last entry is not of its kind."""
+        """Yield what is not a list, and lists whose last entry is not of its kind."""
         yield from super().violations()
         yield fixed("is a str", TypeError, "layers.0")
         yield fixed("is a set", TypeError, {8})
@@ -264,7 +264,7 @@ class Dict(Kind):
     value: Kind | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is no dict, and dicts that have one entry more, not of their kinds."""
+        """Yield what is not a dict, and dicts that have one entry more, not of their kinds."""
         yield from super().violations()
         yield derived("is a list", TypeError, list)
         if isinstance(self.key, Str):

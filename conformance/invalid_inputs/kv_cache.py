@@ -217,7 +217,7 @@ INIT_INVALID_INPUTS = [
                     )
                 },
                 RAW: {
-                    "a size is no whole page": changed(
+                    "a size is not a whole page": changed(
                         f"{FIRST_TENSOR}.size", lambda number: number + 1
                     )
                 },

@@ -76,8 +76,8 @@ def _first(argument: str, *values: object) -> Change:
 
 def _too_small_page(call: Call) -> Call | None:
     spec = reference.MambaSpec(**{**call.arguments, "page_size_padded": None})
-    least = spec.page_size_bytes
-    return call.replacing(page_size_padded=least - 1) if least > 1 else None
+    minimum = spec.page_size_bytes
+    return call.replacing(page_size_padded=minimum - 1) if minimum > 1 else None
 
 
 MAMBA_INVALID_INPUTS = [

@@ -20,7 +20,7 @@ def _targets(call: Call) -> list[str]:
 
 
 def _more(call: Call, pairs: dict[str, str]) -> Call:
-    """Return the call with more pairs of a layer and its target, behind the others."""
+    """Return the call with more pairs of a layer and its target, after the others."""
     return call.replacing(**{SHARED: {**call.arguments[SHARED], **pairs}})
 
 
@@ -53,7 +53,7 @@ def _itself(call: Call) -> Call | None:
 
 
 def _in_another_group(call: Call) -> Call | None:
-    """Share across groups: a layer that stands in a group has a target in another."""
+    """Share across groups: a layer that is in a group has a target in another."""
     groups = call.arguments[GROUPS]
     if len(groups) < 2:
         return None
@@ -85,7 +85,7 @@ SHARING_INVALID_INPUTS = [
         ValueError,
         shared_kv_cache_layers={
             "a layer is its own target": _itself,
-            "a layer stands in another group": _in_another_group,
+            "a layer is in another group": _in_another_group,
         },
     ),
     *refusals(

@@ -22,7 +22,7 @@ Chosen = Callable[[Cache, Layer], bool]
 
 
 def is_attention(_: Cache, layer: Layer) -> bool:
-    """Return whether a layer has a backend that is asked."""
+    """Return whether the backend of a layer is called."""
     return not layer.is_mamba
 
 
@@ -325,10 +325,10 @@ RESHAPE_INVALID_INPUTS = [
                 ),
             },
             PAGE: {
-                "unlike pages over one tensor": _another_spec(
+                "different pages over one tensor": _another_spec(
                     _half_a_page, _shares_with_another_group
                 ),
-                "unlike pages of states over one tensor": _another_spec(
+                "different pages of states over one tensor": _another_spec(
                     _two_pages, _shares_with_attention
                 ),
             },

@@ -16,8 +16,8 @@ SHARE = "gpu_memory_utilization"
 def _byte_too_few(call: Call) -> Call | None:
     snapshot = call.arguments["init_snapshot"]
     share = float(call.arguments["cache_config"].gpu_memory_utilization)
-    wanted = math.ceil(snapshot.total_memory * share)
-    return replaced("init_snapshot.free_memory", wanted - 1)(call) if wanted else None
+    requested = math.ceil(snapshot.total_memory * share)
+    return replaced("init_snapshot.free_memory", requested - 1)(call) if requested else None
 
 
 def _too_few_of_many(call: Call) -> Call:

@@ -182,7 +182,7 @@ GATHER_INVALID_INPUTS = where(
 
 
 def _item(bad: Any) -> Change:
-    """Return the change of the last item, of several that are no array."""
+    """Return the change of the last item, of several that are not arrays."""
     change = replaced(f"{ITEMS}[-1]", bad)
     return lambda call: None if isinstance(call.arguments[ITEMS], np.ndarray) else change(call)
 

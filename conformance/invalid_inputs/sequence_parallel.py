@@ -41,7 +41,7 @@ SP_INVALID_INPUTS = [
         ValueError,
         **{
             TOKENS: {
-                "the number is no multiple of the ranks": _odd,
+                "the number is not a multiple of the ranks": _odd,
                 "likewise, of a graph compiled whole": _odd_and_whole,
             }
         },
@@ -58,7 +58,7 @@ SP_INVALID_INPUTS = [
                         is_optional=True, takes_tuple=True, is_attribute=True
                     ),
                     f"{COMPILATION}.compile_sizes": List(
-                        Int(least=None), is_optional=True, is_attribute=True
+                        Int(minimum=None), is_optional=True, is_attribute=True
                     ),
                 }
             )

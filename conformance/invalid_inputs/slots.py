@@ -77,7 +77,7 @@ SLOT_MAPPING_INVALID_INPUTS = [
     *invalid_by_kind(
         block_table=Array([np.int64], ndim=2, length=lambda call: call.facts.num_reqs),
         positions=Array(
-            [np.int32], length=lambda call: call.facts.num_tokens, is_length_value=True, least=0
+            [np.int32], length=lambda call: call.facts.num_tokens, is_length_value=True, minimum=0
         ),
         query_start_loc=Starts(),
         block_size=size(),

@@ -24,7 +24,7 @@ QUERY_INVALID_INPUTS = [
 
 
 def _apart(output: NumpyArray) -> NumpyArray:
-    """Return requests that do not lie one behind another."""
+    """Return requests that do not lie one after another."""
     whole: NumpyArray = laid_out((9, 2, 3), "dense", output.dtype.type).reshape(3, 3, 2, 3)
     return whole[:, :2]
 

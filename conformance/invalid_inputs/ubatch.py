@@ -136,13 +136,13 @@ INVALID_CUTS: dict[str, Cut] = {
     "has requests outside the batch": _requests_outside,
     "has tokens outside the batch": _tokens_outside,
     "begins before its first request": _begins_before,
-    "begins behind its first request": _begins_behind,
+    "begins after its first request": _begins_behind,
     "has tokens of requests outside it": _loses_tokens,
 }
 
 
 def _invalid_slices(argument: str, path: str) -> list[InvalidInput]:
-    """Return the invalid inputs of one micro-batch's slices, which stand at a path."""
+    """Return the invalid inputs of one micro-batch's slices, which are at a path."""
     ways = {
         f"the micro-batch {name}": changed_with_facts(path, cut)
         for name, cut in INVALID_CUTS.items()
@@ -158,5 +158,5 @@ MAKE_INVALID_INPUTS = [
 SPLIT_INVALID_INPUTS = [
     *invalid_metadata(),
     *_invalid_slices("ubatch_slices", "ubatch_slices[-1]"),
-    *refusals(TypeError, ubatch_slices={"the slices are no list": replaced("ubatch_slices", 3)}),
+    *refusals(TypeError, ubatch_slices={"the slices are not a list": replaced("ubatch_slices", 3)}),
 ]

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from conformance.goals import Goals
 from conformance.laws.access import Half
 from conformance.laws.law_case import LawCase
-from conformance.situations import Situations
 from conformance.strategies import cached as st
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
@@ -25,7 +25,7 @@ class Law:
         presets: The sizes of its examples. None for the target's own sizes, or for small ones if
             the law is about reads: large examples have millions of pairs of a token and a key.
         choices: What it draws in addition to the call.
-        situations: The coverage goals of each function, as predicates on a law case.
+        goals: The coverage goals of each function, as predicates on a law case.
         in_simulator: Whether it is also tested with kernels in the simulator.
     """
 
@@ -35,7 +35,7 @@ class Law:
     half: Half
     presets: Sequence[Preset] | None
     choices: st.SearchStrategy[Any]
-    situations: Situations
+    goals: Goals
     in_simulator: bool = True
 
 
@@ -53,7 +53,7 @@ def law(
     half: Half = Half.BOTH,
     presets: Sequence[Preset] | None = None,
     choices: st.SearchStrategy[Any] = NOTHING,
-    situations: Mapping[str, Callable[[LawCase], bool]] | None = None,
+    goals: Mapping[str, Callable[[LawCase], bool]] | None = None,
     in_simulator: bool = True,
 ) -> Callable[[Callable[[LawCase], None]], Callable[[LawCase], None]]:
     """Declare a law, with the name and the docstring of the decorated function.
@@ -62,7 +62,7 @@ def law(
         half: The half of the relation that it is about.
         presets: The sizes of its examples; None for the target's.
         choices: What it draws in addition to the call.
-        situations: The coverage goals, which are counted under the law's name and their own.
+        goals: The coverage goals, which are counted under the law's name and their own.
         in_simulator: Whether it is also tested with kernels in the simulator.
 
     Returns:
@@ -72,7 +72,7 @@ def law(
 
     def declare(body: Callable[[LawCase], None]) -> Callable[[LawCase], None]:
         statement = " ".join((body.__doc__ or "").split())
-        named = {f"{body.__name__}: {name}": holds for name, holds in (situations or {}).items()}
+        named = {f"{body.__name__}: {name}": holds for name, holds in (goals or {}).items()}
         LAWS[body.__name__] = Law(
             name=body.__name__,
             statement=statement,
@@ -80,7 +80,7 @@ def law(
             half=half,
             presets=presets,
             choices=choices,
-            situations=named,
+            goals=named,
             in_simulator=in_simulator,
         )
         return body

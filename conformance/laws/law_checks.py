@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance.calls import Call
 from conformance.checks import Check, Checks
 from conformance.contracts import Contract
+from conformance.goals import reached_goals
 from conformance.laws import statements  # noqa: F401  # it fills LAWS
 from conformance.laws.access import Half
 from conformance.laws.interpretation import Interpretation
@@ -17,7 +18,6 @@ from conformance.laws.law import LAWS, PAIRS, Law
 from conformance.laws.law_case import LawCase
 from conformance.profiles import Kind
 from conformance.report import render
-from conformance.situations import situations_met
 from conformance.strategies import cached as st
 from conformance.strategies.presets import Preset
 from conformance.targets import RAISED, REFERENCE, Target
@@ -100,8 +100,8 @@ def _check(contract: Contract, interpretation: Interpretation, law: Law) -> Chec
         examples,
         body,
         f"{contract.function} obeys: {law.statement}",
-        list(law.situations),
-        lambda case: situations_met(law_case(REFERENCE, case), law.situations),
+        list(law.goals),
+        lambda case: reached_goals(law_case(REFERENCE, case), law.goals),
         contract.has_kernel and law.in_simulator,
         presets=law.presets or (PAIRS if Half.READS in half else None),
         law=law.name,

@@ -36,7 +36,7 @@ def _has_context(case: LawCase) -> bool:
 # Writes.
 
 
-@law(half=Half.WRITES, situations={"several tokens": lambda case: case.batch.num_tokens > 1})
+@law(half=Half.WRITES, goals={"several tokens": lambda case: case.batch.num_tokens > 1})
 def slots_are_distinct(case: LawCase) -> None:
     """No two new tokens of a step get the same slot of a cache."""
     slots = Counter(slot for _, slot in Access.union(case.result_access()).writes)
@@ -45,7 +45,7 @@ def slots_are_distinct(case: LawCase) -> None:
         raise AssertionError(f"slot {min(twice)} is given to {slots[min(twice)]} tokens")
 
 
-@law(presets=PAIRS, situations={"a request with tokens and a context": _has_context})
+@law(presets=PAIRS, goals={"a request with tokens and a context": _has_context})
 def writes_are_read_back(case: LawCase) -> None:
     """A request reads each of its positions from the slot that it wrote it to."""
     got = Access.union(case.result_access())
@@ -80,8 +80,8 @@ def _leaves_out(case: LawCase) -> bool:
 
 @law(
     presets=PAIRS,
-    situations={
-        "several groups of unlike block sizes": lambda case: (
+    goals={
+        "several groups of different block sizes": lambda case: (
             len({batch.layout.block_size for batch in case.batches}) > 1
         )
     },
@@ -94,9 +94,9 @@ def each_group_sees_its_own_batch(case: LawCase) -> None:
 
 @law(
     presets=PAIRS,
-    situations={
+    goals={
         "tokens are left out": _leaves_out,
-        "idle requests stand behind others": lambda case: (
+        "idle requests come after others": lambda case: (
             is_padded(case.batch) and case.batch.num_tokens > 0
         ),
     },
@@ -106,7 +106,7 @@ def unpadding_removes_nothing(case: LawCase) -> None:
     _assert_as_expected(case)
 
 
-@law(presets=PAIRS, situations={"tokens are left out": _leaves_out})
+@law(presets=PAIRS, goals={"tokens are left out": _leaves_out})
 def a_slice_keeps_its_tokens(case: LawCase) -> None:
     """The tokens of a slice read and write what they do in the whole batch."""
     _assert_as_expected(case)
@@ -114,7 +114,7 @@ def a_slice_keeps_its_tokens(case: LawCase) -> None:
 
 @law(
     presets=PAIRS,
-    situations={
+    goals={
         "tokens are left out": _leaves_out,
         "several of a request, not all": lambda case: any(
             1 < selected < count for selected, count in _selected_counts(case)
@@ -125,12 +125,12 @@ def a_slice_keeps_its_tokens(case: LawCase) -> None:
         ),
     },
 )
-def wanted_keep_their_reads(case: LawCase) -> None:
+def logits_tokens_keep_their_reads(case: LawCase) -> None:
     """Tokens with logits that are the last of their requests read the keys they did before."""
     _assert_as_expected(case)
 
 
-@law(presets=PAIRS, situations={"several requests": lambda case: case.batch.num_reqs > 1})
+@law(presets=PAIRS, goals={"several requests": lambda case: case.batch.num_reqs > 1})
 def reordering_renames(case: LawCase) -> None:
     """Each token of a reordered batch reads and writes what it did before."""
     _assert_as_expected(case)
@@ -143,7 +143,7 @@ def _chunk(case: LawCase) -> int:
 
 @law(
     presets=PAIRS,
-    situations={
+    goals={
         "a request with tokens in two chunks": lambda case: any(
             q and c // _chunk(case) < (c + q - 1) // _chunk(case)
             for q, c in zip(case.batch.query_lens, case.batch.num_computed_tokens, strict=True)
@@ -165,7 +165,7 @@ def chunks_restrict(case: LawCase) -> None:
 # The batch in parts.
 
 
-@law(presets=PAIRS, situations={"several parts": lambda case: case.num_parts > 1})
+@law(presets=PAIRS, goals={"several parts": lambda case: case.num_parts > 1})
 def split_partitions(case: LawCase) -> None:
     """The parts of a batch together read and write what it does, each token in one part."""
     parts = case.result_access()
@@ -176,7 +176,7 @@ def split_partitions(case: LawCase) -> None:
     Access.union(parts).assert_equal(case.expected_access())
 
 
-@law(situations={"several ranks": lambda case: case.batch.layout.cp_world_size > 1})
+@law(goals={"several ranks": lambda case: case.batch.layout.cp_world_size > 1})
 def ranks_partition(case: LawCase) -> None:
     """Exactly one rank holds each pair of a token and a key, and the slot of each new token."""
     parts = [
@@ -217,7 +217,7 @@ BLOCK_M = 8
 """Tokens of one program of a causal convolution."""
 
 
-@law(situations={"a request of several programs": lambda case: _longest(case.batch) > BLOCK_M})
+@law(goals={"a request of several programs": lambda case: _longest(case.batch) > BLOCK_M})
 def programs_cover(case: LawCase) -> None:
     """The programs cover each token exactly once, in runs of at most 8 of one sequence."""
     runs = [sorted(token for token, _ in part.writes) for part in case.result_access()]
@@ -252,7 +252,7 @@ PADDINGS = st.builds(
     presets=(MINIMAL,),
     in_simulator=False,
     choices=PADDINGS,
-    situations={
+    goals={
         "a batch with tokens gets padded requests": lambda case: (
             case.batch.num_tokens > 0 and len(case.choice.stale_lens) > 0
         ),
@@ -290,7 +290,7 @@ def _is_moved(case: LawCase) -> bool:
     presets=(MINIMAL,),
     in_simulator=False,
     choices=st.builds(InOrder, st.integers(0, 2**16)),
-    situations={"a request with tokens changes its place": _is_moved},
+    goals={"a request with tokens changes its place": _is_moved},
 )
 def any_order_means_the_same(case: LawCase) -> None:
     """With its requests in another order, each token reads and writes the same."""
@@ -300,7 +300,7 @@ def any_order_means_the_same(case: LawCase) -> None:
 
 
 @law(
-    situations={
+    goals={
         "kernel blocks split the manager's": lambda case: (
             case.batch.layout.blocks_per_kv_block > 1 and case.batch.num_tokens > 0
         )

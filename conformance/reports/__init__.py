@@ -1,7 +1,7 @@
 """Reports of a run: `--report DIR` writes `report.json`, `report.md` and `report.html`.
 
-All three say the same. `schema.json` defines the first; the last is one file that needs nothing
-else, neither a network nor scripts.
+All three have the same contents. `schema.json` defines the first; the last is one self-contained
+file, without network access or scripts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from conformance.reports.files import prepare_folder, write_files
 from conformance.reports.html import html_of
 from conformance.reports.markdown import markdown_of
-from conformance.reports.record import SCHEMA_VERSION
+from conformance.reports.record import SCHEMA_VERSION, with_old_keys
 
 SCHEMA = Path(__file__).with_name("schema.json")
 """The JSON Schema of `report.json`."""
@@ -33,7 +33,7 @@ def write_reports(record: Mapping[str, Any], folder: Path) -> list[Path]:
         The files, in place of those of an earlier run.
     """
     texts = {
-        "report.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n",
+        "report.json": json.dumps(with_old_keys(record), indent=1, ensure_ascii=False) + "\n",
         "report.md": markdown_of(record),
         "report.html": html_of(record),
     }

@@ -12,8 +12,8 @@ from conformance.reports.words import (
     duration,
     facts,
     first_test,
+    goals_words,
     headline,
-    situations_words,
 )
 
 
@@ -38,7 +38,7 @@ def html_of(record: Mapping[str, Any]) -> str:
         "total": added(function["statistics"] for function in functions),
         "first_test": first_test,
     }
-    filters = {"words": cell_words, "situations": situations_words, "share": draw_share}
+    filters = {"words": cell_words, "goals": goals_words, "share": draw_share}
     return render_page(HERE, "report.html.j2", values, filters=filters)
 
 
@@ -51,7 +51,7 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for found in states
     )
     absent = sum(found <= {"absent", "not run"} for found in states)
-    counts = [one["count"] for function in record["functions"] for one in function["situations"]]
+    counts = [one["count"] for function in record["functions"] for one in function["goals"]]
     examples = sum(
         cell["examples"] for function in record["functions"] for cell in function["cells"]
     )
@@ -60,7 +60,7 @@ def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (f"{failing:,}", "fail", "fails" if failing else ""),
         (f"{absent:,}", "absent", ""),
         (f"{examples:,}", "examples", ""),
-        (f"{sum(map(bool, counts)):,}/{len(counts):,}", "situations met", ""),
+        (f"{sum(map(bool, counts)):,}/{len(counts):,}", "coverage goals reached", ""),
         (duration(record["run"]["seconds"]), "in all", ""),
     ]
     return [tile for tile in found if tile[:2] != ("0", "absent")]

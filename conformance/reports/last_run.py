@@ -33,9 +33,9 @@ def remember(
                 "states": {cell["target"]: cell["state"] for cell in ran},
                 "implementations": [one["name"] for one in record["implementations"]],
                 "examples": sum(cell["examples"] for cell in ran),
-                "situations": {
+                "goals": {
                     one["name"]: one["count"]
-                    for one in function["situations"]
+                    for one in function["goals"]
                     if one["count"] or function["name"] not in partial
                 },
             }

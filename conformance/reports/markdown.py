@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conformance.reports.words import cell_words, facts, first_test, headline, situations_words
+from conformance.reports.words import cell_words, facts, first_test, goals_words, headline
 
 
 def markdown_of(record: Mapping[str, Any]) -> str:
@@ -29,23 +29,28 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
             yield from _failure(failure)
         for error in record["errors"]:
             yield from (f"### {escaped(error['where'])}", "", *fenced(error["message"]), "")
-    if record["unmet"]:
-        yield from ("## Never met", "", *(f"- {escaped(line)}" for line in record["unmet"]), "")
+    if record["unreached"]:
+        yield from (
+            "## Not reached",
+            "",
+            *(f"- {escaped(line)}" for line in record["unreached"]),
+            "",
+        )
     names = [target["name"] for target in record["targets"]]
     yield from ("## Functions", "")
-    yield row("function", *names, "situations", "time")
+    yield row("function", *names, "goals", "time")
     yield row(*["---"] * (len(names) + 1), "---:", "---:")
     for function in record["functions"]:
         cells = [cell_words(cell) for cell in function["cells"]]
-        situations = situations_words(function)
-        yield row(f"`{function['name']}`", *cells, situations, f"{function['seconds']:.0f} s")
-    yield from ("", "## Situations", "")
+        goals = goals_words(function)
+        yield row(f"`{function['name']}`", *cells, goals, f"{function['seconds']:.0f} s")
+    yield from ("", "## Coverage goals", "")
     for function in record["functions"]:
-        if function["situations"]:
-            met = f"{situations_words(function)} met"
-            yield from (f"<details><summary>{escaped(function['name'])}: {met}</summary>", "")
-            for situation in function["situations"]:
-                yield f"- {escaped(situation['name'])}: {situation['count']:,}"
+        if function["goals"]:
+            reached = f"{goals_words(function)} met"
+            yield from (f"<details><summary>{escaped(function['name'])}: {reached}</summary>", "")
+            for goal in function["goals"]:
+                yield f"- {escaped(goal['name'])}: {goal['count']:,}"
             yield from ("", "</details>", "")
 
 

@@ -67,8 +67,8 @@ def render_page(
 def anchor(text: str) -> str:
     """Return a text as the name of an element.
 
-    >>> anchor("situations of CpuGpuBuffer.copy_to_gpu")
-    'situations-of-CpuGpuBuffer.copy_to_gpu'
+    >>> anchor("goals of CpuGpuBuffer.copy_to_gpu")
+    'goals-of-CpuGpuBuffer.copy_to_gpu'
     """
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from conformance.goals import Coverage
 from conformance.reports import prepare_folder, write_reports
 from conformance.reports.last_run import remember
 from conformance.reports.record import RunInfo, properties_of, record_of
 from conformance.reports.statistics import added, collecting, statistics_lines
-from conformance.situations import Ledger
 from conformance.summary import CHECKED, Run
 
 
@@ -34,14 +34,14 @@ class Reporting:
     Args:
         config: Pytest's.
         run: The run.
-        ledger: The coverage of the run.
+        coverage: The coverage of the run.
 
     Raises:
         OSError: The folder of the reports cannot be written.
     """
 
-    def __init__(self, config: pytest.Config, run: Run, ledger: Ledger) -> None:
-        self.config, self.run, self.ledger = config, run, ledger
+    def __init__(self, config: pytest.Config, run: Run, coverage: Coverage) -> None:
+        self.config, self.run, self.coverage = config, run, coverage
         self.is_worker = hasattr(config, "workerinput")
         self.folder: Path | None = config.getoption("--report")
         if self.folder is not None and not self.is_worker:
@@ -90,7 +90,7 @@ class Reporting:
         if not self.is_worker and not self.config.getoption("collectonly"):
             self.info.seconds = time.perf_counter() - self.clock
             self.info.exit_status = status_words(session.exitstatus)
-            record = record_of(self.run, self.ledger, self.info)
+            record = record_of(self.run, self.coverage, self.info)
             if not self.run.is_replay:
                 remember(self.config, record, self.run.partial)
             if self.folder is not None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 import reference
+from conformance.goals import Coverage
 from conformance.implementations import Absent
 from conformance.profiles import Profile
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
-from conformance.situations import Ledger
 from conformance.summary import Run, skip_reason
 from conformance.targets import REFERENCE, STATEFUL_TEST, Target
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 """The first number changes if old readers would misread it, the second if something is added."""
 
 SCRIPT = "as a script"
@@ -54,16 +54,16 @@ class RunInfo:
     errors: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
 
-def record_of(run: Run, ledger: Ledger, info: RunInfo) -> dict[str, Any]:
+def record_of(run: Run, coverage: Coverage, info: RunInfo) -> dict[str, Any]:
     """Return the record of a run.
 
     Args:
         run: The run and its outcomes.
-        ledger: Its coverage.
+        coverage: Its coverage.
         info: How it was started and how it ended.
     """
     names = sorted({name for name, _ in [*run.outcomes, *run.absent]})
-    judged = run.judged() if run.profile.judges_situations else []
+    complete_functions = run.complete_functions() if run.profile.requires_coverage else []
     return {
         "schema_version": SCHEMA_VERSION,
         "run": _run_info(run, info),
@@ -84,8 +84,10 @@ def record_of(run: Run, ledger: Ledger, info: RunInfo) -> dict[str, Any]:
             for one in run.implementations
         ],
         "targets": [_target(target) for target in run.targets],
-        "functions": [_function(run, ledger, name, is_judged=name in judged) for name in names],
-        "unmet": list(run.unmet_lines(ledger)),
+        "functions": [
+            _function(run, coverage, name, is_complete=name in complete_functions) for name in names
+        ],
+        "unreached": list(run.unreached_lines(coverage)),
         "failures": _failures(run),
         "errors": info.errors,
     }
@@ -119,8 +121,8 @@ def _target(target: Target) -> dict[str, Any]:
     }
 
 
-def _function(run: Run, ledger: Ledger, name: str, *, is_judged: bool) -> dict[str, Any]:
-    cells = [_cell(run, ledger, name, target) for target in run.targets]
+def _function(run: Run, coverage: Coverage, name: str, *, is_complete: bool) -> dict[str, Any]:
+    cells = [_cell(run, coverage, name, target) for target in run.targets]
     reports = [
         report for target in run.targets for report in run.outcomes.get((name, target.name), [])
     ]
@@ -129,10 +131,10 @@ def _function(run: Run, ledger: Ledger, name: str, *, is_judged: bool) -> dict[s
         "module": module_of(name),
         "summary": summary_of(name),
         "seconds": round(sum(report.duration for report in reports), 3),
-        "is_judged": is_judged,
-        "situations": [
-            {"name": situation, "count": ledger.met[name, situation]}
-            for situation in ledger.expected.get(name, ())
+        "is_complete": is_complete,
+        "goals": [
+            {"name": goal, "count": coverage.reached[name, goal]}
+            for goal in coverage.expected.get(name, ())
         ],
         "statistics": _rounded(
             added(properties_of(report).get("statistics", {}) for report in reports)
@@ -145,14 +147,14 @@ def _rounded(numbers: dict[str, float]) -> dict[str, float]:
     return {name: round(number, 4) for name, number in numbers.items()}
 
 
-def _cell(run: Run, ledger: Ledger, name: str, target: Target) -> dict[str, Any]:
+def _cell(run: Run, coverage: Coverage, name: str, target: Target) -> dict[str, Any]:
     reports = run.outcomes.get((name, target.name), [])
     state, others = run.verdict(name, target)
     return {
         "target": target.name,
         "state": state.value,
         "with": others,
-        "examples": ledger.examples[name, target.name],
+        "examples": coverage.examples[name, target.name],
         "tests": {
             outcome: sum(report.outcome == outcome for report in reports)
             for outcome in ("passed", "failed", "skipped")
@@ -199,7 +201,7 @@ def _test(report: pytest.TestReport) -> dict[str, Any]:
         **failure,
         "message": message,
         "script": next(iter(scripts), None),
-        "kept": properties.get("kept"),
+        "stored": properties.get("stored"),
     }
 
 
@@ -232,3 +234,20 @@ def summary_of(function: str) -> str:
     except Absent:
         return ""
     return (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def with_old_keys(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record that also has the keys of schema 1.0, which the next release will remove.
+
+    >>> with_old_keys({"unreached": [], "functions": [], "failures": []})["unmet"]
+    []
+    """
+    functions = [
+        {**function, "situations": function["goals"], "is_judged": function["is_complete"]}
+        for function in record["functions"]
+    ]
+    failures = [
+        {**failure, "tests": [{**test, "kept": test["stored"]} for test in failure["tests"]]}
+        for failure in record["failures"]
+    ]
+    return {**record, "unmet": record["unreached"], "functions": functions, "failures": failures}

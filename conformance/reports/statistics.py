@@ -1,9 +1,9 @@
 """Hypothesis' statistics: the number of examples of a check, and where its time went.
 
-Hypothesis hands its statistics, one dict for each test, to whoever stands in
+Hypothesis hands its statistics, one dict for each test, to whoever is in
 `hypothesis.statistics.collector`; its own pytest plugin does, and makes text of them, rounded to
 milliseconds, in which invalid examples and overruns are one number. The other source, its
-observability, costs a representation of every example. So we stand there too. The form of the dict
+observability, costs a representation of every example. So we are there too. The form of the dict
 is no promise: what is not as expected here is left out, and fails nothing.
 """
 
@@ -95,7 +95,7 @@ def collecting(item: pytest.Item) -> Iterator[None]:
                 item.user_properties.append(("statistics", added(collected)))
 
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 """The number of functions whose statistics the terminal shows by default."""
 
 
@@ -108,7 +108,7 @@ def statistics_lines(found: Mapping[str, Mapping[str, float]], *, show_all: bool
     """
     total = added(found.values())
     rows = sorted(found)
-    is_cut = len(rows) > MOST_ROWS and not show_all
+    is_cut = len(rows) > MAX_ROWS and not show_all
     if is_cut:
         rows = [name for name in rows if _is_outlier(found[name], total)]
     width = max(map(len, ["function", *rows]))

@@ -26,7 +26,7 @@ def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, of the packages, and of the machine, by name.
 
     Args:
-        *packages: Packages to name beside `PACKAGES`, where they are installed.
+        *packages: Packages to name next to `PACKAGES`, where they are installed.
 
     >>> list(versions())[:2]
     ['python', 'kvtwin']

@@ -18,8 +18,8 @@ def headline(record: Mapping[str, Any]) -> str:
         return f"{names}: {which} {'fails' if len(failing) == 1 else 'fail'}"
     if record["errors"]:
         return f"{names}: the run has errors"
-    if record["unmet"]:
-        return f"{names}: situations were never met"
+    if record["unreached"]:
+        return f"{names}: coverage goals were not reached"
     number = sum(_conforms(function) for function in record["functions"])
     count = f"{number} {'function conforms' if number == 1 else 'functions conform'}"
     return f"{names}: {count}" if status == "ok" else f"{names}: {count}; the run ended: {status}"
@@ -102,14 +102,14 @@ def cell_words(cell: Mapping[str, Any]) -> str:
     return words.get(cell["state"], str(cell["state"]))
 
 
-def situations_words(function: Mapping[str, Any]) -> str:
-    """Return how many of its situations a function met.
+def goals_words(function: Mapping[str, Any]) -> str:
+    """Return how many of its coverage goals a function met.
 
-    >>> situations_words({"situations": [{"count": 3}, {"count": 0}]})
+    >>> goals_words({"goals": [{"count": 3}, {"count": 0}]})
     '1/2'
     """
-    met = sum(situation["count"] > 0 for situation in function["situations"])
-    return f"{met}/{len(function['situations'])}"
+    reached = sum(goal["count"] > 0 for goal in function["goals"])
+    return f"{reached}/{len(function['goals'])}"
 
 
 def first_test(failure: Mapping[str, Any]) -> Mapping[str, Any]:

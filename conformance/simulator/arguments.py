@@ -33,8 +33,8 @@ def make_arguments(
         clock: The launch's.
 
     Raises:
-        NotImplementedError: Two arrays overlap and have elements of unlike sizes, or an array has
-            a dtype that the simulator lacks.
+        NotImplementedError: Two arrays overlap and have elements of different sizes, or an array
+            has a dtype that the simulator lacks.
         TypeError: There are too few or too many, or one is neither an array nor a number.
     """
     if len(names) != len(args):
@@ -56,7 +56,7 @@ def make_arguments(
         if first.itemsize != second.itemsize and np.may_share_memory(first, second):
             raise NotImplementedError(
                 f"arrays {one} ({first.dtype}) and {other} ({second.dtype}) overlap: races "
-                "between elements of unlike sizes are not simulated"
+                "between elements of different sizes are not simulated"
             )
     return made
 

@@ -76,7 +76,7 @@ def join_warp(moments: list[Moment]) -> list[Moment]:
     return after
 
 
-class _Crowd:
+class _Moments:
     """Unordered moments that touched one element alike: all that a later access must follow.
 
     Blocks run one after another, so one moment stands for all those of the blocks that have ended,
@@ -105,7 +105,7 @@ class _Crowd:
         return next((each for each in self._moments.values() if not each.precedes(now)), None)
 
 
-_Accesses: TypeAlias = dict[int, Moment | _Crowd]
+_Accesses: TypeAlias = dict[int, Moment | _Moments]
 
 
 class Conflict(NamedTuple):
@@ -118,7 +118,7 @@ class Conflict(NamedTuple):
 class History:
     """The accesses to a piece of memory, by the address of the element.
 
-    Each method asks whether the access is ordered after the earlier ones that it conflicts with,
+    Each method checks whether the access is ordered after the earlier ones that it conflicts with,
     and records it if so. A load conflicts with stores and atomics, a store with everything, and
     an atomic with all but atomics.
     """
@@ -183,10 +183,10 @@ def _record(accesses: _Accesses, address: int, now: Moment) -> None:
         return
     if seen is None:
         accesses[address] = now
-    elif isinstance(seen, _Crowd):
+    elif isinstance(seen, _Moments):
         seen.add(now)
     elif seen.precedes(now):
         accesses[address] = now
     else:
-        crowd = accesses[address] = _Crowd(seen)
-        crowd.add(now)
+        moments = accesses[address] = _Moments(seen)
+        moments.add(now)

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 def _site(depth: int) -> Site:
     """Return the call in the kernel's source, so many frames above the caller of this."""
-    frame = sys._getframe(depth + 1)  # noqa: SLF001  # the only way to tell calls apart
+    frame = sys._getframe(depth + 1)  # noqa: SLF001  # the only way to distinguish calls
     code = frame.f_code
     return Site(code.co_filename, code.co_qualname, frame.f_lineno, frame.f_lasti)
 

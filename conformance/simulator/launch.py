@@ -33,7 +33,7 @@ def simulate(
         threads: How many threads in each block, in up to three dimensions, 1024 at most.
         args: NumPy arrays, torch tensors on the CPU and numbers, one for each parameter. Arrays
             are read and written in place.
-        seed: Decides the order of the blocks, and that of the threads, anew after every barrier,
+        seed: Decides the order of the blocks, and that of the threads, again after every barrier,
             warp operation and atomic operation.
 
     Raises:
@@ -43,7 +43,7 @@ def simulate(
         OverflowError: A value does not fit the type that it is cast to or stored as.
         RaceError: Two threads touch one element, one of them storing, with nothing between that
             orders them.
-        TypeError: The kernel is no kernel, or an argument is of the wrong type.
+        TypeError: The kernel is not a kernel, or an argument is of the wrong type.
         UninitializedReadError: Shared or local memory is read before it was written.
         ValueError: The grid or the block has no size that CUDA allows, or a read-only array is
             stored to.

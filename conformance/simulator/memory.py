@@ -119,7 +119,7 @@ class CheckedArray:
 
         Raises:
             IndexError: The index is negative, past the end, or has the wrong number of entries.
-            TypeError: It is no integer.
+            TypeError: It is not an integer.
         """
         if type(index) is int and self.ndim == 1:  # the usual case, 0.2 us faster
             length, stride = self._axes[0]
@@ -146,7 +146,7 @@ class CheckedArray:
 
         Raises:
             OverflowError: It is outside the range of the dtype.
-            TypeError: It is no number, or a float for an array of integers.
+            TypeError: It is not a number, or a float for an array of integers.
             ValueError: The array is read-only.
         """
         if not self._data.flags.writeable:

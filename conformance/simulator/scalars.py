@@ -1,4 +1,4 @@
-"""The numbers of a simulated kernel: Python's, kept to the ranges of the types that the GPU has.
+"""The numbers of a simulated kernel: Python's, limited to the ranges of the types of the GPU.
 
 Python integers never wrap, so a kernel that leaves the range of a type shows it where the value is
 cast or stored. What compiled kernels do between is imitated where Python would hide a fault: all
@@ -160,7 +160,7 @@ def as_number(value: object) -> Number:
     """Return a Python number for a scalar argument or global of a kernel.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
     """
     if isinstance(value, np.generic):
         return as_cast(value.dtype)(value.item())

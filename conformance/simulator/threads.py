@@ -154,7 +154,7 @@ class Block:
         machine: The launch.
         index: In the grid, as `cuda.blockIdx`.
         threads: All of them, in order.
-        shared: Its shared arrays, by the call that asked for them.
+        shared: Its shared arrays, by the call that made them.
     """
 
     __slots__ = ("index", "machine", "shared", "threads")

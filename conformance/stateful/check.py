@@ -11,11 +11,11 @@ from hypothesis import seed
 from hypothesis.stateful import run_state_machine_as_test
 
 from conformance.checks import Check
+from conformance.goals import COVERAGE
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import Absent
 from conformance.profiles import Kind, Profile
 from conformance.simulated_launches import counting_launches
-from conformance.situations import LEDGER
 from conformance.stateful.goals import GOALS
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
@@ -55,7 +55,7 @@ class StatefulCheck(Check):
         def test() -> None:
             __tracebackhide__ = True
             machine = cast("type[EngineStateMachine]", factory)  # whatever makes one will do
-            with counting_launches(lambda: LEDGER.launches.update([self.function])):
+            with counting_launches(lambda: COVERAGE.launches.update([self.function])):
                 try:
                     with noticing_lost_context(target.device):
                         run_state_machine_as_test(machine, settings=options)
@@ -89,6 +89,6 @@ def stateful_check() -> StatefulCheck:
         examples=lambda _: st.nothing(),
         body=run,
         description="Two runners of the same steps agree after each step, and keep the invariants.",
-        expects=GOALS,
+        goals=GOALS,
         has_kernel=True,
     )

@@ -1,4 +1,4 @@
-"""Which coverage goals are met by a setup, a request, a step or a runner's batch."""
+"""Which coverage goals are reached by a setup, a request, a step or a runner's batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of_setup(setup: Setup) -> Iterator[Goal]:
 
 
 def of_preempted(request: Request) -> Iterator[Goal]:
-    """Yield what is met by preempting a request.
+    """Yield what is reached by preempting a request.
 
     Args:
         request: Before it is preempted.
@@ -41,7 +41,7 @@ def of_preempted(request: Request) -> Iterator[Goal]:
 
 
 def of_resumed(request: Request, former_block_ids: tuple[list[int], ...]) -> Iterator[Goal]:
-    """Yield what is met by resuming a request.
+    """Yield what is reached by resuming a request.
 
     Args:
         request: With its new blocks.
@@ -55,7 +55,7 @@ def of_resumed(request: Request, former_block_ids: tuple[list[int], ...]) -> Ite
 
 
 def of_computed(request: Request, num_tried: int, setup: Setup) -> Iterator[Goal]:
-    """Yield what is met by a request's results of a step.
+    """Yield what is reached by a request's results of a step.
 
     Args:
         request: After the step.

@@ -1,4 +1,4 @@
-"""The coverage goals of the stateful test: hard cases, all of which a run must meet."""
+"""The coverage goals of the stateful test: hard cases, all of which a run must reach."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Goal(enum.Enum):
     # The pool of blocks.
     SHARED_WITH_LIVE = "a prefix is shared with a live request"
     SHARED_WITH_GONE = "a prefix is shared with a request that has gone"
-    SHARED_BLOCK_FREED = "a shared block is freed by one and kept by another"
-    PREFIX_FORGOTTEN = "a block of a remembered prefix is handed out anew"
+    SHARED_BLOCK_FREED = "a shared block is freed by one request and held by another"
+    PREFIX_FORGOTTEN = "a block of a remembered prefix is handed out again"
     FREED_AND_TAKEN = "a block is freed and handed out in one step"
     OTHER_GROUP = "a block of one group becomes another's"
     # Requests.
@@ -23,7 +23,7 @@ class Goal(enum.Enum):
     POOL_DRY = "preempted because the pool is dry"
     PREEMPTED_IN_PREFILL = "preempted in mid-prefill"
     PREEMPTED_DECODE = "preempted while it decodes"
-    PREEMPTED_AFTER_REJECTION = "preempted with rejected drafts behind it"
+    PREEMPTED_AFTER_REJECTION = "preempted with rejected drafts after it"
     RESUMED_ELSEWHERE = "resumed into other blocks"
     RESUMED_AT_ONCE = "preempted and resumed in one step"
     RESUMED_SHARING = "resumed with a shared prefix"
@@ -33,7 +33,7 @@ class Goal(enum.Enum):
     SITS_OUT = "a request sits a step out"
     COMES_BACK = "a request that sat out comes back"
     # The engine.
-    UNLIKE_BLOCK_SIZES = "groups of unlike block sizes"
+    UNLIKE_BLOCK_SIZES = "groups of different block sizes"
     THREE_GROUPS = "three groups"
     CHUNKED_GROUP = "a group of chunked local attention"
     # The batch, as a runner puts it together.

@@ -123,7 +123,7 @@ def check_reads(view: View, model: ModelCache) -> None:
 
 
 def check_rows(view: View) -> None:
-    """Check that rows are what the engine gave, and nulls behind that; of padding, nothing.
+    """Check that rows are what the engine gave, and nulls after that; of padding, nothing.
 
     A row that is not may still lead to the right keys for a while: those of a block that is free by
     now, or of another that has the same prefix.
@@ -137,11 +137,11 @@ def check_rows(view: View) -> None:
             )
             given = () if is_padding else view.snapshot.requests[req_ids[place]].block_ids[group]
             for column, block_id in enumerate(row):
-                wanted = given[column] if column < len(given) else NULL_BLOCK_ID
-                if block_id != wanted:
+                expected = given[column] if column < len(given) else NULL_BLOCK_ID
+                if block_id != expected:
                     raise BrokenInvariantError(
                         f"{view.group_name(group)}: block {column} of {who} is {block_id}, but "
-                        f"should be {wanted}"
+                        f"should be {expected}"
                     )
             seq_len = int(metadata.seq_lens[place])
             if is_padding and seq_len:

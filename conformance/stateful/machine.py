@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from conformance.situations import LEDGER
+from conformance.goals import COVERAGE
 from conformance.stateful import same_reads
 from conformance.stateful.coverage import of_setup, of_step
 from conformance.stateful.invariants import (
@@ -65,7 +65,7 @@ class EngineStateMachine(RuleBasedStateMachine):
     @initialize(setup=_setups())
     def set_up(self, setup: Setup) -> None:
         """Set the engine up."""
-        LEDGER.count(STATEFUL_TEST, self.target.name, (goal.value for goal in of_setup(setup)))
+        COVERAGE.count(STATEFUL_TEST, self.target.name, (goal.value for goal in of_setup(setup)))
         self.scheduler = PlannedScheduler(setup)
         self.twins = Twins(
             setup.model,
@@ -121,7 +121,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         self._step(plan)
 
     @rule(plan=_plans())
-    def go_on(self, plan: Plan) -> None:
+    def run_step(self, plan: Plan) -> None:
         """Let nothing arrive."""
         self._step(plan)
 
@@ -158,11 +158,11 @@ class EngineStateMachine(RuleBasedStateMachine):
         }
         if mismatch is not None or any(broken.values()):
             self._fail(snapshot, mismatch, broken)
-        met = set(of_step(setup, snapshot, self.twins.expected, self._num_reqs_before))
+        reached = set(of_step(setup, snapshot, self.twins.expected, self._num_reqs_before))
         self._num_reqs_before = len(snapshot.requests)
         self.scheduler.finish_step(plan)
-        met |= self.scheduler.take_goals()
-        LEDGER.met.update((STATEFUL_TEST, goal.value) for goal in met)
+        reached |= self.scheduler.take_goals()
+        COVERAGE.reached.update((STATEFUL_TEST, goal.value) for goal in reached)
 
     def _find_broken_invariant(
         self, name: str, runner: Runner, snapshot: Snapshot, mismatch: Mismatch | None

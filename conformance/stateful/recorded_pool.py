@@ -16,7 +16,7 @@ class RecordedPool(BlockPool):
         reuses_latest: As of `BlockPool`.
 
     Attributes:
-        goals: The goals that were met; the caller clears them.
+        goals: The goals that were reached; the caller clears them.
         freed_in_step: Blocks that were freed in this step; the caller clears them.
     """
 

@@ -56,24 +56,24 @@ def check_built(view: View) -> None:
 
 
 def check_fast_prefill(view: View) -> None:
-    """Check that the tokens whose logits are wanted read what they did."""
+    """Check that the tokens with logits read what they did."""
     starts = view.metadata[0].query_start_loc.tolist()
     last_tokens = [start - 1 for start in starts[1 : view.batch.num_reqs + 1]]
     for group, metadata in enumerate(view.metadata):
         indices = () if metadata.logits_indices_padded is None else metadata.logits_indices_padded
-        wanted_tokens = [int(token) for token in indices[: metadata.num_logits_indices]]
-        if wanted_tokens != last_tokens:
+        logits_tokens = [int(token) for token in indices[: metadata.num_logits_indices]]
+        if logits_tokens != last_tokens:
             raise BrokenInvariantError(
-                f"{view.group_name(group)}: logits are wanted of the tokens {wanted_tokens} of the "
+                f"{view.group_name(group)}: logits are needed of the tokens {logits_tokens} of the "
                 f"batch, but its requests' last ones are {last_tokens}"
             )
-    for group, made in zip(_groups_in_turn(view), view.results["wanted_tokens"], strict=True):
+    for group, made in zip(_groups_in_turn(view), view.results["logits_tokens"], strict=True):
         is_whole = int(view.metadata[group].max_query_len) == 1  # then the batch itself comes back
         names = range(starts[-1]) if is_whole else last_tokens
         got = view.reads_of(as_reference(made), view.groups[group].block_size)
         renamed = {(names[token], key, slot) for token, key, slot in got}
-        wanted = {read for read in view.reads[group] if read[0] in last_tokens}
-        _raise_difference(view, group, "the batch of wanted tokens", renamed, wanted)
+        expected = {read for read in view.reads[group] if read[0] in last_tokens}
+        _raise_difference(view, group, "the batch of tokens with logits", renamed, expected)
 
 
 def check_kernel_blocks(view: View) -> None:
@@ -110,10 +110,10 @@ def check_ranks(view: View) -> None:
             cp_rank=rank,
             cp_kv_cache_interleave_size=view.batch.interleave(cache_group),
         )
-        wanted = {(token, slot) for token, key, slot in reads if key == view.tokens[token][1]}
+        expected = {(token, slot) for token, key, slot in reads if key == view.tokens[token][1]}
         on_rank = dataclasses.replace(view.metadata[group], slot_mapping=_array(slot_mapping))
         what = f"the slots of rank {rank}"
-        _raise_difference(view, group, what, view.writes_of(on_rank), wanted)
+        _raise_difference(view, group, what, view.writes_of(on_rank), expected)
 
 
 CHECKS: tuple[Callable[[View], None], ...] = (
@@ -159,25 +159,25 @@ def _check_same(
 
 def _check_chunks(view: View, group: int, chunk: int, virtual: Answer) -> None:
     """Check a virtual batch against the pairs of a query and a key in one chunk."""
-    wanted = {
+    expected = {
         (token, key % chunk, slot)
         for token, key, slot in view.reads[group]
         if key // chunk == view.tokens[token][1] // chunk
     }
     made, what = as_reference(virtual), f"the virtual batch of chunks of {chunk}"
     got = view.reads_of(made, view.groups[group].block_size)
-    _raise_difference(view, group, what, got, wanted)
+    _raise_difference(view, group, what, got, expected)
     _raise_difference(view, group, what, view.writes_of(made), view.writes[group])
 
 
 def _raise_difference(
-    view: View, group: int, what: str, got: Reads | Writes, wanted: Reads | Writes
+    view: View, group: int, what: str, got: Reads | Writes, expected: Reads | Writes
 ) -> None:
     """Raise where two relations differ, with the first pair that only one has."""
-    if got == wanted:
+    if got == expected:
         return
-    token, *rest = min(got ^ wanted)
-    does = "does not" if (token, *rest) in wanted else "does"
+    token, *rest = min(got ^ expected)
+    does = "does not" if (token, *rest) in expected else "does"
     if len(rest) == 1:
         access = f"write slot {rest[0]}"
     else:

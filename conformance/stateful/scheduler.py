@@ -74,11 +74,11 @@ class PlannedScheduler(Scheduler):
         return [next(self._new_tokens) for _ in range(number)]
 
     def take_goals(self) -> set[Goal]:
-        """Return the coverage goals that were met since the last call."""
-        met = self._goals | self.pool.goals
+        """Return the coverage goals that were reached since the last call."""
+        reached = self._goals | self.pool.goals
         self._goals.clear()
         self.pool.goals.clear()
-        return met
+        return reached
 
     def arrive(self, prompt: list[int], max_new_tokens: int) -> None:
         """Let a request arrive.
@@ -151,8 +151,8 @@ class PlannedScheduler(Scheduler):
             if request.request_id in self._step.sampled_req_ids:
                 accepted = []
                 if request.spec_token_ids:
-                    most = min(next(num_accepted), request.num_missing_tokens - 1)
-                    accepted = request.spec_token_ids[:most]
+                    maximum = min(next(num_accepted), request.num_missing_tokens - 1)
+                    accepted = request.spec_token_ids[:maximum]
                     self.log.append(
                         f"  {request.request_id} accepts {len(accepted)} of "
                         f"{len(request.spec_token_ids)}"

@@ -1,4 +1,4 @@
-"""How the engine of the stateful test is set up: KV cache groups of unlike block sizes, limits."""
+"""The setup of the engine of the stateful test: KV cache groups, and limits."""
 
 from __future__ import annotations
 

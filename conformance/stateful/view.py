@@ -121,7 +121,7 @@ def view_of(runner: Runner, snapshot: Snapshot) -> View:
     """
     if runner.batch is None:
         raise BrokenInvariantError("there is no batch")
-    wanted, got = sorted(snapshot.requests), sorted(runner.batch.req_ids)
-    if wanted != got:
-        raise BrokenInvariantError(f"the batch has {got}, but the step has {wanted}")
+    expected, got = sorted(snapshot.requests), sorted(runner.batch.req_ids)
+    if expected != got:
+        raise BrokenInvariantError(f"the batch has {got}, but the step has {expected}")
     return View(snapshot, runner.batch, runner.results)

@@ -12,7 +12,7 @@ from conformance.calls import Call
 from conformance.dense_layer import Layer
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, Layout, batches
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL, Preset
 
@@ -46,12 +46,12 @@ class Example:
     Attributes:
         layer: The layer.
         call: The call.
-        wanted: The tokens that fast prefill is for.
+        logits_tokens: The tokens that fast prefill is for.
     """
 
     layer: Layer
     call: Call
-    wanted: tuple[int, ...] = ()
+    logits_tokens: tuple[int, ...] = ()
 
     @property
     def batch(self) -> Batch:
@@ -118,7 +118,7 @@ def layers(
         A layer whose blocks lie scattered in a small cache, with some of nobody's.
     """
     kind = draw(_KINDS) if kind is None else kind
-    has_prefix = draw(SELDOM)
+    has_prefix = draw(SOMETIMES)
     batch = draw(batches(preset, layout=layout, is_shared=False if has_prefix else None, kind=kind))
     if has_prefix:
         batch = _behind_a_prefix(batch, draw(_OTHERS))
@@ -179,7 +179,7 @@ def layers_on_ranks(draw: Draw, preset: Preset, *, kind: str | None = None) -> L
     return draw(layers(preset, layout=layout, kind=kind))  # type: ignore[no-any-return]
 
 
-LAYER_SITUATIONS: dict[str, Callable[[Layer], bool]] = {
+LAYER_GOALS: dict[str, Callable[[Layer], bool]] = {
     "a context": lambda layer: layer.reads_context,
     "a context in scattered blocks": lambda layer: layer.reads_context and layer.is_scattered,
     "a prefix in shared blocks": lambda layer: any(layer.shared),
@@ -193,20 +193,20 @@ LAYER_SITUATIONS: dict[str, Callable[[Layer], bool]] = {
         layer.batch.layout.cp_kv_cache_interleave_size > 1 and layer.reads_context
     ),
 }
-"""Situations of a layer in a step."""
+"""Coverage goals of a layer in a step."""
 
 
 def of_layer(*names: str) -> dict[str, Any]:
-    """Return situations of an example from those of its layer, under names that say so.
+    """Return coverage goals of an example from those of its layer, under names that say so.
 
     Args:
-        *names: Names in `LAYER_SITUATIONS`.
+        *names: Names in `LAYER_GOALS`.
     """
 
     def lifted(holds: Callable[[Layer], bool]) -> Callable[[Any], bool]:
         return lambda example: holds(example if isinstance(example, Layer) else example.layer)
 
-    return {f"attention: {name}": lifted(LAYER_SITUATIONS[name]) for name in names}
+    return {f"attention: {name}": lifted(LAYER_GOALS[name]) for name in names}
 
 
 IN_ANY_STEP = (

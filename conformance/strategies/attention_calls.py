@@ -13,7 +13,7 @@ from conformance.strategies.attention import Example, layers
 from conformance.strategies.batch_order import InputBatch, SchedulerOutput
 from conformance.strategies.batches import Batch
 from conformance.strategies.draw import Draw
-from conformance.strategies.fast_prefill import wanted_tokens
+from conformance.strategies.fast_prefill import logits_tokens
 from conformance.strategies.presets import Preset
 from conformance.strategies.ubatch import cuts, slices_between
 
@@ -24,10 +24,10 @@ def _points(draw: Draw, batch: Batch, total: int) -> list[int]:
     if not batch.causal:
         edges = sorted({s for s in batch.starts if 0 < s < total})
         return sorted(draw(st.sets(st.sampled_from(edges), min_size=1))) if edges else []
-    most = draw(st.sampled_from((1, 2, 0)))
-    if most and longest > most:
+    maximum = draw(st.sampled_from((1, 2, 0)))
+    if maximum and longest > maximum:
         # So many cuts inside the longest request.
-        inside = draw(st.sets(st.integers(1, longest - 1), min_size=most, max_size=most))
+        inside = draw(st.sets(st.integers(1, longest - 1), min_size=maximum, max_size=maximum))
         start = batch.starts[batch.query_lens.index(longest)]
         return sorted(start + point for point in inside)
     found: list[int] = draw(cuts(total, batch.query_lens))
@@ -86,24 +86,24 @@ def chunked_layers(draw: Draw, preset: Preset) -> Example:
 
 
 @st.composite
-def wanting_layers(draw: Draw, preset: Preset) -> Example:
-    """Draw calls of fast prefill: the wanted tokens are the last of their requests."""
+def fast_prefill_layers(draw: Draw, preset: Preset) -> Example:
+    """Draw calls of fast prefill: the tokens with logits are the last of their requests."""
     kind = draw(st.sampled_from(("mixed", "extend", "mixed", "extend", "prefill")))
     layer = draw(layers(preset, is_causal=True, kind=kind))
     batch = layer.batch
     which = draw(st.sampled_from(("last of each", "ends", "ends", "last of some")))
-    wanted = wanted_tokens(batch, which, layer.seed)
+    indices = logits_tokens(batch, which, layer.seed)
     metadata = dataclasses.replace(
         batch.metadata(),
-        logits_indices_padded=guarded([*wanted, 0], np.int64, batch.stride),
-        num_logits_indices=len(wanted),
+        logits_indices_padded=guarded([*indices, 0], np.int64, batch.stride),
+        num_logits_indices=len(indices),
     )
     if metadata.max_query_len == 1 or draw(st.sampled_from((False,) * 5 + (True,))):
-        wanted = list(range(batch.num_actual_tokens))
+        indices = list(range(batch.num_actual_tokens))
         metadata = batch.metadata()
     name = "make_kv_sharing_fast_prefill_common_attn_metadata"
     call = Call(name, {"common_attn_metadata": metadata}, batch)
-    return Example(layer, call, tuple(wanted))
+    return Example(layer, call, tuple(indices))
 
 
 @st.composite
@@ -112,12 +112,12 @@ def unpadded_layers(draw: Draw, preset: Preset) -> Example:
     layer = draw(layers(preset))
     batch = layer.batch
     busy = max((i + 1 for i, q in enumerate(batch.query_lens) if q), default=0)
-    kept = draw(st.integers(0, batch.num_reqs)) if draw(st.booleans()) else busy
-    room = batch.num_actual_tokens - batch.starts[kept]
+    num_reqs = draw(st.integers(0, batch.num_reqs)) if draw(st.booleans()) else busy
+    room = batch.num_actual_tokens - batch.starts[num_reqs]
     arguments = {
         "self": batch.metadata(),
-        "num_actual_tokens": batch.starts[kept] + draw(st.sampled_from((0, 0, room))),
-        "num_actual_reqs": kept,
+        "num_actual_tokens": batch.starts[num_reqs] + draw(st.sampled_from((0, 0, room))),
+        "num_actual_reqs": num_reqs,
     }
     return Example(layer, Call("CommonAttentionMetadata.unpadded", arguments, batch))
 
@@ -128,7 +128,7 @@ def misordered_layers(draw: Draw, preset: Preset) -> Example:
     layer = draw(layers(preset, kind=draw(st.sampled_from(("mixed", "mixed", "mixed", "extend")))))
     batch = layer.batch
     names = [f"r{i}" for i in range(batch.num_reqs)]
-    # With one of these for a threshold its request is a decode by a hair, behind one that is none.
+    # With one of these for a threshold its request is a decode by a hair, after one that is none.
     lens = batch.query_lens
     behind = [q for i, q in enumerate(lens) if 1 < q < max(lens[:i], default=0)]
     computed = np.array(batch.num_computed_tokens, np.int32)

@@ -28,7 +28,7 @@ from conformance.strategies.presets import Preset
 
 @st.composite
 def groups(draw: Draw, preset: Preset) -> tuple[Layer, ...]:
-    """Draw a step as several KV cache groups see it: blocks of unlike sizes, from one pool.
+    """Draw a step as several KV cache groups see it: blocks of different sizes, from one pool.
 
     Some have sliding windows, and of these some have given up the blocks behind.
     """
@@ -64,7 +64,7 @@ def _regrouped(batch: Batch, layout: Layout, group: int) -> Batch:
 
 
 def _without_old_blocks(layer: Layer) -> Layer:
-    """Return a layer without the blocks that lie wholly behind the window of all its tokens."""
+    """Return a layer without the blocks that lie wholly after the window of all its tokens."""
     batch, size = layer.batch, layer.batch.layout.block_size
     window = layer.window or 1
     counts = [max(c - window + 1, 0) // size for c in batch.num_computed_tokens]
@@ -79,8 +79,8 @@ def _without_old_blocks(layer: Layer) -> Layer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Homes:
-    """Where the requests of a step stand in a runner's block tables.
+class MovedLayers:
+    """Where the requests of a step are in a runner's block tables.
 
     Attributes:
         layers: The step, as each KV cache group sees it.
@@ -104,15 +104,15 @@ class Homes:
 
 
 @st.composite
-def homes(draw: Draw, preset: Preset) -> Homes:
+def moved_layers(draw: Draw, preset: Preset) -> MovedLayers:
     """Draw a step of several groups whose requests stand anywhere in the block tables."""
     seen = draw(groups(preset))
     num_reqs = seen[0].batch.num_reqs
-    most = num_reqs + draw(st.integers(0, 2))
-    slot = st.integers(0, max(most - 1, 0))
+    maximum = num_reqs + draw(st.integers(0, 2))
+    slot = st.integers(0, max(maximum - 1, 0))
     moves = draw(st.lists(st.tuples(slot, slot), max_size=2)) if num_reqs else []
-    slots = draw(st.permutations(range(most)))[:num_reqs]
-    return Homes(seen, tuple(slots), max(most, 1), draw(st.booleans()), tuple(moves))
+    slots = draw(st.permutations(range(maximum)))[:num_reqs]
+    return MovedLayers(seen, tuple(slots), max(maximum, 1), draw(st.booleans()), tuple(moves))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +282,7 @@ def in_order_of_axes(view: Any, backend: Backend) -> Any:
 
 
 OF_GROUPS: dict[str, Callable[[Any], bool]] = {
-    "attention: groups with blocks of unlike sizes": lambda example: (
+    "attention: groups with blocks of different sizes": lambda example: (
         len({layer.batch.layout.block_size for layer in example.layers}) > 1
         and example.layers[0].reads_context
     ),
@@ -290,11 +290,11 @@ OF_GROUPS: dict[str, Callable[[Any], bool]] = {
         len({layer.window for layer in example.layers}) > 1
         and any(layer.hides_keys for layer in example.layers)
     ),
-    "attention: blocks given up behind a window": lambda example: any(
+    "attention: blocks given up after a window": lambda example: any(
         any(layer.given_up) for layer in example.layers
     ),
     "attention: a group that shares a prefix": lambda example: any(
         any(layer.shared) for layer in example.layers
     ),
 }
-"""Situations of a step that several groups see."""
+"""Coverage goals of a step that several groups see."""

@@ -100,8 +100,10 @@ def builder_classes(draw: Draw, *, methods: Sequence[str] = ()) -> BuilderClass:
 @st.composite
 def get_layers_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `get_layers_from_vllm_config`: layers of all kinds, some of them named."""
-    most = min(preset.max_num_reqs, 6)
-    kinds = draw(st.lists(st.sampled_from((ATTENTION, MLA_ATTENTION, MIXER, MOE)), max_size=most))
+    maximum = min(preset.max_num_reqs, 6)
+    kinds = draw(
+        st.lists(st.sampled_from((ATTENTION, MLA_ATTENTION, MIXER, MOE)), max_size=maximum)
+    )
     names = [f"layers.{i}" for i in draw(st.permutations(range(len(kinds))))]
     context = {name: Own(cls, name) for name, cls in zip(names, kinds, strict=True)}
     arguments: dict[str, Any] = {
@@ -147,8 +149,8 @@ def _layer_of(draw: Draw, kind: str, name: str) -> Own:
 @st.composite
 def get_kv_cache_spec_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `get_kv_cache_spec`; the facts are the kinds of the layers by name."""
-    most = min(preset.max_num_reqs, 6)
-    kinds = draw(st.lists(st.sampled_from((*LAYER_KINDS, *OTHER_KINDS)), max_size=most))
+    maximum = min(preset.max_num_reqs, 6)
+    kinds = draw(st.lists(st.sampled_from((*LAYER_KINDS, *OTHER_KINDS)), max_size=maximum))
     order = draw(st.sampled_from((1, -1)))
     named = [(f"layers.{i}", kind) for i, kind in enumerate(kinds)][::order]
     context = {name: _layer_of(draw, kind, name) for name, kind in named}

@@ -59,7 +59,7 @@ class Step:
     Attributes:
         batches: The batch as each KV cache group sees it: its blocks, its slots.
         batch: The batch, which has the groups' requests also where there is no group.
-        tail: What an old step left behind the batch in the host's halves, and on the device.
+        tail: What an old step left after the batch in the host's halves, and on the device.
         names: The layers of each group.
         slots: How slots are given: a "list", a "tuple", or "one array".
         has_one_table: Whether all groups are given the same table and the same slots.
@@ -81,7 +81,7 @@ class Step:
 BOUNDS = ("max_query_len", "max_seq_len")
 
 TAILS = (((2**30, 2**30), (0, 0)), ((2**31 - 1, 0), (-1, -1)), ((0,), (7,)), ((), ()))
-"""What stands behind the batch: nothing, or an old step's, which no one may read."""
+"""What comes after the batch: nothing, or an old step's, which no one may read."""
 
 
 def regrouped(batch: Batch, group: int) -> Batch:

@@ -16,7 +16,7 @@ import numpy as np
 import reference
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import MOSTLY, RARELY, SELDOM
+from conformance.strategies.biased_booleans import MOSTLY, RARELY, SOMETIMES
 from conformance.strategies.draw import Draw
 
 Dimension: TypeAlias = "tuple[str, ...]"
@@ -140,7 +140,7 @@ def shapes(draw: Draw, *, has_kv: bool) -> tuple[Dimension, ...]:
 
     Args:
         draw: Hypothesis' draw.
-        has_kv: Whether a key and a value are kept, and not one latent.
+        has_kv: Whether keys and values are stored, and not one latent.
     """
     axes = [axis for axis in AXES if has_kv or axis != "kv"]
     usual = [SPLIT, (("blocks",), ("kv",), *SPLIT[2:])] if has_kv else [LATENT, SPLIT[1:]]
@@ -149,9 +149,9 @@ def shapes(draw: Draw, *, has_kv: bool) -> tuple[Dimension, ...]:
     ordered = draw(st.permutations(axes))
     dimensions: list[Dimension] = []
     for axis in ordered:
-        # Blocks join those behind them alone, so that a dimension still grows by whole blocks.
+        # Blocks join those after them alone, so that a dimension still grows by whole blocks.
         can_join = bool(dimensions) and axis != "blocks"
-        if can_join and draw(SELDOM):
+        if can_join and draw(SOMETIMES):
             dimensions[-1] += (axis,)
         else:
             dimensions.append((axis,))

@@ -14,7 +14,7 @@ from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
-MOST_TOKENS = 2**63 - 1
+MAX_TOKENS = 2**63 - 1
 """The most tokens that a scheduler may give a request: what an int64 holds."""
 
 
@@ -22,7 +22,7 @@ MOST_TOKENS = 2**63 - 1
 def split_decodes_and_prefills_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `split_decodes_and_prefills`, of batches in any order."""
     is_uniform = draw(st.sampled_from((None, False, True, True)))
-    # Uniformity is of short requests: draw them often, where it is asked for.
+    # Uniformity is of short requests: draw them often, where it is requested.
     kinds = (None, "short extend", "speculative decode", "short extend", "none")
     kind = draw(st.sampled_from(kinds)) if is_uniform else None
     is_first_idle = draw(st.booleans()) if is_uniform else None
@@ -55,7 +55,7 @@ class InputBatch:
         req_ids: Names of the requests, by position.
         num_computed_tokens_cpu: Tokens in the cache, by position; longer than the batch.
         num_prompt_tokens: Tokens of the prompt, by position; longer than the batch.
-        swaps: Every swap that was asked for, in order.
+        swaps: Every swap that was requested, in order.
     """
 
     req_ids: list[str]
@@ -82,11 +82,11 @@ class SchedulerOutput:
 def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> Call:
     """Draw calls of `reorder_batch_to_split_decodes_and_prefills`.
 
-    Requests stand in any order, or nearly in the wanted one, as in a running engine.
+    Requests are in any order, or nearly in the target order, as in a running engine.
     """
     threshold = draw(st.integers(1, 4))
-    most = 6 if preset.name == "minimal" else 40
-    num_reqs = draw(st.one_of(st.integers(0, most), st.sampled_from((0, 2, 3, most))))
+    maximum = 6 if preset.name == "minimal" else 40
+    num_reqs = draw(st.one_of(st.integers(0, maximum), st.sampled_from((0, 2, 3, maximum))))
     small = st.integers(0, threshold + 2)
     kinds = draw(
         st.lists(
@@ -110,7 +110,7 @@ def reorder_calls(draw: Draw, preset: Preset, *, regions: int | None = None) -> 
     )
     scheduled = {name: kinds[i][0] for i, name in enumerate(ids)} | {"elsewhere": 1}
     if ids and draw(RARELY):
-        scheduled[draw(st.sampled_from(ids))] = draw(st.sampled_from((2**31, MOST_TOKENS)))
+        scheduled[draw(st.sampled_from(ids))] = draw(st.sampled_from((2**31, MAX_TOKENS)))
     arguments: Arguments = {"input_batch": batch, "scheduler_output": SchedulerOutput(scheduled)}
     if threshold > 1 or draw(st.booleans()):
         arguments["decode_threshold"] = threshold

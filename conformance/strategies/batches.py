@@ -24,7 +24,7 @@ ROLES = ("decode", "short extend", "extend", "prefill", "idle")
 """What a request may be in a mixed batch."""
 
 FILLERS = (0, -1, 7, 2**31 - 1)
-"""What stands where nothing may be read: past the end of a table's row, at padding's positions."""
+"""What is where nothing may be read: past the end of a table's row, at padding's positions."""
 
 # What each batch draws from. Hypothesis validates every new strategy, which takes longer than to
 # draw from it.
@@ -93,7 +93,7 @@ class Batch:
         num_padding_tokens: Tokens past the last request's, added for a CUDA graph.
         extra_columns: Columns of the table that no request needs.
         extra_rows: Rows of the table past the last request's.
-        filler: What stands in the table and in positions where nothing may be read.
+        filler: What is in the table and in positions where nothing may be read.
         stride: The step between elements in memory; more than 1 makes every array a strided view.
         raised: How far `max_query_len` and `max_seq_len` lie above the true maxima.
         causal: Whether attention is causal.
@@ -202,22 +202,22 @@ class Batch:
 
 
 @functools.cache
-def lengths(preset: Preset, most: int, layout: Layout) -> st.SearchStrategy[int]:
-    """Draw token counts up to `most`: often at, just below or just above a multiple that matters.
+def lengths(preset: Preset, maximum: int, layout: Layout) -> st.SearchStrategy[int]:
+    """Draw token counts up to `maximum`, often close to a multiple of a block or chunk.
 
     What matters: the block size, the chunk size, and 8, the tokens of a convolution's program.
     """
     edges = {layout.block_size, layout.block_size * preset.chunk_blocks[-1], 8}
     near = [
         st.builds(
-            lambda k, d, edge=edge: min(max(k * edge + d, 0), most),
-            st.integers(0, max(most // edge, 1)),
+            lambda k, d, edge=edge: min(max(k * edge + d, 0), maximum),
+            st.integers(0, max(maximum // edge, 1)),
             st.sampled_from((0, -1, 1)),
         )
         for edge in sorted(edges)
-        if edge <= most
+        if edge <= maximum
     ]
-    return st.one_of(st.integers(0, most), *near)
+    return st.one_of(st.integers(0, maximum), *near)
 
 
 @st.composite
@@ -294,12 +294,12 @@ def _requests(draw: Draw, preset: Preset, layout: Layout, kind: str) -> tuple[li
     left = preset.max_num_tokens
     for _ in range(num_reqs):
         role = draw(_ROLES) if kind == "mixed" else kind
-        wanted = {"decode": 1, "speculative decode": uniform, "idle": 0}.get(role)
+        query_len = {"decode": 1, "speculative decode": uniform, "idle": 0}.get(role)
         if role == "speculative decode" and draw(st.integers(0, 5)) == 5:
-            wanted = draw(st.integers(0, 4))
-        if wanted is None:
-            wanted = draw(st.integers(1, 4) if role == "short extend" else query)
-        query_lens.append(min(left, wanted))
+            query_len = draw(st.integers(0, 4))
+        if query_len is None:
+            query_len = draw(st.integers(1, 4) if role == "short extend" else query)
+        query_lens.append(min(left, query_len))
         left -= query_lens[-1]
         computed.append(0 if role == "prefill" else draw(context))
     return query_lens, computed
@@ -344,11 +344,11 @@ def _rows(
 
 
 def is_padded(batch: Batch) -> bool:
-    """Tell whether the last request is padding."""
+    """Return whether the last request is padding."""
     return bool(batch.query_lens) and batch.query_lens[-1] == 0
 
 
-BATCH_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
+BATCH_GOALS: dict[str, Callable[[Batch], bool]] = {
     "no requests": lambda b: b.num_reqs == 0,
     "one request": lambda b: b.num_reqs == 1,
     "padded requests at the end": is_padded,
@@ -359,11 +359,11 @@ BATCH_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
     "strided arrays": lambda b: b.stride > 1,
     "a batch of real traffic's size": lambda b: b.num_tokens > 64,
 }
-"""Situations of a batch that every function about requests must meet."""
+"""Coverage goals of a batch that every function about requests must reach."""
 
 
-METADATA_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
-    "fewer tokens are computed than stand before the query": lambda b: any(
+METADATA_GOALS: dict[str, Callable[[Batch], bool]] = {
+    "fewer tokens are computed than are before the query": lambda b: any(
         q and said < c
         for q, c, said in zip(
             b.query_lens, b.num_computed_tokens, b.reported_computed_tokens(), strict=True
@@ -374,25 +374,24 @@ METADATA_SITUATIONS: dict[str, Callable[[Batch], bool]] = {
     "more rows of the table than requests": lambda b: b.extra_rows > 0,
     "counts are NumPy's": lambda b: b.has_numpy_ints,
 }
-"""Situations of a metadata that every function that takes one should meet."""
+"""Coverage goals of a metadata that every function that takes one should reach."""
 
 
 def of_metadata() -> dict[str, Any]:
-    """Return situations of a call from those of the metadata that its strategy made of a batch."""
+    """Return coverage goals of a call: those of the metadata that its strategy drew."""
     return {
-        name: lambda call, holds=holds: holds(call.facts)
-        for name, holds in METADATA_SITUATIONS.items()
+        name: lambda call, holds=holds: holds(call.facts) for name, holds in METADATA_GOALS.items()
     }
 
 
 def of_batch(*names: str) -> dict[str, Any]:
-    """Return situations of a call from those of the batch that its strategy drew.
+    """Return coverage goals of a call: those of the batch that its strategy drew.
 
     Args:
-        *names: Names in `BATCH_SITUATIONS`; all of them where none are given.
+        *names: Names in `BATCH_GOALS`; all of them where none are given.
     """
 
     def lifted(name: str) -> Any:
-        return lambda call: BATCH_SITUATIONS[name](call.facts)
+        return lambda call: BATCH_GOALS[name](call.facts)
 
-    return {name: lifted(name) for name in names or BATCH_SITUATIONS}
+    return {name: lifted(name) for name in names or BATCH_GOALS}

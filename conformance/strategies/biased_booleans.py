@@ -7,7 +7,7 @@ from conformance.strategies import cached as st
 RARELY = st.sampled_from((False, False, False, True))
 """True one time in four; what is simpler is False."""
 
-SELDOM = st.sampled_from((False, False, True))
+SOMETIMES = st.sampled_from((False, False, True))
 """True one time in three; what is simpler is False."""
 
 MOSTLY = st.sampled_from((True, True, False))

@@ -11,7 +11,7 @@ import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import ATTENTION, spec_of
 from conformance.strategies.presets import MINIMAL, Preset
@@ -124,22 +124,22 @@ def prepare_calls(draw: Draw, preset: Preset) -> Call:
         kind = draw(st.sampled_from((*kinds, "EncoderOnlyAttentionSpec", "MambaSpec")))
         size = draw(manager_sizes(preset))
         spec = spec_of(draw, preset, kind, block_size=size)
-        if draw(SELDOM):
+        if draw(SOMETIMES):
             inner = {f"layers.{i}.attn": spec}
             if draw(st.booleans()):
                 inner[f"layers.{i}.mixer"] = spec_of(draw, preset, *kinds, block_size=size)
             spec = reference.UniformTypeKVCacheSpecs(size, inner)
         groups.append(reference.KVCacheGroupSpec([f"layers.{i}.attn"], spec))
         lists.append(attention_groups(draw, size))
-    kept = lists
+    attn_groups = lists
     if draw(st.booleans()):
         # What needs no list has none at the end; or there is one too many.
         needs = [is_of_attention(group.kv_cache_spec) for group in groups]
         last = max((i for i, is_needed in enumerate(needs) if is_needed), default=-1)
-        kept = draw(st.sampled_from((lists[: last + 1], [*lists, []])))
+        attn_groups = draw(st.sampled_from((lists[: last + 1], [*lists, []])))
     tensors: list[reference.KVCacheTensor] = []
     config = reference.KVCacheConfig(0, tensors, groups)
-    arguments: Arguments = {"kv_cache_config": config, "attn_groups": kept}
+    arguments: Arguments = {"kv_cache_config": config, "attn_groups": attn_groups}
     return Call("prepare_kernel_block_sizes", arguments)
 
 
@@ -150,5 +150,5 @@ def kind_of(spec: Any) -> str:
 
 
 def is_of_attention(spec: Any) -> bool:
-    """Tell whether a group's layers keep keys and values."""
+    """Return whether a group's layers keep keys and values."""
     return kind_of(spec) not in {"MambaSpec", "EncoderOnlyAttentionSpec"}

@@ -33,7 +33,7 @@ class Operation:
         refused: What is wrong with it, None where it is valid.
         error: The class of the exception that it gets then.
         argument: The name that the exception's message must mention.
-        is_value: Whether that stands in the values of a tensor, looked at in checked mode only.
+        is_value: Whether that is in the values of a tensor, looked at in checked mode only.
         overwrites: What the caller writes into the results of earlier calls just before it.
     """
 
@@ -53,7 +53,7 @@ class Session:
     Attributes:
         constructor: How it is made.
         operations: What is done to it, in order.
-        events: What happened in its course, as its strategy knows, for situations.
+        events: What happened in its course, as its strategy knows, for coverage goals.
     """
 
     constructor: Call
@@ -61,7 +61,7 @@ class Session:
     events: frozenset[str] = frozenset()
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Leave the session to the report, which tells it better than Hypothesis can."""
+        """Leave the session to the report, which prints it better than Hypothesis does."""
         printer.text(f"the session above, of {len(self.operations)} operations")
 
 
@@ -84,7 +84,7 @@ TABLE_EVENTS = (
     "padded rows are overwritten before the next gather",
     "slots are overwritten before the next ones",
 )
-"""What may happen to block tables; a run must meet each."""
+"""What may happen to block tables; a run must reach each."""
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ class TableModel:
         num_gathered: The requests of the last gather.
         num_slots: The tokens of the last slot mapping.
         next_id: A block id not used yet.
-        events: What has happened that is worth a situation.
+        events: What has happened that is worth a coverage goal.
     """
 
     block_sizes: list[int]
@@ -214,12 +214,12 @@ def _append(model: TableModel, draw: Draw) -> Operation:
     for lengths, width in zip(model.lengths, model.widths, strict=True):
         counts = []
         for slot, is_new in zip(listed, overwrite, strict=True):
-            kept = 0 if is_new else lengths[slot]
-            room = width - kept
+            length = 0 if is_new else lengths[slot]
+            room = width - length
             count = draw(st.sampled_from((1, 2, 0, 3, 6, room)))
             counts.append(min(count, room))
             model.note("a row is overwritten by fewer blocks", happens=counts[-1] < lengths[slot])
-            lengths[slot] = kept + counts[-1]
+            lengths[slot] = length + counts[-1]
         cu_num_new_blocks.append([0, *accumulate(counts)])
         new_block_ids.append(model.new_ids(sum(counts)))
     arguments = {

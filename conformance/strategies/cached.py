@@ -52,11 +52,11 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST_KEPT: Final = 1024
-"""The most strategies of one function that are kept."""
+MAX_CACHED: Final = 1024
+"""The most strategies of one function that are stored."""
 
 LONGEST: Final = 32
-"""The most entries of an argument for which strategies are kept."""
+"""The most entries of an argument for which strategies are stored."""
 
 _PLAIN: Final = frozenset({bool, int, str, type, type(None), Preset})
 """The types of values that are no other objects than those that are equal to them."""
@@ -69,18 +69,18 @@ def cached(make: Callable[P, SearchStrategy[T]]) -> Callable[P, SearchStrategy[T
     >>> ints(0, 3) is ints(0, 3), ints(0, 1) is ints(False, True)
     (True, False)
     """
-    kept: dict[object, SearchStrategy[T]] = {}
+    cache: dict[object, SearchStrategy[T]] = {}
 
     @functools.wraps(make)
     def get(*args: P.args, **kwargs: P.kwargs) -> SearchStrategy[T]:
         key = (_key(args), *(_key(item) for item in kwargs.items()))
         if None in key:
             return make(*args, **kwargs)
-        found = kept.get(key)
+        found = cache.get(key)
         if found is None:
-            found = kept[key] = make(*args, **kwargs)
-            if len(kept) > MOST_KEPT:
-                del kept[next(iter(kept))]
+            found = cache[key] = make(*args, **kwargs)
+            if len(cache) > MAX_CACHED:
+                del cache[next(iter(cache))]
         return found
 
     return get

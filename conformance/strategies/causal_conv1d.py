@@ -9,7 +9,7 @@ import numpy as np
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import guarded
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
@@ -31,7 +31,7 @@ def compute_conv1d_calls(draw: Draw, preset: Preset, *, is_long: bool | None = N
     """
     lengths = draw(st.lists(st.sampled_from(LENGTHS), max_size=2 * preset.max_num_reqs))
     if draw(st.booleans()) if is_long is None and preset is not MINIMAL else is_long:
-        if draw(SELDOM):
+        if draw(SOMETIMES):
             lengths = [0, 0]
         lengths.insert(draw(st.integers(0, len(lengths))), draw(st.sampled_from(LONG)))
     starts = [0, *accumulate(lengths)]

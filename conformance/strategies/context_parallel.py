@@ -15,21 +15,21 @@ from conformance.strategies.presets import Preset
 @st.composite
 def dcp_local_seq_lens_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `get_dcp_local_seq_lens`: lengths around multiples of a round of the ranks."""
-    most = 2**31 - 1
+    maximum = 2**31 - 1
     size, interleave = draw(st.integers(1, 5)), draw(st.sampled_from((1, 2, 3, 16)))
     if draw(RARELY):
         # As large a round as may be. As many ranks would be one too, for which an implementation
-        # that counts for all of them before it is asked for one has no room.
-        size, interleave = 1, most
+        # that counts for all of them first has no room.
+        size, interleave = 1, maximum
     round_of_ranks = size * interleave
     length = st.one_of(
-        st.integers(0, min(4 * round_of_ranks, most)),
+        st.integers(0, min(4 * round_of_ranks, maximum)),
         st.builds(
-            lambda k, d: min(max(k * round_of_ranks + d, 0), most),
+            lambda k, d: min(max(k * round_of_ranks + d, 0), maximum),
             st.integers(0, 9),
             st.integers(-1, 1),
         ),
-        st.integers(max(most - 2 * round_of_ranks, 0), most),
+        st.integers(max(maximum - 2 * round_of_ranks, 0), maximum),
     )
     lens = draw(st.lists(length, max_size=preset.max_num_reqs))
     arguments: Arguments = {"seq_lens": guarded(lens, np.int32, draw(st.sampled_from((1, 2))))}

@@ -66,7 +66,7 @@ class Own(Factory):
 
 
 class Built:
-    """What a builder of the harness builds: how it was asked."""
+    """What a builder of the harness builds: the arguments it got."""
 
     compared = ("args", "keywords")
 
@@ -93,7 +93,7 @@ class _Records:
         "has_device",
         "num_by_position",
         "workspaces",
-        "times_asked",
+        "num_calls",
         "reorder_batch_threshold",
     )
     reorder_batch_threshold: int | None = None
@@ -105,11 +105,11 @@ class _Records:
         self.made.append(self)
         self.num_by_position = len(args)
         self.workspaces: list[Workspace] = []
-        self.times_asked = 0
+        self.num_calls = 0
         self.builds: list[Built] = []
 
     def build(self, *args: Any, **keywords: Any) -> Built:
-        """Return how it was asked."""
+        """Return the arguments."""
         self.builds.append(Built(args, keywords))
         return self.builds[-1]
 
@@ -122,7 +122,7 @@ class _Stores:
 
 
 def _get_workspace_buffer(self: Any) -> Workspace:
-    self.times_asked += 1
+    self.num_calls += 1
     return Workspace(self.layer_names[0])
 
 
@@ -189,7 +189,7 @@ class Builder(Factory):
         return f"<{self.cls} of {self.layer_names}>"
 
 
-class _AlikeByName(abc.ABCMeta):
+class _EqualByName(abc.ABCMeta):
     """Makes classes of one name equal, as a registry's proxies are, though each is its own."""
 
     def __eq__(cls, other: object) -> bool:
@@ -225,7 +225,7 @@ class BackendClass(Factory):
             "get_builder_cls": staticmethod(lambda: builder),
             "get_kv_cache_shape": staticmethod(_get_kv_cache_shape),
         }
-        metaclass = _AlikeByName if self.is_alike else abc.ABCMeta
+        metaclass = _EqualByName if self.is_alike else abc.ABCMeta
         return metaclass(f"{self.name}Backend", (base,), members)
 
 

@@ -1,4 +1,4 @@
-"""Calls of `make_kv_sharing_fast_prefill_common_attn_metadata`: batches and wanted tokens."""
+"""Calls of `make_kv_sharing_fast_prefill_common_attn_metadata`: batches and tokens with logits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
-WANTED = ("last of each", "last of some", "ends", "several", "several", "all", "none")
-"""Which tokens of a request are wanted."""
+LOGITS_CHOICES = ("last of each", "last of some", "ends", "several", "several", "all", "none")
+"""Which tokens of a request have logits."""
 
 KINDS = (None, None, "decode", "mixed", "extend", "prefill", "none")
 """Kinds of batches; those of decodes alone come back as they are."""
 
 
-def wanted_tokens(batch: Batch, which: str, seed: int) -> list[int]:
-    """Return the wanted tokens of a batch, of each request as one of `WANTED` says."""
+def logits_tokens(batch: Batch, which: str, seed: int) -> list[int]:
+    """Return the tokens with logits of a batch, of each request as one of `LOGITS_CHOICES` says."""
     rng = np.random.default_rng(seed)
     found: list[int] = []
     for start, length in zip(batch.starts, batch.query_lens, strict=False):
@@ -33,14 +33,14 @@ def wanted_tokens(batch: Batch, which: str, seed: int) -> list[int]:
         elif which == "several":
             few = [back for back in few if rng.random() < 0.4]
         elif which != "all":
-            most = {"none": 0, "last of some": int(rng.integers(2))}.get(which, 1)
-            few = few[:most]
+            maximum = {"none": 0, "last of some": int(rng.integers(2))}.get(which, 1)
+            few = few[:maximum]
         found += [start + length - 1 - back for back in reversed(few)]
     return found
 
 
 @st.composite
-def make_wanted_calls(
+def fast_prefill_calls(
     draw: Draw, preset: Preset, *, which: str | None = None, is_causal: bool | None = None
 ) -> Call:
     """Draw calls of `make_kv_sharing_fast_prefill_common_attn_metadata`.
@@ -48,7 +48,8 @@ def make_wanted_calls(
     Args:
         draw: Hypothesis' `draw`.
         preset: The sizes.
-        which: Which tokens are wanted, one of `WANTED`; None draws, and arms seldom not at all.
+        which: Which tokens have logits, one of `LOGITS_CHOICES`; None draws, and arms seldom not at
+            all.
         is_causal: Whether the batch is causal; None draws.
 
     Returns:
@@ -65,8 +66,8 @@ def make_wanted_calls(
             dcp_local_seq_lens=guarded([s // 2 for s in batch.seq_lens], np.int32, batch.stride),
         )
     if which is not None or draw(st.integers(0, 5)):
-        which = draw(st.sampled_from(WANTED)) if which is None else which
-        indices = wanted_tokens(batch, which, draw(st.integers(0, 2**16)))
+        which = draw(st.sampled_from(LOGITS_CHOICES)) if which is None else which
+        indices = logits_tokens(batch, which, draw(st.integers(0, 2**16)))
         number: Any = np.int32 if batch.has_numpy_ints else int
         metadata = dataclasses.replace(
             metadata,

@@ -16,7 +16,7 @@ from conformance.factories import FactoryContext
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.engines import BackendClass, BuilderClass
-from conformance.strategies.fast_prefill import make_wanted_calls
+from conformance.strategies.fast_prefill import fast_prefill_calls
 from conformance.strategies.presets import Preset
 
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class Slotted:
-    """A metadata whose attributes stand in slots; one is left empty."""
+    """A metadata whose attributes are in slots; one is left empty."""
 
     __slots__ = ("empty", "longest", "starts")
 
@@ -126,14 +126,14 @@ class QueriesBuilder(BuilderClass):
     knows_fast_build: bool = True
 
     def make(self, converter: FactoryContext) -> type:
-        """Return the class; its objects keep what they were asked, and what they built."""
+        """Return the class; its objects record their arguments and results."""
         cls = (METADATA | UNEXTENDABLE)[self.kind]
 
-        def answer(builder: Any, *asked: Any) -> Any:
-            built = cls(starts=asked[1].query_start_loc, longest=asked[1].max_query_len)
+        def answer(builder: Any, *arguments: Any) -> Any:
+            built = cls(starts=arguments[1].query_start_loc, longest=arguments[1].max_query_len)
             if self.kind == "a dataclass":
                 built.extra = "no field"
-            builder.builds.append((asked, built))
+            builder.builds.append((arguments, built))
             return built
 
         def build(
@@ -150,13 +150,13 @@ class QueriesBuilder(BuilderClass):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the builders of a fast-prefill backend are asked for.
+    """What the builders of a fast-prefill backend are requested.
 
     Attributes:
         metadata: The batch's.
         common_prefix_len: The tokens of a prefix that all requests share.
         fast_build: Whether to build fast; None leaves it out.
-        is_positional: Whether it is asked by position.
+        is_positional: Whether it is called by position.
     """
 
     metadata: reference.CommonAttentionMetadata
@@ -202,14 +202,17 @@ def build_calls(draw: Draw, preset: Preset, *, kinds: Sequence[str] = METADATA_K
         preset: The sizes.
         kinds: What the builders build, one of these.
     """
-    wanted = draw(make_wanted_calls(preset))
-    # All that was drawn decides, so that all kinds are met: single draws tend to repeat themselves.
-    rng = np.random.default_rng(zlib.crc32(repr((wanted, draw(st.integers(0, 2**20)))).encode()))
+    metadata_call = draw(fast_prefill_calls(preset))
+    # All that was drawn decides, so that all kinds are reached: single draws tend to repeat
+    # themselves.
+    rng = np.random.default_rng(
+        zlib.crc32(repr((metadata_call, draw(st.integers(0, 2**20)))).encode())
+    )
     call = backend_call(rng, kinds)
     builder = call.arguments["underlying_attn_backend"].builder
     flags = (None, False, True) if builder.knows_fast_build else (None, False)
     step = Step(
-        wanted.arguments["common_attn_metadata"],
+        metadata_call.arguments["common_attn_metadata"],
         common_prefix_len=(0, 3)[rng.integers(2)],
         fast_build=flags[rng.integers(len(flags))],
         is_positional=bool(rng.integers(2)),

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import MOSTLY, SELDOM
+from conformance.strategies.biased_booleans import MOSTLY, SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
@@ -19,7 +19,7 @@ NO_INTEGERS = (
     *("model", "layers", "self_attn", "mixer", "attention", "v2", "h", "", "-1", "+3", "1_0"),
     *("²", "٣", "1e3", " 4", "0x5", "½", "7\n"),
 )
-"""Components that are no integers, though some of them look like one to `isdigit` or to `int`."""
+"""Components that are not integers, though some of them look like one to `isdigit` or to `int`."""
 
 PREFIXES = ("model.layers", "transformer.h", "language_model.model.layers", "layers")
 
@@ -66,13 +66,13 @@ def layer_names(draw: Draw, number: int) -> tuple[list[str], int]:
 @st.composite
 def extract_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `extract_layer_index`: one integer or two among what only looks like one."""
-    most = 12 if preset is MINIMAL else 10**20
+    maximum = 12 if preset is MINIMAL else 10**20
     modules = draw(st.sampled_from((1, None, 2, 2, 3, 64)))
     has_attn = draw(st.booleans())
     can_have_two = has_attn and modules not in {1, None}
     count = draw(st.integers(1, 2)) if can_have_two else 1
-    parts = [str(draw(st.integers(0, most))) for _ in range(count)]
-    if draw(SELDOM):
+    parts = [str(draw(st.integers(0, maximum))) for _ in range(count)]
+    if draw(SOMETIMES):
         parts[0] = f"00{parts[0]}"
     others = [part for part in NO_INTEGERS if "attn" not in part]
     parts += draw(st.lists(st.sampled_from(others), max_size=3))
@@ -100,9 +100,9 @@ def bind_calls(draw: Draw, preset: Preset) -> Call:
     caches: dict[str, Any] = {}
     for i, name in enumerate(names):
         own: Any = np.full(2, i, np.int8)
-        if draw(SELDOM):
+        if draw(SOMETIMES):
             own = [own, np.full(1, i, np.float32)]
-        is_shared = bool(caches) and draw(SELDOM)
+        is_shared = bool(caches) and draw(SOMETIMES)
         caches[name] = draw(st.sampled_from(list(caches.values()))) if is_shared else own
     arguments: Arguments = {
         "kv_caches": caches,

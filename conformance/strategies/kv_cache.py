@@ -12,7 +12,7 @@ from conformance.calls import Arguments, Call
 from conformance.factories import DEVICE
 from conformance.strategies import cached as st
 from conformance.strategies.backends import Backend, backends
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.block_size import divisors
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import forward_contexts, layer_names, shuffled
@@ -74,7 +74,7 @@ class Cache:
         return int(self.config.kv_cache_tensors[layer.tensor].size // layer.spec.page_size_bytes)
 
     def kernel_blocks(self, layer: Layer) -> tuple[int, int]:
-        """Return how many blocks of a layer its backend is asked for, and of which size."""
+        """Return how many blocks of a layer its backend is requested, and of which size."""
         size = layer.spec.block_size
         kernel = self.kernel_block_sizes[layer.group] if self.kernel_block_sizes else size
         return self.num_blocks(layer) * (size // kernel), kernel
@@ -117,7 +117,7 @@ def caches(draw: Draw, preset: Preset, *, is_viewed: bool = True) -> Cache:
     names, num_attn_module = layer_names(draw, num_layers + 1)
     *names, encoder_name = names
     groups, layers = _named_groups(plan, names)
-    if draw(SELDOM):
+    if draw(SOMETIMES):
         spec = _encoder_only(draw, encoder_name)
         group = reference.KVCacheGroupSpec([encoder_name], spec)
         groups.insert(draw(st.integers(0, len(groups))), group)
@@ -162,7 +162,7 @@ def _encoder_only(draw: Draw, name: str) -> Any:
 
 
 def is_encoder_only(spec: Any) -> bool:
-    """Tell whether a group's layers keep no cache."""
+    """Return whether a group's layers keep no cache."""
     first = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
     return type(first).__name__ == ENCODER_ONLY
 
@@ -198,7 +198,7 @@ def _backends(draw: Draw, layers: list[Layer]) -> dict[str, Backend]:
         has_kv = not isinstance(layer.spec, reference.MLAAttentionSpec)
         knows_dtype = getattr(layer.spec, "cache_dtype_str", None) is not None
         key = layer.group, has_kv, knows_dtype
-        if key not in made or draw(SELDOM):
+        if key not in made or draw(SOMETIMES):
             backend = draw(backends(has_kv=has_kv))
             made[key] = dataclasses.replace(backend, knows_dtype=knows_dtype)
         found[layer.name] = made[key]

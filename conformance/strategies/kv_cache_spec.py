@@ -119,12 +119,12 @@ def mamba_fields(draw: Draw, preset: Preset) -> Arguments:
         shapes = draw(st.sampled_from((list, tuple)))(list(shape) for shape in shapes)
         kinds = [dtype.type for dtype in kinds]
     found: Arguments = {"block_size": draw(block_sizes(preset)), "shapes": shapes, "dtypes": kinds}
-    least = sum(
+    minimum = sum(
         math.prod(shape) * np.dtype(dtype).itemsize
         for shape, dtype in zip(shapes, kinds, strict=True)
     )
     if draw(MOSTLY):
-        found["page_size_padded"] = draw(st.sampled_from((None, least, least + 1, page_size)))
+        found["page_size_padded"] = draw(st.sampled_from((None, minimum, minimum + 1, page_size)))
     if draw(st.booleans()):
         found["mamba_type"] = draw(st.sampled_from(("mamba1", "mamba2", "short_conv")))
     if draw(st.booleans()):

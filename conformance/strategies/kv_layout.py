@@ -27,7 +27,7 @@ STRANGE: tuple[Callable[[], object], ...] = (
     lambda: np.array(["NHD", "HND"]),
     lambda: np.array("NHD"),
 )
-"""Values of all types that are no layouts, made anew each time; the last are arrays of text."""
+"""Values of all types that are not layouts, new ones each time; the last are arrays of text."""
 
 NUM_CARRIED = len(STRANGE) - 2
 """How many of them exist for every implementation; torch knows no text."""

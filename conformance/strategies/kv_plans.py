@@ -10,7 +10,7 @@ import numpy as np
 import reference
 from conformance.strategies import cached as st
 from conformance.strategies.backends import FP8_DS_MLA_BYTES
-from conformance.strategies.biased_booleans import MOSTLY, RARELY, SELDOM
+from conformance.strategies.biased_booleans import MOSTLY, RARELY, SOMETIMES
 from conformance.strategies.block_size import divisors
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
@@ -116,7 +116,7 @@ def plan_of_one_page(draw: Draw, preset: Preset, kinds: tuple[str, ...]) -> Plan
         else:
             spec = attention_specs(draw, kind, page_size)
         layers = [(t, spec, True) for t in range(num_tensors) if t == 0 or draw(st.booleans())]
-        if draw(SELDOM):
+        if draw(SOMETIMES):
             # One that shares another's cache, and is in the group already.
             layers.append(draw(st.sampled_from(layers)))
         plan.groups.append(shuffled(draw, layers))
@@ -134,7 +134,7 @@ def plan_of_uniform_groups(draw: Draw, preset: Preset) -> Plan:
         block_size = draw(st.sampled_from((2, 3) if preset in SMALL else (16, 32)))
         first = draw(st.sampled_from(("FullAttentionSpec", "SlidingWindowSpec", "AttentionSpec")))
         rest = draw(st.lists(st.sampled_from((first, "MLAAttentionSpec")), max_size=2))
-        if draw(SELDOM):
+        if draw(SOMETIMES):
             rest = ["MambaSpec"]
         layers: list[tuple[int, Any, bool]] = []
         for kind in shuffled(draw, [first, *rest]):

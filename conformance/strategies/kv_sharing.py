@@ -7,7 +7,7 @@ import numpy as np
 import reference
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.presets import MINIMAL, Preset
@@ -15,19 +15,19 @@ from conformance.strategies.presets import MINIMAL, Preset
 
 def _sharing(draw: Draw, preset: Preset) -> tuple[dict[str, str], list[list[str]]]:
     """Draw sharing layers with their targets, and the layers of groups, which may have them."""
-    most = 3 if preset is MINIMAL else 12
+    maximum = 3 if preset is MINIMAL else 12
     groups = [
-        [f"layers.{100 * g + i}.attn" for i in range(draw(st.integers(1, most)))]
+        [f"layers.{100 * g + i}.attn" for i in range(draw(st.integers(1, maximum)))]
         for g in range(draw(st.integers(1, 3)))
     ]
     shared: dict[str, str] = {}
     owners = [(name, group) for group in groups for name in group]
-    for i in range(draw(st.integers(0, most))):
+    for i in range(draw(st.integers(0, maximum))):
         target, group = draw(st.sampled_from(owners))
         layer = f"layers.{900 - i}.attn"
         shared[layer] = target
         # As after an earlier call, or as where the layer was in its group from the beginning.
-        if draw(SELDOM):
+        if draw(SOMETIMES):
             group.insert(draw(st.integers(0, len(group))), layer)
     return shared, groups
 

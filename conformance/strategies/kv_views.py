@@ -9,14 +9,14 @@ import numpy as np
 from conformance.calls import Arguments, Call
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array, poisoned
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_binding import shuffled
 from conformance.strategies.kv_cache import Cache, caches
 from conformance.strategies.presets import Preset
 
 GUARD_BYTES = 64
-"""Bytes of a guard band, so many that what lies behind it is aligned for every dtype."""
+"""Bytes of a guard band, so many that what comes after it is aligned for every dtype."""
 
 
 def raw_bytes(size: int, seed: int) -> Array:
@@ -43,7 +43,7 @@ def reshape_calls(draw: Draw, preset: Preset) -> Call:
     raw: dict[str, Any] = {
         layer.name: tensors[layer.tensor] for layer in shuffled(draw, cache.layers)
     }
-    if draw(SELDOM):
+    if draw(SOMETIMES):
         # Of a layer that no group has: whatever it is, nobody looks at it.
         raw["layers.77.attn"] = np.zeros((2, 3), np.float32)
     arguments: Arguments = {

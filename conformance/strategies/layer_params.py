@@ -43,8 +43,8 @@ def _impls(draw: Draw, cls: OwnClass) -> Own:
 @st.composite
 def get_per_layer_parameters_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `get_per_layer_parameters`; the facts are the named layers' implementations."""
-    most = min(preset.max_num_reqs, 5)
-    classes = draw(st.lists(st.sampled_from((IMPL, FLASHINFER_IMPL)), max_size=most))
+    maximum = min(preset.max_num_reqs, 5)
+    classes = draw(st.lists(st.sampled_from((IMPL, FLASHINFER_IMPL)), max_size=maximum))
     names = [f"layers.{i}.attn" for i in range(len(classes))]
     impls = {name: draw(_impls(cls)) for name, cls in zip(names, classes, strict=True)}
     context = {name: Own(ATTENTION, name, {"impl": impl}) for name, impl in impls.items()}
@@ -73,7 +73,7 @@ NEAR = {"window_left": 0, "logits_soft_cap": 0.0, "sm_scale": 0.1250001, "has_si
 def infer_global_hyperparameters_calls(draw: Draw, preset: Preset) -> Call:
     """Draw calls of `infer_global_hyperparameters`: layers alike, and some that are not.
 
-    The facts are the indices of the unlike ones, and in which fields they are unlike.
+    The facts are the indices of the unlike ones, and in which fields they differ.
     """
     count = draw(st.sampled_from((1, 2, 3, 3, min(preset.max_num_reqs, 5))))
     # What an earlier call may have said of them counts for nothing.

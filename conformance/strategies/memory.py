@@ -50,8 +50,8 @@ def request_calls(draw: Draw, preset: Preset) -> Call:
     total = draw(totals(preset))
     if math.ceil(total * float(share)) > MAX_INT64:
         total //= 2
-    wanted = math.ceil(total * float(share))
-    free = draw(st.one_of(st.just(wanted), st.integers(wanted, max(total, wanted))))
+    requested = math.ceil(total * float(share))
+    free = draw(st.one_of(st.just(requested), st.integers(requested, max(total, requested))))
     snapshot = reference.MemorySnapshot(free, total, draw(st.sampled_from(DEVICES)))
     arguments: Arguments = {
         "init_snapshot": snapshot,

@@ -36,8 +36,8 @@ def unpadded_calls(draw: Draw, preset: Preset) -> Call:
     call = draw(metadata_calls(preset))
     batch = call.facts
     num_reqs = draw(st.one_of(st.just(batch.num_reqs), st.integers(0, batch.num_reqs)))
-    least = batch.starts[num_reqs]
-    num_tokens = draw(st.one_of(st.just(least), st.integers(least, batch.num_actual_tokens)))
+    minimum = batch.starts[num_reqs]
+    num_tokens = draw(st.one_of(st.just(minimum), st.integers(minimum, batch.num_actual_tokens)))
     arguments = {
         "self": call.arguments["metadata"],
         "num_actual_tokens": num_tokens,

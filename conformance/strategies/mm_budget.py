@@ -11,7 +11,7 @@ from conformance.calls import Call
 from conformance.factories import Factory, FactoryContext
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.biased_booleans import SELDOM
+from conformance.strategies.biased_booleans import SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
@@ -35,7 +35,7 @@ class Cache:
 
 
 class MadeRegistry:
-    """A registry that writes down what it was asked.
+    """A registry that records its calls.
 
     Args:
         limits: Items of a prompt by modality.
@@ -43,20 +43,20 @@ class MadeRegistry:
         cache: What it gives for a cache.
     """
 
-    compared = ("asked",)
+    compared = ("calls",)
 
     def __init__(self, limits: Any, tokens: Any, cache: Cache | None) -> None:
         self.limits, self.tokens, self.cache = limits, tokens, cache
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
 
     def get_mm_limits_per_prompt(self, *args: Any, **keywords: Any) -> Any:
         """Return the limits."""
-        self.asked.append(("limits", args, keywords))
+        self.calls.append(("limits", args, keywords))
         return self.limits
 
     def get_max_tokens_per_item_by_modality(self, *args: Any, **keywords: Any) -> Any:
         """Return the largest items."""
-        self.asked.append(("tokens", args, keywords))
+        self.calls.append(("tokens", args, keywords))
         return self.tokens
 
 
@@ -65,11 +65,11 @@ class CachingRegistry(MadeRegistry):
 
     def processor_only_cache_from_config(self, *args: Any, **keywords: Any) -> Cache | None:
         """Return the cache."""
-        self.asked.append(("cache", args, keywords))
+        self.calls.append(("cache", args, keywords))
         return self.cache
 
 
-class UnwillingRegistry(MadeRegistry):
+class RaisingRegistry(MadeRegistry):
     """One that says that it knows of none."""
 
     processor_only_cache_from_config = None
@@ -91,7 +91,7 @@ class Registry(Factory):
 
     def make(self, converter: FactoryContext) -> MadeRegistry:
         """Return the registry."""
-        cls = {"no method": MadeRegistry, "no method at all": UnwillingRegistry}
+        cls = {"no method": MadeRegistry, "no method at all": RaisingRegistry}
         limits, tokens = (
             converter.convert(v, "mm_registry.given") for v in (self.limits, self.tokens)
         )
@@ -128,7 +128,7 @@ def scheduler_configs(draw: Draw, tokens: Mapping[str, int]) -> reference.Schedu
     """Draw configurations with room for about the largest of these items, for it and for more."""
     largest = max(tokens.values(), default=0)
     near = st.sampled_from((largest, 0, largest + 1, 2 * largest, max(largest - 1, 0), 5 * largest))
-    is_whole = draw(SELDOM)
+    is_whole = draw(SOMETIMES)
     step = max(largest, 1) + draw(st.sampled_from((0, 1, 0, 7, 2 * largest)))
     if not is_whole and draw(st.booleans()):
         step = draw(st.integers(1, step))
@@ -154,7 +154,7 @@ def compute_budget_calls(draw: Draw, preset: Preset) -> Call:
     config: Any = draw(scheduler_configs(tokens))
     if not tokens:
         config = draw(st.sampled_from((None, own_config())))
-    elif draw(SELDOM):
+    elif draw(SOMETIMES):
         unread = () if config.disable_chunked_mm_input else ("max_num_batched_tokens",)
         config = without(config, "max_num_seqs", "enable_chunked_prefill", *unread)
     arguments = {"scheduler_config": config, "max_tokens_by_modality": tokens}

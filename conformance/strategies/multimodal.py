@@ -30,7 +30,7 @@ OTHERS = tuple(map(np.dtype, (np.int8, np.int64, np.bool_, np.complex64, np.uint
 """What no embeddings are made of; rows of them can be gathered all the same."""
 
 LAYOUTS = ("dense", "one element on", "wide rows", "every other element", "columns first")
-"""How rows lie: one behind another, at no multiple of 16 bytes, apart, or not in one piece."""
+"""How rows lie: one after another, at no multiple of 16 bytes, apart, or not in one piece."""
 
 MASKS = ("all", "none", "single", "runs", "runs", "any", "any", "empty")
 
@@ -104,7 +104,7 @@ def laid_out(values: Array, layout: str) -> Array:
 
 
 def _mask(kind: str, length: int, seed: int) -> list[bool]:
-    """Return a mask: runs are those of images' rows, with a separator behind each."""
+    """Return a mask: runs are those of images' rows, with a separator after each."""
     rng = np.random.default_rng(seed)
     if kind == "empty":
         return []

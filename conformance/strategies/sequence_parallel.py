@@ -8,7 +8,7 @@ import reference
 from conformance.calls import Call
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import own_config
-from conformance.strategies.biased_booleans import MOSTLY, SELDOM
+from conformance.strategies.biased_booleans import MOSTLY, SOMETIMES
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset
 
@@ -26,7 +26,7 @@ def is_scattered_calls(draw: Draw, preset: Preset) -> Call:
         "enable_sp": is_on,
         "tensor_parallel_size": ranks,
         "splitting_ops": draw(st.sampled_from((["attention"], ("a", "b"), ["a"], [], (), None))),
-        "use_inductor_graph_partition": draw(SELDOM),
+        "use_inductor_graph_partition": draw(SOMETIMES),
         "compile_sizes": sizes,
     }
     config = draw(st.sampled_from((whole, whole, unread)))(parts)

@@ -46,7 +46,7 @@ def compute_slot_mapping_calls(
     Args:
         draw: Hypothesis' `draw`.
         preset: The sizes.
-        is_scattered: Whether tokens stand at positions other than their own; None draws.
+        is_scattered: Whether tokens are at positions other than their own; None draws.
         is_shared: Whether requests share blocks; None draws.
 
     Returns:
@@ -55,7 +55,7 @@ def compute_slot_mapping_calls(
     batch = draw(batches(preset, layout=draw(layouts(preset)), is_shared=is_shared))
     positions = batch.positions()
     if draw(st.booleans()) if is_scattered is None else is_scattered:
-        # Any position of the sequence may be asked for, in any order.
+        # Any position of the sequence may be requested, in any order.
         for i, (start, stop) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
             positions[start:stop] = batch.seq_lens[i] - 1 - positions[start:stop]
     arguments: Arguments = {

@@ -1,4 +1,4 @@
-"""Calls of what merges the specs of a group's layers, and asks whether they are uniform."""
+"""Calls that merge the specs of a group's layers, or check that they are uniform."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def spec_dicts(draw: Draw, preset: Preset) -> dict[str, Any]:
     """Draw specs by layer name, of one uniform type or nearly so."""
     found: dict[str, Any] = uniform_specs(draw, preset)
     if draw(st.sampled_from((False, False, False, False, True))):
-        # Block sizes are compared first: of what kind the first is nobody asks.
+        # Block sizes are compared first, so the kind of the first spec does not matter.
         first = spec_of(draw, preset, "EncoderOnlyAttentionSpec", "AttentionSpec")
         other = first.copy_with_new_block_size(first.block_size + 1)
         return {"layers.7.attn": first, **found, "layers.8.attn": other}
     last = next(reversed(found.values()))
     field = UNIFORM_FIELD.get(type(last).__name__)
     if field and draw(st.booleans()):
-        # Of one kind, and of unlike windows.
+        # Of one kind, and of different windows.
         other = dataclasses.replace(last, **{field: getattr(last, field) + 1})
         return {**found, "layers.7.attn": other}
     number = draw(st.integers(0, 2))

@@ -25,7 +25,8 @@ class Batch(PaddedBatch):
         positions: int64[num_padded_tokens], of the implementation's kind, as `metadata` is.
         metadata: The `CommonAttentionMetadata` of each group, padding included.
         config: The `VllmConfig` of the engine.
-        fast_prefill: The layers that compute the wanted tokens only; None where none are deployed.
+        fast_prefill: The layers that compute only the tokens with logits; None where none are
+            deployed.
     """
 
     step_index: int

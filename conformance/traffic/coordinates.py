@@ -23,7 +23,7 @@ PLAIN_TOKENS = (
 )
 """Results that are arrays by token."""
 BLOCK_M = 8
-"""Tokens of a convolution's program, by which its metadata are kept."""
+"""Tokens of a convolution's program, the key of its metadata."""
 PROGRAM_LISTS = ("mlist", "offsetlist", "batch_ptr", "token_chunk_offset_ptr")
 """Those of the convolution's results that are arrays by program."""
 SPLITS = (

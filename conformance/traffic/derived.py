@@ -16,7 +16,7 @@ from conformance.traffic.buffers import NUM_CP_RANKS
 BLOCKS_IN_SMALL_CHUNK = 8
 """Blocks in the chunk that every group is also cut into; one of 8192 tokens is rarely left."""
 POISON = -77
-"""What stands in an output before it is written."""
+"""What is in an output before it is written."""
 
 
 def cut_padding(target: Target, batch: Batch) -> dict[str, Answer]:

@@ -1,4 +1,4 @@
-"""A runner's layers that read another layer's cache: they compute the wanted tokens only."""
+"""A runner's layers that read another layer's cache: they compute only the tokens with logits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_fast_prefill(target: Target, deployment: Deployment) -> FastPrefill:
     shared = shared_kv_cache_layers(deployment.serving)
     made: dict[int, Answer] = {}
     for number, group in enumerate(deployment.groups):
-        for own in deployment.attn_groups[number] if group.keeps_cache else ():
+        for own in deployment.attn_groups[number] if group.has_kv_cache else ():
             names = [name for name in own.layer_names if name in shared or not shared]
             if names and number not in made:
                 made[number] = target.call(

@@ -41,7 +41,7 @@ def build_for_layers(
     Returns:
         What was built, each object once, and which of these each layer is given.
     """
-    no_cache = [group for group in deployment.groups if not group.keeps_cache]
+    no_cache = [group for group in deployment.groups if not group.has_kv_cache]
     of_layers = build_metadata(
         target,
         deployment,

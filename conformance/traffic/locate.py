@@ -30,7 +30,7 @@ AXES = {
 """What an index means in the arrays of a metadata, by the name of the field."""
 
 PADDING = "padding"
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def locate(
 
     Args:
         path: Of the difference: `micro_batches[0][1].seq_lens`.
-        index: In the array at the path; None where the difference is no array's element.
+        index: In the array at the path; None where the difference is not an array's element.
         coordinates: Those of the parts of a result, by the path of the part: the longest that the
             difference's path begins with counts. That of the whole batch is at "".
 
@@ -112,8 +112,8 @@ def describe(req_ids: Sequence[str]) -> str:
         >>> describe(["a"]), describe(["a", "b", "c", "d"])
         ('a', 'a, b, c and 1 more')
     """
-    named = ", ".join(req_ids[:MOST_NAMED])
-    return named if len(req_ids) <= MOST_NAMED else f"{named} and {len(req_ids) - MOST_NAMED} more"
+    named = ", ".join(req_ids[:MAX_NAMED])
+    return named if len(req_ids) <= MAX_NAMED else f"{named} and {len(req_ids) - MAX_NAMED} more"
 
 
 def owners_of_virtual_requests(

@@ -51,7 +51,7 @@ def make_budget(target: Target, config: Answer) -> dict[str, Answer]:
         ],
         "registry_calls": [
             (name, keywords.get("cache") is cache, keywords.get("profiler_limits"))
-            for name, _, keywords in registry.asked
+            for name, _, keywords in registry.calls
         ],
         "num_cleared": cache.cleared,
         **{

@@ -16,20 +16,20 @@ from conformance.traffic.buffers import NUM_TP_RANKS
 NUM_HEADS, HEAD_DIM = 2, 3
 """Of made-up queries."""
 EMBED_DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float16", "float8_e5m2", "float64")
-MOST_PLACEHOLDERS = 40
+MAX_PLACEHOLDERS = 40
 """Of the made-up item."""
 
 
 def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
-    """Cut the batch to the tokens whose logits are wanted, and build for layers that need no other.
+    """Cut the batch to the tokens with logits, and build for layers that need no other.
 
     These are each request's last one. A batch of one token each is handed back as it is.
     """
-    wanted: list[Answer] = []
+    expected: list[Answer] = []
     is_whole: list[bool] = []
     for _, metadata in batch.groups_in_turn:
-        wanted.append(target.call("make_kv_sharing_fast_prefill_common_attn_metadata", metadata))
-        is_whole.append(wanted[-1] is metadata)
+        expected.append(target.call("make_kv_sharing_fast_prefill_common_attn_metadata", metadata))
+        is_whole.append(expected[-1] is metadata)
     built: list[Answer] = []
     if batch.fast_prefill is not None:
         for number, attn_group in batch.fast_prefill.in_turn(batch.group_in_turn).items():
@@ -37,8 +37,8 @@ def prefill_fast(target: Target, batch: Batch) -> dict[str, Answer]:
             built.append(target.method(builder, "build", 0, batch.metadata[number]))
     has_logits_fields = target.find("KVSharingFastPrefillMetadata")
     return {
-        "wanted_tokens": wanted,
-        "wanted_tokens_are_all": is_whole,
+        "logits_tokens": expected,
+        "logits_tokens_are_all": is_whole,
         "fast_prefill_metadata": built,
         "fast_prefill_fields": [isinstance(of_layer, has_logits_fields) for of_layer in built],
     }
@@ -84,7 +84,7 @@ def fill_placeholders(target: Target, batch: Batch) -> dict[str, Answer]:
     By turns each of its tokens is an embedding, and it has no mask.
     """
     _, start, stop = batch.longest_request
-    num_placeholders = min(stop - start, MOST_PLACEHOLDERS)
+    num_placeholders = min(stop - start, MAX_PLACEHOLDERS)
     is_embed = np.arange(num_placeholders) % 5 != batch.step_index % 5  # an image ends its lines
     dtype = target.dtype(EMBED_DTYPES[batch.step_index % len(EMBED_DTYPES)])
     has_mask = batch.step_index % 4 != 3
@@ -105,7 +105,7 @@ def fill_placeholders(target: Target, batch: Batch) -> dict[str, Answer]:
     }
 
 
-def ask_for_scattered_residual(target: Target, batch: Batch) -> dict[str, Answer]:
+def scatter_residual(target: Target, batch: Batch) -> dict[str, Answer]:
     """Ask whether the ranks share the residual, of as many tokens as they can share evenly."""
     num_tokens = -(-batch.num_padded_tokens // NUM_TP_RANKS) * NUM_TP_RANKS
     is_scattered = target.call("is_residual_scattered_for_sp", batch.config, num_tokens)
@@ -117,6 +117,6 @@ DERIVATIONS: tuple[Callable[[Target, Batch], dict[str, Answer]], ...] = (
     list_convolution_programs,
     reshape_speculative_queries,
     fill_placeholders,
-    ask_for_scattered_residual,
+    scatter_residual,
 )
 """All of them, in the order in which a runner makes them."""

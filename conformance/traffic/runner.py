@@ -208,7 +208,7 @@ class Runner:
                 table[...] = PADDED_REQUEST
 
     def _own_places(self, name: str) -> None:
-        """Say of a list of requests that each place is the request's that stands there."""
+        """Say of a list of requests that each place is the request's that is there."""
         for position, req_id in enumerate(self.results[name]):
             self._coordinates[f"{name}[{position}]"] = Coordinates([req_id])
 

@@ -28,7 +28,7 @@ class Settings(EngineSettings):
             chunks of it do not end where those of chunked local attention do.
 
     Raises:
-        TypeError: A setting is no int.
+        TypeError: A setting is not an int.
         ValueError: A setting is too small, or too large for an int32.
     """
 
@@ -44,9 +44,9 @@ class Settings(EngineSettings):
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f"{field.name} is {value!r}, but should be an int")
-            least = 0 if field.name == "num_speculative_tokens" else 1
-            if value < least:
-                raise ValueError(f"{field.name} is {value}, but should be at least {least}")
+            minimum = 0 if field.name == "num_speculative_tokens" else 1
+            if value < minimum:
+                raise ValueError(f"{field.name} is {value}, but should be at least {minimum}")
             if value > NO_LIMIT:
                 raise ValueError(f"{field.name} is {value}, but should be at most {NO_LIMIT}")
 
@@ -136,7 +136,7 @@ class Settings(EngineSettings):
 @cache
 def _cache_groups(serving: Serving) -> tuple[CacheGroup, ...]:
     """Return the groups that take blocks, once for each way of serving."""
-    return tuple(group for group in make_groups(REFERENCE, serving) if group.keeps_cache)
+    return tuple(group for group in make_groups(REFERENCE, serving) if group.has_kv_cache)
 
 
 DEFAULT_POOL_TOKENS = 20_480

@@ -140,7 +140,7 @@ def make_trace(num_requests: int = 200, *, seed: int = 13) -> list[TraceRequest]
         >>> make_trace(2)[0] == make_trace(1)[0] == read_trace(DEFAULT_TRACE)[0]
         True
     """
-    draw = random.Random(seed)  # noqa: S311  # a made trace is no secret
+    draw = random.Random(seed)  # noqa: S311  # a made trace is not a secret
     requests: list[TraceRequest] = []
     now_us = 0
     for _ in range(num_requests):

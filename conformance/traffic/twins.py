@@ -1,4 +1,4 @@
-"""Two runners side by side: `reference`, and what should mean the same."""
+"""Two runners side by side: that of `reference`, and the one under test."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from conformance.zoo.serving import Serving
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first difference of a step, and whom it concerns.
+    """The first difference of a step, and the requests that it concerns.
 
     Attributes:
         step_index: The step's number.
-        difference: The field, with what it is and what it should be.
+        difference: The field, with the actual and the expected value.
         req_ids: The requests concerned: one, where it is in a single one's row or token.
     """
 
@@ -128,7 +128,7 @@ class Twins:
             step: The scheduler's next one.
 
         Returns:
-            The first difference, None where there is none.
+            The first difference, or None.
         """
         before = [timed.calls.seconds for timed in self._timed]
         expected_error = _execute(self.expected, step)
@@ -159,7 +159,7 @@ class Twins:
         return None
 
     def _first_difference_of_memory(self) -> Difference | None:
-        """Compare where the caches lie, once they are allocated."""
+        """Compare the memory of the caches, once they are allocated."""
         expected, actual = self.expected.deployment, self.actual.deployment
         if self._has_compared_memory or expected is None or actual is None:
             return None
@@ -174,14 +174,14 @@ class Twins:
             return None
         raising = self._timed[0 if actual is None else 1]
         got = "an answer" if actual is None else repr(actual)
-        wanted = "an answer" if expected is None else repr(expected)
+        expected_outcome = "an answer" if expected is None else repr(expected)
         if type(expected) is type(actual):
-            got, wanted = f"{got} in both twins", "an answer"
-        return Difference(Verdict.OUTCOME, raising.calls.last, None, got, wanted)
+            got, expected_outcome = f"{got} in both twins", "an answer"
+        return Difference(Verdict.OUTCOME, raising.calls.last, None, got, expected_outcome)
 
 
 def _execute(runner: Runner, step: SchedulerOutput) -> BaseException | None:
-    """Run a step, and return what it raises."""
+    """Run a step, and return the exception that it raises, or None."""
     try:
         runner.execute(step)
     except RAISED as error:  # whatever it raises is compared

@@ -14,7 +14,7 @@ from conformance.cases.sessions import session_strategies
 from conformance.cases.subjects import SESSIONS, refusing
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding.elements import Json
-from conformance.situations import situations_met
+from conformance.goals import reached_goals
 from conformance.strategies import cached as st
 from conformance.strategies.presets import MINIMAL
 
@@ -36,13 +36,13 @@ def contract_cases(
     unbroken: dict[str, InvalidInput] = {
         invalid.name: invalid for invalid in contract.invalid_inputs
     }
-    broken: list[tuple[InvalidInput, Call]] = []
+    invalid_calls: list[tuple[InvalidInput, Call]] = []
 
     def look(call: Call) -> None:
         for name, invalid in list(unbroken.items()):
             bad = invalid.change(call)
             if bad is not None:
-                broken.append((invalid, bad))
+                invalid_calls.append((invalid, bad))
                 del unbroken[name]
 
     strategy, number = contract.calls(MINIMAL), DRAWS_FOR_A_CASE * num_examples
@@ -52,14 +52,14 @@ def contract_cases(
             drawn(strategy, DRAWS_FOR_INVALID_INPUTS, f"{contract.function} {place}", look)
     distinct = {repr((call, call.hints)): call for call in calls}.values()
 
-    def meets(call: Call) -> list[str]:
-        return situations_met(call, contract.situations, contract.pairs)
+    def goals_of(call: Call) -> list[str]:
+        return reached_goals(call, contract.goals, contract.pairs)
 
-    picked = [] if contract.function in SESSIONS else chosen(distinct, meets, num_examples)
+    picked = [] if contract.function in SESSIONS else chosen(distinct, goals_of, num_examples)
     cases = [answer_case(contract, call, names) for call, names in picked]
     order = {invalid.name: place for place, invalid in enumerate(contract.invalid_inputs)}
-    broken.sort(key=lambda pair: order[pair[0].name])
-    cases += [refusal_case(refusing(contract), invalid, call) for invalid, call in broken]
+    invalid_calls.sort(key=lambda pair: order[pair[0].name])
+    cases += [refusal_case(refusing(contract), invalid, call) for invalid, call in invalid_calls]
     return cases, list(unbroken)
 
 
@@ -113,23 +113,23 @@ def _number_of(name: str) -> int:
 
 
 def chosen(
-    examples: Iterable[Drawn], met: Callable[[Drawn], Iterable[str]], number: int
+    examples: Iterable[Drawn], reached: Callable[[Drawn], Iterable[str]], number: int
 ) -> list[tuple[Drawn, list[str]]]:
-    """Return some examples that together meet as many situations as they can, and which.
+    """Return some examples that together meet as many coverage goals as they can, and which.
 
     Args:
         examples: In the order in which they were drawn, the simple ones first.
-        met: The situations that an example meets.
+        reached: The coverage goals that an example reaches.
         number: How many to return, at most.
 
     >>> chosen([1, 2, 3, 4, 6], lambda n: [f"{d}" for d in (2, 3) if n % d == 0], 2)
     [(6, ['2', '3']), (1, [])]
     """
-    left = [(example, list(met(example))) for example in examples]
+    left = [(example, list(reached(example))) for example in examples]
     found: list[tuple[Drawn, list[str]]] = []
-    unmet = {name for _, names in left for name in names}
+    unreached = {name for _, names in left for name in names}
     while left and len(found) < number:
-        place = max(range(len(left)), key=lambda i: (len(unmet.intersection(left[i][1])), -i))
+        place = max(range(len(left)), key=lambda i: (len(unreached.intersection(left[i][1])), -i))
         found.append(left.pop(place))
-        unmet.difference_update(found[-1][1])
+        unreached.difference_update(found[-1][1])
     return found

@@ -42,7 +42,7 @@ def _of(directory: Path, function: str, number: int) -> list[CaseCheck]:
         raise ValueError(f"{manifest} has {len(cases)} cases, but the index says {number}")
     for file, _ in cases:
         if Path(file).name != file:
-            raise ValueError(f"{manifest} names {file!r}, which is no file beside it")
+            raise ValueError(f"{manifest} names {file!r}, which is not a file next to it")
     found = []
     for file, about in cases:
         path = directory / function / file

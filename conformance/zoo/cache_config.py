@@ -21,7 +21,7 @@ def make_kv_cache_config(
         memory_bytes: What there is for its caches on each device.
 
     Returns:
-        A `KVCacheConfig` with as many blocks as fit. Layers that share another's cache stand in its
+        A `KVCacheConfig` with as many blocks as fit. Layers that share another's cache are in its
         group, and in its tensor.
 
     Raises:
@@ -106,16 +106,16 @@ def _page_sizes_by_tensor(
     target: Target, groups: Sequence[CacheGroup], specs: Sequence[Answer]
 ) -> list[tuple[int, list[str]]]:
     """Return the bytes of a page in each tensor, and the layers that own it."""
-    caching = [(g, s) for g, s in zip(groups, specs, strict=True) if g.keeps_cache]
+    caching = [(g, s) for g, s in zip(groups, specs, strict=True) if g.has_kv_cache]
     if len(caching) == 1:
         [(group, spec)] = caching
         inner = getattr(spec, "kv_cache_specs", dict.fromkeys(group.layer_names, spec))
         return [(target.attribute(inner[name], "page_size_bytes"), [name]) for name in inner]
     page_size = target.attribute(caching[0][1], "page_size_bytes")
-    most = max(len(group.layers) for group, _ in caching)
+    maximum = max(len(group.layers) for group, _ in caching)
     return [
         (page_size, [g.layer_names[i] for g, _ in caching if i < len(g.layers)])
-        for i in range(most)
+        for i in range(maximum)
     ]
 
 

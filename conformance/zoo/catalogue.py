@@ -224,7 +224,7 @@ def get_backend(name: str) -> BackendFacts:
 
 
 def suits(facts: BackendFacts, layer: Layer) -> bool:
-    """Tell whether a backend can take the place of a layer's own.
+    """Return whether a backend can take the place of a layer's own.
 
     Args:
         facts: The backend.

@@ -1,7 +1,7 @@
 """Layers sorted into KV cache groups, which share one pool of blocks.
 
-A block has the same bytes in every group, so groups of unlike kinds have equally many layers: the
-i-th layers of all groups lie in one tensor. The last group of a kind may have fewer.
+A block has the same bytes in every group, so groups of different kinds have equally many layers:
+the i-th layers of all groups lie in one tensor. The last group of a kind may have fewer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CacheGroup:
         return self.layers[0].attention_chunk_size
 
     @property
-    def keeps_cache(self) -> bool:
+    def has_kv_cache(self) -> bool:
         """Whether its layers have caches."""
         return self.kind != ENCODER_ONLY
 
@@ -65,7 +65,7 @@ class CacheGroup:
         Returns:
             Blocks of this group. Cross attention needs those of the encoder, states always one.
         """
-        if not self.keeps_cache:
+        if not self.has_kv_cache:
             return 0
         num_positions = self.encoder_tokens if self.kind == CROSS else num_tokens
         return -(-num_positions // self.block_size)
@@ -84,7 +84,7 @@ def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
         The groups, in the order of their first layers; encoder-only ones last.
 
     Raises:
-        ValueError: Layers of unlike kinds whose blocks cannot have the same bytes.
+        ValueError: Layers of different kinds whose blocks cannot have the same bytes.
 
     Example:
         >>> from conformance.targets import REFERENCE
@@ -95,23 +95,23 @@ def make_groups(target: Target, serving: Serving) -> tuple[CacheGroup, ...]:
     """
     by_kind: dict[str, list[Layer]] = {}
     for layer in serving.layers:
-        if layer.keeps_cache or layer.kind == ENCODER_ONLY:
+        if layer.has_kv_cache or layer.kind == ENCODER_ONLY:
             by_kind.setdefault(layer.kind, []).append(layer)
     without_cache = by_kind.pop(ENCODER_ONLY, [])
     block_size, page_size_padded = _common_page(target, serving, by_kind)
     whole = CacheGroup(kind="", layers=(), block_size=block_size)
-    most = min(len(layers) for layers in by_kind.values())
+    maximum = min(len(layers) for layers in by_kind.values())
     groups = [
         replace(
             whole,
             kind=kind,
-            layers=tuple(layers[first : first + most]),
+            layers=tuple(layers[first : first + maximum]),
             block_size=serving.max_model_len if kind == MAMBA else block_size,
             page_size_padded=page_size_padded if kind == MAMBA else None,
             encoder_tokens=serving.model.encoder_tokens if kind == CROSS else 0,
         )
         for kind, layers in by_kind.items()
-        for first in range(0, len(layers), most)
+        for first in range(0, len(layers), maximum)
     ]
     if without_cache:
         groups.append(replace(whole, kind=ENCODER_ONLY, layers=tuple(without_cache)))
@@ -126,7 +126,7 @@ def make_group_spec(target: Target, group: CacheGroup) -> Answer:
         group: The group.
 
     Returns:
-        The spec that all layers have, or the uniform one of layers whose pages are unlike.
+        The spec that all layers have, or the uniform one of layers whose pages differ.
 
     Example:
         >>> from conformance.targets import REFERENCE
@@ -175,7 +175,7 @@ def _common_page(
     pages = set(page_sizes(block_size, states=False))
     if len(pages) > 1:
         raise ValueError(
-            f"pages of {serving.model.name} have {sorted(pages)} bytes, but layers of unlike kinds "
-            "need pages of the same bytes"
+            f"pages of {serving.model.name} have {sorted(pages)} bytes, but layers of "
+            "different kinds need pages of the same size"
         )
     return block_size, pages.pop() if serving.is_hybrid else None

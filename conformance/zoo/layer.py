@@ -36,7 +36,7 @@ class Layer:
 
     Attributes:
         name: Of the module at the hub; where an engine keeps the attention operator in a module
-            within, with `.attn` behind it. A model's pattern of layers has `{}` for the number.
+            within, with `.attn` after it. A model's pattern of layers has `{}` for the number.
         kind: "full", "sliding_window", "chunked_local", "latent" (MLA), "cross", "encoder_only" or
             "mamba" (all layers of states).
         backend: What computes it, by the engine's name for it.
@@ -75,7 +75,7 @@ class Layer:
     state_heads: tuple[int, ...] = ()
 
     @property
-    def keeps_cache(self) -> bool:
+    def has_kv_cache(self) -> bool:
         """Whether it has a cache of its own."""
         return self.kind != ENCODER_ONLY and self.kv_sharing_target is None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from conformance.zoo.layer import FULL, MAMBA, Layer, State, repeat
 from conformance.zoo.model import Model
 
-KEPT_BY_CONVOLUTION = 3
+CONV_STATE_TOKENS = 3
 """Inputs that the convolutions of all of these keep: they are 4 wide."""
 
 # 16 key heads and 32 value heads, all of 128; the convolution is over queries, keys and values.
@@ -17,7 +17,7 @@ QWEN3_NEXT_STATES = Layer(
     backend="GDN_ATTN",
     mamba_type="gdn_attention",
     states=(
-        State(name="conv", shape=(KEPT_BY_CONVOLUTION, 2 * 16 * 128 + 32 * 128), divided=1),
+        State(name="conv", shape=(CONV_STATE_TOKENS, 2 * 16 * 128 + 32 * 128), divided=1),
         State(name="ssm", shape=(32, 128, 128), divided=0),
     ),
     state_heads=(16, 32),
@@ -38,7 +38,7 @@ JAMBA_STATES = Layer(
     backend="MAMBA1_ATTN",
     mamba_type="mamba1",
     states=(
-        State(name="conv", shape=(KEPT_BY_CONVOLUTION, 8192), divided=1),
+        State(name="conv", shape=(CONV_STATE_TOKENS, 8192), divided=1),
         State(name="ssm", shape=(8192, 16), divided=0),
     ),
     state_heads=(8192,),
@@ -60,7 +60,7 @@ NEMOTRON_STATES = Layer(
     backend="MAMBA2_ATTN",
     mamba_type="mamba2",
     states=(
-        State(name="conv", shape=(KEPT_BY_CONVOLUTION, 128 * 80 + 2 * 8 * 128), divided=1),
+        State(name="conv", shape=(CONV_STATE_TOKENS, 128 * 80 + 2 * 8 * 128), divided=1),
         State(name="ssm", shape=(128, 80, 128), divided=0, dtype="float32"),
     ),
     state_heads=(128, 8),

@@ -10,7 +10,7 @@ from conformance.zoo.layer import LATENT, MAMBA, Layer
 from conformance.zoo.model import Model
 
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2")
-"""What keys and values can be kept as."""
+"""The dtypes of keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Serving:
             several, the first.
 
     Raises:
-        TypeError: A number that is no int.
+        TypeError: A number that is not an int.
         ValueError: A number that is too small, or too large for the model; a dtype that caches do
             not have, or for a model whose caches all have a format of their own; a backend that
             suits no layer; a number of ranks that heads cannot be divided by.

@@ -1,4 +1,4 @@
-"""Loops that execute an append plan of block tables (see `fast.appending`)."""
+"""Loops that execute an append plan of block tables (see `fast.append_plan`)."""
 
 from typing import Any
 

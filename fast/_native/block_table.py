@@ -33,7 +33,7 @@ class RowCounts:
         self.blocks = np.zeros((len(groups), max_num_reqs), dtype=np.int32)
 
     def complete(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
-        """Complete a plan (see `fast.appending`) for a kernel; return whether it is valid."""
+        """Complete a plan (see `fast.append_plan`) for a kernel; return whether it is valid."""
         check_written("plan", plan, np.int64, 1)
         return bool(complete_plan(plan, num_listed, self._widths, self.blocks))
 
@@ -103,7 +103,7 @@ class HostTables:
         self._used = np.zeros(2, dtype=np.int64)
 
     def append(self, plan: npt.NDArray[np.int64], num_listed: int) -> bool:
-        """Execute an append plan (see `fast.appending`); return whether it is valid."""
+        """Execute an append plan (see `fast.append_plan`); return whether it is valid."""
         check_written("plan", plan, np.int64, 1)
         known, is_changed = self._counts.blocks, self._is_changed
         return bool(append_on_host(*self._rows, plan, num_listed, self._widths, known, is_changed))
@@ -180,14 +180,14 @@ class HostTables:
         It checks the entries that the next gather would not write again.
         """
         tables, _, groups = self._rows
-        is_kept = (self._sources >= 0) & ~self._is_changed[self._sources]
+        is_unchanged = (self._sources >= 0) & ~self._is_changed[self._sources]
         for group, (offset, width, _) in enumerate(groups.tolist()):
             rows = slice(offset, offset + len(self._sources) * width)
             found = self._gathered[rows].numpy().reshape(-1, width)
             is_block = np.arange(width) < self._num_gathered[group][:, None]
             blocks = tables[rows].reshape(-1, width)[self._sources]
             expected = np.where(is_block, blocks, NULL_BLOCK_ID)
-            wrong = np.argwhere((found != expected) & (~is_block | is_kept[:, None]))
+            wrong = np.argwhere((found != expected) & (~is_block | is_unchanged[:, None]))
             if len(wrong):
                 row, column = wrong[0].tolist()
                 return (
@@ -239,7 +239,7 @@ def gather_on_host(
         source = np.int64(idx_mapping[row]) if row < num_reqs else np.int64(-1)
         if source < 0 or source >= num_blocks.shape[1]:
             source = np.int64(-1)
-        is_kept = source >= 0 and source == sources[row] and not is_changed[source]
+        is_unchanged = source >= 0 and source == sources[row] and not is_changed[source]
         sources[row] = source
         for group in range(len(groups)):
             # Unsigned: the test for negative indices takes half of the time.
@@ -247,7 +247,7 @@ def gather_on_host(
             there = np.uint64(groups[group, 0] + max(source, np.int64(0)) * groups[group, 1])
             left = np.uint64(num_gathered[group, row])
             count = np.uint64(num_blocks[group, source]) if source >= 0 else np.uint64(0)
-            for k in range(left if is_kept else np.uint64(0), count):
+            for k in range(left if is_unchanged else np.uint64(0), count):
                 gathered[here + k] = tables[there + k]
             for k in range(count, left):
                 gathered[here + k] = NULL_BLOCK_ID

@@ -27,7 +27,7 @@ def append_block_ids(
 
     Its threads share the new IDs: each copies every `blockDim.x`-th of them from `plan` to the row
     in `tables`; thread 0 then counts them in `num_blocks`. `plan` is completed (see
-    `fast.appending`).
+    `fast.append_plan`).
 
     Reads plan, groups, num_blocks; writes the rows' new entries and num_blocks of the rows. A
     request slot is listed once, so no other block writes to its row.

@@ -1,4 +1,4 @@
-"""Makes modules that stand beside the tests importable, and runs scripts of failures."""
+"""Makes modules that be next to the tests importable, and runs scripts of failures."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class Engine:
         )
 
     def _buffer(self, values: list[int]) -> Any:
-        """Return a buffer for more requests than there are, with an old step's behind them."""
+        """Return a buffer for more requests than there are, with an old step's after them."""
         dtype = self.converter.convert(np.dtype(np.int32), "dtype")
         made = self.call("CpuGpuBuffer", 8, dtype=dtype, device=self.device, pin_memory=False)
         made.np[:] = 9999

@@ -18,7 +18,7 @@ CHECKED_SLOT_MAPPING = fast.compute_slot_mapping
 
 
 class ListBlockTables:
-    """Block tables whose rows are lists; those of `fast` beside them refuse invalid calls."""
+    """Block tables whose rows are lists; those of `fast` next to them refuse invalid calls."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:  # noqa: ANN401  # as fast.BlockTables
         self.checked = CHECKED_TABLES(*args, **keywords)
@@ -44,8 +44,8 @@ class ListBlockTables:
         self.checked.append_block_ids(req_indices, cu_num_new_blocks, new_block_ids, overwrite)
         for rows, ends, ids in zip(self.rows, cu_num_new_blocks, new_block_ids, strict=True):
             for j, slot in enumerate(req_indices):
-                kept = [] if overwrite[j] else rows[slot]
-                rows[slot] = [*kept, *ids[ends[j] : ends[j + 1]]]
+                first = [] if overwrite[j] else rows[slot]
+                rows[slot] = [*first, *ids[ends[j] : ends[j + 1]]]
 
     def move_row(self, src: int, dst: int) -> None:
         """Move a row."""

@@ -7,7 +7,7 @@ import pytest
 
 import conformance.checks
 import conformance.conftest
-from conformance.situations import Ledger
+from conformance.goals import Coverage
 
 HEAD = """
 from hypothesis import strategies as st
@@ -37,8 +37,8 @@ class Runner:
         monkeypatch.setattr(hypothesis.core, "global_force_seed", None)
 
     def run(self, *arguments: str) -> pytest.RunResult:
-        """Run pytest in this process with a ledger of its own."""
-        ledger = Ledger()
-        self.monkeypatch.setattr(conformance.checks, "LEDGER", ledger)
-        self.monkeypatch.setattr(conformance.conftest, "LEDGER", ledger)
+        """Run pytest in this process, with its own coverage."""
+        coverage = Coverage()
+        self.monkeypatch.setattr(conformance.checks, "COVERAGE", coverage)
+        self.monkeypatch.setattr(conformance.conftest, "COVERAGE", coverage)
         return self.pytester.runpytest_inprocess(*self.options, *arguments)

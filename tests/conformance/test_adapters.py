@@ -121,8 +121,8 @@ def test_a_declaration_of_nothing_fails() -> None:
         deviations = (lost,)
 
     [message] = witnesses(target_of(Lost))
-    wanted = "the declared deviation of compute_slots (a typo) matches no function under test"
-    assert wanted == message
+    expected = "the declared deviation of compute_slots (a typo) matches no function under test"
+    assert expected == message
 
 
 @pytest.mark.parametrize("function", ["CpuGpuBuffer", "BlockTables.move_row"])
@@ -207,8 +207,8 @@ def test_a_declared_deviation_excuses_other_words() -> None:
     witness.bind(target)()
 
 
-def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
-    """A kept example of a law fails as declared, and is no failure; undeclared, it is one."""
+def test_a_declared_deviation_excuses_a_stored_example(tmp_path: Path) -> None:
+    """A stored example of a law fails as declared, and is not a failure; undeclared, it is one."""
     module = "conformance.test_context_parallel"
     where = f"{module}:test_get_dcp_local_seq_lens"
     [(_, check)] = [
@@ -218,7 +218,7 @@ def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
     ]
     example = drawn(check.examples(MINIMAL), 1, "corpus")[0]
     add_to_corpus(case_of_example(where, example, "too wide", function=check.function), tmp_path)
-    [kept] = corpus_checks(tmp_path)
+    [stored] = corpus_checks(tmp_path)
 
     def wide(*args: object, **keywords: object) -> torch.Tensor:
         return fast.get_dcp_local_seq_lens(*args, **keywords).long()  # type: ignore[arg-type]
@@ -226,15 +226,19 @@ def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
     module_of_wide = types.ModuleType("wide")
     vars(module_of_wide).update({"checks": fast.checks, check.function: wide})
     target = widening(module_of_wide)
-    kept.bind(target)()
+    stored.bind(target)()
     with pytest.raises(AssertionError, match="int64"):
-        kept.bind(target.undeclared())()
+        stored.bind(target.undeclared())()
 
 
 @pytest.mark.parametrize(
     ("table", "value", "message"),
     [
-        ("names", {"compute_slots": "slots_of"}, "has 'compute_slots' in names, which is no name"),
+        (
+            "names",
+            {"compute_slots": "slots_of"},
+            "has 'compute_slots' in names, which is not a name",
+        ),
         ("names", {"compute_slot_mapping": "slotsof"}, "has 'slotsof' for compute_slot_mapping in"),
         ("parameters", {"compute_slots": {}}, "has 'compute_slots' in parameters, which is no"),
         (
@@ -245,12 +249,12 @@ def test_a_declared_deviation_excuses_a_kept_example(tmp_path: Path) -> None:
         ("lacks", frozenset({"seq_len_cpu"}), "lacks 'seq_len_cpu', which nothing of ours has"),
     ],
 )
-def test_a_mistyped_table_is_told(table: str, value: object, message: str) -> None:
+def test_an_unknown_name_in_a_table_is_reported(table: str, value: object, message: str) -> None:
     """A name of nothing in a table would translate nothing, and pass for a green run."""
     assert [] == list(mistyped(engine_adapter.EngineAdapter(engine_style)))
     wrong = type("Wrong", (engine_adapter.EngineAdapter,), {table: value})
-    [told] = mistyped(wrong(engine_style))
-    assert message in told
+    [reported] = mistyped(wrong(engine_style))
+    assert message in reported
 
 
 def test_an_adapter_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +326,7 @@ def test_a_namespace_of_its_own_is_deprecated() -> None:
 
 
 def test_numpy_is_not_translated() -> None:
-    """What is no object of a kind is handed on: arrays, numbers, slices."""
+    """What is not an object of a kind is handed on: arrays, numbers, slices."""
     adapter = engine_adapter.EngineAdapter(engine_style)
     for value in (np.arange(3), 3, slice(0, 2), None, "text"):
         assert adapter.theirs(value) is value

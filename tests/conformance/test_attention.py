@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.checks import Check
-from conformance.dense_layer import NOBODY, Layer
+from conformance.dense_layer import NO_REQUEST, Layer
 from conformance.poisoned_cache import PoisonedCache
 from conformance.strategies.batches import Batch, Layout
 from tools.bugs.catalogue import read_catalogue
@@ -46,7 +46,7 @@ def test_a_right_step_agrees() -> None:
     attended()
 
 
-def test_a_difference_is_told_by_request_and_position() -> None:
+def test_a_difference_is_described_by_request_and_position() -> None:
     """The message names token, request and position, what came out and what should have."""
     table = np.array([[4, 1, 5], [1, 0, 0]], np.int32)
     with pytest.raises(AssertionError, match=r"token 0 \(request 0, position 3\) is .* should be"):
@@ -76,7 +76,7 @@ def test_a_shared_prefix_is_read_by_those_that_share_it() -> None:
     cache.write(batch, batch.slot_mapping())
     seen = [np.flatnonzero(~np.isnan(cache.as_read_by(i)[0, ..., 0, 0].ravel())) for i in range(3)]
     assert [[2, 3, 4, 6, 7], [6, 7, 8, 9], [10]] == [found.tolist() for found in seen]
-    assert np.isnan(cache.as_read_by(NOBODY)).all()
+    assert np.isnan(cache.as_read_by(NO_REQUEST)).all()
 
 
 def test_padding_that_attends_is_seen() -> None:

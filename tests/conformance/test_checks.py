@@ -16,12 +16,12 @@ import fast
 from conformance.calls import Call
 from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.contracts import Contract, InvalidInput
+from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.invalid_inputs.changes import replaced
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch
 from conformance.sessions import session_check
-from conformance.situations import LEDGER
 from conformance.strategies.arrays import guarded
 from conformance.strategies.block_table import block_tables_sessions
 from conformance.targets import TARGETS, Target
@@ -63,15 +63,15 @@ def honest(seq_lens: torch.Tensor, dcp_size: int = 1, dcp_rank: int | None = Non
 
 def test_right_answers_pass() -> None:
     """A target that answers and refuses as reference does passes, and its examples count."""
-    before = LEDGER.examples["get_dcp_local_seq_lens", "toy"]
+    before = COVERAGE.examples["get_dcp_local_seq_lens", "toy"]
     for check in (same_answer(LOCAL_LENGTHS), same_refusal(LOCAL_LENGTHS)):
         check.bind(target_of(honest), PROFILES["dev"], "minimal")()
-    assert LEDGER.examples["get_dcp_local_seq_lens", "toy"] > before
-    assert LEDGER.met["get_dcp_local_seq_lens", "a length of 8"]
-    assert LEDGER.met["get_dcp_local_seq_lens", "refused: the rank is outside"]
+    assert COVERAGE.examples["get_dcp_local_seq_lens", "toy"] > before
+    assert COVERAGE.reached["get_dcp_local_seq_lens", "a length of 8"]
+    assert COVERAGE.reached["get_dcp_local_seq_lens", "refused: the rank is outside"]
 
 
-def test_a_wrong_answer_is_told_line_by_line() -> None:
+def test_a_wrong_answer_is_reported_line_by_line() -> None:
     """The report names function, target and verdict, the first difference, where, and the call."""
     lines = failure(same_answer(LOCAL_LENGTHS), target_of(lambda **a: honest(**a) * 2))
     assert lines[:2] == [
@@ -103,7 +103,7 @@ def test_a_wrong_answer_is_told_line_by_line() -> None:
         ),
     ],
 )
-def test_every_verdict_is_told(function: Callable[..., Any], line: str) -> None:
+def test_every_verdict_is_reported(function: Callable[..., Any], line: str) -> None:
     """Structure, aliasing, changed arguments and guard bands are looked at, whatever the values."""
 
     def by_name(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int) -> object:
@@ -113,7 +113,7 @@ def test_every_verdict_is_told(function: Callable[..., Any], line: str) -> None:
 
 
 def test_an_exception_is_no_answer() -> None:
-    """A valid call that raises is told as an outcome, with what was raised."""
+    """A valid call that raises is reported as an outcome, with what was raised."""
 
     def raising(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
@@ -133,8 +133,8 @@ def test_an_exception_is_no_answer() -> None:
         (None, "returned 7"),
     ],
 )
-def test_a_wrong_refusal_is_told(error: Exception | None, got: str) -> None:
-    """Another class, a message that does not name the argument, and none at all are told."""
+def test_a_wrong_refusal_is_reported(error: Exception | None, got: str) -> None:
+    """Another class, a message that does not name the argument, and none at all are reported."""
 
     def refusing(**_: object) -> int:
         if error is not None:
@@ -161,7 +161,7 @@ def test_another_wording_is_reported() -> None:
 
         return target_of(refusing)
 
-    others = refusing_with("-8 is no length: seq_lens[1]")
+    others = refusing_with("-8 is not a length: seq_lens[1]")
     same_refusal(contract).bind(others, PROFILES["dev"], "minimal")()
     for message in ("seq_lens[0] is -8", "seq_lens[1] is 8", "seq_lens[1] is 5", "bad seq_lens"):
         lines = failure(same_refusal(contract), refusing_with(message))
@@ -170,11 +170,11 @@ def test_another_wording_is_reported() -> None:
             f"    the message = {message}, but should be a text that names seq_lens[1] and -8",
         ]
 
-    own = refusing_with("-8 is no length: seq_lens[1]")
+    own = refusing_with("-8 is not a length: seq_lens[1]")
     own.find("get_dcp_local_seq_lens").__module__ = "fast.context_parallel"
     lines = failure(same_refusal(contract), own)
     assert lines[1] == (
-        "    the message = -8 is no length: seq_lens[1], but should be seq_lens[1] is -8, "
+        "    the message = -8 is not a length: seq_lens[1], but should be seq_lens[1] is -8, "
         "expected at least 0"
     )
 
@@ -200,8 +200,8 @@ def test_another_wording_is_reported_after_all_else() -> None:
     assert lines[1].startswith("    the call = returned 2, but should be ValueError")
 
 
-def test_a_refusal_that_comes_too_late_is_told() -> None:
-    """A target that changes an argument and then refuses is told by what it changed."""
+def test_a_refusal_that_comes_too_late_is_reported() -> None:
+    """A target that changes an argument and then refuses is reported by what it changed."""
 
     def late(seq_lens: torch.Tensor, **_: object) -> None:
         seq_lens[1] = 0
@@ -211,8 +211,8 @@ def test_a_refusal_that_comes_too_late_is_told() -> None:
     assert lines[1] == "    seq_lens[1] = 0, but should be 8  (request 1)"
 
 
-def test_a_changed_object_of_the_caller_is_told() -> None:
-    """What a refused call did to an object of the caller's own is told, where it is observed."""
+def test_a_changed_object_of_the_caller_is_reported() -> None:
+    """Changes of the caller's own objects by a refused call are reported, if they are observed."""
 
     @dataclasses.dataclass
     class Box:
@@ -235,15 +235,17 @@ def test_a_changed_object_of_the_caller_is_told() -> None:
     assert lines[1] == "    after the refusal['value'] = 1, but should be 0"
 
 
-def _told(seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int, *, longest: Any = None) -> Any:  # noqa: ANN401  # what a hint says is checked here
-    """Answer as `honest` does, and look at a hint in checked mode."""
+def _with_hint(
+    seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int, *, longest: int | None = None
+) -> torch.Tensor:
+    """Return what `honest` does, and validate a hint in checked mode."""
     if longest is not None and longest != 8:
         raise ValueError(f"longest is {longest}, but should be 8")
     return honest(seq_lens, dcp_size, dcp_rank)
 
 
 def test_a_refusal_shows_what_else_it_must() -> None:
-    """A message that names the argument, but not the value beside it, is told by both."""
+    """A message that names the argument, but not the value next to it, is reported by both."""
     [invalid] = LOCAL_LENGTHS.invalid_inputs
     shown = dataclasses.replace(
         LOCAL_LENGTHS, invalid_inputs=[dataclasses.replace(invalid, also="2")]
@@ -276,10 +278,10 @@ def _hinting(longest: int, *, is_hint: bool = True) -> Contract:
 
 def test_hints_are_for_targets_that_take_them() -> None:
     """Only a target that has the keyword is given a hint, and must refuse a bad one."""
-    for function in (_told, honest):
+    for function in (_with_hint, honest):
         for check in (same_answer, same_refusal):
             check(_hinting(8)).bind(target_of(function), PROFILES["dev"], "minimal")()
-    lines = failure(same_answer(_hinting(9)), target_of(_told))
+    lines = failure(same_answer(_hinting(9)), target_of(_with_hint))
     assert lines[1] == (
         "    the call = raised ValueError: longest is 9, but should be 8, but should be a result"
     )
@@ -295,9 +297,9 @@ def test_hints_are_for_targets_that_take_them() -> None:
     assert "ValueError naming longest (a longer one)" in lines[1]
 
 
-def test_reference_is_not_asked_about_a_hint() -> None:
+def test_reference_does_not_get_hints() -> None:
     """A bad hint is no bad call of reference, which would answer it."""
-    lines = failure(same_refusal(_hinting(8, is_hint=False)), target_of(_told))
+    lines = failure(same_refusal(_hinting(8, is_hint=False)), target_of(_with_hint))
     assert lines[0] == "get_dcp_local_seq_lens on reference: another outcome"
 
 
@@ -310,8 +312,8 @@ def test_a_result_is_compared_by_what_it_shows() -> None:
     assert lines[1] == "    result = 9, but should be 7"
 
 
-def test_a_session_is_told_with_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A difference in the course of a session is told with the operations before it."""
+def test_a_session_is_reported_with_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference in the course of a session is reported with the operations before it."""
 
     class Bad(fast.BlockTables):
         def clear_row(self, r: int) -> None:
@@ -368,7 +370,7 @@ def test_the_nightly_run_is_another_every_time(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_profiles(profile: str, kind: Kind, examples: int, *, is_simulated: bool) -> None:
-    """A profile says how many examples a check spends; nothing is kept between runs."""
+    """A profile sets the number of examples of a check; nothing is stored between runs."""
     settings = PROFILES[profile].settings(kind, simulated=is_simulated)
     assert examples == settings.max_examples
     assert settings.deadline is None

@@ -119,7 +119,7 @@ def nan(payload: int) -> float:
     ],
 )
 def test_differences(expected: object, actual: object, verdict: Verdict, line: str) -> None:
-    """Each kind of difference is told by its verdict and its line."""
+    """Each kind of difference is reported by its verdict and its line."""
     difference = first_difference(expected, actual)
     assert difference is not None
     assert (verdict, line) == (difference.verdict, difference.line)
@@ -145,7 +145,7 @@ def test_equals(expected: object, actual: object) -> None:
 
 
 def test_structure_comes_before_values() -> None:
-    """A wrong dtype anywhere is told before a wrong value anywhere."""
+    """A wrong dtype anywhere is reported before a wrong value anywhere."""
     difference = first_difference((ints(1), ints(2)), (tensor(9), torch.tensor([2])))
     assert difference is not None
     assert Verdict.DTYPE is difference.verdict
@@ -171,7 +171,7 @@ def test_copies_on_the_cpu_stay_there() -> None:
     ],
 )
 def test_identity(relation: Relation, result: str, line: str | None) -> None:
-    """What a result is to an argument is told in the words of the definition, for both twins."""
+    """Aliasing of a result and an argument is reported in the words of the definition."""
     for x, other in ((ints(1, 2), ints(1, 2)), (tensor(1, 2), tensor(1, 2))):
         results = {"x": x, "view": x[1:], "other": other}
         found = list(Alias("", relation, "x").differences(results[result], {"x": x}))
@@ -188,7 +188,7 @@ def test_identity_of_each_of_several() -> None:
 
 
 def test_results_that_share_memory() -> None:
-    """Two results that lie in one memory are told by the path of the second."""
+    """Two results that lie in one memory are reported by the path of the second."""
     buffer = torch.zeros(8)
     difference = shared_memory(Answer(buffer[:4]), [torch.zeros(2), Answer(buffer[4:])])
     assert difference is not None

@@ -1,4 +1,4 @@
-"""What is carried to a side, and what is compared there after a call."""
+"""Conversion of arguments to a target, and their comparison after a call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conformance.targets import REFERENCE
 
 
 def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> str | None:
-    """Return what a target is told that makes a change to a strided argument `x`."""
+    """Return what a target is reported that makes a change to a strided argument `x`."""
     drawn = {"x": guarded([1, 2, 3], np.int64, stride=2), "y": 5}
     converter = Converter(FAST, "cpu")
     converted = {name: converter.convert(value, name) for name, value in drawn.items()}
@@ -33,7 +33,7 @@ def written(change: Callable[[Any], object], allowed: tuple[str, ...] = ()) -> s
 
 
 def past_the_end(x: torch.Tensor) -> None:
-    """Write one element behind a vector."""
+    """Write one element after a vector."""
     x.as_strided((1,), (1,), x.storage_offset() + 2 * len(x)).fill_(9)
 
 
@@ -43,25 +43,25 @@ def between(x: torch.Tensor) -> None:
 
 
 def test_an_untouched_argument_is_unchanged() -> None:
-    """A call that changes nothing is told nothing."""
+    """A call that changes nothing is reported nothing."""
     assert written(lambda _: None) is None
 
 
-def test_a_changed_argument_is_told() -> None:
-    """An argument that changed is told by its element, and not where it may change."""
+def test_a_changed_argument_is_reported() -> None:
+    """An argument that changed is reported by its element, and not where it may change."""
     assert written(lambda x: x[1].fill_(9)) == "x[1] = 9, but should be 2"
     assert written(lambda x: x[1].fill_(9), ("x",)) is None
 
 
 @pytest.mark.parametrize("allowed", [(), ("x",)])
 def test_guard_bands_are_watched(allowed: tuple[str, ...]) -> None:
-    """A write behind an argument is told, of one that may change too."""
+    """A write after an argument is reported, of one that may change too."""
     line = "memory around x[8] = changed, but should be as it was"
     assert line == written(past_the_end, allowed)
 
 
 def test_gaps_of_a_strided_output_are_watched() -> None:
-    """A strided output that is filled as if it were dense is told."""
+    """A strided output that is filled as if it were dense is reported."""
     line = "memory around x[3] = changed, but should be as it was"
     assert line == written(between, ("x",))
 
@@ -78,7 +78,7 @@ def test_a_strided_argument_stays_strided() -> None:
 
 
 def test_two_arguments_in_one_memory_stay_so() -> None:
-    """Arguments that share memory share it on the other side too."""
+    """Arguments that share memory share it after conversion too."""
     drawn = np.arange(6)
     converter = Converter(FAST, "cpu")
     first, second = converter.convert(drawn[:4], "a"), converter.convert(drawn[2:], "b")
@@ -104,7 +104,7 @@ def test_classes_become_the_targets() -> None:
 
 
 def test_a_callers_own_objects_are_copies() -> None:
-    """An engine's own batch is a copy, so that one side's changes are not the other's."""
+    """An engine's own batch is a copy, so that changes by one target are not seen by the other."""
     batch = InputBatch(["a", "b"], np.array([1, 2]), np.array([3, 4]))
     converted = Converter(FAST, "cpu").convert(batch, "input_batch")
     converted.swap_states(0, 1)
@@ -113,8 +113,8 @@ def test_a_callers_own_objects_are_copies() -> None:
     assert batch.num_computed_tokens_cpu.tolist() == [1, 2]
 
 
-def test_changed_lists_are_told() -> None:
-    """A list that a call appends to, and one whose entry it replaces, are told."""
+def test_changed_lists_are_reported() -> None:
+    """A list that a call appends to, and one whose entry it replaces, are reported."""
     converter = Converter(FAST, "cpu")
     points = converter.convert([3, 2**40], "split_points")
     points[1] = 2**40 + 1
@@ -132,8 +132,8 @@ def test_changed_lists_are_told() -> None:
         ("_cached", None),
     ],
 )
-def test_changed_objects_are_told(name: str, line: str | None) -> None:
-    """A field that is replaced by its copy, and an attribute that is put beside it, are told."""
+def test_changed_objects_are_reported(name: str, line: str | None) -> None:
+    """A field that is replaced by its copy, and a new attribute, are reported."""
     metadata = Batch((2, 1), (0, 3), Layout(2), ((1,), (2, 3))).metadata()
     converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
@@ -177,7 +177,7 @@ def test_scribbling_leaves_nothing() -> None:
 
 
 def test_owners_are_found() -> None:
-    """An argument's memory is told from new memory, and its object from another."""
+    """An argument's memory is reported from new memory, and its object from another."""
     metadata = Batch((2,), (0,), Layout(2), ((1,),)).metadata()
     converter = Converter(FAST, "cpu")
     converted = converter.convert(metadata, "metadata")
@@ -189,7 +189,7 @@ def test_owners_are_found() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Named(Factory):
-    """A class of a name, that knows the side's implementation."""
+    """A class of a name, that knows the target's implementation."""
 
     name: str
 
@@ -199,7 +199,7 @@ class _Named(Factory):
 
 
 def test_a_blueprint_is_made_once() -> None:
-    """What a factory makes is the side's, and one object wherever the factory stands."""
+    """A factory makes one object of the target, wherever it occurs."""
     drawn = _Named("FlashBackend")
     converted = Converter(FAST, "cpu").convert(
         {"a": [drawn], "b": (drawn, _Named("Other"))}, "backends"
@@ -235,8 +235,8 @@ def test_an_array_that_stands_twice_is_one_tensor() -> None:
     assert converted["a"] is not converted["c"]
 
 
-def test_a_changed_dict_is_told() -> None:
-    """An entry more, or another one, in a dict or a set is told."""
+def test_a_changed_dict_is_reported() -> None:
+    """An entry more, or another one, in a dict or a set is reported."""
     for drawn, change in (
         ({"a": [1]}, lambda x: x.update(b=2)),
         ({"a": [1]}, lambda x: x.update(a=[1])),
@@ -248,8 +248,8 @@ def test_a_changed_dict_is_told() -> None:
         assert converter.tracker.changed(frozenset({"layers"})) is None
 
 
-def test_a_layer_that_was_bound_is_told() -> None:
-    """An attribute set on what a factory made is a change of the argument it stands in."""
+def test_a_layer_that_was_bound_is_reported() -> None:
+    """An attribute set on what a factory made is a change of the argument it is in."""
     converter = Converter(FAST, "cpu")
     layer = converter.convert({"a": _Layer()}, "forward_context")["a"]
     layer.kv_cache = [torch.zeros(1)]

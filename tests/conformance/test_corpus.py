@@ -1,4 +1,4 @@
-"""The corpus: what is kept is read and tried as a test would try it, and bugs fail it again."""
+"""The corpus: stored cases are read and replayed as tests, and bugs fail them again."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from conformance.corpus import (
     corpus_checks,
     read_corpus,
 )
+from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.profiles import PROFILES, Kind
 from conformance.report import Mismatch
-from conformance.situations import LEDGER
 from conformance.strategies.arrays import guarded
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS, Target
@@ -48,7 +48,7 @@ TABLES = "conformance.test_block_table:test_block_tables"
 
 
 def _reader() -> types.ModuleType:
-    """Return the reader of vectors, which stands alone."""
+    """Return the reader of vectors, which is alone."""
     path = Path(__file__).parents[1] / "tools" / "read_vectors.py"
     spec = importlib.util.spec_from_file_location("read_vectors", path)
     assert spec is not None
@@ -88,7 +88,7 @@ def failures(directory: Path, target: Target) -> list[str]:
 
 @pytest.mark.parametrize("target", ["host", "sim"])
 def test_the_corpus_is_got_right(target: str) -> None:
-    """Each kept case is answered, or refused, as `reference` does it."""
+    """Each stored case has the result, or the refusal, of `reference`."""
     checks = corpus_checks()
     assert checks
     for check in checks:
@@ -105,14 +105,14 @@ def test_the_corpus_is_of_the_schema() -> None:
 
 
 def test_the_corpus_is_installed_with_the_package() -> None:
-    """It lies beside the module."""
+    """It lies next to the module."""
     assert Path(conformance.__file__).parent / "corpus" == CORPUS
 
 
-def test_an_installed_package_keeps_elsewhere(
+def test_an_installed_package_stores_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where packages are installed nothing is written; what is kept elsewhere is read too."""
+    """Nothing is written to an installed package; cases in the working directory are read too."""
     installed = tmp_path / "site-packages" / "conformance" / "corpus"
     installed.mkdir(parents=True)
     monkeypatch.setattr(corpus, "CORPUS", installed)
@@ -127,8 +127,8 @@ def test_an_installed_package_keeps_elsewhere(
     )
 
 
-def test_a_kept_call_is_tried_again(tmp_path: Path) -> None:
-    """A wrong answer to a kept call fails its check, which counts its examples."""
+def test_a_stored_call_is_replayed(tmp_path: Path) -> None:
+    """A wrong result of a stored call fails its check, which counts its examples."""
     path = add_to_corpus(case_of_call(lengths(5, 0, 7), "an odd length"), tmp_path)
     assert [] == failures(tmp_path, HOST)
 
@@ -138,9 +138,9 @@ def test_a_kept_call_is_tried_again(tmp_path: Path) -> None:
     assert ["an odd length"] == failures(tmp_path, wrong("get_dcp_local_seq_lens", rounds_up))
     [check] = corpus_checks(tmp_path)
     assert ("get_dcp_local_seq_lens", f"corpus/{path.stem}") == (check.function, check.name)
-    before = LEDGER.examples["get_dcp_local_seq_lens", "host"]
-    check.bind(HOST, PROFILES["dev"], "kept", shrink=False)()
-    assert LEDGER.examples["get_dcp_local_seq_lens", "host"] > before
+    before = COVERAGE.examples["get_dcp_local_seq_lens", "host"]
+    check.bind(HOST, PROFILES["dev"], "stored", shrink=False)()
+    assert COVERAGE.examples["get_dcp_local_seq_lens", "host"] > before
 
 
 def test_what_is_not_given_is_not_looked_at(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_is_not_given_is_not_looked_at(tmp_path: Path) -> None:
     assert [] == failures(tmp_path, HOST)
 
 
-def test_a_kept_refusal_is_tried_again(tmp_path: Path) -> None:
+def test_a_stored_refusal_is_replayed(tmp_path: Path) -> None:
     """A bad call must get the class that `reference` gives, and name what it is said to name."""
     bad = lengths(5).replacing(dcp_rank=2)
     add_to_corpus(case_of_call(bad, "a rank outside", names=["dcp_rank"]), tmp_path)
@@ -185,7 +185,7 @@ def _example_of(check: Check) -> Any:  # noqa: ANN401  # of any kind
     return drawn(check.examples(MINIMAL), 6, "corpus")[-1]
 
 
-def test_a_session_is_kept_as_an_example(tmp_path: Path) -> None:
+def test_a_session_is_stored_as_an_example(tmp_path: Path) -> None:
     """What was done to an object is done again, in the same order."""
     example = _example_of(check_of(TABLES))
     add_to_corpus(
@@ -201,7 +201,7 @@ def test_a_session_is_kept_as_an_example(tmp_path: Path) -> None:
     assert ["rows got lost"] == failures(tmp_path, wrong("BlockTables", Tables))
 
 
-def test_laws_are_kept_as_examples(tmp_path: Path) -> None:
+def test_law_cases_are_stored_as_examples(tmp_path: Path) -> None:
     """What a law of micro-batches drew is read again, facts and all, and passes."""
     module = importlib.import_module("conformance.test_ubatch")
     laws = [(n, check) for n, check in checks_in(vars(module)) if check.kind is Kind.LAW]
@@ -217,7 +217,7 @@ def test_laws_are_kept_as_examples(tmp_path: Path) -> None:
     assert len(laws) >= len(read_corpus(tmp_path))
 
 
-def test_a_failing_check_is_kept(tmp_path: Path) -> None:
+def test_a_failing_check_is_stored(tmp_path: Path) -> None:
     """What `--corpus-add` keeps of a check that failed fails again, in a run of its own."""
 
     def none(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
@@ -246,10 +246,10 @@ def test_a_failing_check_is_kept(tmp_path: Path) -> None:
         for drawn_last, raised in seen[-1:]:
             add_to_corpus(case_of_failure(check, where, drawn_last, raised), tmp_path)
     cases = [case for _, case in read_corpus(tmp_path)]
-    kept = [case["reason"] for case in cases]
+    stored = [case["reason"] for case in cases]
     assert {"call", "example"} == {case["kind"] for case in cases}
-    assert any("ValueError naming" in reason for reason in kept)
-    assert sorted(kept) == sorted(failures(tmp_path, target))
+    assert any("ValueError naming" in reason for reason in stored)
+    assert sorted(stored) == sorted(failures(tmp_path, target))
     assert [] == failures(tmp_path, HOST)
 
 
@@ -278,7 +278,7 @@ def test_a_failing_check_is_kept(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_kept_is_refused(
+def test_what_cannot_be_stored_is_refused(
     act: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     """A function without a contract, an argument without a form, a check that is not there."""
@@ -288,7 +288,7 @@ def test_what_cannot_be_kept_is_refused(
 
 
 def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
-    """A file that is no JSON, or of another version, is named before anything runs."""
+    """A file that is not a JSON, or of another version, is named before anything runs."""
     path = Path(shutil.copy(read_corpus()[0][0], tmp_path))
     path.write_text(path.read_text().replace('"1.0"', '"9.0"', 1))
     with pytest.raises(ValueError, match=rf"{path.name} is of schema 9.0"):
@@ -298,8 +298,8 @@ def test_a_spoiled_corpus_says_so(tmp_path: Path) -> None:
         corpus_checks(tmp_path)
 
 
-def test_mismatches_are_told_in_the_words_of_the_call(tmp_path: Path) -> None:
-    """A kept case fails with the report that any case has."""
+def test_mismatches_are_described_with_names_of_the_call(tmp_path: Path) -> None:
+    """A stored case fails with the same report as other cases."""
     add_to_corpus(case_of_call(lengths(5), "?"), tmp_path)
     target = wrong("get_dcp_local_seq_lens", lambda seq_lens, *_, **__: seq_lens + 1)
     with pytest.raises(Mismatch, match=r"result\[0\] = 6, but should be 2  \(request 0\)|result"):

@@ -1,4 +1,4 @@
-"""Tensors on unlike devices: a target that does not look is told so."""
+"""Tensors on different devices: a target that does not look is reported."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import fast
 from conformance.calls import Call
 from conformance.contracts import Contract
-from conformance.devices import refuses_elsewhere
+from conformance.devices import refuses_wrong_device
+from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.profiles import PROFILES
 from conformance.report import Mismatch
-from conformance.situations import LEDGER
 from conformance.strategies.arrays import guarded
 from conformance.targets import Target
 
@@ -35,7 +35,7 @@ def _calls(*, is_hinted: bool) -> Contract:
 def _run(function: Callable[..., Any], path: str, *, is_hinted: bool = True) -> None:
     module = ModuleType("toy")
     setattr(module, FUNCTION, function)
-    check = refuses_elsewhere(_calls(is_hinted=is_hinted), path)
+    check = refuses_wrong_device(_calls(is_hinted=is_hinted), path)
     check.bind(
         Target("toy", Implementation("toy", module)), PROFILES["dev"], "minimal", shrink=False
     )()
@@ -51,9 +51,9 @@ def _careless(
 
 def test_who_looks_passes() -> None:
     """A target that refuses by name passes, and what was elsewhere is counted."""
-    before = LEDGER.met[FUNCTION, "on another device: query_start_loc_p_cpu"]
+    before = COVERAGE.reached[FUNCTION, "on another device: query_start_loc_p_cpu"]
     _run(fast.compute_causal_conv1d_metadata, "query_start_loc_p_cpu")
-    assert before < LEDGER.met[FUNCTION, "on another device: query_start_loc_p_cpu"]
+    assert before < COVERAGE.reached[FUNCTION, "on another device: query_start_loc_p_cpu"]
 
 
 def test_who_does_not_look_fails() -> None:
@@ -73,6 +73,6 @@ def test_another_error_is_no_refusal() -> None:
 
 
 @pytest.mark.parametrize("is_hinted", [True, False])
-def test_nobody_is_asked_for_what_is_not_there(*, is_hinted: bool) -> None:
+def test_absent_keywords_are_not_passed(*, is_hinted: bool) -> None:
     """A target without the keyword, and a call without the hint, are left alone."""
     _run(lambda query_start_loc_p: query_start_loc_p, "query_start_loc_p_cpu", is_hinted=is_hinted)

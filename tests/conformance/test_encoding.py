@@ -1,4 +1,4 @@
-"""What is written as JSON reads as it was, to the bit, the byte beside it, and the object."""
+"""What is written as JSON reads as it was, to the bit, the byte next to it, and the object."""
 
 from __future__ import annotations
 
@@ -45,47 +45,47 @@ class Likeness:
         self.twins: dict[int, tuple[Any, Any]] = {}
         self.owners: dict[int, tuple[Any, Any]] = {}
 
-    def check(self, wanted: Any, found: Any, where: str) -> None:  # noqa: ANN401  # anything
+    def check(self, expected: Any, found: Any, where: str) -> None:  # noqa: ANN401  # anything
         """Check type, content, and that what was one object is one."""
-        if isinstance(wanted, types.FunctionType):
+        if isinstance(expected, types.FunctionType):
             assert callable(found), where
             return
-        is_made_anew = class_path(type(wanted)) is None  # no module has its class
-        assert type(wanted) is type(found) or is_made_anew, where
-        assert type(wanted).__name__ == type(found).__name__, where
-        can_be_told_apart = isinstance(wanted, list | dict | np.ndarray) or hasattr(
-            wanted, "__dict__"
+        is_made_anew = class_path(type(expected)) is None  # no module has its class
+        assert type(expected) is type(found) or is_made_anew, where
+        assert type(expected).__name__ == type(found).__name__, where
+        can_be_distinguished = isinstance(expected, list | dict | np.ndarray) or hasattr(
+            expected, "__dict__"
         )
-        if can_be_told_apart and id(wanted) in self.twins:
-            assert self.twins[id(wanted)][1] is found, where
+        if can_be_distinguished and id(expected) in self.twins:
+            assert self.twins[id(expected)][1] is found, where
             return
-        self.twins[id(wanted)] = wanted, found
-        if isinstance(wanted, np.ndarray):
-            self.check_array(wanted, found, where)
-        elif isinstance(wanted, list | tuple):
-            assert len(wanted) == len(found), where
-            for place, (a, b) in enumerate(zip(wanted, found, strict=True)):
+        self.twins[id(expected)] = expected, found
+        if isinstance(expected, np.ndarray):
+            self.check_array(expected, found, where)
+        elif isinstance(expected, list | tuple):
+            assert len(expected) == len(found), where
+            for place, (a, b) in enumerate(zip(expected, found, strict=True)):
                 self.check(a, b, f"{where}[{place}]")
-        elif isinstance(wanted, dict):
-            assert list(wanted) == list(found), where
-            for key in wanted:
-                self.check(wanted[key], found[key], f"{where}[{key!r}]")
-        elif isinstance(wanted, type) or not hasattr(wanted, "__dict__"):
+        elif isinstance(expected, dict):
+            assert list(expected) == list(found), where
+            for key in expected:
+                self.check(expected[key], found[key], f"{where}[{key!r}]")
+        elif isinstance(expected, type) or not hasattr(expected, "__dict__"):
             # By its text: NaN, and 0.0 and -0.0.
-            assert type(wanted) is object or repr(wanted) == repr(found), where
+            assert type(expected) is object or repr(expected) == repr(found), where
         else:
-            self.check(vars(wanted), vars(found), where)
+            self.check(vars(expected), vars(found), where)
 
-    def check_array(self, wanted: Any, found: Any, where: str) -> None:  # noqa: ANN401  # arrays
+    def check_array(self, expected: Any, found: Any, where: str) -> None:  # noqa: ANN401  # arrays
         """Check an array, and all the memory that it lies in."""
-        assert (wanted.dtype, wanted.shape) == (found.dtype, found.shape), where
-        assert wanted.tobytes() == found.tobytes(), where
-        ours, theirs = owner_of(wanted), owner_of(found)
-        if wanted.size:
-            assert wanted.strides == found.strides, where
+        assert (expected.dtype, expected.shape) == (found.dtype, found.shape), where
+        assert expected.tobytes() == found.tobytes(), where
+        ours, theirs = owner_of(expected), owner_of(found)
+        if expected.size:
+            assert expected.strides == found.strides, where
             offsets = [
                 a.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-                for a, owner in ((wanted, ours), (found, theirs))
+                for a, owner in ((expected, ours), (found, theirs))
             ]
             assert offsets[0] == offsets[1], where
         assert ours.tobytes() == theirs.tobytes(), where
@@ -169,12 +169,12 @@ def test_what_a_number_looks_like() -> None:
     ids=repr,
 )
 def test_every_kind_of_value(value: Any) -> None:  # noqa: ANN401  # of every kind
-    """What may stand in an argument reads as it was."""
+    """What may be in an argument reads as it was."""
     check_round_trip(Call("f", {"value": value}))
 
 
 def test_one_object_stays_one() -> None:
-    """Lists, arrays, objects and blueprints that stand twice; what is only equal stays two."""
+    """Lists, arrays, objects and blueprints that be twice; what is only equal stays two."""
     names, array, backend = ["a"], np.arange(3), Backend()
     spec = reference.FullAttentionSpec(16, 2, 8, np.dtype(np.float16))
     both = [names, array, backend, spec]
@@ -228,7 +228,7 @@ def test_small_things_look_small() -> None:
 
 
 def test_text_is_for_people() -> None:
-    """Lines are at most 100 signs long where they can be, and rows stand on one."""
+    """Lines are at most 100 signs long where they can be, and rows are on one."""
     value = {"values": [list(range(20)) for _ in range(30)], "flat": list(range(300))}
     text = to_text(value)
     assert value == json.loads(text)
@@ -273,7 +273,7 @@ def test_what_the_harness_made_on_the_way() -> None:
     assert "MultipleOf(...)" == repr(found)
 
 
-def test_results_are_told_by_what_they_are_compared_by() -> None:
+def test_results_are_described_by_what_is_compared() -> None:
     """An object of a result becomes one of that name, compared by the same; a class its name."""
 
     class Built:
@@ -333,12 +333,12 @@ def test_what_has_no_form_is_refused(value: Any) -> None:  # noqa: ANN401  # any
     [
         ({"$": "set of sets"}, "a node of kind 'set of sets' is unknown"),
         ({"$": "type", "name": "os:PathLike"}, "class 'os:PathLike' is in none of reference,"),
-        ({"$": "type", "name": "reference:kv_reads"}, "class 'reference:kv_reads' is no class"),
+        ({"$": "type", "name": "reference:kv_reads"}, "class 'reference:kv_reads' is not a class"),
         ({"$": "type", "name": "reference:Gone"}, "class 'reference:Gone' is not there any more"),
         ({"$": "dtype", "name": "int33"}, "dtype 'int33' is unknown"),
-        ({"$": "scalar", "dtype": "int8", "value": 128}, "128 is no value of int8"),
-        ({"$": "scalar", "dtype": "int8", "value": True}, "True is no value of int8"),
-        ({"$": "scalar", "dtype": "float16", "value": 0.1}, "0.1 is no value of float16"),
+        ({"$": "scalar", "dtype": "int8", "value": 128}, "128 is not a value of int8"),
+        ({"$": "scalar", "dtype": "int8", "value": True}, "True is not a value of int8"),
+        ({"$": "scalar", "dtype": "float16", "value": 0.1}, "0.1 is not a value of float16"),
         (
             {"$": "array", "dtype": "int8", "shape": [2], "values": [1]},
             "values have 1 entries on an axis of 2",

@@ -1,4 +1,4 @@
-"""`--explain FUNCTION`: what is said of a function, and how often its situations were met."""
+"""`--explain FUNCTION`: the description of a function, and the counts of its coverage goals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = {
         "states": {"host": "conforms", "sim": "fails"},
         "implementations": ["mine"],
         "examples": 1250,
-        "situations": {"no split point": 1015, "a request cut in two": 0},
+        "goals": {"no split point": 1015, "a request cut in two": 0},
     }
 }
 
@@ -50,7 +50,7 @@ def test_a_function_is_explained() -> None:
 
 
 def test_the_last_run_is_shown() -> None:
-    """Its date, profile, targets and states stand above, and a count before each situation."""
+    """Its date, profile, targets and states come first; each coverage goal has a count."""
     lines = explain("create_ubatch_slices", LAST)
     [head] = [line for line in lines if line.startswith("Last run")]
     assert head == (
@@ -60,18 +60,18 @@ def test_the_last_run_is_shown() -> None:
     assert "    1015  no split point" in lines
     assert "   never  a request cut in two" in lines
     assert "       -  int64" in lines
-    assert "-: not met, and some tests were not in that run" in lines
+    assert "-: not reached, and some tests were not in that run" in lines
 
 
 def test_never_is_said_of_what_was_run_alone(pytester: pytest.Pytester) -> None:
-    """Of a function some of whose tests were left out, what was not met is not known."""
+    """Of a function some of whose tests were left out, what was not reached is not known."""
     config = pytester.parseconfigure()
     cells = [{"target": "host", "state": "conforms", "examples": 3, "tests": {"passed": 1}}]
-    situations = [{"name": "no split point", "count": 3}, {"name": "int64", "count": 0}]
+    goals = [{"name": "no split point", "count": 3}, {"name": "int64", "count": 0}]
     record = {
         "run": {"started": "2026-11-21T22:35:05+00:00", "profile": {"name": "dev"}},
         "implementations": [{"name": "fast"}],
-        "functions": [{"name": "create_ubatch_slices", "cells": cells, "situations": situations}],
+        "functions": [{"name": "create_ubatch_slices", "cells": cells, "goals": goals}],
     }
     for partial, line in (((), "   never  int64"), (["create_ubatch_slices"], "       -  int64")):
         remember(config, record, partial)
@@ -125,7 +125,7 @@ def test_explaining_is_a_command(pytester: pytest.Pytester) -> None:
         [
             "is_residual_scattered_for_sp(*",
             "Last run: *, profile dev, fast; conforms on host; * examples.",
-            "Situations (*)",
+            "Coverage goals (*)",
         ]
     )
     result.stdout.no_fnmatch_line("*test session starts*")

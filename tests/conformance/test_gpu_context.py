@@ -71,7 +71,7 @@ def test_a_process_that_has_used_a_gpu_cannot_be_forked(monkeypatch: pytest.Monk
 
 
 def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example that lost it is kept as it is: any other would fail from now on."""
+    """The example that lost it is not shrunk: any other would fail from now on."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", _fail)
     tried = []
@@ -91,7 +91,7 @@ def test_a_check_is_not_shrunk_after_it(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "a worker"])
 def test_the_run_ends(options: tuple[str, ...], pytester: pytest.Pytester) -> None:
-    """The test fails with its input's script, those behind it are not run, and the end says why."""
+    """The test fails with its input's script, those after it are not run, and the end says why."""
     pytester.makepyfile(RUN)
     pytester.makeconftest("from conformance.conftest import *  # noqa: F403")
     result = pytester.runpytest_subprocess(

@@ -1,4 +1,4 @@
-"""The conformance run itself: its options, its verdict on situations, its terminal."""
+"""The conformance run itself: its options, its verdict on coverage goals, its terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.usefixtures("forked_processes")
 TOY = (
     HEAD
     + """
-@law("toy", digits, situations={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
+@law("toy", digits, goals={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
 def test_first(target, n):
     "Shows nothing."
 
-@law("toy", digits, situations={"small": lambda n: n < 5})
+@law("toy", digits, goals={"small": lambda n: n < 5})
 def test_second(target, n):
     "Shows nothing."
 """
@@ -31,7 +31,7 @@ def test_second(target, n):
 IMPOSSIBLE = (
     HEAD
     + """
-@law("other", digits, situations={"even": lambda n: n % 2 == 0, "huge": lambda n: n > 99})
+@law("other", digits, goals={"even": lambda n: n % 2 == 0, "huge": lambda n: n > 99})
 def test_impossible(target, n):
     "Shows nothing."
 """
@@ -66,7 +66,7 @@ def test_unknown_names_end_the_run(runner: Runner, arguments: tuple[str, str], l
 
 
 def test_a_target_without_its_machine_ends_the_run(runner: Runner) -> None:
-    """A GPU that is asked for and is not there is a usage error, never a green run."""
+    """A GPU that is requested and is not there is a usage error, never a green run."""
     runner.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     runner.pytester.makepyfile(TOY)
     result = runner.run("--target", "host,cuda")
@@ -88,7 +88,7 @@ def test_a_file_for_scripts_ends_the_run(runner: Runner) -> None:
     (runner.pytester.path / "taken").write_text("mine")
     result = runner.run("--failures", "taken")
     assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["ERROR: --failures taken is no folder"])
+    result.stderr.fnmatch_lines(["ERROR: --failures taken is not a folder"])
 
 
 def test_a_run_that_skipped_everything_fails(runner: Runner) -> None:
@@ -112,8 +112,8 @@ def test_a_green_run_says_what_it_ran(runner: Runner) -> None:
     result.stdout.fnmatch_lines(
         [
             "conformance: fast on host; profile default; seed derandomized; trace *",
-            "function  host                    situations  time",
-            "toy       conforms (200)                 3/3  * s",
+            "function  host                    goals  time",
+            "toy       conforms (200)            3/3  * s",
         ]
     )
 
@@ -126,35 +126,35 @@ def test_targets_that_say_nothing_new_are_left_out(runner: Runner) -> None:
     result.stdout.fnmatch_lines(["*test_first[[]host*"])
 
 
-def test_an_impossible_situation_fails_the_run(runner: Runner) -> None:
-    """A situation that no example met fails a run of green tests, by name."""
+def test_an_unreachable_goal_fails_the_run(runner: Runner) -> None:
+    """A coverage goal that no example reached fails the run, with its name."""
     runner.pytester.makepyfile(IMPOSSIBLE)
     result = runner.run("--target", "host")
     assert result.parseoutcomes().keys() == {"passed"}
     assert pytest.ExitCode.TESTS_FAILED == result.ret
-    result.stdout.fnmatch_lines(["situation never met: other: huge"])
-    result.stdout.no_fnmatch_line("*never met*even*")
+    result.stdout.fnmatch_lines(["coverage goal not reached: other: huge"])
+    result.stdout.no_fnmatch_line("*never reached*even*")
 
 
 @pytest.mark.parametrize(
     "arguments", [("--profile", "dev"), ("-k", "first"), ("test_toy.py::test_first[host-real]",)]
 )
-def test_what_is_not_judged(runner: Runner, arguments: tuple[str, ...]) -> None:
-    """Profile dev judges no situations, and no run judges a function it ran but a part of."""
+def test_runs_without_required_coverage(runner: Runner, arguments: tuple[str, ...]) -> None:
+    """Profile dev requires no coverage, and no run does for functions that it ran partly."""
     impossible = TOY.replace("n < 5", "n > 99")
     runner.pytester.makepyfile(test_toy=impossible)
     result = runner.run("--target", "host", *arguments)
     assert pytest.ExitCode.OK == result.ret
-    result.stdout.no_fnmatch_line("*never met*")
+    result.stdout.no_fnmatch_line("*never reached*")
 
 
-def test_failed_functions_are_not_judged(runner: Runner) -> None:
+def test_failed_functions_need_no_coverage(runner: Runner) -> None:
     """A function that failed is said to fail; what it did not meet meanwhile is not said."""
     runner.pytester.makepyfile(IMPOSSIBLE.replace('"Shows nothing."', "assert n != 3"))
     result = runner.run("--target", "host")
     assert pytest.ExitCode.TESTS_FAILED == result.ret
     result.stdout.fnmatch_lines(["other*FAILS*"])
-    result.stdout.no_fnmatch_line("*never met*")
+    result.stdout.no_fnmatch_line("*never reached*")
 
 
 def test_a_check_without_examples_fails_the_run(runner: Runner) -> None:
@@ -167,14 +167,14 @@ def test_a_check_without_examples_fails_the_run(runner: Runner) -> None:
 
 
 def test_workers_counts_are_joined(runner: Runner) -> None:
-    """Under pytest-xdist a situation that one worker met is met, and an impossible one fails."""
+    """Under pytest-xdist a goal that one worker reached is reached; an unreachable one fails."""
     runner.pytester.makepyfile(test_toy=TOY, test_impossible=IMPOSSIBLE)
     result = runner.pytester.runpytest_subprocess("--target", "host", "-n", "2")
     assert pytest.ExitCode.TESTS_FAILED == result.ret
     assert result.parseoutcomes().keys() == {"passed"}
     result.stdout.fnmatch_lines(["other*conforms*1/2*", "toy*conforms*3/3*"])
-    result.stdout.fnmatch_lines(["situation never met: other: huge"])
-    result.stdout.no_fnmatch_line("*never met: toy*")
+    result.stdout.fnmatch_lines(["coverage goal not reached: other: huge"])
+    result.stdout.no_fnmatch_line("*never reached: toy*")
 
 
 def test_nightly_prints_its_seed(runner: Runner) -> None:

@@ -60,13 +60,13 @@ def started(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nowhere.py", "--impl 'nowhere.py' is no file"),
+        ("nowhere.py", "--impl 'nowhere.py' is not a file"),
         ("no_such", "--impl 'no_such' cannot be imported: ModuleNotFoundError: No module named"),
         ("math", "--impl 'math' offers none of the 82 names that there are, such as "),
     ],
 )
 def test_what_is_no_implementation_is_refused(text: str, message: str) -> None:
-    """A typo is told in one line, and cannot pass for a green run."""
+    """A typo is reported in one line, and cannot pass for a green run."""
     with pytest.raises(ValueError, match=message) as refused:
         load_implementation(text)
     assert "\n" not in str(refused.value)
@@ -134,7 +134,7 @@ def test_one_wrong_function_fails_alone(run: pytest.Pytester) -> None:
             "FAILS: get_dcp_local_seq_lens on host: result[[]*] = *, but should be *",
         ]
     )
-    result.stdout.no_fnmatch_line("split_decodes_and_prefills*")  # it was not asked for
+    result.stdout.no_fnmatch_line("split_decodes_and_prefills*")  # it was not requested
 
 
 def test_several_make_one_table(run: pytest.Pytester) -> None:
@@ -164,7 +164,7 @@ def test_an_unknown_function_is_a_usage_error(run: pytest.Pytester) -> None:
 
 
 def test_the_corpus_is_read_before_anything_runs(tmp_path: Path) -> None:
-    """A file that is none of the schema is told by name."""
+    """A file that is none of the schema is reported by name."""
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is of schema None"):
         corpus.corpus_checks(tmp_path)
@@ -199,7 +199,7 @@ def test_a_file_need_not_be_called_like_a_module(name: str, module: str, loaded:
     assert found.module is load_implementation(found.file).module
 
 
-def test_a_file_that_exits_is_told_in_a_line(loaded: Loader) -> None:
+def test_a_file_that_exits_is_a_one_line_error(loaded: Loader) -> None:
     """`sys.exit` at its import ends no run."""
     with pytest.raises(ValueError, match="cannot be imported: SystemExit: not here"):
         loaded("exits_at_once.py", "import sys\nsys.exit('not here')\n")
@@ -222,8 +222,8 @@ def lengths_on(implementation: Implementation) -> None:
     lengths.bind(target, PROFILES["dev"], "minimal", shrink=False)()
 
 
-def test_a_function_that_exits_is_judged(loaded: Loader) -> None:
-    """It is no answer, as anything that is raised."""
+def test_a_function_that_exits_fails(loaded: Loader) -> None:
+    """It is not an answer, as anything that is raised."""
     found = loaded("exits_later.py", LENGTHS.format(line="sys.exit(0)"))
     with pytest.raises(Mismatch, match="raised SystemExit: 0"):
         lengths_on(found)
@@ -244,7 +244,7 @@ def test_a_warning_is_no_answer(loaded: Loader, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_names_are_cleaned() -> None:
-    """Blanks and doubles in a list are no names; a list of nothing is refused."""
+    """Blanks and doubles in a list are not names; a list of nothing is refused."""
     assert ["stateful test"] == choose_functions("a runner's life")  # its former name
     names = choose_functions(" get_dcp_local_seq_lens, CpuGpuBuffer,get_dcp_local_seq_lens,")
     assert ["get_dcp_local_seq_lens", "CpuGpuBuffer"] == names
@@ -280,7 +280,7 @@ print("imported:", *(name for name in sys.modules if name.startswith("conformanc
 
 
 def test_without_checked_mode_the_header_says_so(run: pytest.Pytester) -> None:
-    """An implementation without `checks(enabled)` is asked for all refusals, always."""
+    """An implementation without `checks(enabled)` is requested all refusals, always."""
     run.makepyfile(bare="from fast import get_dcp_local_seq_lens")
     names = ("--functions", "get_dcp_local_seq_lens", "--collect-only", "-v")
     line = "  has no checks(enabled): it must always refuse bad values"
@@ -292,7 +292,7 @@ def test_a_file_that_hides_a_package_is_named(pytester: pytest.Pytester) -> None
     """Started beside somebody's `reference.py`, the run says which file is in the way."""
     pytester.makepyfile(reference="")
     root = str(Path(fast.__file__).parents[1])
-    pytester.syspathinsert(root)  # behind the working directory, which `-m` puts first
+    pytester.syspathinsert(root)  # after the working directory, which `-m` puts first
     pytester._monkeypatch.setenv("PYTHONPATH", root)
     result = pytester.run(sys.executable, "-m", "conformance", "-q")
     assert pytest.ExitCode.USAGE_ERROR == result.ret

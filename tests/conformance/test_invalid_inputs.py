@@ -86,7 +86,7 @@ def test_an_int_beside_another() -> None:
 
 def test_an_array() -> None:
     """Another type, dtype, number of axes, length; and an element too small, in checked mode."""
-    kind = Array([np.int64], length=lambda _: 2, least=0)
+    kind = Array([np.int64], length=lambda _: 2, minimum=0)
     made = made_of(kind, np.array([1, 2, 3], np.int32))
     assert [1, 2, 3] == made["x is a list"]
     assert np.dtype(np.int64) == made["x is int64"].dtype

@@ -18,6 +18,7 @@ import fast
 from conformance.calls import Call
 from conformance.checks import Checks, checks_in
 from conformance.contracts import Contract
+from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.laws.access import Access, Half
 from conformance.laws.changes import (
@@ -33,7 +34,6 @@ from conformance.laws.interpretation import Interpretation, Reader, with_batch
 from conformance.laws.law import LAWS
 from conformance.laws.law_checks import LawViolation, law_checks
 from conformance.profiles import PROFILES
-from conformance.situations import LEDGER
 from conformance.strategies.batches import Batch, Layout
 from conformance.targets import TARGETS, Target
 from tools.bugs.catalogue import read_catalogue
@@ -88,11 +88,11 @@ def test_each_law_is_obeyed_and_broken() -> None:
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=lambda law: law.name)
 def test_laws_can_be_read(law: object) -> None:
-    """A law's statement is one sentence, and its situations carry its name."""
+    """A law's statement is one sentence, and its coverage goals carry its name."""
     assert LAWS[law.name] is law
     assert re.fullmatch(r"[A-Z][^.]*\.", law.statement)
-    assert law.situations
-    assert all(name.startswith(f"{law.name}: ") for name in law.situations)
+    assert law.goals
+    assert all(name.startswith(f"{law.name}: ") for name in law.goals)
 
 
 def _positions(reader: Reader, call: Call) -> Iterator[Access]:
@@ -125,12 +125,12 @@ def target_with(function: object) -> Target:
 
 
 def test_obeyed_laws_pass_and_count() -> None:
-    """A target that obeys passes; examples and the laws' own situations count."""
+    """A target that obeys passes; examples and the laws' own coverage goals count."""
     checks = law_checks(TOY)
     assert TOY.laws == tuple(check.law for check in checks.checks)
     checks.bind(target_with(fast.get_dcp_local_seq_lens), PROFILES["dev"], "minimal")()
-    assert LEDGER.examples[TOY.function, "toy"] >= 2
-    assert LEDGER.met[TOY.function, "slots_are_distinct: several tokens"]
+    assert COVERAGE.examples[TOY.function, "toy"] >= 2
+    assert COVERAGE.reached[TOY.function, "slots_are_distinct: several tokens"]
 
 
 def test_a_violation_is_reported() -> None:
@@ -194,7 +194,7 @@ def test_checks_are_found_by_name() -> None:
 
 
 def test_padding_comes_and_goes() -> None:
-    """Padding stands behind the batch, and nothing of the batch is taken for padding."""
+    """Padding comes after the batch, and nothing of the batch is taken for padding."""
     padded = Padded((0, 5), 2).of(BATCH)
     assert ((2, 0, 1, 0, 0), (1, 4, 0, 0, 5)) == (padded.query_lens, padded.num_computed_tokens)
     assert ((), (0, 0, 0)) == padded.rows[3:]

@@ -52,9 +52,9 @@ def test_there_are_no_other_names(package: ModuleType, alone: set[str]) -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name: str) -> None:
     """Parameters have these names, kinds, order and defaults; `fast` has some keywords besides."""
-    wanted = f"({SIGNATURES[name]})"
-    assert wanted == spelled(attrgetter(name)(reference))
-    assert wanted == spelled(attrgetter(name)(fast), KEYWORDS_OF_FAST_ALONE.get(name, ()))
+    expected = f"({SIGNATURES[name]})"
+    assert expected == spelled(attrgetter(name)(reference))
+    assert expected == spelled(attrgetter(name)(fast), KEYWORDS_OF_FAST_ALONE.get(name, ()))
 
 
 @pytest.mark.parametrize("name", KEYWORDS_OF_FAST_ALONE)
@@ -81,7 +81,7 @@ def test_methods_are_listed(package: ModuleType) -> None:
 
 
 def is_method(member: object) -> bool:
-    """Tell whether a class's member is a function."""
+    """Return whether a class's member is a function."""
     return inspect.isfunction(getattr(member, "__func__", member))
 
 

@@ -32,7 +32,7 @@ def value_at(path: str, *index: int) -> Difference:
 
 
 def test_a_call_is_a_table_of_requests() -> None:
-    """Requests are rows, with their tokens, blocks and positions; what is else stands above."""
+    """Requests are rows, with their tokens, blocks and positions; what is else is above."""
     assert render(SLOTS).splitlines() == [
         "    block_size = 2",
         "    request  tokens  block_table  positions",
@@ -43,7 +43,7 @@ def test_a_call_is_a_table_of_requests() -> None:
 
 
 def test_metadata_is_a_table_of_requests() -> None:
-    """Fields of a metadata stand in the same table; absent ones, and copies of starts, nowhere."""
+    """Fields of a metadata are in the same table; absent ones, and copies of starts, nowhere."""
     header, *rows = render(SPLIT).splitlines()[-4:]
     assert header.split() == [
         "request",
@@ -62,13 +62,13 @@ def test_metadata_is_a_table_of_requests() -> None:
 
 
 def test_a_call_without_starts_is_a_list() -> None:
-    """A call that has no requests is told argument by argument."""
+    """A call that has no requests is reported argument by argument."""
     call = Call("map_to_kernel_blocks", {"block_ids": np.array([0, 3]), "blocks_per_kv_block": 2})
     assert render(call).splitlines() == ["    block_ids = [0, 3]", "    blocks_per_kv_block = 2"]
 
 
 def test_starts_that_are_none_are_a_list() -> None:
-    """Bad starts are told as they are."""
+    """Bad starts are reported as they are."""
     bad = SLOTS.replacing(query_start_loc=np.array([0, 3, 1]))
     assert "    query_start_loc = [0, 3, 1]" in render(bad).splitlines()
 
@@ -94,11 +94,11 @@ def test_long_values_are_cut() -> None:
     ],
 )
 def test_where_a_difference_lies(call: Call, difference: Difference, where: str) -> None:
-    """An index is told in the words of the batch; in a part of a result, in those of the part."""
+    """An index is described as a request or a token of the batch, or of the part of a result."""
     assert where == locate(call, difference)
 
 
-def test_a_mismatch_is_told_in_full() -> None:
+def test_a_mismatch_is_reported_in_full() -> None:
     """A failure is what, where, and with which call."""
     lines = str(Mismatch(SLOTS, "sim", value_at("result", 4))).splitlines()
     assert lines[:3] == [

@@ -47,7 +47,7 @@ SLOTS = Call(
 GREEN = (
     HEAD
     + """
-@law("toy", digits, situations={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
+@law("toy", digits, goals={"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2})
 def test_toy(target, n):
     "Shows nothing."
 """
@@ -57,7 +57,7 @@ FEWER = """
 from conformance.conftest import *  # noqa: F403
 from conformance.profiles import PROFILES, Profile
 
-PROFILES["dev"] = Profile("dev", 5, 5, judges_situations=False, stateful_examples=1)
+PROFILES["dev"] = Profile("dev", 5, 5, requires_coverage=False, stateful_examples=1)
 """
 """A `conftest.py` for runs of which it does not matter what they draw."""
 
@@ -67,7 +67,7 @@ NASTY = "a </pre><script>alert(1)</script> | `b` & c"
 RED = (
     GREEN
     + f"""
-@law("other", digits, situations={{"never|met": lambda n: n > 9}})
+@law("other", digits, goals={{"never|met": lambda n: n > 9}})
 def test_other(target, n):
     "Fails."
     raise AssertionError({NASTY!r})
@@ -131,7 +131,7 @@ def value_at(path: str, *index: int) -> Difference:
 
 
 def test_a_green_run_is_on_record(runner: ReportingRunner) -> None:
-    """Versions, what ran, states, examples, situations and how often each was met are written."""
+    """The record has versions, tests, states, examples, and the counts of coverage goals."""
     runner.pytester.makepyfile(GREEN)
     assert pytest.ExitCode.OK == runner.run().ret
     record = runner.record()
@@ -145,18 +145,18 @@ def test_a_green_run_is_on_record(runner: ReportingRunner) -> None:
     )
     assert ["fast"] == [one["name"] for one in record["implementations"]]
     [function] = record["functions"]
-    assert ("toy", "", True) == (function["name"], function["module"], function["is_judged"])
+    assert ("toy", "", True) == (function["name"], function["module"], function["is_complete"])
     [cell] = function["cells"]
     assert ("host", "conforms", 100) == (cell["target"], cell["state"], cell["examples"])
-    counts = {one["name"]: one["count"] for one in function["situations"]}
+    counts = {one["name"]: one["count"] for one in function["goals"]}
     assert ["even", "odd"] == list(counts)
     assert 100 == sum(counts.values())
     assert 100 == function["statistics"]["valid"]
-    assert [] == record["failures"] == record["unmet"] == record["errors"]
+    assert [] == record["failures"] == record["unreached"] == record["errors"]
 
 
 def test_a_failed_run_is_on_record(runner: ReportingRunner) -> None:
-    """What failed, what was never met, and what was no check at all stand in the report."""
+    """What failed, what was never reached, and what was no check at all are in the report."""
     runner.pytester.makepyfile(test_red=RED, test_broken="import nowhere_to_be_found")
     result = runner.run("--continue-on-collection-errors")
     assert pytest.ExitCode.TESTS_FAILED == result.ret
@@ -175,13 +175,13 @@ def test_a_failed_run_is_on_record(runner: ReportingRunner) -> None:
     assert "nowhere_to_be_found" in error["message"]
 
 
-def test_an_unmet_situation_is_on_record(runner: ReportingRunner) -> None:
-    """A run of green tests that failed for a situation says so."""
+def test_an_unreached_goal_is_in_the_record(runner: ReportingRunner) -> None:
+    """A run of green tests that failed for a coverage goal says so."""
     runner.pytester.makepyfile(GREEN.replace("n % 2}", "n > 9}"))
     assert pytest.ExitCode.TESTS_FAILED == runner.run().ret
     record = runner.record()
-    assert ["situation never met: toy: odd"] == record["unmet"]
-    assert "fast: situations were never met" in html_of(record)
+    assert ["coverage goal not reached: toy: odd"] == record["unreached"]
+    assert "fast: coverage goals were not reached" in html_of(record)
 
 
 def test_a_run_that_was_interrupted_has_a_report(runner: ReportingRunner) -> None:
@@ -269,7 +269,7 @@ def test_requests_are_rows_and_tokens_are_cells(call: Call) -> None:
 def test_a_mark_is_where_the_difference_is() -> None:
     """Tokens, padding, requests and columns of the table are marked, and nothing that is elsewhere.
 
-    What the answer counts anew, such as virtual requests, is in no cell of the batch.
+    What the answer counts again, such as virtual requests, is in no cell of the batch.
     """
     metadata = BATCH.metadata()
     call = Call("CommonAttentionMetadata.unpadded", {"self": metadata}, BATCH)
@@ -383,7 +383,7 @@ def test_text_is_escaped(red_page: tuple[str, str]) -> None:
 
 
 def test_the_page_is_read_without_a_mouse_and_in_the_dark(red_page: tuple[str, str]) -> None:
-    """What scrolls can be reached by keyboard, focus is seen, both schemes and a phone are met."""
+    """The page works with a keyboard, in light and dark mode, and at the width of a phone."""
     reader = Reader()
     reader.feed(red_page[0])
     scrolling = [attrs for _, attrs in reader.tags if "scroll" in (attrs.get("class") or "")]
@@ -394,26 +394,28 @@ def test_the_page_is_read_without_a_mouse_and_in_the_dark(red_page: tuple[str, s
 
 
 def test_markdown_is_a_table_of_functions(runner: ReportingRunner) -> None:
-    """Functions by targets, with what was met; situations with how often."""
+    """Functions by targets, with what was reached; coverage goals with how often."""
     runner.pytester.makepyfile(GREEN)
     runner.run()
     lines = markdown_of(runner.record()).splitlines()
     assert "# fast: 1 function conforms" == lines[0]
-    assert "| function | host | situations | time |" in lines
-    assert "| `toy` | conforms (100) | 2/2 | 0 s |" in lines
+    assert "| function | host | goals | time |" in lines
+    assert any(
+        re.fullmatch(r"\| `toy` \| conforms \(100\) \| 2/2 \| \d+ s \|", line) for line in lines
+    )
     assert any(re.fullmatch(r"- even: \d+", line) for line in lines)
 
 
 def test_half_a_surrogate_pair_is_no_reason_for_no_report(
     runner: ReportingRunner, tmp_path: Path
 ) -> None:
-    """A message that is no text is written with what can be said of it."""
+    """A message that is not a text is written with what can be said of it."""
     runner.pytester.makepyfile(test_red=RED)
     runner.run()
     record = runner.record()
-    record["failures"][0]["tests"][0]["message"] = "\ud800 is no text\nand more"
+    record["failures"][0]["tests"][0]["message"] = "\ud800 is not a text\nand more"
     for path in write_reports(record, tmp_path / "again"):
-        assert "? is no text" in path.read_text(encoding="utf-8") or path.suffix == ".md"
+        assert "? is not a text" in path.read_text(encoding="utf-8") or path.suffix == ".md"
 
 
 # Statistics.

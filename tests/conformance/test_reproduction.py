@@ -49,7 +49,7 @@ class Planted:
 
     Attributes:
         module: The conformance module of the function.
-        test: The check that is to see it; a law has its name behind a slash.
+        test: The check that is to see it; a law has its name after a slash.
         source: The wrong function.
         shows: What the first difference begins with.
         target: The target on which it is run.
@@ -281,9 +281,9 @@ def test_a_failure_is_reproduced(planted: Planted, tmp_path: Path, run_script: R
     where, (check, example, error) = failure_of(planted, target)
     case = tmp_path / "case.json"
     write_case(case_of_failure(check, where, example, error), case)
-    wanted = error.difference.line if isinstance(error, Mismatch) else repr(error)
-    assert wanted.startswith(planted.shows)
-    assert wanted == difference_of(case, target)
+    expected = error.difference.line if isinstance(error, Mismatch) else repr(error)
+    assert expected.startswith(planted.shows)
+    assert expected == difference_of(case, target)
     assert "" == difference_of(case, TARGETS[planted.target])
     script = script_of(check, target, example, error)
     assert planted.has_script == (script is not None), script
@@ -293,14 +293,14 @@ def test_a_failure_is_reproduced(planted: Planted, tmp_path: Path, run_script: R
     path.write_text(script)
     found = run_script(path)
     assert (1, "") == (found.returncode, found.stdout), script
-    assert found.stderr.strip().splitlines()[-1] in wanted, found.stderr
+    assert found.stderr.strip().splitlines()[-1] in expected, found.stderr
     impl.write_text(RIGHT)
     mended = run_script(path)
     assert (0, "") == (mended.returncode, mended.stderr)
 
 
 def script_of_lengths(body: str, path: Path) -> str | None:
-    """Return the script of a `get_dcp_local_seq_lens` with this body, which stands in a file."""
+    """Return the script of a `get_dcp_local_seq_lens` with this body, which is in a file."""
     source = f"def get_dcp_local_seq_lens(*args, **keywords):\n    {body}\n"
     planted = Planted(test_context_parallel, "test_get_dcp_local_seq_lens", source, "")
     target = target_of(planted, path)

@@ -1,4 +1,4 @@
-"""How long failing examples are made smaller: a purse for each function, Hypothesis' limit kept."""
+"""Shrinking of failing examples: a budget for each function, within Hypothesis' limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.internal.conjecture import engine
 
 from conformance.checks import Check, law
 from conformance.profiles import Profile
-from conformance.shrinking import LEAST_SECONDS, ShrinkBudgets
+from conformance.shrinking import MIN_SECONDS, ShrinkBudgets
 from conformance.targets import TARGETS, Target
 
 FEW = Profile("few", 100, 100)
@@ -29,38 +29,38 @@ def slow(function: str) -> Check:
     return is_small
 
 
-def seconds_of(purses: ShrinkBudgets, function: str, **options: bool) -> float:
+def seconds_of(budgets: ShrinkBudgets, function: str, **options: bool) -> float:
     """Return how long a failing test of a function takes."""
     test = slow(function).bind(TARGETS["host"], FEW, "minimal")
     began = time.perf_counter()
-    with pytest.raises(AssertionError), purses.limiting(function, **options):
+    with pytest.raises(AssertionError), budgets.limiting(function, **options):
         test()
     return time.perf_counter() - began
 
 
 def test_a_function_s_tests_share_a_purse() -> None:
     """The first has half of it, the next half of what is left; another function has its own."""
-    purses = ShrinkBudgets(4)
+    budgets = ShrinkBudgets(4)
     before = engine.MAX_SHRINKING_SECONDS
-    first, second = (seconds_of(purses, "f") for _ in range(2))
+    first, second = (seconds_of(budgets, "f") for _ in range(2))
     assert 2 <= first < 4
     assert second < first
-    assert 2 == purses.allowance("g")
+    assert 2 == budgets.allowance("g")
     assert before == engine.MAX_SHRINKING_SECONDS
 
 
 def test_who_uses_what_failed_has_a_moment() -> None:
     """A test that used a function which failed before is hardly shrunk; so is a life."""
-    purses = ShrinkBudgets(8)
-    purses.charge("Tables.append", 1)
-    assert LEAST_SECONDS == purses.allowance("g", ["h", "Tables"])
-    assert 4 == purses.allowance("g", ["h"])
-    assert 3.5 == purses.allowance("Tables.gather", ["Tables"])
-    assert seconds_of(purses, "life", uses_all=True) < 3
+    budgets = ShrinkBudgets(8)
+    budgets.charge("Tables.append", 1)
+    assert MIN_SECONDS == budgets.allowance("g", ["h", "Tables"])
+    assert 4 == budgets.allowance("g", ["h"])
+    assert 3.5 == budgets.allowance("Tables.gather", ["Tables"])
+    assert seconds_of(budgets, "life", uses_all=True) < 3
 
 
 def test_an_empty_purse_leaves_a_moment() -> None:
     """However many tests of a function fail, each is shrunk a little."""
-    purses = ShrinkBudgets(1)
-    purses.charge("f", 100)
-    assert LEAST_SECONDS == purses.allowance("f")
+    budgets = ShrinkBudgets(1)
+    budgets.charge("f", 100)
+    assert MIN_SECONDS == budgets.allowance("f")

@@ -266,13 +266,13 @@ def test_a_warp_scan_and_a_compaction_are_right_in_every_order() -> None:
 
     def compact(keep: Array, out: Array, count: Array) -> None:
         i = cuda.grid(1)
-        kept = i < keep.size and keep[min(i, keep.size - 1)]
-        ballot = cuda.ballot_sync(FULL, kept)
+        is_selected = i < keep.size and keep[min(i, keep.size - 1)]
+        ballot = cuda.ballot_sync(FULL, is_selected)
         base = 0
         if cuda.laneid == 0:
             base = cuda.atomic.add(count, 0, cuda.popc(ballot))
         base = cuda.shfl_sync(FULL, base, 0)
-        if kept:
+        if is_selected:
             out[base + cuda.popc(ballot & cuda.lanemask_lt())] = i
 
     keep = np.random.default_rng(1).random(150) < 0.5

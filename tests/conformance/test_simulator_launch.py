@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def test_seeds_shuffle_blocks_and_threads_and_let_threads_overtake_each_other() -> None:
-    """Shows that blocks and threads come in many orders, anew after every synchronisation."""
+    """Shows that blocks and threads come in many orders, again after every synchronisation."""
     orders = [order_of(seed, 3, 4) for seed in range(12)]
     assert all(sorted([*range(12)] * 2) == sorted(order) for order in orders)
     first_blocks = {order[0] // 4 for order in orders}
@@ -263,7 +263,7 @@ def test_importing_the_simulator_imports_neither_torch_nor_numba() -> None:
     """Shows that the package alone needs NumPy and greenlet only."""
     code = (
         "import sys, types, pathlib\n"
-        "package = types.ModuleType('conformance')\n"  # as without the harness beside it
+        "package = types.ModuleType('conformance')\n"  # as without the harness next to it
         "package.__path__ = ['conformance']\n"
         "sys.modules['conformance'] = package\n"
         "import conformance.simulator\n"

@@ -92,7 +92,7 @@ def test_rows_and_slices_are_refused(index: object) -> None:
 
 @pytest.mark.parametrize("index", [True, 1.0, None])
 def test_an_index_that_is_no_integer_is_refused(index: object) -> None:
-    """Shows that a bool or a float is no index."""
+    """Shows that a bool or a float is not an index."""
 
     def kernel(x: Array) -> None:
         x[index] = 1
@@ -156,7 +156,7 @@ def test_values_at_the_ends_of_a_range_are_stored_and_read_back(
     assert values == x.tolist() == y.tolist()
 
 
-def test_a_product_past_32_bits_is_kept_and_refused_only_where_it_does_not_fit() -> None:
+def test_a_product_past_32_bits_is_refused_only_where_it_does_not_fit() -> None:
     """Shows that int32 times int32 does not wrap, as it does not in compiled kernels."""
 
     def kernel(x: Array, y: Array) -> None:
@@ -251,7 +251,7 @@ def test_an_atomic_reads_and_so_needs_memory_that_was_written() -> None:
         simulate(kernel, 1, 1, ())
 
 
-def test_shared_arrays_are_told_apart_by_their_calls() -> None:
+def test_shared_arrays_are_distinguished_by_their_calls() -> None:
     """Shows that two arrays of one line are two, and that a call in a loop is one array."""
 
     def kernel(out: Array) -> None:

@@ -149,7 +149,7 @@ def test_a_load_by_many_is_remembered_for_each_of_them() -> None:
 
 
 def test_the_loads_of_earlier_intervals_are_ordered_by_the_barrier() -> None:
-    """Shows that loads by many, interval after interval, leave nothing behind that races."""
+    """Shows that loads by many, interval after interval, leave nothing after that races."""
 
     def kernel(x: Array) -> None:
         for turn in range(4):
@@ -246,7 +246,7 @@ def test_syncwarp_orders_by_way_of_a_third_lane() -> None:
 
 @pytest.mark.parametrize("operation", ["shfl_sync", "ballot_sync", "threadfence"])
 def test_nothing_else_orders_memory(operation: str) -> None:
-    """Shows that shuffles, votes and fences do not stand in for a barrier, as CUDA has it."""
+    """Shows that shuffles, votes and fences do not be in for a barrier, as CUDA has it."""
 
     def kernel(x: Array) -> None:
         if cuda.laneid == 0:

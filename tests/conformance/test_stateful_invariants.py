@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 import fast
+from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.profiles import PROFILES, Profile
-from conformance.situations import LEDGER
 from conformance.stateful import same_reads
 from conformance.stateful.check import stateful_check
 from conformance.stateful.invariants import (
@@ -65,7 +65,7 @@ def check_all(view: View, model: ModelCache) -> None:
 
 
 def test_a_right_step_breaks_none() -> None:
-    """What the runner makes of a step is right, and its keys stand where they should."""
+    """What the runner makes of a step is right, and its keys are where they should."""
     snapshot, runner = execute_a_step()
     model = ModelCache(SETUP.block_sizes)
     view = view_of(runner, snapshot)
@@ -195,8 +195,8 @@ def test_a_broken_invariant_is_named(change: Callable[[Runner], None], message: 
     assert str(caught.value).startswith(message)
 
 
-def test_a_key_of_another_is_told_from_ones_own() -> None:
-    """What stands in a slot is known by its tokens, by whom it was written, and for which group."""
+def test_keys_of_different_requests_are_distinguished() -> None:
+    """What is in a slot is known by its tokens, by whom it was written, and for which group."""
     snapshot, runner = execute_a_step()
     view = view_of(runner, snapshot)
     model = ModelCache(SETUP.block_sizes)
@@ -232,7 +232,7 @@ def test_a_batch_is_in_order() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["unpadded", "micro_batches", "small_chunks", "wanted_tokens", "cp_slot_mappings"],
+    ["unpadded", "micro_batches", "small_chunks", "logits_tokens", "cp_slot_mappings"],
 )
 def test_what_is_not_made_is_missed(name: str) -> None:
     """A runner that makes nothing of a batch does not pass for one that makes it right."""
@@ -248,7 +248,7 @@ def test_what_is_not_made_is_missed(name: str) -> None:
         ("unpadded", "in the batch without padding, token 0 of request-0 does not read slot 2"),
         ("micro_batches", "in micro-batches, token 0 of request-0 does not read slot 2"),
         ("small_chunks", "in the virtual batch of chunks of 16, token 0 of request-0 does not"),
-        ("wanted_tokens", "in the batch of wanted tokens, token 4 of request-0 does not read"),
+        ("logits_tokens", "in the batch of tokens with logits, token 4 of request-0 does not read"),
         ("kernel_block_tables", "in the table of kernel blocks, token 0 of request-0 does not"),
         ("cp_slot_mappings", "in the slots of rank 0, token 0 of request-0 does not write slot 2"),
     ],
@@ -279,7 +279,7 @@ def test_what_builders_are_given_is_the_batch() -> None:
         check_all(view_of(runner, snapshot), ModelCache(SETUP.block_sizes))
 
 
-def test_a_failure_is_told_with_all_that_came_before() -> None:
+def test_a_failure_is_reported_with_all_previous_steps() -> None:
     """The first line says what is wrong, then come the engine and the steps, blocks and drafts."""
 
     class Impostor(ModuleType):
@@ -301,10 +301,10 @@ def test_a_failure_is_told_with_all_that_came_before() -> None:
     machine = EngineStateMachine(target, SMALL)  # type: ignore[no-untyped-call]
     machine.set_up(dataclasses.replace(SETUP, num_speculative_tokens=1))
     machine.scheduler.arrive([7, 8, 9], 6)
-    machine.go_on(Plan(num_drafts=1))
-    machine.go_on(Plan(num_drafts=1))
+    machine.run_step(Plan(num_drafts=1))
+    machine.run_step(Plan(num_drafts=1))
     with pytest.raises(StatefulMismatchError) as caught:
-        machine.go_on(Plan(num_drafts=1))
+        machine.run_step(Plan(num_drafts=1))
     lines = str(caught.value).splitlines()
     assert [
         "stateful test on host fails",
@@ -330,16 +330,16 @@ def test_a_failure_is_told_with_all_that_came_before() -> None:
 def test_examples_are_the_same_each_time() -> None:
     """Two runs of the same profile meet the same, and another seed's meet something else."""
 
-    def met(profile: Profile) -> dict[tuple[str, str], int]:
-        before = LEDGER.met.copy()
+    def reached(profile: Profile) -> dict[tuple[str, str], int]:
+        before = COVERAGE.reached.copy()
         stateful_check().bind(TARGETS["host"], profile, "minimal")()
-        return dict(LEDGER.met - before)
+        return dict(COVERAGE.reached - before)
 
     few = dataclasses.replace(PROFILES["default"], stateful_examples=2)
-    first = met(few)
+    first = reached(few)
     assert first
-    assert first == met(few)
-    assert first != met(dataclasses.replace(few, seed=1))
+    assert first == reached(few)
+    assert first != reached(dataclasses.replace(few, seed=1))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_shared_prefix_is_whole_blocks_of_all_groups() -> None:
 
 
 def test_a_request_never_shares_its_last_token() -> None:
-    """Of four common tokens none is shared: the logits of the last one are wanted."""
+    """Of four common tokens none is shared: the last one needs logits."""
     scheduler = make_scheduler()
     scheduler.arrive(PROMPT[:4], 4)
     run(scheduler, Plan())
@@ -65,7 +65,7 @@ def test_only_computed_tokens_are_shared() -> None:
 
 
 def test_a_prefix_outlives_its_request() -> None:
-    """Blocks of a request that ended are shared until they are handed out anew."""
+    """Blocks of a request that ended are shared until they are handed out again."""
     scheduler = make_scheduler()
     scheduler.arrive(PROMPT, 1)
     run(scheduler, Plan())
@@ -153,7 +153,7 @@ def test_a_plan_says_who_leaves_and_who_sits_out() -> None:
 
 
 def test_nothing_to_compute_is_no_step() -> None:
-    """Who left is told to runners with the next step that there is."""
+    """Runners get the requests that left with the next step."""
     scheduler = make_scheduler()
     scheduler.arrive(PROMPT, 5)
     run(scheduler, Plan())

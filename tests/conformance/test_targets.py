@@ -26,7 +26,7 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def test_sim_needs_greenlet(hide: Callable[[str], None]) -> None:
-    """The simulator's target is refused without its package, asked for by name or by default."""
+    """The simulator's target is refused without its package, requested by name or by default."""
     hide("greenlet")
     message = r"target 'sim' needs greenlet, which is not installed: pip install kvtwin\[test\]"
     with pytest.raises(ValueError, match=message):

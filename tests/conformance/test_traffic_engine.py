@@ -84,7 +84,7 @@ def test_every_token_has_its_block(model: str, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(("model", "settings"), RUNS)
-def test_the_bounds_are_kept(model: str, settings: Settings) -> None:
+def test_the_bounds_hold(model: str, settings: Settings) -> None:
     """No step passes the token budget or the number of requests, or is empty."""
     for step in make_engine(model, settings):
         assert 1 <= sum(step.num_scheduled_tokens.values()) <= settings.token_budget

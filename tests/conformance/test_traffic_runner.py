@@ -1,4 +1,4 @@
-"""The runner of steps, the two side by side, and the way from a difference to its request."""
+"""The runner of steps, two runners side by side, and the request of a difference."""
 
 import math
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ def test_every_name_of_the_twins_is_called() -> None:
     called: set[str] = set()
 
     class Recorder(SimpleNamespace):
-        """The reference, remembering what it was asked for."""
+        """The reference, remembering what it was requested."""
 
         def __getattr__(self, name: str) -> object:
             called.add(name)
@@ -246,15 +246,15 @@ def test_newcomers_take_the_places_of_those_who_left() -> None:
 
 
 def test_a_swap_takes_everything_along() -> None:
-    """All that is kept by position is swapped, and whoever follows swaps is told before."""
+    """Everything stored by position is swapped, and callbacks get the swap first."""
     batch = InputBatch(3)
     batch.place(["a", "b"])
     batch.num_computed_tokens_cpu[:2] = [4, 0]
     batch.num_prompt_tokens[:2] = [9, 7]
-    twin, told = batch.copy(), []
-    batch.on_swap = lambda i, j: told.append((i, j, batch.req_ids[i]))
+    twin, swaps = batch.copy(), []
+    batch.on_swap = lambda i, j: swaps.append((i, j, batch.req_ids[i]))
     batch.swap_states(0, 1)
-    assert told == [(0, 1, "a")]
+    assert swaps == [(0, 1, "a")]
     assert batch.req_ids == ["b", "a"]
     assert batch.num_computed_tokens_cpu.tolist() == [0, 4, 0]
     assert batch.num_prompt_tokens.tolist() == [7, 9, 0]
@@ -317,7 +317,7 @@ def test_a_difference_leads_to_its_request() -> None:
 
 
 def test_calls_are_timed_and_remembered() -> None:
-    """The name of a call is kept for the report, also when it raises."""
+    """The name of a call is recorded for the report, also if it raises."""
     target = TimedTarget("math", Implementation("math", math))
     with pytest.raises(ValueError, match=r"nonnegative|math domain"):
         target.call("sqrt", -1)

@@ -131,7 +131,7 @@ def test_a_missing_column_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_requests_is_refused(
     tmp_path: Path, content: bytes, error: type[Exception], message: str
 ) -> None:
-    """An empty file, a header alone, and what is no text are refused, each by name."""
+    """An empty file, a header alone, and what is not a text are refused, each by name."""
     path = tmp_path / "trace.csv"
     path.write_bytes(content)
     with pytest.raises(error, match=message):

@@ -1,4 +1,4 @@
-"""Which bytes of which memory a result is, told exactly."""
+"""The exact bytes of memory that a result covers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from conformance.views import first_view_difference
 RAW = np.arange(24, dtype=np.int8)
 
 
-def told(make: Callable[[Any], Any], wrong: Callable[[Any], Any]) -> str | None:
-    """Return what a target is told that answers `wrong` where `make` is right."""
+def difference_line(make: Callable[[Any], Any], wrong: Callable[[Any], Any]) -> str | None:
+    """Return what a target is reported that answers `wrong` where `make` is right."""
     tensor = torch.from_numpy(RAW.copy())
-    sides = {"raw": RAW}, {"raw": tensor}
-    difference = first_view_difference(make(RAW), wrong(tensor), *sides)
+    arguments = {"raw": RAW}, {"raw": tensor}
+    difference = first_view_difference(make(RAW), wrong(tensor), *arguments)
     return difference.line if difference else None
 
 
@@ -35,8 +35,8 @@ def told(make: Callable[[Any], Any], wrong: Callable[[Any], Any]) -> str | None:
     ],
 )
 def test_the_same_view_is_right(make: Callable[[Any], Any]) -> None:
-    """Views made alike of both sides' memory are the same views."""
-    assert told(make, make) is None
+    """Equal views of both implementations' memory are equal."""
+    assert difference_line(make, make) is None
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,15 @@ def test_the_same_view_is_right(make: Callable[[Any], Any]) -> None:
         ),
     ],
 )
-def test_another_view_is_told(
+def test_another_view_is_reported(
     make: Callable[[Any], Any], wrong: Callable[[Any], Any], line: str
 ) -> None:
-    """Other strides, another place, a copy, and the argument itself for a view are told."""
-    assert line == told(make, wrong)
+    """Other strides, another place, a copy, and the argument itself for a view are reported."""
+    assert line == difference_line(make, wrong)
 
 
-def test_shared_results_are_told() -> None:
-    """Two results that should be one object, and are two views of one memory, are told."""
+def test_shared_results_are_reported() -> None:
+    """Two results that should be one object, and are two views of one memory, are reported."""
     ours, theirs = np.zeros(4), torch.zeros(4, dtype=torch.float64)
     shared = {"a": ours, "b": ours}
     apart = {"a": theirs, "b": theirs[:]}
@@ -95,8 +95,8 @@ class _Entry:
     value: object
 
 
-def test_shared_objects_are_told() -> None:
-    """An object that stands at two places must stand at both on the other side."""
+def test_shared_objects_are_reported() -> None:
+    """An object that is at two places must be at both on the target."""
     one = _Entry(3)
     difference = first_view_difference([one, one], [one, _Entry(3)], {}, {})
     assert difference is not None
@@ -104,7 +104,7 @@ def test_shared_objects_are_told() -> None:
 
 
 def test_one_array_is_two_tensors_on_a_device() -> None:
-    """What stands on a device and on the host is one array for `reference`, two for a target."""
+    """What is on a device and on the host is one array for `reference`, two for a target."""
     starts, on_host = np.arange(3), torch.arange(3)
     on_device = torch.empty(3, dtype=torch.int64, device="meta")
     ours = {"query_start_loc": starts, "query_start_loc_cpu": starts}

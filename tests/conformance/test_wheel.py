@@ -68,7 +68,7 @@ def test_an_installed_implementation_conforms(python: str, tmp_path: Path) -> No
     assert "get_dcp_local_seq_lens  conforms (" in table
 
 
-def test_a_failure_is_kept_and_replayed_first(python: str, tmp_path: Path) -> None:
+def test_a_failure_is_stored_and_replayed_first(python: str, tmp_path: Path) -> None:
     """A file beside one fails; its input goes to the corpus, with which the next run begins."""
     (tmp_path / "mine.py").write_text(WRONG)
     found = run(python, tmp_path, "--impl", "./mine.py", "--corpus-add", "-q", *FEW)
@@ -80,30 +80,30 @@ def test_a_failure_is_kept_and_replayed_first(python: str, tmp_path: Path) -> No
     assert (tmp_path / lines[at + 1].removeprefix("  script: ")).is_file()
     replay = shlex.split(lines[at + 2].removeprefix("  replay: python -m conformance "))
     assert 1 == run(python, tmp_path, *replay).returncode
-    kept = tmp_path / lines[at + 3].removeprefix("  kept: ")
-    assert kept.is_file()
-    assert tmp_path / "conformance-corpus" == kept.parent
+    stored = tmp_path / lines[at + 3].removeprefix("  stored: ")
+    assert stored.is_file()
+    assert tmp_path / "conformance-corpus" == stored.parent
     again = run(python, tmp_path, "--impl", "./mine.py", "-v", *FEW)
     [first, *_] = [line for line in again.stdout.splitlines() if "[host-" in line]
-    assert f"corpus::{kept.stem}[host-kept] FAILED" in first
+    assert f"corpus::{stored.stem}[host-stored] FAILED" in first
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--impl", "./nine.py"), "nine.py' is no file"),
+        (("--impl", "./nine.py"), "nine.py' is not a file"),
         (("--impl", "fst"), "ERROR: --impl 'fst' cannot be imported: ModuleNotFoundError: No modu"),
         (("--functions", "slot_map"), "ERROR: function 'slot_map' is unknown; there are "),
         (("--target", "hots"), "ERROR: target 'hots' is unknown; there are host, sim, cuda"),
     ],
     ids=["file", "module", "function", "target"],
 )
-def test_a_typo_is_told_in_a_line(
+def test_an_unknown_name_is_a_one_line_error(
     python: str, tmp_path: Path, arguments: tuple[str, ...], line: str
 ) -> None:
     """It ends the run before it begins, with status 4; nothing is left behind."""
     found = run(python, tmp_path, *arguments)
     assert (pytest.ExitCode.USAGE_ERROR, "") == (found.returncode, found.stdout)
-    [told] = found.stderr.strip().splitlines()
-    assert line in told
+    [printed] = found.stderr.strip().splitlines()
+    assert line in printed
     assert [] == list(tmp_path.iterdir())

@@ -75,12 +75,12 @@ ALL = [
 def _run(arguments: list[str], folder: Path) -> None:
     """Run the harness in this process, which is a forked one; write what it says to a file."""
     os.chdir(folder)
-    with (folder / "told.txt").open("w", buffering=1) as told:
-        os.dup2(told.fileno(), 1)
-        os.dup2(told.fileno(), 2)
-        sys.stdout = sys.stderr = told
+    with (folder / "output.txt").open("w", buffering=1) as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout = sys.stderr = output
         status = main(arguments)
-        told.flush()
+        output.flush()
     os._exit(status)
 
 
@@ -100,31 +100,31 @@ def run(arguments: list[str], folder: Path) -> tuple[int | None, str]:
         warnings.simplefilter("ignore", DeprecationWarning)  # the threads of a worker do nothing
         child.start()
     child.join()
-    return child.exitcode, (folder / "told.txt").read_text()
+    return child.exitcode, (folder / "output.txt").read_text()
 
 
 @pytest.mark.parametrize("wrong", ALL, ids=[wrong.file for wrong in ALL])
-def test_one_wrong_function_is_told(wrong: Wrong, tmp_path: Path) -> None:
+def test_one_wrong_function_is_reported(wrong: Wrong, tmp_path: Path) -> None:
     """It alone fails, in one line, which its stored case shows until the function is mended."""
     impl = tmp_path / f"{wrong.file}.py"
     shutil.copy(WRONG / impl.name, impl)
     tests = [f"test_{name}.py" for name in wrong.tests]
     keyword = ["-k", wrong.keyword] if wrong.keyword else []
     options = ["--impl", impl.name, "--profile", "dev", "--target", wrong.target, *keyword]
-    status, told = run([*options, "--failures", "scripts", "-q", "--tb=no", *tests], tmp_path)
-    assert pytest.ExitCode.TESTS_FAILED == status, told
+    status, output = run([*options, "--failures", "scripts", "-q", "--tb=no", *tests], tmp_path)
+    assert pytest.ExitCode.TESTS_FAILED == status, output
     [(function, difference, case)] = re.findall(
         r"^FAILS: (\S+) on \S+: (.*)\n(?:  script: .*\n)?"
         r"  replay: python -m conformance --replay (\S+) --impl \S+ --target \S+$",
-        told,
+        output,
         re.MULTILINE,
     )
-    assert wrong.function == function, told
+    assert wrong.function == function, output
     assert re.fullmatch(wrong.difference, difference), difference
     replay = ["--replay", case, "--impl", impl.name, "--target", wrong.target]
-    status, told = run(replay, tmp_path)
-    assert pytest.ExitCode.TESTS_FAILED == status, told
-    assert f"FAILS: {function} on {wrong.target}: {difference}\n" in told
+    status, output = run(replay, tmp_path)
+    assert pytest.ExitCode.TESTS_FAILED == status, output
+    assert f"FAILS: {function} on {wrong.target}: {difference}\n" in output
     impl.write_text("from fast import *\n")
-    status, told = run(replay, tmp_path)
-    assert pytest.ExitCode.OK == status, told
+    status, output = run(replay, tmp_path)
+    assert pytest.ExitCode.OK == status, output

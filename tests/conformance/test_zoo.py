@@ -225,7 +225,7 @@ def test_a_format_of_its_own_has_no_other_dtype() -> None:
 
 
 def test_a_dtype_is_that_of_attention_alone() -> None:
-    """Keys and values take the dtype that is asked for; states keep theirs."""
+    """Keys and values take the dtype that is requested; states keep theirs."""
     serving = Serving(model=get_model("nemotron-nano-9b-v2"), dtype="float8_e4m3fn")
     dtypes = {layer.kind: layer.dtype for layer in serving.layers}
     assert "float8_e4m3fn" == dtypes["full"]
@@ -253,7 +253,7 @@ def test_an_unknown_model_is_refused() -> None:
 
 
 def test_pages_that_cannot_be_alike_are_refused() -> None:
-    """Layers of unlike kinds whose pages have unlike bytes cannot lie in one pool."""
+    """Layers of different kinds whose pages have unlike bytes cannot lie in one pool."""
     full = Layer(name="{}", kind=FULL, num_query_heads=2, num_kv_heads=2, head_size=8)
     window = replace(full, kind=SLIDING_WINDOW, sliding_window=4, head_size=16)
     model = Model(
@@ -268,7 +268,7 @@ def test_pages_that_cannot_be_alike_are_refused() -> None:
 
 
 def test_a_memory_without_a_block_is_refused() -> None:
-    """A byte less than a block is no block."""
+    """A byte less than a block is not a block."""
     target, serving = REFERENCE, Serving(model=get_model("gpt-oss-20b"))
     groups = make_groups(target, serving)
     one_block = block_bytes(target, groups)
@@ -291,7 +291,7 @@ def test_the_last_group_of_a_kind_may_be_shorter() -> None:
 def test_a_tensor_holds_one_layer_of_a_group(name: str) -> None:
     """Layers over one tensor have it at the same blocks, so no two are of one group, or all share.
 
-    Every layer that has a cache, of its own or another's, stands in one tensor and one group.
+    Every layer that has a cache, of its own or another's, is in one tensor and one group.
     """
     target, serving = REFERENCE, Serving(model=get_model(name))
     config = make_kv_cache_config(target, serving, make_groups(target, serving), 2**30)

@@ -120,7 +120,7 @@ def test_ends_that_wrap_around_are_refused() -> None:
 
 
 def test_nothing_in_arrays_is_refused() -> None:
-    """What is no list is a TypeError where nothing is appended, too."""
+    """What is not a list is a TypeError where nothing is appended, too."""
     tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
     with pytest.raises(TypeError, match=r"new_block_ids\[0\] must be a list"):
         tables.append_block_ids([], [[0]], [np.array([])], [])  # type: ignore[list-item]  # wrong
@@ -129,7 +129,7 @@ def test_nothing_in_arrays_is_refused() -> None:
 @pytest.mark.parametrize("array", [np.array([0, 0]), torch.tensor([0, 0])], ids=["numpy", "torch"])
 @pytest.mark.parametrize("rows", [0, 1])
 def test_an_array_is_no_end(array: Any, rows: int) -> None:  # noqa: ANN401  # what is not expected
-    """An array among the ends is a TypeError, not an array whose truth is asked for."""
+    """An array among the ends is a TypeError, not an array whose truth is requested."""
     tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
     ends = [[*range(rows), array]]
     with pytest.raises(TypeError, match=rf"cu_num_new_blocks\[0\]\[{rows}\] must be an int"):
@@ -137,7 +137,7 @@ def test_an_array_is_no_end(array: Any, rows: int) -> None:  # noqa: ANN401  # w
 
 
 def test_an_array_is_no_list_of_ends() -> None:
-    """One is told from an end, though another group has an end too many."""
+    """One is reported from an end, though another group has an end too many."""
     tables = fast.BlockTables([2, 4], 4, 8, 64, "cpu", pin_memory=False)
     ends: Any = [[np.array([0, 0])], [0, 0]]
     with pytest.raises((TypeError, ValueError), match="cu_num_new_blocks"):
@@ -146,7 +146,7 @@ def test_an_array_is_no_list_of_ends() -> None:
 
 @pytest.mark.parametrize("change", ["append", "move", "swap", "gather"])
 def test_the_host_sees_what_kernels_changed(change: str, simulate: Callable[..., None]) -> None:
-    """Tables that served the device path are gathered anew on the host."""
+    """Tables that served the device path are gathered again on the host."""
     tables = fast.BlockTables([2], 4, 8, 64, "cpu", pin_memory=False)
     tables.append_block_ids([0, 1], [[0, 1, 2]], [[7, 9]], [True, True])
     first = torch.tensor([0], dtype=torch.int32)

@@ -107,7 +107,7 @@ def test_unseen_writes_into_tables_are_found(write: Write) -> None:
 def test_unseen_writes_into_slots_are_found(write: Write) -> None:
     """In checked mode a write into the slots that torch does not see is refused once."""
     tables = make_tables()
-    write(tables.get_dummy_slot_mappings(6))  # behind the tokens of the next step
+    write(tables.get_dummy_slot_mappings(6))  # after the tokens of the next step
     with fast.checks(enabled=True):
         with pytest.raises(ValueError, match="99"):
             compute_slots(tables)

@@ -29,7 +29,7 @@ def test_outlives_inference_mode() -> None:
 
 
 def test_pins_where_it_can() -> None:
-    """Without a GPU nothing can be pinned, and that is no error."""
+    """Without a GPU nothing can be pinned, and that is not an error."""
     buffer = CpuGpuBuffer(2, dtype=torch.int64, device=torch.device("cpu"), pin_memory=True)
     assert buffer.cpu.is_pinned() == torch.cuda.is_available()
 
@@ -45,7 +45,7 @@ def test_pins_where_it_can() -> None:
 def test_refuses(
     size: tuple[int, ...], changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    """What is wrong with an argument is told with its name."""
+    """What is wrong with an argument is reported with its name."""
     arguments = {"dtype": torch.int32, "device": "cpu", "pin_memory": False, **changes}
     with pytest.raises(error, match=message):
         CpuGpuBuffer(*size, **arguments)

@@ -73,7 +73,7 @@ def test_checks_takes_a_bool() -> None:
 
 @pytest.mark.parametrize("value", [True, 1.0, None, "1", np.bool_(True), torch.tensor(1)])
 def test_what_is_no_int(value: object) -> None:
-    """A bool, a float or a tensor is no int, and the message names the argument."""
+    """A bool, a float or a tensor is not an int, and the message names the argument."""
     with pytest.raises(TypeError, match="block_size must be an int"):
         _checks.check_int("block_size", value)
 
@@ -85,7 +85,7 @@ def test_ints_become_pythons(value: object) -> None:
 
 
 def test_int_out_of_range() -> None:
-    """An int out of range is told with its value and the range."""
+    """An int out of range is reported with its value and the range."""
     with pytest.raises(ValueError, match="cp_rank is 2, expected 0 to 1"):
         _checks.check_int("cp_rank", 2, 0, 1)
 

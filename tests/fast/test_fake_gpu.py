@@ -139,8 +139,8 @@ def split() -> list[torch.Tensor]:
     return [one for part in parts for one in (part.query_start_loc, part.seq_lens)]
 
 
-def cut_to_wanted() -> list[torch.Tensor]:
-    """Cut a batch to its wanted tokens."""
+def cut_to_logits_tokens() -> list[torch.Tensor]:
+    """Cut a batch to its tokens with logits."""
     batch = make_batch()
     with _disable_current_modes():  # which would make fakes of slices on the CPU too
         made = fast.make_kv_sharing_fast_prefill_common_attn_metadata(
@@ -187,7 +187,10 @@ CALLS: dict[str, tuple[Callable[[], list[torch.Tensor]], list[str]]] = {
         ["compute_slot_mapping"],
     ),
     "make_local_attention_virtual_batches": (make_virtual, ["gather_columns"]),
-    "make_kv_sharing_fast_prefill_common_attn_metadata": (cut_to_wanted, ["count_logits_indices"]),
+    "make_kv_sharing_fast_prefill_common_attn_metadata": (
+        cut_to_logits_tokens,
+        ["count_logits_indices"],
+    ),
     "compute_causal_conv1d_metadata": (
         lambda: list(
             fast.compute_causal_conv1d_metadata(

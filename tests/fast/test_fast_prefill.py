@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fast
-from fast import make_kv_sharing_fast_prefill_common_attn_metadata as make_wanted
+from fast import make_kv_sharing_fast_prefill_common_attn_metadata as fast_prefill_metadata
 from fast.launch import simulated_by
 
 Make = Callable[..., fast.CommonAttentionMetadata]
@@ -19,7 +19,7 @@ def int32(values: list[int]) -> torch.Tensor:
 
 
 def armed(make_batch: Make, indices: list[int], query_lens: tuple[int, ...] = (15, 5, 8)) -> Any:  # noqa: ANN401  # a batch
-    """Make a batch of which some tokens are wanted, with padding behind the indices."""
+    """Make a batch with logits for some tokens, with padding after the indices."""
     batch = make_batch(list(query_lens), [0, 4, 22, 1][: len(query_lens)])
     batch.logits_indices_padded = torch.tensor([*indices, 0, 0])
     batch.num_logits_indices = len(indices)
@@ -31,18 +31,18 @@ def test_a_copy_on_the_cpu(make_batch: Make) -> None:
     """On both paths a copy of the indices gives the same starts as the indices alone."""
     batch, copy = armed(make_batch, [14, 18, 19, 27]), int32([14, 18, 19, 27])
     with fast.checks(enabled=True):
-        wanted = make_wanted(batch, logits_indices_cpu=copy)
-    assert [0, 1, 3, 4] == wanted.query_start_loc.tolist() == wanted.query_start_loc_cpu.tolist()
-    assert (2, 4) == (wanted.max_query_len, wanted.num_actual_tokens)
+        result = fast_prefill_metadata(batch, logits_indices_cpu=copy)
+    assert [0, 1, 3, 4] == result.query_start_loc.tolist() == result.query_start_loc_cpu.tolist()
+    assert (2, 4) == (result.max_query_len, result.num_actual_tokens)
 
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("indices", [[9, 2, 27], [-5, 10**6, 3], [2**40, -(2**40), 2**31]])
 def test_bad_indices_unchecked(make_batch: Make, indices: list[int]) -> None:
     """Whatever they are, nothing is read or written outside."""
-    wanted = make_wanted(armed(make_batch, indices))
-    assert 0 == wanted.query_start_loc[0]
-    assert all(0 <= start <= 3 for start in wanted.query_start_loc.tolist())
+    result = fast_prefill_metadata(armed(make_batch, indices))
+    assert 0 == result.query_start_loc[0]
+    assert all(0 <= start <= 3 for start in result.query_start_loc.tolist())
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -67,7 +67,7 @@ def test_refused(
     """Types, dtypes, lengths and devices are checked in both modes."""
     batch = dataclasses.replace(armed(make_batch, [1, 2], (3,)), **changes)
     with fast.checks(checked), pytest.raises(error, match=message):
-        make_wanted(batch, logits_indices_cpu=copy)
+        fast_prefill_metadata(batch, logits_indices_cpu=copy)
 
 
 @pytest.mark.usefixtures("path")
@@ -82,7 +82,7 @@ def test_checked(
 ) -> None:
     """In checked mode indices increase and are tokens of requests, and their copy is equal."""
     with fast.checks(enabled=True), pytest.raises(ValueError, match=message):
-        make_wanted(
+        fast_prefill_metadata(
             armed(make_batch, indices), logits_indices_cpu=None if copy is None else int32(copy)
         )
 
@@ -92,14 +92,14 @@ def test_lengths_in_any_mode(make_batch: Make, simulate: Callable[..., None]) ->
     batch = armed(make_batch, [1])
     batch.query_start_loc_cpu = int32([0, 15])
     with pytest.raises(ValueError, match="query_start_loc_cpu has 2 entries, expected 4"):
-        make_wanted(batch)
+        fast_prefill_metadata(batch)
     batch = armed(make_batch, [1])
     batch.query_start_loc = int32([0, 15])
     with (
         simulated_by(simulate, threads=4),
         pytest.raises(ValueError, match="query_start_loc has 2 entries, expected 4"),
     ):
-        make_wanted(batch)
+        fast_prefill_metadata(batch)
 
 
 def test_kernels_are_given_python_ints(make_batch: Make) -> None:
@@ -113,8 +113,8 @@ def test_kernels_are_given_python_ints(make_batch: Make) -> None:
     batch = armed(make_batch, [1, 16])
     batch.num_reqs, batch.num_logits_indices = np.int32(3), np.int64(2)
     with simulated_by(launch, threads=4):
-        make_wanted(batch)
+        fast_prefill_metadata(batch)
     assert {int} == {type(arg) for args in given for arg in args if not torch.is_tensor(arg)}
     batch.num_reqs = 3.0
     with pytest.raises(TypeError, match=r"num_reqs must be an int, got 3\.0"):
-        make_wanted(batch)
+        fast_prefill_metadata(batch)

@@ -11,7 +11,7 @@ Make = Callable[..., fast.CommonAttentionMetadata]
 
 
 class Builder(fast.AttentionMetadataBuilder[Any]):
-    """A builder that keeps what it was given, and builds what it was told to."""
+    """A builder that records its arguments, and returns a given result."""
 
     result: Any = None
 
@@ -62,7 +62,7 @@ def make_builder(result: object) -> Any:  # noqa: ANN401  # a class that is made
 
 @pytest.fixture
 def batch(make_batch: Make) -> fast.CommonAttentionMetadata:
-    """Return a batch of which two tokens are wanted."""
+    """Return a batch with logits for two tokens."""
     indices = torch.tensor([2, 4])
     return make_batch([3, 2], [0, 1], logits_indices_padded=indices, num_logits_indices=2)
 

@@ -111,7 +111,7 @@ def test_large_ints(length: int) -> None:
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("length", [3, MARSHAL_FROM])
 def test_anything_else_has_to_be_looked_at(value: object, place: int, length: int) -> None:
-    """What is no int is told from one, wherever it stands."""
+    """What is not an int is reported from one, wherever it stands."""
     values: list[object] = [105] * length
     values[place] = value
     for kind in (list, tuple):
@@ -122,7 +122,7 @@ def test_anything_else_has_to_be_looked_at(value: object, place: int, length: in
 
 
 def test_what_looks_like_ints_is_none() -> None:
-    """Bytes that would be kinds, at the places where kinds stand, belong to what is no int."""
+    """Bytes that would be kinds, at the places where kinds stand, belong to what is not an int."""
     # Written: "s", a length of 4 bytes, and as many bytes: as long as ints.
     for count in range(1, 9):
         for values in ([b"i" * 5 * count], [b"i" * (5 * count - 5), 105], [105, b"i" * 5 * count]):

@@ -180,5 +180,7 @@ def test_an_interrupted_call_happens_or_not(name: str, on_path: OnPath) -> None:
             known.append((state, is_right))
         if not is_right:
             broken.append(interrupter.place)
-    told = "\n".join(dict.fromkeys(broken))
-    assert not broken, f"{len(broken)} of {num_calls} interrupted calls left neither state:\n{told}"
+    details = "\n".join(dict.fromkeys(broken))
+    assert not broken, (
+        f"{len(broken)} of {num_calls} interrupted calls left neither state:\n{details}"
+    )

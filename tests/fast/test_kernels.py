@@ -136,13 +136,13 @@ def run_programs() -> list[torch.Tensor]:
 
 
 def run_logits() -> list[torch.Tensor]:
-    """Count wanted tokens by request."""
-    wanted_starts = torch.full((5,), -7, dtype=torch.int32)
+    """Count tokens with logits by request."""
+    logits_starts = torch.full((5,), -7, dtype=torch.int32)
     starts, indices = int32([0, 15, 20, 20, 28]), int32([14, 0, 18, 0, 19, 0, 27, 0, 3, 3])
     launch_threads(
-        fast_prefill.count_logits_indices, 5, 1, starts, 1, 4, indices, 2, 4, wanted_starts
+        fast_prefill.count_logits_indices, 5, 1, starts, 1, 4, indices, 2, 4, logits_starts
     )
-    return [wanted_starts]
+    return [logits_starts]
 
 
 def gather_columns(
@@ -258,7 +258,7 @@ def test_which_columns_are_gathered(simulate: Callable[..., None]) -> None:
 
 
 def test_what_the_scan_says(simulate: Callable[..., None]) -> None:
-    """A True entry's rank is how many stand before it; how many there are stands behind."""
+    """A True entry's rank is how many are before it; how many there are comes after."""
     with simulated_by(simulate, threads=4):
         counts, ranks = rank()
     assert NUM_EMBEDS == counts.sum()
@@ -304,7 +304,7 @@ def test_rows_move_16_bytes_at_once(kernel: Kernel, arch: str) -> None:
 @on_all_architectures
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernels_compute_with_integers(kernel: Kernel, arch: str) -> None:
-    """Numba compares 64 bits without a sign and 64 with one as floats: no kernel asks it to."""
+    """Numba compares 64 bits without a sign and 64 with one as floats: no kernel does that."""
     assert [] == re.findall(r"\.f(?:16|32|64)\b", compiled(kernel, arch))
 
 

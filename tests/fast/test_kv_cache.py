@@ -33,7 +33,7 @@ def make_config(
 
 
 def test_allocates_on_a_device() -> None:
-    """The tensors are on the device asked for."""
+    """The tensors are on the device requested."""
     raws = fast._allocate_kv_cache(make_config((["a"], FULL), tensors=[(7, ["a"])]), "meta")
     assert torch.device("meta") == raws["a"].device
 

@@ -15,13 +15,13 @@ class Backend:
 
     def __init__(self, order: Any = None) -> None:  # noqa: ANN401  (wrong ones too)
         self.order = order
-        self.asked: list[tuple[int, ...]] = []
+        self.calls: list[tuple[int, ...]] = []
 
     def get_kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
         """Return the logical shape."""
-        self.asked.append((num_blocks, block_size, num_kv_heads, head_size))
+        self.calls.append((num_blocks, block_size, num_kv_heads, head_size))
         return (2, num_blocks, block_size, num_kv_heads, head_size)
 
     def get_kv_cache_stride_order(self) -> tuple[int, ...]:

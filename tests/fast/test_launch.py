@@ -60,7 +60,7 @@ def test_blocks_are_counted_as_they_are(
 def test_a_simulated_block_is_no_larger_than_the_kernels(
     recorded: list[tuple[object, ...]], recorder: Callable[..., None]
 ) -> None:
-    """A kernel that asks for few threads gets no more from a simulator."""
+    """A kernel launched with few threads gets no more from a simulator."""
     with simulated_by(recorder, threads=1000):
         launch_blocks(KERNEL, 1, 1)
     assert recorded[0][2] == 64

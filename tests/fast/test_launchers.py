@@ -106,7 +106,7 @@ def test_the_environment_names_a_launcher(
 ) -> None:
     """The one that is named serves, whatever the versions are."""
     monkeypatch.setenv("FAST_LAUNCHER", name)
-    monkeypatch.setattr(direct_launch, "check_installed", lambda: pytest.fail("was asked"))
+    monkeypatch.setattr(direct_launch, "check_installed", lambda: pytest.fail("was called"))
     launch_on_gpu(*ARGS)
     assert [(name, "launches", *ARGS)] == launches
 

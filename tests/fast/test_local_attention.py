@@ -76,7 +76,7 @@ def test_results_are_new(make_batch: Make) -> None:
 
 
 def test_lengths_in_any_mode(make_batch: Make) -> None:
-    """Fields of unlike lengths are refused before anyone reads past an end."""
+    """Fields of different lengths are refused before anyone reads past an end."""
     with fast.checks(enabled=False):
         with pytest.raises(ValueError, match="seq_lens_cpu has 1 entries, expected 2"):
             make_virtual(4, make_batch([1, 1], [0, 0], seq_lens_cpu=int32([1])), 2)

@@ -13,7 +13,7 @@ ROOT = Path(fast.__file__).parent
 OUTSIDE = sorted(
     path for path in ROOT.rglob("*.py") if "_native" not in path.relative_to(ROOT).parts
 )
-COMPARED = {"direct_launch.py", "kv_views.py", "outputs.py", "row_moves.py"}
+COMPARED = {"direct_launch.py", "kv_views.py", "out_checks.py", "row_moves.py"}
 """Where an address is read on whatever device, but nothing there: for a kernel's launch, to see how
 memory is aligned or whether it overlaps."""
 

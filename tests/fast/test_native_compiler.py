@@ -147,8 +147,8 @@ def load(path: Path) -> Compiled[[int], int]:
 
 @pytest.mark.usefixtures("_new_warnings")
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-@pytest.mark.parametrize("kept", [0, 1, 20, 0.5, -1])
-def test_damaged_cache(tmp_path: Path, suffix: str, kept: float) -> None:
+@pytest.mark.parametrize("length", [0, 1, 20, 0.5, -1])
+def test_damaged_cache(tmp_path: Path, suffix: str, length: float) -> None:
     """A truncated entry of numba's cache costs compiling and a warning, which names the folder."""
     path = tmp_path / "loops.py"
     path.write_text(TRIPLE)
@@ -156,7 +156,9 @@ def test_damaged_cache(tmp_path: Path, suffix: str, kept: float) -> None:
     assert load(path).run(2) == 6  # from the cache
     (entry,) = (tmp_path / "__pycache__").glob(f"*.{suffix}")
     written = entry.read_bytes()
-    entry.write_bytes(written[: int(kept * len(written)) if isinstance(kept, float) else kept])
+    entry.write_bytes(
+        written[: int(length * len(written)) if isinstance(length, float) else length]
+    )
     with pytest.warns(UncachedWarning, match=str(tmp_path / "__pycache__")):
         assert load(path).run(2) == 6
     with warnings.catch_warnings():  # once for each folder
@@ -226,7 +228,7 @@ def _read_ahead(array: Int64s, at: int) -> int:
 @pytest.mark.parametrize("at", [0, 7, 8, -1, 2**40, -(2**62)])
 @pytest.mark.parametrize("checked", [False, True])
 def test_what_is_fetched_ahead_may_be_nowhere(at: int, checked: bool) -> None:
-    """No element that a loop has fetched is asked for its bounds, and none changes."""
+    """Elements that a loop has read are not bounds-checked again, and do not change."""
     memory = np.arange(8)
     with fast.checks(checked):
         assert _read_ahead(memory, at) == 28

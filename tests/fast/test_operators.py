@@ -137,7 +137,7 @@ def function_of(name: str) -> Callable[..., torch.Tensor]:
 
 
 def check_same(expected: torch.Tensor, actual: torch.Tensor) -> None:
-    """Refuse a tensor that is unlike what was expected; a NaN is like a NaN."""
+    """Refuse a tensor that differs what was expected; a NaN is like a NaN."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     assert expected.requires_grad == actual.requires_grad
     assert actual.is_contiguous()
@@ -152,12 +152,12 @@ def compiled(function: Callable[..., torch.Tensor], **options: object) -> Any:  
 def test_opcheck(
     name: str, args: tuple[Any, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schema, autograd, fake version and graph of each operator are what torch asks for."""
+    """Schema, autograd, fake version and graph of each operator are what torch requires."""
     equal = functools.partial(torch.testing.assert_close, equal_nan=True)  # NaN is scattered
     monkeypatch.setattr(torch.testing, "assert_close", equal)
-    told = torch.library.opcheck(getattr(OPERATORS, name), args, options)
-    assert {"SUCCESS"} == set(told.values())
-    assert 4 == len(told)
+    results = torch.library.opcheck(getattr(OPERATORS, name), args, options)
+    assert {"SUCCESS"} == set(results.values())
+    assert 4 == len(results)
 
 
 @pytest.mark.usefixtures("path")
@@ -373,7 +373,7 @@ def test_refused_when_the_graph_runs(
 
 
 def test_checked_mode_in_a_graph() -> None:
-    """Checked mode is asked for when a graph runs, whatever it was when the graph was made."""
+    """Checked mode is requested when a graph runs, whatever it was when the graph was made."""
     graphs = Graphs()
     graph = compiled(lambda x: fast.compute_slot_mapping(TABLE, STARTS, x, 2), backend=graphs)
     positions = torch.tensor([1, 2, 3, 30])

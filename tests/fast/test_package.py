@@ -33,7 +33,7 @@ start = time.process_time()
 import fast
 seconds = time.process_time() - start
 from fast._native.compiler import COMPILED
-told = {
+probed = {
     "seconds": seconds,
     "numba": "numba" in sys.modules,
     "dynamo": "torch._dynamo" in sys.modules,
@@ -42,19 +42,19 @@ told = {
 }
 table = torch.tensor([[5, 9]], dtype=torch.int32)
 starts = torch.tensor([0, 3], dtype=torch.int32)
-told["slots"] = fast.compute_slot_mapping(table, starts, torch.arange(1, 4), 2).tolist()
+probed["slots"] = fast.compute_slot_mapping(table, starts, torch.arange(1, 4), 2).tolist()
 fast.warmup()
 try:
     fast.launchers.load(fast.kernels.cuda.KERNELS[0], 0)
 except ImportError as error:
-    told["error"] = str(error)
-print(json.dumps(told))
+    probed["error"] = str(error)
+print(json.dumps(probed))
 """
 
 
 @pytest.fixture(scope="module")
-def told() -> Any:  # noqa: ANN401  (what JSON holds)
-    """Import `fast` in a fresh process and return what that told."""
+def probed() -> Any:  # noqa: ANN401  (what JSON holds)
+    """Import `fast` in a fresh process and return what that probed."""
     run = subprocess.run(  # noqa: S603  (this file's own script)
         [sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, check=False
     )
@@ -62,27 +62,27 @@ def told() -> Any:  # noqa: ANN401  (what JSON holds)
     return json.loads(run.stdout)
 
 
-def test_imports_in_no_time(told: dict[str, Any]) -> None:
+def test_imports_in_no_time(probed: dict[str, Any]) -> None:
     """`import fast` takes at most 0.3 s on top of torch, and imports neither numba nor Dynamo."""
-    assert told["seconds"] < 0.3
-    assert not told["numba"]
-    assert not told["dynamo"]
+    assert probed["seconds"] < 0.3
+    assert not probed["numba"]
+    assert not probed["dynamo"]
 
 
-def test_imports_compile_nothing(told: dict[str, Any]) -> None:
+def test_imports_compile_nothing(probed: dict[str, Any]) -> None:
     """No loop and no kernel is compiled at import."""
-    assert told["compiled"] == []
-    assert told["loaded"] == []
+    assert probed["compiled"] == []
+    assert probed["loaded"] == []
 
 
-def test_host_path_without_numba_cuda(told: dict[str, Any]) -> None:
+def test_host_path_without_numba_cuda(probed: dict[str, Any]) -> None:
     """The host path works where numba-cuda cannot be imported; hypothesis is not needed."""
-    assert told["slots"] == [11, 18, 19]
+    assert probed["slots"] == [11, 18, 19]
 
 
-def test_device_path_without_numba_cuda(told: dict[str, Any]) -> None:
+def test_device_path_without_numba_cuda(probed: dict[str, Any]) -> None:
     """A kernel then says what to install."""
-    assert told["error"].startswith("kernels need numba-cuda: pip install kvtwin[cuda]")
+    assert probed["error"].startswith("kernels need numba-cuda: pip install kvtwin[cuda]")
 
 
 def imports_of(path: Path) -> set[str]:

@@ -30,7 +30,7 @@ class Mark:
 
 
 class FakeStream:
-    """Stands for a stream, which copies when it is told to: it reads what is pinned then."""
+    """A fake stream that copies on demand: it reads what is pinned at that time."""
 
     def __init__(self, *_: object) -> None:
         self.num_pinned: list[int] = []
@@ -51,7 +51,7 @@ class FakeStream:
         return there
 
     def mark(self, event: Mark | None) -> Mark:
-        """Put an event behind the last copy."""
+        """Put an event after the last copy."""
         event = event or Mark(self)
         event.number = self.num_put
         return event
@@ -86,9 +86,9 @@ class RingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(pinned, "LEAST_BYTES", 32)
-        self.patch.setattr(pinned, "MOST_BYTES", 512)
-        self.patch.setattr(pinned, "MOST_BUFFERS", 3)
+        self.patch.setattr(pinned, "MIN_BYTES", 32)
+        self.patch.setattr(pinned, "MAX_BYTES", 512)
+        self.patch.setattr(pinned, "MAX_BUFFERS", 3)
         self.stream = FakeStream()
         self.ring = Ring(self.stream)
         self.sent: list[tuple[np.ndarray, torch.Tensor]] = []
@@ -103,11 +103,11 @@ class RingMachine(RuleBasedStateMachine):
         array = make(size, dtype, start=len(self.sent))
         if columns is not None:
             array = np.stack([array] * columns, axis=1)
-        wanted = array.copy()
+        expected = array.copy()
         there = self.ring.send(array)
-        assert wanted.shape == tuple(there.shape)
+        assert expected.shape == tuple(there.shape)
         array[:] = 77
-        self.sent.append((wanted, there))
+        self.sent.append((expected, there))
 
     @rule(num_copies=st.integers(1, 5))
     def end(self, num_copies: int) -> None:
@@ -125,8 +125,8 @@ class RingMachine(RuleBasedStateMachine):
         """Let all copies end, and compare."""
         self.patch.undo()
         self.stream.run(len(self.stream.waiting))
-        for wanted, there in self.sent:
-            assert torch.equal(torch.from_numpy(wanted), there)
+        for expected, there in self.sent:
+            assert torch.equal(torch.from_numpy(expected), there)
 
 
 TestRing = RingMachine.TestCase
@@ -140,7 +140,7 @@ def test_a_buffer_whose_copy_has_ended_is_used_again() -> None:
     for dtype in ("int32", "int64", "int32"):
         ring.send(make(9, dtype))
         stream.run(1)
-    assert [pinned.LEAST_BYTES] == stream.num_pinned
+    assert [pinned.MIN_BYTES] == stream.num_pinned
 
 
 def test_a_buffer_on_its_way_is_left_alone() -> None:
@@ -174,9 +174,9 @@ def test_a_huge_array_stays_out_of_the_ring() -> None:
     ring.send(make(1))
     stream.run(1)
     for _ in range(2):
-        ring.send(make(pinned.MOST_BYTES + 1, "uint8"))
+        ring.send(make(pinned.MAX_BYTES + 1, "uint8"))
         stream.run(1)
-    assert [pinned.LEAST_BYTES, *[pinned.MOST_BYTES + 1] * 2] == stream.num_pinned
+    assert [pinned.MIN_BYTES, *[pinned.MAX_BYTES + 1] * 2] == stream.num_pinned
     assert 1 == len(ring._buffers)
 
 
@@ -184,10 +184,10 @@ def test_when_too_many_are_on_their_way_torch_allocates() -> None:
     """A full ring keeps no more; each further copy has memory of its own."""
     stream = FakeStream()
     ring = Ring(stream)
-    for _ in range(pinned.MOST_BUFFERS + 2):
+    for _ in range(pinned.MAX_BUFFERS + 2):
         ring.send(make(9))
-    assert pinned.MOST_BUFFERS == len(ring._buffers)
-    assert pinned.MOST_BUFFERS + 2 == len(stream.num_pinned)
+    assert pinned.MAX_BUFFERS == len(ring._buffers)
+    assert pinned.MAX_BUFFERS + 2 == len(stream.num_pinned)
 
 
 def test_a_call_that_is_broken_off_loses_its_buffer() -> None:
@@ -230,7 +230,7 @@ def test_a_call_inside_another() -> None:
     assert [*range(9)] == outer.tolist()
 
 
-def test_what_graphs_read_is_kept() -> None:
+def test_buffers_of_graphs_stay_alive() -> None:
     """Memory for graphs is pinned beforehand, in pieces that never meet."""
     stream = FakeStream()
     reserve = Reserve(stream.pin)
@@ -328,10 +328,10 @@ def test_each_thread_has_its_rings(gpus: Gpus) -> None:
 
 def test_rings_of_streams_that_come_and_go(gpus: Gpus) -> None:
     """A thread forgets the ring that it made first when it uses too many streams."""
-    for handle in range(pinned.MOST_RINGS + 3):
+    for handle in range(pinned.MAX_RINGS + 3):
         gpus.handles[0] = handle
         send(0)
-    assert [(0, handle) for handle in range(3, pinned.MOST_RINGS + 3)] == list(pinned._THREAD.rings)
+    assert [(0, handle) for handle in range(3, pinned.MAX_RINGS + 3)] == list(pinned._THREAD.rings)
 
 
 def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
@@ -345,9 +345,9 @@ def test_a_captured_upload_has_memory_for_good(gpus: Gpus) -> None:
     ring, graph, other_graph, ring_again = (place[2] for place in gpus.copied)
     assert ring == ring_again
     assert 3 == len({ring, graph, other_graph})
-    kept = pinned._RESERVE._kept
-    assert [graph, other_graph] == [memory.data_ptr() for memory in kept]
-    assert [3, 4, 5, 6] == kept[0][:32].view(torch.int64).tolist()
+    reserved = pinned._RESERVE._kept
+    assert [graph, other_graph] == [memory.data_ptr() for memory in reserved]
+    assert [3, 4, 5, 6] == reserved[0][:32].view(torch.int64).tolist()
 
 
 def test_arrays_in_any_order(gpus: Gpus) -> None:
@@ -367,16 +367,16 @@ def test_upload_to_the_cpu_copies_nothing() -> None:
 
 def test_without_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pinned memory the copy is torch's affair."""
-    asked: list[tuple[Any, ...]] = []
+    uploads: list[tuple[Any, ...]] = []
 
     def note(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool) -> str:
-        asked.append((tensor.tolist(), device, non_blocking))
+        uploads.append((tensor.tolist(), device, non_blocking))
         return "there"
 
     monkeypatch.setattr(torch.Tensor, "to", note)
     device = torch.device("cuda", 1)
     assert "there" == upload(make(2), device, pin_memory=False)
-    assert [([0, 1], device, True)] == asked
+    assert [([0, 1], device, True)] == uploads
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])

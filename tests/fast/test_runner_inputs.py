@@ -61,7 +61,7 @@ def test_what_a_runner_hands_over(
 
 
 def test_layer_names_that_cannot_be_keys(step: dict[str, Any]) -> None:
-    """Unchecked, a name that is no str is refused by its place when it is to be a key."""
+    """Unchecked, a name that is not a str is refused by its place when it is to be a key."""
     groups = [SimpleNamespace(layer_names=["a"]), SimpleNamespace(layer_names=["b", ["c"]])]
     config = SimpleNamespace(kv_cache_groups=groups)
     message = r"^kv_cache_groups\[1\]\.layer_names\[1\] must be a str, got list$"

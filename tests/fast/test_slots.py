@@ -87,9 +87,9 @@ def test_flat_holds_a_view(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_positions_that_wrap_around() -> None:
-    """Positions one behind another past 2**63 are not taken for a run: nothing else is read."""
-    most = 2**63 - 1
-    positions = torch.tensor([most, -most - 1, -most])
+    """Positions one after another past 2**63 are not taken for a run: nothing else is read."""
+    maximum = 2**63 - 1
+    positions = torch.tensor([maximum, -maximum - 1, -maximum])
     table = int32([[5, 9], [77, 88]])[:1]
     assert [-1] * 3 == fast.compute_slot_mapping(table, int32([0, 3]), positions, 1).tolist()
     tables = fast.BlockTables([1], 1, 4, 4, "cpu", pin_memory=False)

@@ -15,7 +15,7 @@ import sys
 
 
 def is_inherited(file: int) -> bool:
-    """Tell whether an open file was given to this process."""
+    """Return whether an open file was given to this process."""
     try:
         return os.get_inheritable(file)
     except OSError:  # /dev/fd itself was read with it

@@ -1,4 +1,4 @@
-"""Makes `on_gpu`, which stands beside the tests, importable: tests are no package."""
+"""Makes `on_gpu`, which is next to the tests, importable: tests are no package."""
 
 from __future__ import annotations
 

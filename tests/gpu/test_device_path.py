@@ -37,7 +37,7 @@ class Step:
         self.positions = torch.tensor(self.lens, device="cuda") - 1
 
     def append(self) -> None:
-        """Give every request its blocks anew."""
+        """Give every request its blocks again."""
         ends, ids = [], []
         for size in self.tables.block_sizes:
             counts = [-(-length // size) for length in self.lens]
@@ -189,7 +189,7 @@ def test_no_call_waits_for_the_device(step: Step, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
-    """A call on a side stream goes behind a long wait there, and returns before it has ended."""
+    """A call on a side stream goes after a long wait there, and returns before it has ended."""
     call = calls(step)[name]
     call()
     torch.cuda.synchronize()
@@ -200,11 +200,11 @@ def test_calls_run_on_a_side_stream(step: Step, name: str) -> None:
 
 def test_a_new_thread_launches(step: Step) -> None:
     """A thread in which nothing has called CUDA yet, and so without a context, launches too."""
-    wanted = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
+    reference_tensor = step.tables.gather_block_tables(step.idx_mapping)[0].clone()
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as pool:
         tables = pool.submit(step.tables.gather_block_tables, step.idx_mapping).result()
-    assert torch.equal(wanted, tables[0])
+    assert torch.equal(reference_tensor, tables[0])
 
 
 WARM_AND_CAPTURE = """
@@ -235,8 +235,8 @@ def test_a_replayed_gather_reads_the_new_mapping(step: Step) -> None:
         got = table.clone()
         torch.cuda.synchronize()
         fresh = Step()
-        wanted = fresh.tables.gather_block_tables(step.idx_mapping)[0]
-        assert torch.equal(wanted, got)
+        reference_tensor = fresh.tables.gather_block_tables(step.idx_mapping)[0]
+        assert torch.equal(reference_tensor, got)
     step.idx_mapping.copy_(torch.arange(NUM_REQS))
 
 
@@ -262,8 +262,8 @@ def test_replayed_slot_mapping_writes_its_out(step: Step) -> None:
     )
     out.fill_(77)
     graph.replay()
-    wanted = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
-    assert torch.equal(wanted, out[:NUM_REQS])
+    reference_tensor = fast.compute_slot_mapping(table, step.starts, step.positions, BLOCK_SIZE)
+    assert torch.equal(reference_tensor, out[:NUM_REQS])
     assert out[NUM_REQS:].eq(fast.PAD_SLOT_ID).all()
 
 
@@ -277,7 +277,7 @@ def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
         lambda: fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
     )
     batch.block_table_tensor.mul_(3)
-    wanted = fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
+    reference_tensor = fast.make_local_attention_virtual_batches(64, batch, BLOCK_SIZE)
     for _ in range(100):
         fast.make_local_attention_virtual_batches(32, batch, BLOCK_SIZE)
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_replayed_local_attention_reads_the_new_blocks(step: Step) -> None:
         graph.replay()
         torch.cuda.synchronize()
         for name in ("query_start_loc", "seq_lens", "block_table_tensor"):
-            assert torch.equal(getattr(wanted, name), getattr(local, name)), name
+            assert torch.equal(getattr(reference_tensor, name), getattr(local, name)), name
 
 
 def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
@@ -297,13 +297,13 @@ def test_replayed_micro_batches_are_those_of_the_capture(step: Step) -> None:
         fast.UBatchSlice(slice(32, 64), slice(32, 64)),
     ]
     graph, parts = captured(lambda: fast.split_attn_metadata(halves, batch))
-    wanted = fast.split_attn_metadata(halves, batch)
+    reference_tensor = fast.split_attn_metadata(halves, batch)
     for part in parts:
         part.query_start_loc.fill_(77)
         part.seq_lens.fill_(77)
     graph.replay()
     torch.cuda.synchronize()
-    for expected, part in zip(wanted, parts, strict=True):
+    for expected, part in zip(reference_tensor, parts, strict=True):
         for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
             assert torch.equal(getattr(expected, name), getattr(part, name)), name
 
@@ -329,11 +329,11 @@ def test_replayed_rows_move(move: Callable[[fast.BlockTables], None], rows: list
     """A captured mover of rows does at a replay what it does when it is called."""
     step = Step()
     mapping = torch.tensor(rows, dtype=torch.int32, device="cuda")
-    wanted = step.tables.gather_block_tables(mapping)[0].clone()
+    reference_tensor = step.tables.gather_block_tables(mapping)[0].clone()
     graph, _ = captured(lambda: move(step.tables))
     step.append()  # all rows as they were at first
     graph.replay()
-    assert torch.equal(wanted, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
+    assert torch.equal(reference_tensor, step.tables.gather_block_tables(step.idx_mapping[:3])[0])
 
 
 def test_a_compiled_step_gives_the_same(step: Step) -> None:

@@ -9,7 +9,7 @@ import torch
 from on_gpu import call_behind_a_wait, captured, no_waiting
 
 import fast
-from fast import current, direct_launch
+from fast import current_stream, direct_launch
 from fast.kernels.cuda import KERNELS
 from fast.launchers import LAUNCHERS, launched_by, load
 from tools.bench.device import host_cost_us
@@ -88,11 +88,11 @@ def test_rows_of_bytes(launcher: str) -> None:
 
 def test_torchs_private_names() -> None:
     """The cheap private names say what the public ones say."""
-    assert torch.cuda.current_device() == current.current_device()
+    assert torch.cuda.current_device() == current_stream.current_device()
     stream = torch.cuda.Stream()
     for one in (torch.cuda.current_stream(), stream):
         with torch.cuda.stream(one):
-            assert one.cuda_stream == current.current_stream(torch.cuda.current_device())
+            assert one.cuda_stream == current_stream.current_stream(torch.cuda.current_device())
 
 
 def test_who_launches_here() -> None:

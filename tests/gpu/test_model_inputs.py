@@ -26,8 +26,8 @@ Function: TypeAlias = Callable[[Tensors, Tensors], Tensors]
 NUM_REQS, NUM_PLACEHOLDERS, NUM_EMBEDS = 64, 500, 321
 
 
-def make_wanted(seed: int) -> Tensors:
-    """Make starts, lengths, blocks and slots of a batch, and one or two wanted tokens of each."""
+def fast_prefill_metadata(seed: int) -> Tensors:
+    """Make starts, lengths, blocks and slots of a batch, and one or two logits indices of each."""
     draw = torch.Generator().manual_seed(seed)
     query_lens = torch.randint(2, 40, (NUM_REQS,), generator=draw)
     starts = torch.cat([torch.zeros(1), query_lens.cumsum(0)]).int()
@@ -37,8 +37,8 @@ def make_wanted(seed: int) -> Tensors:
     return [starts, seq_lens, table, torch.arange(NUM_REQS * 40), indices.long()]
 
 
-def cut_to_wanted(inputs: Tensors, host: Tensors) -> Tensors:
-    """Cut a batch to its wanted tokens."""
+def cut_to_logits_tokens(inputs: Tensors, host: Tensors) -> Tensors:
+    """Cut a batch to its tokens with logits."""
     starts, seq_lens, table, slots, indices = inputs
     query_lens = host[0].diff()
     metadata = fast.CommonAttentionMetadata(
@@ -108,7 +108,10 @@ def reshape(inputs: Tensors, _host: Tensors) -> Tensors:
 
 
 FUNCTIONS: dict[str, tuple[Callable[[int], Tensors], Function]] = {
-    "make_kv_sharing_fast_prefill_common_attn_metadata": (make_wanted, cut_to_wanted),
+    "make_kv_sharing_fast_prefill_common_attn_metadata": (
+        fast_prefill_metadata,
+        cut_to_logits_tokens,
+    ),
     "compute_causal_conv1d_metadata": (make_starts, list_programs),
     "scatter_mm_placeholders": (make_rows, scatter),
     "gather_mm_placeholders": (make_rows, gather),
@@ -132,10 +135,10 @@ def to_gpu(tensors: Tensors) -> Tensors:
 def assert_same_bits(expected: Tensors, got: Tensors) -> None:
     """Compare tensors, wherever they are, bit by bit."""
     assert len(expected) == len(got)
-    for wanted, tensor in zip(expected, got, strict=True):
-        assert (wanted.dtype, wanted.shape) == (tensor.dtype, tensor.shape)
+    for reference_tensor, tensor in zip(expected, got, strict=True):
+        assert (reference_tensor.dtype, reference_tensor.shape) == (tensor.dtype, tensor.shape)
         there = tensor.cpu().contiguous()
-        assert torch.equal(wanted.contiguous().view(torch.uint8), there.view(torch.uint8))
+        assert torch.equal(reference_tensor.contiguous().view(torch.uint8), there.view(torch.uint8))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -195,7 +198,7 @@ def test_no_call_waits_for_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_run_on_a_side_stream(name: str) -> None:
-    """A call on a side stream, behind a long wait there, sees what was written there before it."""
+    """A call on a side stream, after a long wait there, sees what was written there before it."""
     make, function = FUNCTIONS[name]
     host, new_host = make(0), make(1)
     inputs, old_inputs, new_inputs = to_gpu(host), to_gpu(host), to_gpu(new_host)
@@ -220,7 +223,7 @@ def test_a_replay_reads_the_new_values(name: str) -> None:
     """A captured call computes at each replay what it should of the inputs as they are then.
 
     These functions have no `out=`: what they allocate during a capture comes from the graph's own
-    pool, so the captured result, which each replay writes anew, can be read after it. The host
+    pool, so the captured result, which each replay writes again, can be read after it. The host
     halves are those of the capture; what is on the device follows its inputs.
     """
     make, function = FUNCTIONS[name]

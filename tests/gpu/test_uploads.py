@@ -10,7 +10,7 @@ import torch
 from on_gpu import captured, no_waiting
 
 from fast import pinned
-from fast.pinned import MOST_BUFFERS, MOST_BYTES, upload
+from fast.pinned import MAX_BUFFERS, MAX_BYTES, upload
 from tools.bench.device import SLEEP_CYCLES, host_cost_us
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -29,7 +29,7 @@ def make(number: int, size: int = 1000) -> np.ndarray:
     return np.arange(size, dtype=np.int64) + 10_000 * number
 
 
-@pytest.mark.parametrize("num_uploads", [3, 4 * MOST_BUFFERS])
+@pytest.mark.parametrize("num_uploads", [3, 4 * MAX_BUFFERS])
 def test_many_uploads_behind_a_long_wait(num_uploads: int) -> None:
     """Buffers whose copies have not begun yet are not written again, in a full ring neither."""
     for round_number in range(3):
@@ -44,7 +44,7 @@ def test_many_uploads_behind_a_long_wait(num_uploads: int) -> None:
 
 def test_uploads_of_all_sizes() -> None:
     """Arrays of any size arrive, those larger than a ring's buffers too."""
-    sizes = [0, 1, 511, 513, 100_000, MOST_BYTES // 8, MOST_BYTES // 8 + 1, 3, 0, 2000]
+    sizes = [0, 1, 511, 513, 100_000, MAX_BYTES // 8, MAX_BYTES // 8 + 1, 3, 0, 2000]
     there = [send(make(number, size)) for number, size in enumerate(sizes)]
     for number, (size, tensor) in enumerate(zip(sizes, there, strict=True)):
         assert torch.equal(torch.from_numpy(make(number, size)), tensor.cpu())
@@ -93,7 +93,7 @@ def test_an_upload_waits_for_nothing() -> None:
 def test_a_replay_brings_what_was_captured() -> None:
     """A captured upload brings at each replay what the array held, whatever was sent since."""
     graph, there = captured(lambda: send(make(5)))
-    for number in range(3 * MOST_BUFFERS):
+    for number in range(3 * MAX_BUFFERS):
         send(make(number + 100))
     for _ in range(2):
         there.fill_(77)
@@ -136,7 +136,7 @@ def test_uploads_while_another_thread_captures() -> None:
 
         def send_some() -> list[torch.Tensor]:
             with torch.cuda.stream(stream):
-                return [send(make(number)) for number in range(MOST_BUFFERS)]
+                return [send(make(number)) for number in range(MAX_BUFFERS)]
 
         for _ in range(2):  # the ring is full, the memory on the GPU is torch's by now
             pool.submit(send_some).result()

@@ -124,7 +124,7 @@ def test_refusals_of_reads(
     error: type[Exception],
     message: str,
 ) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     batch = make_batch([2, 0], [1, 5], **changes)
     with pytest.raises(error) as caught:
         kv_reads(batch, **({"block_size": 2} | kwargs))

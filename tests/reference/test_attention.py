@@ -82,7 +82,7 @@ def test_heads_use_the_keys_of_their_group() -> None:
 
 
 def test_what_is_masked_is_not_touched() -> None:
-    """NaN and infinity behind the mask leave no trace; a query that sees nothing gives 0."""
+    """NaN and infinity after the mask leave no trace; a query that sees nothing gives 0."""
     k = np.array([[[1.0]], [[np.nan]], [[np.inf]]])
     mask = np.array([[True, False, False], [False, False, False]])
     output, lse = dense_attention(np.ones((2, 1, 1)), k, k, mask)
@@ -160,7 +160,7 @@ def test_paged_attention_by_hand(make_batch: BatchMaker) -> None:
     ("window", "means"), [(1, [2, 6]), (2, [1.5, 4]), (3, [1.5, 3]), (2**31 - 1, [1.5, 3])]
 )
 def test_sliding_windows_by_hand(make_batch: BatchMaker, window: int, means: list[float]) -> None:
-    """A window counts a token's own position; what lies behind it is not looked up."""
+    """A window counts a token's own position; what comes after it is not looked up."""
     batch = make_batch([2], [1], block_table_tensor=np.array([[4, 1]], np.int32))
     cache = np.zeros((2, 5, 2, 1, 1))
     cache[1, 4, :, 0, 0], cache[1, 1, 0] = (1, 2), 6

@@ -74,7 +74,7 @@ MASK = np.ones((3, 5), np.bool_)
 def test_refusals_of_dense_attention(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with pytest.raises(error) as caught:
         dense_attention(**({"q": Q, "k": K, "v": K, "mask": MASK} | changes))
     assert message == str(caught.value)
@@ -177,7 +177,7 @@ def test_refusals_of_paged_attention(
     error: type[Exception],
     message: str,
 ) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     batch = make_batch([2, 0], [1, 5], **changes)
     with pytest.raises(error) as caught:
         paged_attention(**({"q": Q[:2], "kv_cache": CACHE, "metadata": batch} | arguments))
@@ -200,7 +200,7 @@ def test_refusals_of_paged_attention(
 def test_refusals_of_merging(
     outputs: Array, lses: object, error: type[Exception], message: str
 ) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with pytest.raises(error) as caught:
         merge_attention_states(outputs, lses)
     assert message == str(caught.value)
@@ -258,7 +258,7 @@ NEW = np.ones((3, 1, 4))
     ],
 )
 def test_refusals_of_writes(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    """Each precondition broken in turn is refused, in these words, and nothing is written."""
+    """Each violated precondition is refused with its message, and nothing is written."""
     cache = CACHE.copy()
     arguments = {"key": NEW, "value": NEW, "kv_cache": cache, "slot_mapping": np.array([1, 2, -1])}
     with pytest.raises(error) as caught:

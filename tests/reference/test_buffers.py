@@ -14,7 +14,7 @@ def make(*size: int, dtype: object = np.int32) -> CpuGpuBuffer:
 
 
 def test_one_array_under_three_names() -> None:
-    """It is zeroed, has the size and dtype asked for, and is one array."""
+    """It is zeroed, has the size and dtype requested, and is one array."""
     buffer = make(3, 2)
     assert [[0, 0]] * 3 == buffer.cpu.tolist()
     assert buffer.cpu.dtype == np.int32
@@ -26,6 +26,6 @@ def test_one_array_under_three_names() -> None:
     "dtype", [int, "int32", np.integer, np.object_, np.dtype(">i4"), np.str_, None, 5]
 )
 def test_refusals_of_dtypes(dtype: object) -> None:
-    """What is no dtype, or none that torch has, is a TypeError."""
+    """What is not a dtype, or none that torch has, is a TypeError."""
     with pytest.raises(TypeError, match=r"^dtype must be a supported dtype, got "):
         make(2, dtype=dtype)

@@ -14,5 +14,5 @@ def test_both_starts_are_arrays_of_their_own(
 ) -> None:
     """The starts on the device and on the CPU are not one object, as they could be in `fast`."""
     batch = make_batch([3, 2], [0, 0], logits_indices_padded=np.array([2]), num_logits_indices=1)
-    wanted = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
-    assert wanted.query_start_loc is not wanted.query_start_loc_cpu
+    expected = make_kv_sharing_fast_prefill_common_attn_metadata(batch)
+    assert expected.query_start_loc is not expected.query_start_loc_cpu

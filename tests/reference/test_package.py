@@ -15,7 +15,7 @@ import pytest
 import reference.backend
 import reference.block_table
 import reference.fast_prefill
-import reference.invariants
+import reference.metadata_validation
 import reference.multimodal
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(reference.__path__))
@@ -60,10 +60,10 @@ def test_doctests(name: str) -> None:
 
 def test_every_field_of_a_metadata_is_checked() -> None:
     """No field of a metadata is forgotten by those who check it."""
-    checked = set(reference.invariants._CHECKS)
+    checked = set(reference.metadata_validation._CHECKS)
     fields = dataclasses.fields(reference.CommonAttentionMetadata)
     assert {field.name for field in fields} == checked
-    assert set(reference.invariants._OPTIONAL) < checked
+    assert set(reference.metadata_validation._OPTIONAL) < checked
 
 
 MODULES_OF_THE_FIELD = {

@@ -1,4 +1,4 @@
-"""Where tokens stand in the cache: `compute_slot_mapping` and `map_to_kernel_blocks`."""
+"""Where tokens are in the cache: `compute_slot_mapping` and `map_to_kernel_blocks`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 checks every file against DIR's own schema.json, and what a schema cannot say: that arrays have the
 shapes that they tell, inside their memories, of elements that their dtypes have, that references
-lead to objects that stand before them, that what is listed is there. It prints what it read; the
+lead to objects that be before them, that what is listed is there. It prints what it read; the
 exit status is 0, or 1 with a line for each thing that is wrong.
 """
 
@@ -141,7 +141,7 @@ class Schema:
             raise Wrong(f"{where}: {value!r:.60} is of {held} of {len(rules)} kinds")
 
     def _could_be(self, value: Json, rule: Json) -> bool:
-        """Tell whether the constants of a rule, of which kinds are made, are those of a value."""
+        """Return whether the constants of a rule, of which kinds are made, are those of a value."""
         while "$ref" in rule:
             rule = self.definitions[rule["$ref"].removeprefix("#/$defs/")]
         if "properties" not in rule or not isinstance(value, dict):
@@ -192,7 +192,7 @@ def element_size(dtype: str) -> int:
 
 
 def is_of(value: Json, dtype: str) -> bool:
-    """Tell whether a dtype has an element, exactly."""
+    """Return whether a dtype has an element, exactly."""
     if dtype == "bool":
         return isinstance(value, bool)
     if dtype in PARTS:
@@ -203,7 +203,7 @@ def is_of(value: Json, dtype: str) -> bool:
 
 
 def is_int(value: float | str, dtype: str) -> bool:
-    """Tell whether a dtype of ints has a number, or its decimals."""
+    """Return whether a dtype of ints has a number, or its decimals."""
     if isinstance(value, float):
         return False
     bits = 8 * element_size(dtype)
@@ -212,7 +212,7 @@ def is_int(value: float | str, dtype: str) -> bool:
 
 
 def is_float(value: float | str, dtype: str) -> bool:
-    """Tell whether a dtype of floats has a number, or a word of so many bits."""
+    """Return whether a dtype of floats has a number, or a word of so many bits."""
     if isinstance(value, str):
         return re.fullmatch(f"0x[0-9a-f]{{{2 * element_size(dtype)}}}", value) is not None
     if dtype in SMALL:
@@ -229,7 +229,7 @@ class Case:
     """What a schema cannot say of one file.
 
     Args:
-        document: What stands in it.
+        document: What is in it.
     """
 
     def __init__(self, document: dict[str, Json]) -> None:
@@ -260,7 +260,7 @@ class Case:
                     self.walk(entry, f"{where}.{name}")
 
     def identity(self, node: dict[str, Json], where: str) -> None:
-        """Look at an id, which one object has, and references have behind it."""
+        """Look at an id, which one object has, and references have after it."""
         if "$" not in node or "id" not in node:
             return
         is_known = node["id"] in self.ids
@@ -295,8 +295,8 @@ class Case:
             if not is_of(values, dtype):
                 raise Wrong(f"{where}: {values!r:.60} is no {dtype}")
             return
-        wanted = 0 if 0 in shape else shape[0]
-        if not isinstance(values, list) or len(values) != wanted:
+        expected = 0 if 0 in shape else shape[0]
+        if not isinstance(values, list) or len(values) != expected:
             raise Wrong(f"{where}: values are not of shape {shape}")
         for entry in values:
             self.elements(entry, shape[1:], dtype, where)
@@ -359,7 +359,7 @@ def _unknown_arguments(case: Json, manifest: Json, path: Path) -> list[str]:
     if any("takes_any_keyword" in parameter for parameter in entry["parameters"]):
         return []
     known = {parameter["name"] for parameter in entry["parameters"]}
-    return [f"{path}: {name} is no parameter" for name in case["arguments"] if name not in known]
+    return [f"{path}: {name} is not a parameter" for name in case["arguments"] if name not in known]
 
 
 def main() -> int:

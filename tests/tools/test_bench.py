@@ -1,4 +1,4 @@
-"""The benchmark: what it times is right, what it bounds is judged, what is mistyped is told."""
+"""The benchmark: its results are compared, its bounds checked, its options validated."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_wrong_answer_is_not_timed(spin: Spin, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_wrong_baseline_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit status is 1, and the first wrong answer is told."""
+    """The exit status is 1, and the first wrong answer is reported."""
     baseline = tmp_path / "slow_engine.py"
     baseline.write_text(
         "def get_dcp_local_seq_lens(seq_lens, *_, **__):\n    return seq_lens + 1\n"
@@ -111,11 +111,11 @@ def test_another_baseline_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "baseline: engine; torch.add" in printed
     assert "each function, each scenario" in printed
-    kept = read_record(stored)
-    assert {"get_dcp_local_seq_lens"} == {row.job for row in kept.rows}
-    assert {1, 64, 1024} <= {row.num_reqs for row in kept.rows}
+    read = read_record(stored)
+    assert {"get_dcp_local_seq_lens"} == {row.job for row in read.rows}
+    assert {1, 64, 1024} <= {row.num_reqs for row in read.rows}
     # Held against itself, a run has grown by half only where the machine was disturbed.
-    assert len(kept.rows) == grown(kept, kept)[1]
+    assert len(read.rows) == grown(read, read)[1]
 
 
 def test_batches_are_what_their_kinds_say() -> None:
@@ -140,7 +140,7 @@ def test_a_batch_agrees_with_itself(batch: Batch) -> None:
     assert sorted(batch.arrival.tolist()) == list(range(batch.num_reqs))
 
 
-def test_times_are_told_apart(spin: Spin) -> None:
+def test_different_times_are_distinguished(spin: Spin) -> None:
     """What sleeps for a millisecond takes that, and more than what does nothing."""
     calls = {"short": lambda: None, "long": lambda: time.sleep(1e-3)}
     timings = time_in_turn(calls, spin, num_blocks=3)
@@ -148,7 +148,7 @@ def test_times_are_told_apart(spin: Spin) -> None:
     assert {3} == {timing.num_blocks for timing in timings.values()}
 
 
-def test_scratch_is_told_from_result() -> None:
+def test_scratch_is_distinguished_from_the_result() -> None:
     """What NumPy and torch allocate and let go is scratch, what they hand back is result."""
     import torch  # noqa: PLC0415  # only here
 
@@ -168,11 +168,11 @@ def test_scratch_is_told_from_result() -> None:
     ],
 )
 def test_who_is_behind(fast_us: float, baseline_us: float, behind: bool) -> None:
-    """A function is behind that takes more than 1.1 times as long, and 1 us more."""
+    """A function is after that takes more than 1.1 times as long, and 1 us more."""
     assert behind is is_behind(row(fast_us, baseline_us))
 
 
-def test_bounds_are_judged() -> None:
+def test_bounds_are_checked() -> None:
     """Each bound that does not hold is said not to, and the others are."""
     run = record(
         rows=[row(5.0, 10.0), row(20.0, 10.0)],
@@ -272,11 +272,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
     """A file that is no record is named."""
     path = tmp_path / "run.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"run\.json is (no record|a record of another version)"):
+    with pytest.raises(
+        ValueError, match=r"run\.json is (not a record|a record of another version)"
+    ):
         read_record(path)
 
 
-def test_a_ratio_that_has_grown_by_half_is_told() -> None:
+def test_a_ratio_that_has_grown_by_half_is_reported() -> None:
     """Ratios are compared by function and batch, those of one run alone are not."""
     old = record(rows=[row(1.0, 2.0), row(1.0, 2.0, 64)])
     new = record(rows=[row(1.6, 2.0), row(1.4, 2.0, 64), row(9.0, 1.0, 128)])
@@ -293,8 +295,8 @@ def test_check_fails_where_a_ratio_has_grown(
     arguments = ["--quick", "--functions", "get_dcp_local_seq_lens"]
     main([*arguments, "--json", str(stored)])
     content = json.loads(stored.read_text())
-    for kept in content["rows"]:
-        kept["timings"][BASELINE]["median_us"] *= 100
+    for read in content["rows"]:
+        read["timings"][BASELINE]["median_us"] *= 100
     stored.write_text(json.dumps(content))
     assert main([*arguments, "--check", str(stored)]) == 1
     assert "GROWN: get_dcp_local_seq_lens, decode, 1 requests: " in capsys.readouterr().out
@@ -310,7 +312,7 @@ def test_check_fails_where_a_ratio_has_grown(
         (["--device", "tpu"], "invalid choice: 'tpu'"),
     ],
 )
-def test_what_is_mistyped_is_told_in_one_line(
+def test_an_unknown_name_is_a_one_line_error(
     arguments: list[str], said: str, refusal: Callable[..., str]
 ) -> None:
     """A command line that cannot be used ends with 2 and one line."""

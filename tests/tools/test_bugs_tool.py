@@ -14,8 +14,8 @@ import pytest
 from hypothesis import strategies as st
 
 from conformance.checks import Check
+from conformance.goals import COVERAGE
 from conformance.profiles import Kind
-from conformance.situations import LEDGER
 from conformance.stateful.machine import EngineStateMachine
 from conformance.targets import Target
 from tools.bugs import command_line, evaluation
@@ -158,11 +158,11 @@ def test_runs_of_the_stateful_test_are_counted_once(monkeypatch: pytest.MonkeyPa
     fail = EngineStateMachine._fail
 
     def failing(machine: EngineStateMachine, *args: Any) -> None:  # noqa: ANN401
-        begun.append(LEDGER.examples[entry.function, "host"] - before)
+        begun.append(COVERAGE.examples[entry.function, "host"] - before)
         fail(machine, *args)
 
     monkeypatch.setattr(EngineStateMachine, "_fail", failing)
-    before = LEDGER.examples[entry.function, "host"]
+    before = COVERAGE.examples[entry.function, "host"]
     outcome = command_line.evaluate(entry)
     assert begun[0] == outcome.example
     assert "stateful" == outcome.kind

@@ -111,7 +111,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def ascii_python() -> Iterator[str]:
-    """Return a Python in a locale of ASCII that need not import torch anew."""
+    """Return a Python in a locale of ASCII that need not import torch again."""
     with forking_python(Path(sys.executable), ASCII) as launcher:
         yield launcher
 
@@ -270,7 +270,7 @@ def test_a_lost_ctrl_c_ends_the_conformance_run(tmp_path: Path) -> None:
 
 
 def has_processes(group: int) -> bool:
-    """Tell whether any process of a group is left."""
+    """Return whether any process of a group is left."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -80,7 +80,7 @@ def run(folder: Path, *sections: str, **settings: str) -> Done:
     Args:
         folder: Where commands and logs lie.
         sections: The arguments.
-        settings: Variables; `commands`, further commands to stand in, by name.
+        settings: Variables; `commands`, further commands to be in, by name.
     """
     programs = folder / "bin"
     programs.mkdir()
@@ -91,14 +91,14 @@ def run(folder: Path, *sections: str, **settings: str) -> Done:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     chosen = {"GPU": "H200", "BREAKS": "nothing", "HANGS": "nothing", "OUT": str(folder / "logs")}
-    kept = {name: value for name, value in os.environ.items() if "CUDA" not in name}
+    inherited = {name: value for name, value in os.environ.items() if "CUDA" not in name}
     path = f"{settings.pop('toolkit', folder)}/bin:{programs}:/usr/bin:/bin"
     done = subprocess.run(  # noqa: S603  # our own
         ["/usr/bin/env", "bash", SCRIPT, *sections],
         capture_output=True,
         text=True,
         check=False,
-        env={**kept, "PATH": path, **chosen, **settings},
+        env={**inherited, "PATH": path, **chosen, **settings},
     )
     table = done.stdout.partition("\ngpu_check, ")[2]
     found = re.findall(r"^([\w-]+) +(ok|-|FAILS|TIMEOUT|no GPU) +\d+s  (.*)$", table, re.MULTILINE)
@@ -131,7 +131,7 @@ def test_all_is_shown(tmp_path: Path) -> None:
     assert done.status == 0
 
 
-def test_logs_are_kept_whole(tmp_path: Path) -> None:
+def test_logs_are_complete(tmp_path: Path) -> None:
     """Each command's whole log is in `OUT`, where eight files at most come back from a machine."""
     done = run(tmp_path, sanitizer="yes")
     assert 50 < done.logs["device-path.log"].count("\n")
@@ -165,7 +165,7 @@ def test_a_section_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_carried_packages_stay_on_the_path(tmp_path: Path) -> None:
-    """`PYTHONPATH` keeps what the caller put there, behind the repository."""
+    """`PYTHONPATH` keeps what the caller put there, after the repository."""
     done = run(tmp_path, "versions", PYTHONPATH="/carried:/more")
     assert f"PYTHONPATH {ROOT}:/carried:/more\n" in done.logs["versions.log"]
 
@@ -203,7 +203,7 @@ def test_cuda_home_is_where_nvcc_says_it_is(tmp_path: Path) -> None:
     assert f"CUDA_HOME {toolkit}\n" in done.logs["versions.log"]
 
 
-def test_cuda_home_of_the_caller_is_kept(tmp_path: Path) -> None:
+def test_cuda_home_of_the_caller_is_not_changed(tmp_path: Path) -> None:
     """A `CUDA_HOME` that is set stays."""
     toolkit = make_toolkit(tmp_path / "cuda-13.0")
     done = run(tmp_path, "versions", toolkit=str(toolkit), CUDA_HOME="/opt/mine")
@@ -219,7 +219,7 @@ def test_a_failure_fails(tmp_path: Path) -> None:
 
 
 def test_without_compute_sanitizer(tmp_path: Path) -> None:
-    """Where compute-sanitizer is not installed that is said, and is no failure."""
+    """Where compute-sanitizer is not installed that is said, and is not a failure."""
     if Path("/usr/local/cuda/bin/compute-sanitizer").exists():
         pytest.skip("it is installed here")
     done = run(tmp_path, "sanitizer")

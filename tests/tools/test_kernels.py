@@ -83,7 +83,7 @@ def test_every_kernel_of_fast_compiles_everywhere_without_spills(
 def test_json_says_what_each_kernel_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shows the JSON form, shared memory in it, for the architectures asked for only."""
+    """Shows the JSON form, shared memory in it, for the architectures requested only."""
     assert 0 == run(monkeypatch, [double, reverse], "--json", "--arch", "sm_80")
     report = json.loads(capsys.readouterr().out)
     assert [] == report["failures"]
@@ -212,4 +212,4 @@ def test_what_is_no_architecture_is_refused(arch: str, capsys: pytest.CaptureFix
     """Shows the command line's own check."""
     with pytest.raises(SystemExit, match="2"):
         kernels.main(["--arch", arch])
-    assert f"{arch} is no architecture such as sm_90" in capsys.readouterr().err
+    assert f"{arch} is not an architecture such as sm_90" in capsys.readouterr().err

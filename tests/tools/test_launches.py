@@ -30,27 +30,27 @@ from tools.kernels import find_kernels
 
 DTYPES = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 driver = NoDriver()
-told = {}
+launches = {}
 for kernel in find_kernels():
-    args, wanted = [], []
+    args, expected = [], []
     for number, array in enumerate(kernel.parameters):
         if array is None:
             args.append(-number)
-            wanted.append(-number)
+            expected.append(-number)
             continue
         shape = (3 + number, 5 + number)[: array.num_dims]
         tensor = torch.zeros(shape, dtype=DTYPES[array.item_bytes])
         args.append(tensor)
         strides = [array.item_bytes * stride for stride in tensor.stride()]
-        wanted += [0, 0, tensor.numel(), array.item_bytes, tensor.data_ptr(), *shape, *strides]
+        expected += [0, 0, tensor.numel(), array.item_bytes, tensor.data_ptr(), *shape, *strides]
     launched = {}
     for name in LAUNCHERS:
-        driver.note(len(wanted))
+        driver.note(len(expected))
         with launched_by(name):
             launch_blocks(kernel, 3, 2, *args)
-        launched[name] = driver.last(len(wanted))
-    told[kernel.name] = {"threads": kernel.threads, "wanted": wanted, "launched": launched}
-print(json.dumps(told))
+        launched[name] = driver.last(len(expected))
+    launches[kernel.name] = {"threads": kernel.threads, "expected": expected, "launched": launched}
+print(json.dumps(launches))
 """
 
 
@@ -63,13 +63,13 @@ def run(*arguments: str) -> str:
 
 
 @needs_no_driver
-def test_both_launchers_tell_the_driver_the_same() -> None:
-    """Of every kernel of `fast`, past numba's dispatcher or by it, the driver is told one thing."""
-    told: dict[str, Any] = json.loads(run("-c", SCRIPT))
-    assert len(told) >= 12
-    for kernel, launch in told.items():
-        wanted = [[3, 2, 1], [launch["threads"], 1, 1], 0x6000, launch["wanted"]]
-        assert {"direct": wanted, "numba": wanted} == launch["launched"], kernel
+def test_both_launchers_call_the_driver_alike() -> None:
+    """The driver gets the same arguments from both launchers, for every kernel of `fast`."""
+    launches: dict[str, Any] = json.loads(run("-c", SCRIPT))
+    assert len(launches) >= 12
+    for kernel, launch in launches.items():
+        expected = [[3, 2, 1], [launch["threads"], 1, 1], 0x6000, launch["expected"]]
+        assert {"direct": expected, "numba": expected} == launch["launched"], kernel
 
 
 @needs_no_driver

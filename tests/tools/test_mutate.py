@@ -160,7 +160,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "run_all", refuse)
 
 
-def test_survivors_are_told(evaluated: Evaluated) -> None:
+def test_survivors_are_reported(evaluated: Evaluated) -> None:
     """What no check sees survives, is shown with its diff, and fails the run."""
     assert evaluated.statuses[1] == 1
     out = evaluated.printed[1]
@@ -171,8 +171,8 @@ def test_survivors_are_told(evaluated: Evaluated) -> None:
     assert "clamping: 50.0% of the mutants are killed, expected at least 90.0%" in out
 
 
-def test_what_it_keeps_is_its_own(evaluated: Evaluated) -> None:
-    """All that lies beside the database is one folder, named after it."""
+def test_its_results_are_its_own(evaluated: Evaluated) -> None:
+    """All that lies next to the database is one folder, named after it."""
     build = evaluated.toy.project.root / "build"
     assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
     assert {"source", "reach.json"} <= {path.name for path in (build / "toy.sqlite.kept").iterdir()}
@@ -195,16 +195,16 @@ def test_what_was_cut_short_is_as_none(text: str, tmp_path: Path) -> None:
     """A file of lines that was not written to its end is measured again, and replaced whole."""
     path = tmp_path / "reach.json"
     path.write_text(text, encoding="utf-8")
-    kept = reach.ReachFile(path, "x")
-    assert {} == kept.reached
-    kept.reached["a"] = reach.Reached(1.0, {"clamping": frozenset({3})})
-    kept.save()
-    assert kept.reached == reach.ReachFile(path, "x").reached
+    stored = reach.ReachFile(path, "x")
+    assert {} == stored.reached
+    stored.reached["a"] = reach.Reached(1.0, {"clamping": frozenset({3})})
+    stored.save()
+    assert stored.reached == reach.ReachFile(path, "x").reached
     assert [path] == list(tmp_path.iterdir())
 
 
 def test_a_part_is_no_whole(evaluated: Evaluated) -> None:
-    """A module that was not evaluated to the end is told as such, and fails nothing."""
+    """A module that was not evaluated to the end is reported as such, and fails nothing."""
     assert evaluated.statuses[0] == 0
     assert "1 of 4 *" in evaluated.printed[0]
 

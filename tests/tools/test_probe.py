@@ -123,7 +123,7 @@ def test_texts_stay_short() -> None:
 
 
 def test_what_is_one_array_in_two_places_stays_one_or_is_two_in_both_twins() -> None:
-    """Where a kind of tensor stands in one place only, `reference` is given another array too."""
+    """Where a kind of tensor is in one place only, `reference` is given another array too."""
     raw = np.zeros(4, np.int8)
     call = Call("_reshape_kv_cache", {"raw": {"a": raw, "b": raw}, "lens": np.zeros(4, np.int8)})
     sites = array_sites(call)

@@ -78,7 +78,7 @@ def test_blocks_lie_as_the_layout_says(layout: fast.KVCacheLayoutType) -> None:
 def test_a_wrong_slot_is_found(
     model: str, micro_batches: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One token in the slot behind its own ends the run, with the request and the token."""
+    """One token in the slot after its own ends the run, with the request and the token."""
     arguments = f"--model {model} --requests 8 --wrong-slot 8 --micro-batches {micro_batches}"
     assert 1 == command_line.main(arguments.split())
     *_, put, line = capsys.readouterr().out.splitlines()
@@ -90,7 +90,7 @@ def test_a_wrong_slot_is_found(
 
 
 @needs_transformers
-def test_layers_that_share_a_cache_compute_the_wanted_tokens_alone(
+def test_layers_that_share_a_cache_compute_only_tokens_with_logits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a prefill the last layers are given one token of each request, padded; before it, all."""

@@ -10,7 +10,7 @@ from conformance.engine.request import Request
 from conformance.engine.scheduler_output import SchedulerOutput
 from tools.runner.requests import EDGES, make_requests
 from tools.runner.scheduler import make_scheduler
-from tools.runner.settings import LONGEST_PROMPT, MOST_NEW_TOKENS, Settings
+from tools.runner.settings import LONGEST_PROMPT, MAX_NEW_TOKENS, Settings
 
 
 def serve(
@@ -100,7 +100,7 @@ def test_the_default_requests_reach_every_edge() -> None:
     assert LONGEST_PROMPT == max(lengths)
     assert len({arrival_step for arrival_step, _ in requests}) > 5
     assert all(a <= b for (a, _), (b, _) in itertools.pairwise(requests))
-    assert all(1 <= request.max_new_tokens <= MOST_NEW_TOKENS for _, request in requests)
+    assert all(1 <= request.max_new_tokens <= MAX_NEW_TOKENS for _, request in requests)
     again = make_requests(32, seed=0)
     assert [r.prompt_token_ids for _, r in again] == [r.prompt_token_ids for _, r in requests]
 
@@ -109,7 +109,7 @@ def test_the_default_requests_reach_every_edge() -> None:
     ("num_prompt_tokens", "max_new_tokens"), [(0, 1), (1, 0), (224, 1), (200, 25)]
 )
 def test_what_cannot_be_served_is_refused(num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """No prompt, no token wanted, or more tokens than the longest sequence."""
+    """No prompt, no new tokens, or more tokens than the longest sequence."""
     request = Request("a", [1] * num_prompt_tokens, max_new_tokens)
     message = f"a has {num_prompt_tokens} prompt tokens and wants {max_new_tokens} more"
     with pytest.raises(ValueError, match=message):

@@ -133,7 +133,7 @@ def another(value: float) -> float:
     return value + 1 if isinstance(value, int) or not value else -value
 
 
-def test_another_result_is_told_apart(written: Path) -> None:
+def test_another_result_is_distinguished(written: Path) -> None:
     """A number or bool of a recorded result that is made another makes the replay fail."""
     tried = set()
     for path in sorted(written.glob("*/answer-*.json")):
@@ -177,7 +177,7 @@ def _that_refuses_all(error: Exception) -> Any:  # noqa: ANN401  # a maker
     return lambda _: refuse
 
 
-def _that_writes_beside(function: Any) -> Any:  # noqa: ANN401  # a function
+def _that_writes_out_of_bounds(function: Any) -> Any:  # noqa: ANN401  # a function
     def other(seq_lens: torch.Tensor, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         found = function(seq_lens, *args, **keywords)
         torch.as_strided(seq_lens, (1,), (1,), 0).fill_(77)
@@ -191,7 +191,7 @@ def _that_writes_beside(function: Any) -> Any:  # noqa: ANN401  # a function
     [
         ("get_dcp_local_seq_lens", _off_by_one),
         ("get_dcp_local_seq_lens", _of_another_dtype),
-        ("get_dcp_local_seq_lens", _that_writes_beside),
+        ("get_dcp_local_seq_lens", _that_writes_out_of_bounds),
         ("get_dcp_local_seq_lens", _that_refuses_all(ValueError("seq_lens is bad"))),
         ("compute_slot_mapping", _off_by_one),
         ("compute_slot_mapping", _in_new_memory),
@@ -219,7 +219,7 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "line"),
+    ("damage", "line"),
     [
         (
             lambda case: case["arguments"]["query_start_loc"].update(dtype="int33"),
@@ -231,7 +231,7 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
         ),
         (
             lambda case: case["arguments"]["query_start_loc"].update(dtype="bool"),
-            "arguments.query_start_loc: 0 is no bool",
+            "arguments.query_start_loc: 0 is not a bool",
         ),
         (
             lambda case: case["arguments"]["query_start_loc"].update(offset_bytes=4000),
@@ -239,7 +239,7 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
         ),
         (
             lambda case: case["arguments"].update(other=1),
-            "compute_slot_mapping/answer-000.json: other is no parameter",
+            "compute_slot_mapping/answer-000.json: other is not a parameter",
         ),
         (lambda case: case.update(result={"$": "ref", "id": 77}), "result: there is no object 77"),
         (lambda case: case.update(result={"$": "tensor"}), "result.$: 'tensor' is none of"),
@@ -252,16 +252,16 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_the_reader_finds_what_is_wrong(
-    spoil: Callable[[Any], object], line: str, few: Path
+    damage: Callable[[Any], object], line: str, few: Path
 ) -> None:
     """Each rule, of the schema and of what it cannot say, broken in one file, gets one line."""
     path = few / "compute_slot_mapping" / "answer-000.json"
     case = json.loads(path.read_text())
-    spoil(case)
+    damage(case)
     path.write_text(json.dumps(case))
     status, lines = read_with_the_standard_library(few)
     assert 1 == status
-    assert any(line in told and "answer-000.json" in told for told in lines), lines
+    assert any(line in printed and "answer-000.json" in printed for printed in lines), lines
 
 
 def test_the_reader_finds_what_is_not_there(few: Path) -> None:
@@ -329,9 +329,9 @@ def test_a_wrong_call_is_one_line(
     with pytest.raises(SystemExit) as ended:
         vectors.main(call)
     assert 2 == ended.value.code
-    told = capsys.readouterr().err
-    assert message in told
-    assert 1 == told.count("\n")
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert 1 == printed.count("\n")
     assert "mine" == (tmp_path / "full" / "file").read_text()
 
 
@@ -347,7 +347,7 @@ def test_the_table_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def rewritten(path: Path, change: Callable[[Any], object]) -> None:
-    """Change what stands in a file."""
+    """Change what is in a file."""
     found = json.loads(path.read_text())
     change(found)
     path.write_text(json.dumps(found))
@@ -376,7 +376,7 @@ LENGTHS = "get_dcp_local_seq_lens"
         (
             f"{LENGTHS}/manifest.json",
             lambda found: found["cases"][0].update(file="../index.json"),
-            "names '../index.json', which is no file beside it",
+            "names '../index.json', which is not a file next to it",
         ),
         (f"{LENGTHS}/answer-000.json", lambda case: case.pop("result"), "damaged: KeyError: 'res"),
         (f"{LENGTHS}/answer-000.json", lambda case: case.update(kind="?"), "kind '?' is none of"),
@@ -388,7 +388,7 @@ LENGTHS = "get_dcp_local_seq_lens"
 def test_a_damaged_folder_is_one_line(
     file: str, change: Callable[[Any], object], message: str, few: Path
 ) -> None:
-    """What is wrong with it is told by the file's name, before anything runs."""
+    """What is wrong with it is reported by the file's name, before anything runs."""
     rewritten(few / file, change)
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         vector_checks(few)
@@ -397,7 +397,7 @@ def test_a_damaged_folder_is_one_line(
 
 
 def test_a_declared_deviation_excuses_vectors(few: Path) -> None:
-    """A case that fails as declared is no failure."""
+    """A case that fails as declared is not a failure."""
 
     class Widening(FastAdapter):
         deviations = (Deviation(LENGTHS, "kernels want int64", Call(LENGTHS, {}), "int64"),)

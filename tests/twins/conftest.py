@@ -92,7 +92,7 @@ class Twin:
         return self.array([], name).dtype
 
     def shares_memory(self, one: Any, other: Any) -> bool:
-        """Tell whether two arrays, or two tensors, have an element in common."""
+        """Return whether two arrays, or two tensors, have an element in common."""
         return np.shares_memory(np.asarray(one), np.asarray(other))
 
     def checked(self) -> contextlib.AbstractContextManager[None]:
@@ -115,7 +115,7 @@ class Twin:
 
 @pytest.fixture(params=["reference", "fast"])
 def twin(request: pytest.FixtureRequest) -> Iterator[Twin]:
-    """Return one twin after the other; "kernels", where a module asks for it, simulates a GPU."""
+    """Return one twin after the other; "kernels", if a module requests it, simulates a GPU."""
     if request.param == "reference":
         yield Twin(reference)
         return

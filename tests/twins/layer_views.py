@@ -16,17 +16,17 @@ STATES = reference.MambaSpec(4, ((3, 4), (2,), ()), (np.float16, np.int32, np.in
 
 
 def make_backend(*order: int, make_shape: Callable[..., Any] | None = None) -> SimpleNamespace:
-    """Return a backend with a stride order, if one is given, that says what it is asked."""
+    """Return a backend with a stride order, if one is given, that records its calls."""
 
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, heads: int, size: int, **keywords: str
     ) -> object:
-        backend.asked.append((num_blocks, block_size, heads, size, keywords))
+        backend.calls.append((num_blocks, block_size, heads, size, keywords))
         if make_shape is not None:
             return make_shape(num_blocks, block_size, heads, size)
         return 2, num_blocks, block_size, heads, size
 
-    backend = SimpleNamespace(get_kv_cache_shape=get_kv_cache_shape, asked=[])
+    backend = SimpleNamespace(get_kv_cache_shape=get_kv_cache_shape, calls=[])
     if order:
         backend.get_kv_cache_stride_order = lambda: order
     return backend

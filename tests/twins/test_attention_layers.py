@@ -71,7 +71,7 @@ def test_named_layers(twin: Any) -> None:
     ],
 )
 def test_refusals_of_layers(twin: Any, layer_type: Any, layer_names: Any, message: str) -> None:
-    """What is no class, no list of names, or no layer is refused, in these words."""
+    """What is not a class, no list of names, or no layer is refused, in these words."""
     with twin.refuses(message):
         twin.get_layers_from_vllm_config(make_config(twin, {"a": 1}), layer_type, layer_names)
 
@@ -90,7 +90,7 @@ def test_a_configuration_without_layers(twin: Any) -> None:
 
 
 def test_specs_of_layers(twin: Any) -> None:
-    """A window makes a sliding window spec; what is no attention layer or shares is left out."""
+    """A window makes a sliding window spec; other layers, and layers that share, are left out."""
     layers = {
         "1.attn": make_layer(sliding_window=np.int64(128)),
         "0.attn": make_layer(num_kv_heads=2, kv_sharing_target_layer_name=None),
@@ -110,7 +110,7 @@ def test_specs_of_layers(twin: Any) -> None:
 
 
 def test_specs_take_block_size_and_dtype(twin: Any) -> None:
-    """Blocks are as the configuration has them, the dtype as it is asked for."""
+    """Blocks are as the configuration has them, the dtype as it is requested."""
     dtype = twin.convert(ml_dtypes.float8_e4m3fn)
     specs = twin.get_kv_cache_spec(make_config(twin, {"0": make_layer()}, 32), dtype)
     assert {"0": twin.FullAttentionSpec(32, 8, 64, dtype)} == specs
@@ -140,7 +140,7 @@ def test_only_decoders_have_specs(twin: Any, attn_type: str | None) -> None:
     [("float16", "'float16' of str"), (float, "class float"), (None, "None of NoneType")],
 )
 def test_refusals_of_dtypes(twin: Any, dtype: Any, got: str) -> None:
-    """What is no dtype is refused, also where there are no layers."""
+    """What is not a dtype is refused, also where there are no layers."""
     for layers in ({}, {"0": make_layer(attn_type="encoder")}):
         with twin.refuses(f"TypeError: kv_cache_dtype must be a supported dtype, got {got}"):
             twin.get_kv_cache_spec(make_config(twin, layers), dtype)
@@ -230,7 +230,7 @@ def test_backends_and_builders(twin: Any) -> None:
 
 
 def test_no_groups(twin: Any) -> None:
-    """A cache of no groups has no backends; no layer is asked."""
+    """A cache without groups has no backends; no layer is called."""
     assert ({}, []) == twin.init_attn_backend(groups_of(twin), make_config(twin, {"a": None}), None)
 
 
@@ -261,12 +261,12 @@ class Sharing(Builder):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        self.asked = 0
+        self.num_calls = 0
         self.taken: list[object] = []
 
     def _get_workspace_buffer(self) -> object:
         """Return this builder's workspace."""
-        self.asked += 1
+        self.num_calls += 1
         return self, "workspace"
 
     def set_workspace_buffer(self, buffer: object) -> None:
@@ -296,19 +296,19 @@ def test_flashinfer_builders_share_one_workspace(twin: Any) -> None:
     caches = groups_of(twin, *(([name], FULL) for name in layers))
     _, builders = twin.init_attn_backend(caches, make_config(twin, layers), None)
     workspace = (builders[3], "workspace")
-    assert [0, 0, 1, 0, 0] == [builders[i].asked for i in (0, 2, 3, 5, 6)]
+    assert [0, 0, 1, 0, 0] == [builders[i].num_calls for i in (0, 2, 3, 5, 6)]
     expected: list[list[object]] = [[], [], [], [workspace], [workspace]]
     assert expected == [builders[i].taken for i in (0, 2, 3, 5, 6)]
     assert builders[5].taken[0] is builders[6].taken[0]
 
 
 def test_a_flashinfer_builder_alone(twin: Any) -> None:
-    """Its workspace is asked for once, and not given back to it."""
+    """Its workspace is requested once, and not given back to it."""
     layers = {"a": layer_of(backend_of("FLASHINFER", Sharing))}
     _, (builder,) = twin.init_attn_backend(
         groups_of(twin, (["a"], FULL)), make_config(twin, layers), None
     )
-    assert (1, []) == (builder.asked, builder.taken)
+    assert (1, []) == (builder.num_calls, builder.taken)
 
 
 def never_made(*args: object) -> object:
@@ -336,14 +336,14 @@ FINE = layer_of(backend_of("FLASHINFER", never_made))
         (
             (["b", "e", "c"], FULL),
             (
-                f"ValueError: kv_cache_groups[1].layer_names has layers of unlike backends: 'b' "
+                f"ValueError: kv_cache_groups[1].layer_names has layers of different backends: 'b' "
                 f"has {Backend!r}, 'c' has {Other!r}"
             ),
         ),
         (
             (["b", "e"], reference.UniformTypeKVCacheSpecs(16, {"b": FULL, "e": NEAR})),
             (
-                "ValueError: kv_cache_groups[1].kv_cache_spec has unlike specs, but its layers "
+                "ValueError: kv_cache_groups[1].kv_cache_spec has several specs, but its layers "
                 "have one builder: 'b' has FULL, 'e' has NEAR"
             ),
         ),
@@ -373,17 +373,17 @@ def test_refusals_of_groups(twin: Any, group: tuple[Any, Any], message: str) -> 
 
 
 def test_backends_that_are_equal_are_not_the_same(twin: Any) -> None:
-    """Backends are told apart by identity."""
+    """Backends are distinguished by identity."""
     always_equal = type("Equal", (type,), {"__eq__": lambda *_: True, "__hash__": lambda _: 0})
     ours, theirs = (always_equal("Ours", (Backend,), {}) for _ in range(2))
     assert ours == theirs
     layers = {"a": layer_of(ours), "b": layer_of(theirs)}
-    with pytest.raises(ValueError, match="unlike backends"):
+    with pytest.raises(ValueError, match="different backends"):
         twin.init_attn_backend(groups_of(twin, (["a", "b"], FULL)), make_config(twin, layers), None)
 
 
 def test_refusals_of_caches(twin: Any) -> None:
-    """Groups that are no list, or absent, are refused, and so is an absent context."""
+    """Groups that are not a list, or absent, are refused, and so is an absent context."""
     with twin.refuses("TypeError: kv_cache_config.kv_cache_groups must be a list, got tuple"):
         twin.init_attn_backend(SimpleNamespace(kv_cache_groups=()), make_config(twin, {}), None)
     with pytest.raises(AttributeError, match="kv_cache_groups"):

@@ -68,12 +68,12 @@ def test_all_methods_are_static(twin: Any) -> None:
 
 def test_defaults_of_a_backend(twin: Any, backend: Any) -> None:
     """A backend takes all block sizes, and has no stride order, which means the identity."""
-    for asked in (backend, backend()):
-        assert [twin.MultipleOf(1)] == asked.get_supported_kernel_block_sizes()
+    for cls_or_instance in (backend, backend()):
+        assert [twin.MultipleOf(1)] == cls_or_instance.get_supported_kernel_block_sizes()
         with twin.refuses(
             "NotImplementedError: no order is stated: dimensions lie in memory as in the shape"
         ):
-            asked.get_kv_cache_stride_order()
+            cls_or_instance.get_kv_cache_stride_order()
 
 
 def test_the_default_block_sizes_are_a_new_list(twin: Any, backend: Any) -> None:
@@ -83,14 +83,14 @@ def test_the_default_block_sizes_are_a_new_list(twin: Any, backend: Any) -> None
 
 
 def test_attention_metadata_is_empty(twin: Any) -> None:
-    """The base of metadata asks for nothing, and dataclasses may extend it."""
+    """The base class of metadata has no requirements, and dataclasses may extend it."""
     frozen = dataclasses.make_dataclass("Ours", ["n"], bases=(twin.AttentionMetadata,), frozen=True)
     assert isinstance(frozen(3), twin.AttentionMetadata)
     assert isinstance(twin.AttentionMetadata(), twin.AttentionMetadata)
 
 
 def test_subclass_of_a_backend(twin: Any, backend: Any) -> None:
-    """It is the backend, but for its name and its builders, whether it is asked or an instance."""
+    """It equals the backend except for its name and its builders, as a class and as an instance."""
     made = twin.subclass_attention_backend("Fast", backend, Builder)
     assert ("FastBackend", backend.__module__) == (made.__name__, made.__module__)
     assert issubclass(made, backend)
@@ -131,7 +131,7 @@ def test_subclass_of_an_abstract_backend(twin: Any) -> None:
 def test_refusals_of_subclass_attention_backend(
     twin: Any, arguments: tuple[Any, ...], message: str
 ) -> None:
-    """A prefix that is no str and classes that are none are refused, in these words."""
+    """A prefix that is not a str and classes that are none are refused, in these words."""
     with twin.refuses(f"TypeError: {message}"):
         twin.subclass_attention_backend(*arguments)
 
@@ -189,7 +189,7 @@ def test_frozen_stays_frozen(twin: Any) -> None:
 
 
 def test_comparison_stays_as_it_was(twin: Any) -> None:
-    """A subclass of what compares by identity does; what is no dataclass gives the usual one."""
+    """A subclass of what compares by identity does; what is not a dataclass gives the usual one."""
     own = twin.subclass_attention_metadata("Our", twin.CommonAttentionMetadata, [("n", int, 3)])
     values = dict.fromkeys(inspect.signature(twin.CommonAttentionMetadata).parameters, 0)
     assert own(**values) != own(**values)
@@ -336,7 +336,7 @@ def test_metadata_classes_are_made_once(twin: Any) -> None:
     "defaults", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,)), (np.int32(3), np.int64(3), 3)]
 )
 def test_defaults_that_are_equal_but_not_the_same(twin: Any, defaults: tuple[Any, ...]) -> None:
-    """Each class has the default that it was asked for."""
+    """Each class has the default that it was requested."""
     classes = [twin.subclass_attention_metadata("Fast", Frozen, [("n", int, d)]) for d in defaults]
     assert len({id(cls) for cls in classes}) == len(defaults)
     assert [repr(default) for default in defaults] == [repr(cls(1).n) for cls in classes]
@@ -353,7 +353,7 @@ def test_defaults_that_cannot_be_a_key(twin: Any) -> None:
     assert classes[0] is not classes[1]
 
 
-def test_classes_are_not_kept_alive(twin: Any) -> None:
+def test_classes_are_garbage_collected(twin: Any) -> None:
     """When nobody uses them any more, they, and what they extend, are gone."""
 
     def use() -> list[weakref.ref[Any]]:

@@ -254,7 +254,7 @@ def test_arrays_may_be_longer_than_the_batch(twin: Any) -> None:
 def test_refusals_of_reorder(
     twin: Any, changes: dict[str, Any], scheduled: Any, regions: object, message: str
 ) -> None:
-    """Each precondition broken in turn is refused, in these words, and nothing has moved."""
+    """Each violated precondition is refused with its message, and nothing has moved."""
     batch = Batch(["a", "b"], [0, 3], [9, 2])
     for name, value in changes.items():
         setattr(batch, name, value)
@@ -275,8 +275,8 @@ def test_read_only_arrays(twin: Any) -> None:
     assert 1 == len(swaps)
 
 
-def test_asking_inserts_nothing(twin: Any) -> None:
-    """A mapping that makes entries when asked is left as it is."""
+def test_lookups_insert_nothing(twin: Any) -> None:
+    """A mapping that makes entries on lookup is not changed."""
     counts = defaultdict(int, {"a": 1})
     step = SimpleNamespace(num_scheduled_tokens=counts)
     with pytest.raises(KeyError, match="no request 'b'"):

@@ -83,7 +83,7 @@ def test_nothing_in_common(twin: Any, manager: int, supported: list[list[Any]]) 
     ids=lambda entry: type(entry).__name__,
 )
 def test_refusals_of_entries(twin: Any, entry: object) -> None:
-    """An entry that is neither a size nor a multiple is refused, even where nothing else asks."""
+    """An entry that is neither a size nor a multiple is refused, even if nothing else reads it."""
     where = r"attn_groups\[1\]\.backend\.get_supported_kernel_block_sizes\(\)\[1\] is "
     with pytest.raises(ValueError, match=rf"^{where}.*, expected an int or a MultipleOf"):
         twin.select_common_block_size(
@@ -192,7 +192,7 @@ def test_prepare_for_many_groups(twin: Any) -> None:
 
 
 def test_prepare_with_an_engines_own_specs(twin: Any) -> None:
-    """Kinds are told by names, so specs of other classes with these names do."""
+    """Kinds are reported by names, so specs of other classes with these names do."""
     mamba = type("MyMamba", (type("MambaSpec", (), {}),), {"block_size": np.int64(16)})()
     attention = type("MyAttention", (type("AttentionSpec", (), {}),), {"block_size": 32})()
     sizes = twin.prepare_kernel_block_sizes(config(twin, mamba, attention), [[], [group(16)]])

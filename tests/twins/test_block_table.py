@@ -257,7 +257,7 @@ def test_dummies_clear_everything(twin: Any) -> None:
     ],
 )
 def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each precondition broken in turn is refused, in these words, and no row has changed."""
+    """Each violated precondition is refused with its message, and no row has changed."""
     tables = make_tables(twin)
     append(tables, 1, [1], [2])
     kwargs: dict[str, Any] = {
@@ -333,7 +333,7 @@ def test_refusals_of_append(twin: Any, changes: dict[str, Any], message: str) ->
 def test_refusals_of_the_other_methods(
     twin: Any, method: str, args: tuple[Any, ...], message: str
 ) -> None:
-    """Each precondition broken in turn is refused, in these words, and nothing has changed."""
+    """Each violated precondition is refused with its message, and nothing has changed."""
     tables = make_tables(twin)
     append(tables, 0, [5, 6], [7])
     gathered = tables.gather_block_tables(twin.int32(0, 0))

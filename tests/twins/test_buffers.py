@@ -18,7 +18,7 @@ def make(twin: Any, *size: int, dtype: object = np.int32) -> Any:
 
 
 def test_a_new_buffer(twin: Any) -> None:
-    """It is zeroed and has the size and dtype asked for; NumPy's view is of the CPU's half."""
+    """It is zeroed and has the size and dtype requested; NumPy's view is of the CPU's half."""
     buffer = make(twin, 3, 2)
     assert [[0, 0]] * 3 == buffer.cpu.tolist() == buffer.gpu.tolist()
     assert twin.dtype("int32") == buffer.cpu.dtype == buffer.gpu.dtype

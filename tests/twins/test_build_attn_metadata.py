@@ -159,7 +159,7 @@ def test_the_greatest_query_length_is_no_tokens_index(twin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "expected"),
     [
         ((3, 8), (3, 8)),
         ((np.int32(4), 4096), (4, 4096)),
@@ -168,13 +168,13 @@ def test_the_greatest_query_length_is_no_tokens_index(twin: Any) -> None:
         ((2**31 - 1, 2**31 - 1), (2**31 - 1, 2**31 - 1)),
     ],
 )
-def test_given_bounds(twin: Any, given: tuple[Any, Any], wanted: tuple[int, int]) -> None:
-    """A bound that is given stands in the metadata, as an int; one that is not is the maximum."""
+def test_given_bounds(twin: Any, given: tuple[Any, Any], expected: tuple[int, int]) -> None:
+    """A bound that is given is in the metadata, as an int; one that is not is the maximum."""
     call = make_call(twin, max_query_len=given[0], max_seq_len=given[1])
     twin.build_attn_metadata(**call)
     for builder in call["attn_metadata_builders"]:
         bounds = builder.batch.max_query_len, builder.batch.max_seq_len
-        assert wanted == bounds
+        assert expected == bounds
         assert [int, int] == list(map(type, bounds))
 
 
@@ -344,7 +344,7 @@ def test_refusals(twin: Any, changes: dict[str, Any], message: str) -> None:
 
 
 def test_tables_may_be_narrow(twin: Any) -> None:
-    """A batch is judged without block size: how many columns a row needs is not asked."""
+    """A batch is validated without block size: the number of columns is not checked."""
     tables = [twin.convert(np.zeros((3, 0), np.int32)), twin.convert(np.zeros((3, 1), np.int32))]
     assert ["b", "a", "c"] == list(twin.build_attn_metadata(**make_call(twin, block_tables=tables)))
 

@@ -48,7 +48,7 @@ def test_cudagraph_support(twin: Any) -> None:
 
 
 def test_cudagraph_support_of_a_builder(twin: Any, recorder: Any) -> None:
-    """It is NEVER, or what the class says; the class is asked, or an instance."""
+    """It is NEVER, or what the class defines; it is called on the class or an instance."""
     always = type("Always", (recorder,), {"_cudagraph_support": twin.AttentionCGSupport.ALWAYS})
     assert twin.AttentionCGSupport.NEVER is recorder.get_cudagraph_support(None, None)
     assert twin.AttentionCGSupport.ALWAYS is always.get_cudagraph_support(None, None)
@@ -89,7 +89,7 @@ def test_shortcuts_to_build(make_builder: Any) -> None:
 
 
 def test_no_cascade_attention(twin: Any, make_builder: Any) -> None:
-    """Whatever it is asked, the answer is no."""
+    """It always returns False."""
     assert make_builder().use_cascade_attention() is False
     assert make_builder().use_cascade_attention(5, twin.convert(np.zeros(3)), num_sms=4) is False
 
@@ -216,7 +216,7 @@ class Backend:
 
 
 def test_a_group_has_a_builder_for_each_micro_batch(twin: Any) -> None:
-    """It has as many builders as asked for, none twice, each made with the four, by position."""
+    """It has as many builders as requested, none twice, each made with the four, by position."""
     spec, layer_names, config, device = object(), ["layers.0"], object(), object()
     group = twin.AttentionGroup.create_with_metadata_builders(
         Backend, layer_names, spec, config, device, num_metadata_builders=np.int64(3)
@@ -255,7 +255,7 @@ def test_a_group_is_an_ordinary_dataclass(twin: Any) -> None:
     ],
 )
 def test_refusals_of_a_number_of_builders(twin: Any, number: Any, message: str) -> None:
-    """A number below 1, and what is no int, is refused before the backend is asked."""
+    """A number below 1, and what is not an int, is refused before the backend is called."""
     with twin.refuses(message):
         twin.AttentionGroup.create_with_metadata_builders(None, [], None, None, None, number)
 

@@ -67,7 +67,7 @@ def test_every_class(twin: Any) -> None:
 
 
 def test_defaults_are_not_shared(twin: Any) -> None:
-    """A default that can be changed is made anew for each object."""
+    """A default that can be changed is made again for each object."""
     one, other = twin.CompilationConfig(), twin.CompilationConfig()
     assert one.static_forward_context is not other.static_forward_context
     assert one.pass_config is not other.pass_config

@@ -44,11 +44,11 @@ def test_no_requests_have_a_column_for_each_rank(twin: Any) -> None:
 
 def test_lengths_near_32_bits(twin: Any) -> None:
     """The greatest sequence is shared out without overflow, also by the greatest round."""
-    most = 2**31 - 1
-    seq_lens = twin.int32(most)
+    maximum = 2**31 - 1
+    seq_lens = twin.int32(maximum)
     assert [[2**30, 2**30 - 1]] == twin.get_dcp_local_seq_lens(seq_lens, 2).tolist()
-    assert [most] == twin.get_dcp_local_seq_lens(seq_lens, 1, 0, most).tolist()
-    assert [1] == twin.get_dcp_local_seq_lens(seq_lens, most, most - 1).tolist()
+    assert [maximum] == twin.get_dcp_local_seq_lens(seq_lens, 1, 0, maximum).tolist()
+    assert [1] == twin.get_dcp_local_seq_lens(seq_lens, maximum, maximum - 1).tolist()
     assert [1] == twin.get_dcp_local_seq_lens(seq_lens, 2**30, 2**30 - 1, 1).tolist()
     assert [2**30 - 1] == twin.get_dcp_local_seq_lens(seq_lens, 2, 1, 2**30 - 1).tolist()
 
@@ -95,6 +95,6 @@ def test_ranks_share_out_each_sequence(twin: Any, size: int, interleave: int) ->
     ],
 )
 def test_refusals(twin: Any, args: tuple[Any, ...], message: str) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with twin.refuses(message):
         twin.get_dcp_local_seq_lens(*twin.convert(args))

@@ -1,4 +1,4 @@
-"""KV-sharing fast prefill: the batch of the wanted tokens."""
+"""KV-sharing fast prefill: the batch of the tokens with logits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SAME_OBJECTS = (
 )
 
 
-def wanted_of(twin: Any, batch: Any) -> Any:
-    """Return the metadata of the wanted tokens."""
+def fast_prefill_batch(twin: Any, batch: Any) -> Any:
+    """Return the metadata of the tokens with logits."""
     return twin.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
 
 
 def logits_of(indices: list[int], *, padding: int = 0, dtype: Any = np.int64) -> dict[str, Any]:
-    """Return the logits fields of a batch of which these tokens are wanted."""
+    """Return the logits fields of a batch with logits for these tokens."""
     padded = np.array(indices + [10**6] * padding, dtype)
     return {"logits_indices_padded": padded, "num_logits_indices": len(indices)}
 
@@ -44,7 +44,7 @@ def test_the_fields(twin: Any) -> None:
 
 
 def test_the_protocol(twin: Any) -> None:
-    """It asks for the two attributes, and nothing of what they hold."""
+    """It requires the two attributes, and nothing about their values."""
     both = {"logits_indices_padded": None, "num_logits_indices": None}
     assert isinstance(SimpleNamespace(**both), twin.KVSharingFastPrefillMetadata)
     for name in both:
@@ -66,31 +66,31 @@ def test_the_example(twin: Any, make_batch: Any, padding: int, dtype: type[Any])
     )
     batch.max_seq_len = 100
     before = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    wanted = wanted_of(twin, batch)
-    wanted.validate(block_size=2)
-    assert [0, 1, 3, 4] == wanted.query_start_loc.tolist() == wanted.query_start_loc_cpu.tolist()
-    assert {twin.dtype("int32")} == {wanted.query_start_loc.dtype, wanted.query_start_loc_cpu.dtype}
+    result = fast_prefill_batch(twin, batch)
+    result.validate(block_size=2)
+    assert [0, 1, 3, 4] == result.query_start_loc.tolist() == result.query_start_loc_cpu.tolist()
+    assert {twin.dtype("int32")} == {result.query_start_loc.dtype, result.query_start_loc_cpu.dtype}
     for name in SAME_OBJECTS:
-        assert getattr(batch, name) is getattr(wanted, name), name
+        assert getattr(batch, name) is getattr(result, name), name
     assert (3, 4, 2, 100) == (
-        wanted.num_reqs,
-        wanted.num_actual_tokens,
-        wanted.max_query_len,
-        wanted.max_seq_len,
+        result.num_reqs,
+        result.num_actual_tokens,
+        result.max_query_len,
+        result.max_seq_len,
     )
-    assert True is wanted.causal
-    assert wanted.logits_indices_padded is wanted.num_logits_indices is None
-    assert wanted.encoder_seq_lens is wanted.dcp_local_seq_lens is None
+    assert True is result.causal
+    assert result.logits_indices_padded is result.num_logits_indices is None
+    assert result.encoder_seq_lens is result.dcp_local_seq_lens is None
     assert all(value is getattr(batch, name) for name, value in before.items())
 
 
 @pytest.mark.parametrize(
     ("query_lens", "indices", "starts", "max_query_len"),
     [
-        pytest.param([3, 2], [], [0, 0, 0], 0, id="none wanted"),
+        pytest.param([3, 2], [], [0, 0, 0], 0, id="no logits"),
         pytest.param([3, 2], [2], [0, 1, 1], 1, id="none of the last"),
         pytest.param([3, 2], [4], [0, 0, 1], 1, id="none of the first"),
-        pytest.param([3, 2], [0, 1, 2, 3, 4], [0, 3, 5], 3, id="all wanted"),
+        pytest.param([3, 2], [0, 1, 2, 3, 4], [0, 3, 5], 3, id="all logits"),
         pytest.param([3, 0, 2], [2, 3, 4], [0, 1, 1, 3], 2, id="an empty request between"),
         pytest.param([3, 0, 0], [1, 2], [0, 2, 2, 2], 2, id="padded requests"),
         pytest.param([0, 0], [], [0, 0, 0], 0, id="no tokens"),
@@ -105,10 +105,12 @@ def test_corners(
     starts: list[int],
     max_query_len: int,
 ) -> None:
-    """Requests with none or all of their tokens wanted, and none at all."""
-    wanted = wanted_of(twin, make_batch(query_lens, [0] * len(query_lens), **logits_of(indices)))
-    assert starts == wanted.query_start_loc.tolist()
-    assert (len(indices), max_query_len) == (wanted.num_actual_tokens, wanted.max_query_len)
+    """Requests with logits for none or all of their tokens, and no requests."""
+    result = fast_prefill_batch(
+        twin, make_batch(query_lens, [0] * len(query_lens), **logits_of(indices))
+    )
+    assert starts == result.query_start_loc.tolist()
+    assert (len(indices), max_query_len) == (result.num_actual_tokens, result.max_query_len)
 
 
 @pytest.mark.parametrize(
@@ -126,28 +128,28 @@ def test_corners(
 def test_the_metadata_itself(twin: Any, make_batch: Any, changes: dict[str, Any]) -> None:
     """With one token at most of each, or not armed, it comes back, whatever else it holds."""
     batch = make_batch([3, 2], [0, 0], **changes)
-    assert batch is wanted_of(twin, batch)
+    assert batch is fast_prefill_batch(twin, batch)
 
 
 def test_the_class_of_the_result(twin: Any, make_batch: Any) -> None:
-    """A subclass's fields are kept; an engine's own metadata gives ours, also of NumPy's counts."""
+    """The result keeps a subclass's fields; of an engine's own metadata it is ours."""
     batch = make_batch([3, 2], [0, 0], **logits_of([2, 4]))
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     base = (twin.CommonAttentionMetadata,)
     extend = dataclasses.make_dataclass("Extended", [("note", str, "none")], bases=base, eq=False)
-    extended = wanted_of(twin, extend(**values, note="mine"))
+    extended = fast_prefill_batch(twin, extend(**values, note="mine"))
     assert extend is type(extended)
     assert ("mine", [0, 1, 2]) == (extended.note, extended.query_start_loc.tolist())
     values |= {"num_reqs": np.int64(2), "max_seq_len": np.int32(9), "note": "lost"}
     values["num_logits_indices"] = np.int16(2)
     own: Any = SimpleNamespace(**values)
-    wanted = wanted_of(twin, own)
-    assert twin.CommonAttentionMetadata is type(wanted)
-    assert [0, 1, 2] == wanted.query_start_loc.tolist()
+    result = fast_prefill_batch(twin, own)
+    assert twin.CommonAttentionMetadata is type(result)
+    assert [0, 1, 2] == result.query_start_loc.tolist()
     for name in SAME_OBJECTS:
-        assert getattr(batch, name) is getattr(wanted, name), name
+        assert getattr(batch, name) is getattr(result, name), name
     for name in ("num_reqs", "num_actual_tokens", "max_query_len", "max_seq_len"):
-        assert int is type(getattr(wanted, name)), name
+        assert int is type(getattr(result, name)), name
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: 
     """Each wrong field is refused, in these words; tokens of padding are none."""
     batch = make_batch([3, 2], [0, 0], padding_tokens=1, **changes)
     with twin.refuses(message):
-        wanted_of(twin, batch)
+        fast_prefill_batch(twin, batch)
 
 
 @pytest.mark.parametrize("lacking", ["logits_indices_padded", "seq_lens_cpu"])
@@ -205,4 +207,4 @@ def test_a_metadata_that_lacks_what_is_read(twin: Any, make_batch: Any, lacking:
     values = vars(make_batch([3], [0], **logits_of([2])))
     own: Any = SimpleNamespace(**{name: values[name] for name in values if name != lacking})
     with pytest.raises(AttributeError, match=lacking):
-        wanted_of(twin, own)
+        fast_prefill_batch(twin, own)

@@ -1,4 +1,4 @@
-"""KV-sharing fast prefill: a backend that builds its metadata of the wanted tokens."""
+"""KV-sharing fast prefill: a backend that builds its metadata of the tokens with logits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_builder(backend: Any) -> Any:  # a class or an instance
 
 @pytest.fixture
 def batch(make_batch: Any) -> Any:
-    """Return a batch of two requests, of which three tokens are wanted."""
+    """Return a batch of two requests, three tokens of which have logits."""
     return make_batch([3, 2], [0, 4], logits_indices_padded=INDICES, num_logits_indices=3)
 
 
@@ -87,7 +87,7 @@ def check_extended(twin: Any, backend: type[Any], batch: Any) -> Any:
 
 
 def test_what_the_other_builder_is_given(twin: Any, batch: Any) -> None:
-    """It builds of the wanted tokens, with the same prefix, in whichever way it is asked."""
+    """It builds of the tokens with logits, with the same prefix, however it is called."""
     builder = make_builder(
         twin.create_fast_prefill_custom_backend(
             "Fast", make_backend(twin, lambda _: twin.AttentionMetadata())
@@ -136,7 +136,7 @@ def test_a_builder_of_the_batch_itself(twin: Any, batch: Any) -> None:
 
 @dataclasses.dataclass
 class Plain:
-    """A metadata that asks for all it has, and computes some of it."""
+    """A metadata whose class requires all fields, and computes some of them."""
 
     num_tokens: int
     half: float = dataclasses.field(init=False)
@@ -189,7 +189,7 @@ def test_frozen(twin: Any, cls: type[Any], batch: Any) -> None:
 
 
 class Slots:
-    """A metadata of slots, private and empty ones, and of a class that asks for arguments."""
+    """A metadata of slots, private and empty ones, and of a class that requires arguments."""
 
     __slots__ = ("__hidden", "empty", "shown")
 
@@ -224,7 +224,7 @@ def test_slots(twin: Any, batch: Any) -> None:
 
 
 class ReadOnly:
-    """A metadata that says itself what is wanted, and compares by identity."""
+    """A metadata with logits fields of its own, compared by identity."""
 
     @property
     def logits_indices_padded(self) -> str:
@@ -272,10 +272,10 @@ def test_what_is_no_dataclass_compares_as_before(twin: Any, batch: Any) -> None:
 class Abstract(abc.ABC):  # noqa: B024  # for its metaclass
     """A metadata with a metaclass, which makes instances in a way of its own."""
 
-    def __new__(cls, wanted: str) -> Any:  # an instance
+    def __new__(cls, expected: str) -> Any:  # an instance
         """Ask for an argument."""
         made = super().__new__(cls)
-        made.wanted = wanted
+        made.logits = expected
         return made
 
 
@@ -283,7 +283,7 @@ def test_other_classes(twin: Any, batch: Any) -> None:
     """A namespace, a class with a metaclass and a `__new__`: all are extended."""
     assert 3 == check_extended(twin, make_backend(twin, lambda _: SimpleNamespace(n=3)), batch).n
     metadata = check_extended(twin, make_backend(twin, lambda _: Abstract("yes")), batch)
-    assert ("yes", abc.ABCMeta) == (metadata.wanted, type(type(metadata)))
+    assert ("yes", abc.ABCMeta) == (metadata.logits, type(type(metadata)))
 
 
 class Row(NamedTuple):
@@ -387,7 +387,7 @@ def test_classes_are_made_once(twin: Any, batch: Any) -> None:
     assert backend.get_builder_cls() is derived.get_builder_cls()
 
 
-def test_classes_of_metadata_are_kept_apart(twin: Any, batch: Any) -> None:
+def test_classes_of_metadata_are_distinguished(twin: Any, batch: Any) -> None:
     """A builder of several classes of metadata has a class for each, made once."""
     built = [Frozen(1), FrozenSlots(2), Frozen(3)]
     builder = make_builder(
@@ -403,7 +403,7 @@ def test_classes_of_metadata_are_kept_apart(twin: Any, batch: Any) -> None:
     assert (Frozen, FrozenSlots) == (classes[0].__bases__[0], classes[1].__bases__[0])
 
 
-def test_classes_are_not_kept_alive(twin: Any, batch: Any) -> None:
+def test_classes_are_garbage_collected(twin: Any, batch: Any) -> None:
     """When nobody uses the backend any more, nothing of it remains."""
 
     def use() -> list[weakref.ref[Any]]:
@@ -429,13 +429,13 @@ def test_classes_are_not_kept_alive(twin: Any, batch: Any) -> None:
     ],
 )
 def test_refusals(twin: Any, arguments: tuple[Any, ...], message: str) -> None:
-    """A prefix that is no str and classes that are none are refused, in these words."""
+    """A prefix that is not a str and classes that are none are refused, in these words."""
     with twin.refuses(f"TypeError: {message}"):
         twin.create_fast_prefill_custom_backend(*arguments)
 
 
 def test_a_backend_without_builders(twin: Any) -> None:
-    """What does not say its builders is refused; a backend's instance is no backend."""
+    """What does not say its builders is refused; a backend's instance is not a backend."""
     with pytest.raises(AttributeError, match="get_builder_cls"):
         twin.create_fast_prefill_custom_backend("Fast", int)
     instance: Any = make_backend(twin, lambda _: None)()
@@ -485,7 +485,7 @@ class AllEqual(type):
         return 1
 
 
-def test_equal_classes_are_kept_apart(twin: Any, batch: Any) -> None:
+def test_equal_classes_are_distinguished(twin: Any, batch: Any) -> None:
     """What is built is of the class of what was built, not of one that says it equals that."""
     built = [AllEqual(name, (), {})() for name in ("First", "Second")]
     backend = make_backend(twin, lambda _: built.pop(0))

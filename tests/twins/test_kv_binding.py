@@ -132,7 +132,7 @@ def test_binding_nothing(twin: Any) -> None:
     ],
 )
 def test_refusals_of_binding(twin: Any, change: dict[str, Any], message: str) -> None:
-    """Each precondition broken in turn is refused, in these words, and nothing is bound."""
+    """Each violated precondition is refused with its message, and nothing is bound."""
     arguments: dict[str, Any] = {
         "kv_caches": {"0.attn": "cache 0", "1.attn": "cache 1"},
         "forward_context": make_layers("0.attn", "1.attn"),

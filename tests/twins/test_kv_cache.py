@@ -107,7 +107,7 @@ ONE_GROUP = (["a", "b"], FULL)
 def test_refusals_of_allocation(
     twin: Any, tensors: list[Any], groups: list[Any], message: str
 ) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with twin.refuses(message):
         twin._allocate_kv_cache(config(twin, tensors, *groups), "cpu")
 
@@ -204,7 +204,7 @@ def test_refusals_of_init(twin: Any, change: dict[str, Any], message: str) -> No
 
 
 def test_init_checks_before_it_allocates(twin: Any) -> None:
-    """What binding needs is refused before memory is asked for that there cannot be."""
+    """Invalid bindings are refused before memory is allocated."""
     made = config(twin, [(2**62, ["attn"])], (["attn"], FULL))
     with twin.refuses(
         "ValueError: layer_name is 'attn' and has 0 integers between dots, expected 1, or 2 for "

@@ -46,7 +46,7 @@ def test_order_of_answers(twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", NOT_LAYOUTS, ids=lambda value: type(value).__name__)
 def test_refusals(twin: Any, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no layout is refused by set, which leaves the override, and by get."""
+    """What is not a layout is refused by set, which leaves the override, and by get."""
     twin.set_kv_cache_layout("HND")
     with twin.refuses(f"ValueError: cache_layout is {value!r}, expected 'NHD' or 'HND'"):
         twin.set_kv_cache_layout(value)
@@ -62,7 +62,7 @@ def test_refusals(twin: Any, value: object, monkeypatch: pytest.MonkeyPatch) -> 
 def test_refusals_of_the_environment(
     twin: Any, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment must name a layout too, but only when it is asked."""
+    """The environment variable must name a layout too, but only when it is read."""
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", value)
     with twin.refuses(f"ValueError: VLLM_KV_CACHE_LAYOUT is {value!r}, expected 'NHD' or 'HND'"):
         twin.get_kv_cache_layout()

@@ -24,7 +24,7 @@ SHARING = {"d": "b", "c": "a", "e": "b"}
 
 
 def test_caches_and_groups(twin: Any) -> None:
-    """Each sharing layer gets its target's very cache, and a place behind its group's layers."""
+    """Each sharing layer gets its target's very cache, and a place after its group's layers."""
     groups = make_groups(twin, ["a"], ["x", "b"])
     caches: dict[str, Any] = {"a": object(), "b": [object()], "c": "its own before"}
     a, b = caches["a"], caches["b"]
@@ -46,7 +46,7 @@ def test_groups_alone(twin: Any, given: bool) -> None:
 
 
 def test_twice_is_once(twin: Any) -> None:
-    """A layer that stands in its target's group already is not added again, but is remembered."""
+    """A layer that is in its target's group already is not added again, but is remembered."""
     groups = make_groups(twin, ["a", "c"], ["b", "e"])
     caches = {"a": "cache a", "b": "cache b"}
     runner_only: set[str] = set()
@@ -102,7 +102,7 @@ def test_nothing_shared(twin: Any) -> None:
     ],
 )
 def test_refusals(twin: Any, change: dict[str, Any], message: str) -> None:
-    """Each precondition broken in turn is refused by both, and nothing has changed."""
+    """Each violated precondition is refused by both, and nothing has changed."""
     arguments: dict[str, Any] = {
         "shared_kv_cache_layers": SHARING,
         "kv_cache_groups": [
@@ -146,7 +146,7 @@ def test_refusals_of_sets(twin: Any, runner_only: object, got: str) -> None:
 
 
 def test_a_layer_in_two_groups_does_not_share(twin: Any) -> None:
-    """A sharing layer in its target's group and in another is refused: it stands in another."""
+    """A sharing layer in its target's group and in another is refused: it is in another."""
     groups = make_groups(twin, ["a", "x"], ["c", "x"])
     with twin.refuses(
         "ValueError: shared_kv_cache_layers['x'] is 'a', which is not in kv_cache_groups[1], the "

@@ -1,4 +1,4 @@
-"""Views that cannot be: every precondition, broken in turn."""
+"""Views that cannot be: every precondition, violated in turn."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def misaligned(twin: Any, num_bytes: int) -> Any:
     ],
 )
 def test_refusals_of_one_layer(twin: Any, make: Callable[[Any], object], message: str) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with twin.refuses(message):
         make(twin)
 

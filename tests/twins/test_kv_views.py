@@ -1,4 +1,4 @@
-"""Views: where each element of a layer's cache stands in its bytes."""
+"""Views: where each element of a layer's cache is in its bytes."""
 
 from __future__ import annotations
 
@@ -98,28 +98,28 @@ def raise_not_implemented() -> None:
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("ask", [None, raise_not_implemented, lambda: [0, 1, 2, 3, 4]])
-def test_identity(twin: Any, ask: Callable[[], Any] | None) -> None:
+@pytest.mark.parametrize("get_order", [None, raise_not_implemented, lambda: [0, 1, 2, 3, 4]])
+def test_identity(twin: Any, get_order: Callable[[], Any] | None) -> None:
     """A backend that has no order, or says so, means the identity; a list does for a tuple."""
     backend = make_backend()
     expected = (360, 120, 30, 6, 1)
     assert expected == strides_of(
         make_view(twin, reference.AttentionSpec(4, 5, 6, np.int8), make_raw(twin, 720), backend)
     )
-    backend.get_kv_cache_stride_order = ask
+    backend.get_kv_cache_stride_order = get_order
     assert expected == strides_of(
         make_view(twin, reference.AttentionSpec(4, 5, 6, np.int8), make_raw(twin, 720), backend)
     )
 
 
-def test_what_backends_are_asked(twin: Any) -> None:
-    """A backend is asked by position, and for the cache's format where the spec has one."""
+def test_calls_of_backends(twin: Any) -> None:
+    """A backend is called by position, and for the cache's format where the spec has one."""
     backend = make_backend(make_shape=lambda n, tokens, heads, size: (n, tokens * heads, size))
     mla = reference.MLAAttentionSpec(4, 2, 6, np.float16)
     make_view(twin, mla, make_raw(twin, 3 * mla.page_size_bytes), backend)
     named = reference.MLAAttentionSpec(4, 2, 6, np.float16, cache_dtype_str="fp8")
     make_view(twin, named, make_raw(twin, 3 * named.page_size_bytes), backend)
-    assert [(3, 4, 2, 6, {}), (3, 4, 2, 6, {"cache_dtype_str": "fp8"})] == backend.asked
+    assert [(3, 4, 2, 6, {}), (3, 4, 2, 6, {"cache_dtype_str": "fp8"})] == backend.calls
     packed = reference.MLAAttentionSpec(4, 1, 576, np.uint8, cache_dtype_str="fp8_ds_mla")
     backend = make_backend(make_shape=lambda n, tokens, *_: [n, np.int64(tokens), 656])
     assert (2, 4, 656) == make_view(twin, packed, make_raw(twin, 2 * 4 * 656), backend).shape
@@ -163,7 +163,7 @@ def test_kernel_blocks(twin: Any) -> None:
     backend = make_backend(1, 0, 2, 3, 4)
     whole = make_view(twin, FULL, raw, backend, 4)
     halves = make_view(twin, FULL, raw, backend, np.int64(2))
-    assert [(3, 4, 5, 6, {}), (6, 2, 5, 6, {})] == backend.asked
+    assert [(3, 4, 5, 6, {}), (6, 2, 5, 6, {})] == backend.calls
     assert (2, 6, 2, 5, 6) == halves.shape
     halves[:, 2:4] = 1
     assert whole[:, 1].all()
@@ -171,7 +171,7 @@ def test_kernel_blocks(twin: Any) -> None:
 
 
 def test_mamba_states(twin: Any) -> None:
-    """States lie one behind the other in each page, before its padding."""
+    """States lie one after the other in each page, before its padding."""
     raw = make_raw(twin, 2 * PAGE)
     first, second, third = make_view(twin, STATES, raw)
     assert [(2, 3, 4), (2, 2), (2,)] == [view.shape for view in (first, second, third)]
@@ -191,7 +191,7 @@ def test_mamba_beside_attention(twin: Any) -> None:
     views = twin._reshape_kv_cache(groups, dict.fromkeys("abm", raw), backends)
     assert (120, 240, 30, 6, 1) == strides_of(views["a"])
     assert (120, 240, 6, 24, 1) == strides_of(views["b"])
-    assert [(3, 4, 5, 6, {}), (4, 4, 5, 6, {})] == backends["a"].asked
+    assert [(3, 4, 5, 6, {}), (4, 4, 5, 6, {})] == backends["a"].calls
     for view in (views["a"], views["b"]):
         raw[:] = 0
         view.view(twin.dtype("int16"))[:, 1] = -1
@@ -207,7 +207,7 @@ def test_mamba_with_kernel_blocks(twin: Any) -> None:
     backends = {"a": make_backend()}
     views = twin._reshape_kv_cache(groups, {"m": raw, "a": raw}, backends, [1000, 2])
     assert (2, 6, 2, 5, 6) == views["a"].shape
-    assert [(6, 2, 5, 6, {}), (7, 2, 5, 6, {})] == backends["a"].asked
+    assert [(6, 2, 5, 6, {}), (7, 2, 5, 6, {})] == backends["a"].calls
     views["a"].view(twin.dtype("int16"))[:, 2:4] = -1
     assert list(range(PAGE, 2 * PAGE)) == places(raw)
 
@@ -323,7 +323,7 @@ def test_a_layer_without_a_spec(twin: Any) -> None:
 
 
 def test_an_engines_own_specs(twin: Any) -> None:
-    """Kinds are told by names, so specs of other classes with these names do."""
+    """Kinds are reported by names, so specs of other classes with these names do."""
     base = type("KVCacheSpec", (), {})
     own = type("Own", (type("AttentionSpec", (base,), {}),), {"page_size_bytes": 240})()
     own.block_size, own.num_kv_heads, own.head_size, own.dtype = 4, 5, 6, twin.dtype("int8")

@@ -87,8 +87,8 @@ def test_other_parameters(twin: Any) -> None:
     assert parameters_of(twin, scale=scale).sm_scale is scale
 
 
-def test_layers_are_in_the_order_asked_for(twin: Any) -> None:
-    """The layers are those asked for, in that order; an impl may be of a class that extends."""
+def test_layers_are_in_the_requested_order(twin: Any) -> None:
+    """The layers are those requested, in that order; an impl may be of a class that extends."""
     more = type("More", (Impl,), {})(scale=3.0)
     config = make_config(twin, a=Impl(scale=1.0), b=Impl(scale=2.0), c=more)
     found = twin.get_per_layer_parameters(config, ["c", "a"], Impl)
@@ -204,6 +204,6 @@ def test_parameters_of_an_engine(twin: Any) -> None:
     ],
 )
 def test_refusals_of_global_parameters(twin: Any, layers: Any, message: str) -> None:
-    """No layers, and what is no dict, is refused, in these words."""
+    """No layers, and what is not a dict, is refused, in these words."""
     with twin.refuses(message):
         twin.infer_global_hyperparameters(twin.convert(layers))

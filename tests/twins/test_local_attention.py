@@ -192,6 +192,6 @@ def test_refusals(
 
 
 def test_the_block_size_must_be_given(twin: Any, make_batch: Any) -> None:
-    """The default is no block size at all."""
+    """The default is not a block size at all."""
     with twin.refuses("ValueError: block_size is 0, expected 1 to 2147483647"):
         twin.make_local_attention_virtual_batches(4, make_batch([2], [5]))

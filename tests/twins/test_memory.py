@@ -1,4 +1,4 @@
-"""Memory: the share of a device that is asked for, to the byte."""
+"""Memory: the share of a device that is requested, to the byte."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_texts_of_types(twin: Any, check: str, value: object, message: str) -> N
         getattr(twin.lib._checks, check)("x", twin.convert(value))
 
 
-def test_the_other_kind_of_array_is_told_apart() -> None:
+def test_the_other_kind_of_array_is_distinguished() -> None:
     """An array where a tensor is due, or the reverse, is named: "an array" would say nothing."""
     with pytest.raises(TypeError, match=r"^seq_lens must be a NumPy array, got Tensor$"):
         reference.get_dcp_local_seq_lens(torch.tensor([1], dtype=torch.int32))  # type: ignore[arg-type]  # the point

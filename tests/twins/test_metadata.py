@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import reference
-import reference.invariants
+import reference.metadata_validation
 from tests.twins.arrays import int32, int64
 
 
@@ -164,7 +164,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), REFUSALS)
 def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: str) -> None:
-    """Each invariant broken in turn is refused, in these words; an engine's own object's too."""
+    """Each violated invariant is refused with its message; an engine's own object's too."""
     metadata = make_batch([2, 3, 0], [3, 5, 0], padding_tokens=2, **changes)
     with twin.refuses(message):
         metadata.validate(block_size=2)
@@ -173,7 +173,7 @@ def test_refusals(twin: Any, make_batch: Any, changes: dict[str, Any], message: 
 
 
 def test_rows_need_a_block_size(twin: Any, make_batch: Any) -> None:
-    """The rows of the table are judged with a block size only, and just so wide as needed."""
+    """The rows of the table are evaluated with a block size only, and just so wide as needed."""
     metadata = make_batch([1], [16], block_table_tensor=twin.convert(np.zeros((1, 1), np.int32)))
     metadata.validate()
     metadata.validate(block_size=17)
@@ -198,7 +198,7 @@ def test_absent_fields_are_not_checked(twin: Any, make_batch: Any, name: str) ->
 
 
 def test_fields_that_need_others(twin: Any) -> None:
-    """Computed tokens are judged with both lengths at hand only."""
+    """Computed tokens are evaluated with both lengths at hand only."""
     twin.metadata.validate_metadata(
         SimpleNamespace(seq_lens=twin.int32(1), num_computed_tokens_cpu=twin.int32(9))
     )

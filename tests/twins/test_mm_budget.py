@@ -141,7 +141,7 @@ def test_attributes_of_a_budget(twin: Any) -> None:
     assert {"image": 4, "audio": 9, "unused": 1} == limits
 
 
-def test_what_the_registry_is_asked(twin: Any) -> None:
+def test_calls_of_the_registry(twin: Any) -> None:
     """The cache, if it knows one, then the limits, then the sizes with both, each once."""
     model_config = twin.ModelConfig(max_model_len=10)
     plain, caching = Registry({"image": 1}, {"image": 2}), CachingRegistry({}, {})
@@ -170,7 +170,7 @@ def test_reset_without_a_cache(twin: Any, make_cache: Any) -> None:
 
 
 def test_reset_of_the_cache(twin: Any) -> None:
-    """The processor's cache is cleared when it is asked for, and not before."""
+    """The processor's cache is cleared when it is requested, and not before."""
     registry = CachingRegistry({}, {})
     budget = twin.MultiModalBudget(
         twin.ModelConfig(max_model_len=10), make_scheduler_config(twin), registry

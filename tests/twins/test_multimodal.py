@@ -111,7 +111,7 @@ BAD_MASKS = [
 @pytest.mark.parametrize("function", ["scatter_mm_placeholders", "gather_mm_placeholders"])
 @pytest.mark.parametrize(("is_embed", "message"), BAD_MASKS)
 def test_masks_that_are_none(twin: Any, function: str, is_embed: Any, message: str) -> None:
-    """A mask that is no bool vector is refused, in these words."""
+    """A mask that is not a bool vector is refused, in these words."""
     with twin.refuses(f"TypeError: {message}"):
         getattr(twin, function)(twin.convert(ROWS), twin.convert(is_embed))
 

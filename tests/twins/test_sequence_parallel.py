@@ -61,7 +61,7 @@ def test_what_decides(
 
 
 def test_what_decides_not_is_not_read(twin: Any) -> None:
-    """A part behind the one that decides may be absent."""
+    """A part after the one that decides may be absent."""
     off = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=twin.PassConfig()))
     assert False is twin.is_residual_scattered_for_sp(off, 7)
     pass_config = twin.PassConfig(enable_sp=True)

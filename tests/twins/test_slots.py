@@ -1,4 +1,4 @@
-"""Where tokens stand in the cache: `compute_slot_mapping` and `map_to_kernel_blocks`."""
+"""Where tokens are in the cache: `compute_slot_mapping` and `map_to_kernel_blocks`."""
 
 from __future__ import annotations
 
@@ -88,8 +88,10 @@ def test_slots(
 
 def test_large_numbers(twin: Any) -> None:
     """Blocks, block sizes, positions and slots may need more than 32 bits when multiplied."""
-    most = 2**31 - 1
-    assert [most * most + most - 1] == slots_of(twin, [[most]], [0, 1], [most - 1], most)
+    maximum = 2**31 - 1
+    assert [maximum * maximum + maximum - 1] == slots_of(
+        twin, [[maximum]], [0, 1], [maximum - 1], maximum
+    )
     assert [300 * 100] == slots_of(twin, [[0, 300]], [0, 1], [100], np.int8(100))
     blocks, size = [list(range(10))], 2**29 + 2
     position = 9 * size + 2**28 + 3
@@ -188,7 +190,7 @@ def test_out_is_padded_to_its_end(twin: Any) -> None:
     ],
 )
 def test_refusals_of_slots(twin: Any, changes: dict[str, Any], message: str) -> None:
-    """Each precondition broken in turn is refused, in these words, and out is not written."""
+    """Each violated precondition is refused with its message, and out is not written."""
     out = twin.int64(*[77] * 4)
     arguments = {
         "block_table": np.array(TABLE, np.int32),
@@ -293,6 +295,6 @@ def test_map_to_the_edge_of_the_dtype(twin: Any) -> None:
     ],
 )
 def test_refusals_of_the_map(twin: Any, block_ids: object, n: object, message: str) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with twin.refuses(message):
         twin.map_to_kernel_blocks(twin.convert(block_ids), n)

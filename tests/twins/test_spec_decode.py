@@ -26,7 +26,7 @@ def test_views_are_written_through(twin: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, bool])
 def test_any_dtype(twin: Any, dtype: type[Any]) -> None:
-    """The dtype is kept, whichever it is."""
+    """The dtype does not change."""
     by_request = twin.reshape_query_for_spec_decode(
         twin.convert(np.zeros((4, 2, 2), dtype)), np.int64(2)
     )

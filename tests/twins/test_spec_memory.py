@@ -93,7 +93,7 @@ def test_memory_of_mla(twin: Any) -> None:
     ],
 )
 def test_memory_of_mamba(twin: Any, mode: str, speculative: int, pages: int) -> None:
-    """A request needs so many pages by the cache's mode; speculative ones unless all are kept."""
+    """The pages of a request, by the cache's mode; plus speculative ones unless all are stored."""
     spec = dataclasses.replace(
         twin.convert(MAMBA), page_size_padded=64, num_speculative_blocks=speculative
     )

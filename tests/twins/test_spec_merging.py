@@ -61,7 +61,7 @@ def test_merge(twin: Any, cls: type[Any], specs: list[Any], expected: Any) -> No
 
 
 def test_merge_makes_its_own_class(twin: Any) -> None:
-    """Full attention merges an engine's own specs, told by name, into a spec of the asked class."""
+    """Full attention merges an engine's own specs, recognised by name, into one of its class."""
     near, full, mla = twin.convert([NEAR, FULL, MLA])
     own = type("OwnFull", (type("FullAttentionSpec", (type("KVCacheSpec", (), {}),), {}),), {})()
     for field in dataclasses.fields(near):
@@ -172,7 +172,7 @@ def test_refusals_of_merge(twin: Any, cls: type[Any], specs: list[Any], message:
     "cls", [reference.KVCacheSpec, reference.FullAttentionSpec, reference.MLAAttentionSpec]
 )
 def test_types_of_merge(twin: Any, cls: type[Any]) -> None:
-    """What is no list, and an entry that is no spec, is refused."""
+    """What is not a list, and an entry that is not a spec, is refused."""
     merge = getattr(twin, cls.__name__).merge
     with twin.refuses("TypeError: specs must be a list, got tuple"):
         merge((twin.convert(MLA),))
@@ -228,27 +228,27 @@ def test_uniform_type(twin: Any, specs: Any, expected: bool) -> None:
 )
 def test_kinds_that_are_never_uniform(twin: Any, first: Any) -> None:
     """A first spec of another kind is not implemented."""
-    for ask in (
+    for is_uniform in (
         twin.UniformTypeKVCacheSpecs.is_uniform_type,
         twin.UniformTypeKVCacheSpecs.from_specs,
     ):
         with pytest.raises(
             NotImplementedError, match=rf"^specs\['x'\] is of class {type(first).__name__}, "
         ):
-            ask(twin.convert({"x": first, "y": FULL}))
+            is_uniform(twin.convert({"x": first, "y": FULL}))
 
 
 def test_refusals_of_uniform_type(twin: Any) -> None:
-    """No specs, no dict, and what is no name or no spec is refused."""
-    for ask in (
+    """No specs, no dict, and what is not a name or no spec is refused."""
+    for is_uniform in (
         twin.UniformTypeKVCacheSpecs.is_uniform_type,
         twin.UniformTypeKVCacheSpecs.from_specs,
     ):
         with twin.refuses("ValueError: specs is empty, expected at least 1 spec"):
-            ask({})
+            is_uniform({})
         with twin.refuses("TypeError: specs must be a dict, got list"):
-            ask([twin.convert(FULL)])
+            is_uniform([twin.convert(FULL)])
         with twin.refuses("TypeError: a key of specs must be a str, got 0 of int"):
-            ask({0: twin.convert(FULL)})
+            is_uniform({0: twin.convert(FULL)})
         with twin.refuses("TypeError: specs['a'] must be a KVCacheSpec, got None of NoneType"):
-            ask({"a": None})
+            is_uniform({"a": None})

@@ -59,11 +59,11 @@ def test_create(twin: Any, counts: list[int], split_points: object, expected: An
 
 def test_create_past_32_bits(twin: Any) -> None:
     """Counts whose sum passes 2^31 do not overflow, and slices hold Python ints."""
-    most = 2**31 - 1
-    slices = twin.create_ubatch_slices(int32(most, most), np.int64(most + 1))
+    maximum = 2**31 - 1
+    slices = twin.create_ubatch_slices(int32(maximum, maximum), np.int64(maximum + 1))
     assert [
-        twin.convert(ubatch(0, 2, 0, most + 1)),
-        twin.convert(ubatch(1, 2, most + 1, 2 * most)),
+        twin.convert(ubatch(0, 2, 0, maximum + 1)),
+        twin.convert(ubatch(1, 2, maximum + 1, 2 * maximum)),
     ] == slices
     for one in slices:
         for part in (one.request_slice, one.token_slice):
@@ -86,7 +86,7 @@ def test_create_past_32_bits(twin: Any) -> None:
     ],
 )
 def test_refusals_of_create(twin: Any, counts: object, split_points: object, message: str) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with twin.refuses(message):
         twin.create_ubatch_slices(counts, split_points)
 
@@ -111,7 +111,7 @@ def test_slice_starts(twin: Any, start: int, stop: int, expected: list[int]) -> 
     ],
 )
 def test_refusals_of_slice_starts(twin: Any, request_slice: object, message: str) -> None:
-    """Each precondition broken in turn is refused, in these words."""
+    """Each violated precondition is refused with its message."""
     with twin.refuses(message):
         twin.slice_query_start_locs(twin.int32(0, 4, 14, 19), request_slice)
 

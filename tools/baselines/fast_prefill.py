@@ -11,14 +11,14 @@ from fast import CommonAttentionMetadata
 
 
 def make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata: Any) -> Any:
-    """Cut a batch to the wanted tokens; the argument is that of `reference`."""
+    """Cut a batch to the tokens with logits; the argument is that of `reference`."""
     metadata = common_attn_metadata
     indices = metadata.logits_indices_padded
     if indices is None or metadata.max_query_len == 1:
         return metadata
-    num_wanted = int(metadata.num_logits_indices)
-    wanted = indices.numpy()[:num_wanted]
-    starts = np.searchsorted(wanted, metadata.query_start_loc_cpu.numpy()).astype(np.int32)
+    num_logits = int(metadata.num_logits_indices)
+    indices = indices.numpy()[:num_logits]
+    starts = np.searchsorted(indices, metadata.query_start_loc_cpu.numpy()).astype(np.int32)
     starts_cpu = torch.from_numpy(starts)
     return CommonAttentionMetadata(
         query_start_loc=starts_cpu,
@@ -27,7 +27,7 @@ def make_kv_sharing_fast_prefill_common_attn_metadata(common_attn_metadata: Any)
         seq_lens_cpu=metadata.seq_lens_cpu,
         num_computed_tokens_cpu=metadata.num_computed_tokens_cpu,
         num_reqs=metadata.num_reqs,
-        num_actual_tokens=num_wanted,
+        num_actual_tokens=num_logits,
         max_query_len=int(np.diff(starts).max()),
         max_seq_len=metadata.max_seq_len,
         block_table_tensor=metadata.block_table_tensor,

@@ -30,9 +30,9 @@ NUM_DRAFTS: Final = 3
 """Draft tokens of a speculative decode."""
 
 TOKEN_BUDGET: Final = 8192
-"""The tokens of a step that are shared by prefills, where each still gets `LEAST_CHUNK`."""
+"""The tokens of a step that are shared by prefills, where each still gets `MIN_CHUNK`."""
 
-LEAST_CHUNK: Final = 16
+MIN_CHUNK: Final = 16
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Batch:
 
     @cached_property
     def block_table(self) -> Array:
-        """int32[num_reqs, num_columns], the blocks of each request, nulls behind them."""
+        """int32[num_reqs, num_columns], the blocks of each request, nulls after them."""
         table = np.zeros((self.num_reqs, self.num_columns), np.int32)
         table[np.arange(self.num_columns) < self.num_blocks[:, None]] = self.block_ids
         return table
@@ -140,7 +140,7 @@ def make_batch(kind: str, num_reqs: int) -> Batch:
     query_lens = np.full(num_reqs, threshold)
     num_chunks = {"mixed": -(-num_reqs // 4), "prefill": num_reqs}.get(kind, 0)
     if num_chunks:
-        longest = max(2 * TOKEN_BUDGET // num_chunks, 2 * LEAST_CHUNK)
+        longest = max(2 * TOKEN_BUDGET // num_chunks, 2 * MIN_CHUNK)
         lengths = random.integers(threshold + 1, min(longest, MAX_CONTEXT) + 1, num_chunks)
         query_lens[num_reqs - num_chunks :] = lengths
     computed = random.integers(1, MAX_CONTEXT - query_lens + 1, num_reqs)

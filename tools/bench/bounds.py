@@ -7,23 +7,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tools.bench.growth import MOST_OVER, by_job, too_steep
+from tools.bench.growth import MAX_OVER, by_job, too_steep
 from tools.bench.jobs import JOBS
 from tools.bench.measuring import Row
 from tools.bench.record import Record
-from tools.bench.step import YARDSTICK
+from tools.bench.step import TORCH_ADD
 
-MOST_RATIO: Final = 1.1
-MOST_BEHIND_US: Final = 1.0
+MAX_RATIO: Final = 1.1
+MAX_BEHIND_US: Final = 1.0
 """A function may be this much slower than its baseline, whatever the ratio."""
 
-MOST_GEOMETRIC_MEAN: Final = 0.4
-MOST_GEOMETRIC_MEAN_OF_WORKERS: Final = 0.3
+MAX_GEOMETRIC_MEAN: Final = 0.4
+MAX_GEOMETRIC_MEAN_OF_WORKERS: Final = 0.3
 """Without the copiers and callers."""
 
-MOST_ADDS_IN_A_STEP: Final = 200
-MOST_IMPORT_SECONDS: Final = 0.3
-MOST_FIRST_CALL: Final = 2.0
+MAX_ADDS_IN_A_STEP: Final = 200
+MAX_IMPORT_SECONDS: Final = 0.3
+MAX_FIRST_CALL: Final = 2.0
 """How many times its median a first call may take."""
 
 COPIERS: Final = frozenset(job.name for job in JOBS if job.is_copier)
@@ -53,13 +53,13 @@ class Bound:
 
     Attributes:
         what: What is bounded.
-        wanted: The bound, in words.
+        bound: The bound, in words.
         got: What was measured, in words.
         holds: Whether it is within.
     """
 
     what: str
-    wanted: str
+    bound: str
     got: str
     holds: bool
 
@@ -69,7 +69,7 @@ def is_behind(row: Row) -> bool:
     ratio, behind_us = row.ratio(), row.behind_us()
     if ratio is None or behind_us is None:
         return False
-    return ratio > MOST_RATIO and behind_us > MOST_BEHIND_US
+    return ratio > MAX_RATIO and behind_us > MAX_BEHIND_US
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float:
@@ -90,14 +90,14 @@ def check_bounds(record: Record) -> list[Bound]:
     if record.growth:
         bounds.append(_of_growth(record.growth))
     if record.step_us:
-        add_us = record.step_us.get(YARDSTICK, record.torch_add_us)
+        add_us = record.step_us.get(TORCH_ADD, record.torch_add_us)
         adds = record.step_us["fast"] / add_us
         bounds.append(
             Bound(
                 "a whole step of 256 requests",
-                f"at most {MOST_ADDS_IN_A_STEP} torch.add",
+                f"at most {MAX_ADDS_IN_A_STEP} torch.add",
                 f"{adds:.0f} ({record.step_us['fast']:.0f} µs / {add_us:.2f} µs)",
-                adds <= MOST_ADDS_IN_A_STEP,
+                adds <= MAX_ADDS_IN_A_STEP,
             )
         )
     if record.memory:
@@ -106,9 +106,9 @@ def check_bounds(record: Record) -> list[Bound]:
         bounds.append(
             Bound(
                 "import fast, after import torch",
-                f"at most {MOST_IMPORT_SECONDS} s",
+                f"at most {MAX_IMPORT_SECONDS} s",
                 f"{record.import_seconds:.2f} s",
-                record.import_seconds <= MOST_IMPORT_SECONDS,
+                record.import_seconds <= MAX_IMPORT_SECONDS,
             )
         )
     if record.first_calls:
@@ -116,9 +116,9 @@ def check_bounds(record: Record) -> list[Bound]:
         bounds.append(
             Bound(
                 "first call after warmup()",
-                f"at most {MOST_FIRST_CALL:.0f} times the median",
+                f"at most {MAX_FIRST_CALL:.0f} times the median",
                 f"{record.first_calls[worst]:.1f} ({worst})",
-                record.first_calls[worst] <= MOST_FIRST_CALL,
+                record.first_calls[worst] <= MAX_FIRST_CALL,
             )
         )
     return bounds
@@ -135,21 +135,21 @@ def _of_ratios(rows: Sequence[Row]) -> list[Bound]:
     return [
         Bound(
             "each function, each scenario",
-            f"at most {MOST_RATIO} times the baseline, or {MOST_BEHIND_US:.0f} µs behind",
+            f"at most {MAX_RATIO} times the baseline, or {MAX_BEHIND_US:.0f} µs behind",
             f"{len(compared) - len(behind)} of {len(compared)}",
             not behind,
         ),
         Bound(
             "geometric mean of the ratios",
-            f"at most {MOST_GEOMETRIC_MEAN}",
+            f"at most {MAX_GEOMETRIC_MEAN}",
             f"{everyone:.2f}",
-            everyone <= MOST_GEOMETRIC_MEAN,
+            everyone <= MAX_GEOMETRIC_MEAN,
         ),
         Bound(
             "the same without copiers and callers",
-            f"at most {MOST_GEOMETRIC_MEAN_OF_WORKERS}",
+            f"at most {MAX_GEOMETRIC_MEAN_OF_WORKERS}",
             f"{workers:.2f}",
-            workers <= MOST_GEOMETRIC_MEAN_OF_WORKERS,
+            workers <= MAX_GEOMETRIC_MEAN_OF_WORKERS,
         ),
     ]
 
@@ -162,19 +162,19 @@ def _of_growth(rows: Sequence[Row]) -> Bound:
     copied = f", where a copy grows {allowed:.2f} times" if allowed > 1 else ""
     return Bound(
         "growth, 1 to 4096 requests",
-        f"at most linear (within {MOST_OVER - 1:.0%}); of rows, as a plain copy",
+        f"at most linear (within {MAX_OVER - 1:.0%}); of rows, as a plain copy",
         f"{steep:.2f} times linear{copied} ({worst})",
-        over <= MOST_OVER,
+        over <= MAX_OVER,
     )
 
 
 def _of_memory(memory: dict[str, tuple[int, int, int]]) -> Bound:
     over = [name for name, (_, scratch, allowed) in memory.items() if scratch > allowed]
-    most = max(memory, key=lambda name: memory[name][1])
+    maximum = max(memory, key=lambda name: memory[name][1])
     return Bound(
         "memory besides the result",
         "a bounded scratch",
-        f"at most {memory[most][1] / 1024:.0f} KiB ({most})"
+        f"at most {memory[maximum][1] / 1024:.0f} KiB ({maximum})"
         + (f"; too much: {', '.join(over)}" if over else ""),
         not over,
     )

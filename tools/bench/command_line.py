@@ -27,7 +27,7 @@ from tools.bench.measuring import BASELINE, Row, WrongAnswerError, measure
 from tools.bench.memory import Allocated, allowed_scratch, device_memory, measure_memory
 from tools.bench.record import Record, grown, read_record
 from tools.bench.startup import first_calls, import_seconds
-from tools.bench.step import YARDSTICK, make_step
+from tools.bench.step import TORCH_ADD, make_step
 from tools.bench.tables import make_console, print_grown, print_record
 from tools.bench.timing import Spin, time_in_turn
 from tools.parser import Parser, RenamedOption
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = str(error.args[0] if isinstance(error, KeyError) else error)
         parser.error(message.replace("--impl", "--baseline"))
     if options.png is not None:
-        import matplotlib  # noqa: F401, ICN001, PLC0415  # asked for before an hour's work
+        import matplotlib  # noqa: F401, ICN001, PLC0415  # requested before an hour's work
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device")
     torch.set_num_threads(1)
@@ -174,7 +174,7 @@ class Bench:
             machine=describe_machine(device),
             baseline=baseline.implementation.module.__name__,
             device=device,
-            torch_add_us=self._yardstick(),
+            torch_add_us=self._torch_add(),
         )
 
     def run(self, batches: Sequence[Batch], *, quick: bool, grows: bool) -> None:
@@ -204,7 +204,7 @@ class Bench:
             return
         # The yardstick in turn with the step: a slow while of the machine meets both.
         step = make_step(make_batch("mixed", STEP_SIZE), self.target)
-        calls = {"fast": step, YARDSTICK: make_yardstick()}
+        calls = {"fast": step, TORCH_ADD: make_torch_add()}
         timing = time_in_turn(calls, self.spin, num_blocks=25)
         self.record.step_us = {name: taken.median_us for name, taken in timing.items()}
         self.record.import_seconds = import_seconds()
@@ -252,13 +252,13 @@ class Bench:
                 allowed,
             )
 
-    def _yardstick(self) -> float:
+    def _torch_add(self) -> float:
         """Return what adding two small tensors takes."""
-        timing = time_in_turn({YARDSTICK: make_yardstick()}, self.spin, num_blocks=15)
-        return timing[YARDSTICK].median_us
+        timing = time_in_turn({TORCH_ADD: make_torch_add()}, self.spin, num_blocks=15)
+        return timing[TORCH_ADD].median_us
 
 
-def make_yardstick() -> Callable[[], Any]:
+def make_torch_add() -> Callable[[], Any]:
     """Return the call that whole steps are held against."""
     a, b = torch.ones(256), torch.ones(256)
     return lambda: torch.add(a, b)

@@ -14,13 +14,13 @@ from tools.bench.jobs import Rows
 from tools.bench.measuring import BASELINE, Row
 
 GROWTH_SIZES: Final = (1, 4, 16, 64, 256, 1024, 4096)
-"""How many requests the batches have by which growth is judged."""
+"""How many requests the batches have by which growth is evaluated."""
 
-MOST_OVER: Final = 1.25
+MAX_OVER: Final = 1.25
 """How many times more than the number of requests a time may grow, for noise and caches."""
 
 COPIER: Final = "NumPy"
-"""Who copies rows like those of a function, in turn with it, where it is judged by that."""
+"""Who copies rows like those of a function, in turn with it, where it is evaluated by that."""
 
 COLUMNS: Final = 3
 
@@ -59,12 +59,15 @@ def too_steep(rows: Sequence[Row]) -> tuple[float, float, float]:
         rows: Of one job, by the number of requests.
 
     Returns:
-        How many times what is allowed, within which it is to be `MOST_OVER`; how many times linear;
+        How many times what is allowed, within which it is to be `MAX_OVER`; how many times linear;
         and what is allowed: once, or what a copy of as many rows takes where that is more.
     """
     allowed = [max(step, 1.0) for step in steps(rows, COPIER)]
     return max(
-        ((step / most, step, most) for step, most in zip(steps(rows), allowed, strict=True)),
+        (
+            (step / maximum, step, maximum)
+            for step, maximum in zip(steps(rows), allowed, strict=True)
+        ),
         default=(0.0, 0.0, 1.0),
     )
 
@@ -87,7 +90,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    import matplotlib as mpl  # noqa: PLC0415  # only where a picture is asked for
+    import matplotlib as mpl  # noqa: PLC0415  # only where a picture is requested
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415

@@ -38,7 +38,7 @@ TABLE_ROW_BYTES: Final = 4 * MAX_CONTEXT // BLOCK_SIZE
 """Of a block table of int32."""
 
 MEAN_CONTEXT: Final = 3500
-"""Tokens of the batches' requests; blocks behind a context are not copied."""
+"""Tokens of the batches' requests; blocks after a context are not copied."""
 
 GAP: Final = 64
 """Bytes between two rows that a plain copy copies: in one piece it would take them as one."""
@@ -65,7 +65,7 @@ class Prepared:
     Attributes:
         call: It, without arguments.
         observe: What it comes to, as `reference` would return it, where that is not what the call
-            returns. It may be asked once, before the call is timed.
+            returns. It may be called once, before the call is timed.
     """
 
     call: Callable[[], Any]
@@ -85,7 +85,7 @@ class Job:
         rows: What it copies for each request, about; None where it copies no long rows. They leave
             a cache when that is full: growth is bounded by a plain copy's of rows that lie so.
         prepare_in_place: Makes the call that writes to an `out` of the caller's, where growth is
-            to be judged by that: 32 MiB for a result are new pages in each call.
+            to be evaluated by that: 32 MiB for a result are new pages in each call.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Job:
     prepare_in_place: Callable[[Batch, Target], Prepared | None] | None = None
 
     def in_place(self) -> Job:
-        """Return the job by which growth is judged."""
+        """Return the job by which growth is evaluated."""
         if self.prepare_in_place is None:
             return self
         return dataclasses.replace(self, name=self.name + IN_PLACE, prepare=self.prepare_in_place)

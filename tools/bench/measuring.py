@@ -74,7 +74,7 @@ def measure(
         targets: Those that have the function are timed in turn.
         spin: Tells how fast the machine runs.
         num_blocks: Blocks of each that count.
-        with_reference: Whether `reference` is timed too. It is asked in any case.
+        with_reference: Whether `reference` is timed too. It is called in any case.
         beside: Other calls, by name, that are timed in turn with the targets'.
 
     Returns:

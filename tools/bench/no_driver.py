@@ -19,7 +19,7 @@ import fast.launch
 from fast import direct_launch, numba_launch
 
 SOURCE: Final = Path(__file__).with_suffix(".c")
-MOST_WORDS: Final = 64
+MAX_WORDS: Final = 64
 STREAM: Final = 0x6000
 """The stream that torch is said to be on."""
 
@@ -27,7 +27,7 @@ TYPES: Final = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8"}
 
 
 class Launched(NamedTuple):
-    """The last launch, as the driver was told of it.
+    """The last launch, as the driver was reported of it.
 
     Attributes:
         grid: Blocks along x, y and z.
@@ -60,7 +60,7 @@ class NoDriver:
             name = f"-Wl,-soname,{library.name}"
             flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", name]
             subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)  # noqa: S603  # our own
-            # Who asks for a library of this name is given the one that is loaded.
+            # Loading a library of this name returns the one that is loaded.
             self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         _pretend()
 
@@ -70,14 +70,14 @@ class NoDriver:
             tuple((ctypes.c_uint * 3).in_dll(self._library, "launched_grid")),
             tuple((ctypes.c_uint * 3).in_dll(self._library, "launched_block")),
             ctypes.c_int64.in_dll(self._library, "launched_stream").value,
-            tuple((ctypes.c_int64 * MOST_WORDS).in_dll(self._library, "words"))[:num_words],
+            tuple((ctypes.c_int64 * MAX_WORDS).in_dll(self._library, "words"))[:num_words],
         )
 
     def note(self, num_words: int) -> None:
         """Note so many words of each launch from now on, and forget the last one's."""
         ctypes.c_int.in_dll(self._library, "num_words").value = num_words
-        noted = (ctypes.c_int64 * MOST_WORDS).in_dll(self._library, "words")
-        noted[:] = [0] * MOST_WORDS
+        noted = (ctypes.c_int64 * MAX_WORDS).in_dll(self._library, "words")
+        noted[:] = [0] * MAX_WORDS
 
     def num_launches(self) -> int:
         """Return how many launches there were."""

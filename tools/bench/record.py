@@ -14,7 +14,7 @@ from tools.bench.timing import Timing
 SCHEMA: Final = 1
 """The version of the file's form."""
 
-MOST_GROWN: Final = 1.5
+MAX_GROWN: Final = 1.5
 """By how much a ratio to the baseline may grow from one run to another."""
 
 
@@ -104,7 +104,7 @@ def grown(old: Record, new: Record) -> tuple[list[str], int]:
         if was is None or now is None:
             continue
         num_compared += 1
-        if now > MOST_GROWN * was:
+        if now > MAX_GROWN * was:
             lines.append(
                 f"{row.job}, {row.kind}, {row.num_reqs} requests: {now:.2f} times the baseline,"
                 f" {was:.2f} before"

@@ -19,7 +19,7 @@ from tools.bench.inputs import (
 )
 from tools.bench.jobs import BIG_CHUNK
 
-YARDSTICK: Final = "torch.add"
+TORCH_ADD: Final = "torch.add"
 """What a step is held against: adding two tensors of 256 float32."""
 
 

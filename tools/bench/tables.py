@@ -60,12 +60,12 @@ def print_record(record: Record, console: Console, *, shows_all: bool) -> None:
             highlight=False,
         )
     bounds = Table(title="what it must show")
-    for name in ("what", "wanted", "measured", "holds"):
+    for name in ("what", "bound", "measured", "holds"):
         bounds.add_column(name)
     for bound in check_bounds(record):
         holds = "yes" if bound.holds else "NO"
         bounds.add_row(
-            bound.what, bound.wanted, bound.got, holds, style="" if bound.holds else "red"
+            bound.what, bound.bound, bound.got, holds, style="" if bound.holds else "red"
         )
     if bounds.row_count:
         console.print(bounds)

@@ -16,11 +16,11 @@ import numpy as np
 from torch.utils.benchmark import Measurement, Timer
 
 SPIN_STEPS: Final = 4000
-MOST_SLOWED: Final = 1.15
+MAX_SLOWED: Final = 1.15
 """How much slower than its best the fixed loop may be, for a block to count."""
 
-MOST_TRIES: Final = 4
-"""Times as many blocks as wanted that are tried, before slow ones are taken."""
+MAX_TRIES: Final = 4
+"""The factor by which more blocks are tried than needed, before slow ones are used."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,19 @@ def time_in_turn(
     """
     timers = {name: Timer("call()", globals={"call": call}) for name, call in calls.items()}
     numbers = {name: _calls_in_a_block(timer, block_seconds) for name, timer in timers.items()}
-    kept: dict[str, list[Measurement]] = {name: [] for name in calls}
+    steady: dict[str, list[Measurement]] = {name: [] for name in calls}
     slow: dict[str, list[Measurement]] = {name: [] for name in calls}
-    for _ in range(num_blocks * MOST_TRIES):
+    for _ in range(num_blocks * MAX_TRIES):
         for name, timer in timers.items():
-            if len(kept[name]) >= num_blocks:
+            if len(steady[name]) >= num_blocks:
                 continue
             before = spin.slowed()
             block = timer.timeit(numbers[name])
-            is_steady = max(before, spin.slowed()) <= MOST_SLOWED
-            (kept if is_steady else slow)[name].append(block)
-        if all(len(blocks) >= num_blocks for blocks in kept.values()):
+            is_steady = max(before, spin.slowed()) <= MAX_SLOWED
+            (steady if is_steady else slow)[name].append(block)
+        if all(len(blocks) >= num_blocks for blocks in steady.values()):
             break
-    return {name: _merge(kept[name], slow[name], num_blocks) for name in calls}
+    return {name: _merge(steady[name], slow[name], num_blocks) for name in calls}
 
 
 def _calls_in_a_block(timer: Timer, block_seconds: float) -> int:

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import conformance
 from conformance.checks import FAILURES, Check, checks_in
 from conformance.comparison import Verdict
+from conformance.goals import COVERAGE
 from conformance.laws.law_checks import LawViolation
 from conformance.profiles import Profile
 from conformance.report import Mismatch
-from conformance.situations import LEDGER
 from conformance.targets import TARGETS
 from conformance.traffic.batches import servable
 from conformance.traffic.engine import TraceEngine
@@ -61,7 +61,7 @@ class NamedCheck(NamedTuple):
         return f"{self.module}::{self.name}[{label}]"
 
     def catches(self, bug: Bug) -> bool:
-        """Tell whether it is a check that must catch a bug."""
+        """Return whether it is a check that must catch a bug."""
         return bug.caught_by in {self.check.kind.value, self.check.body.__name__}
 
 
@@ -85,7 +85,7 @@ class Catch:
     error: Exception
 
     def shows(self, bug: Bug) -> bool:
-        """Tell whether the harness found the bug; otherwise the patch itself is broken."""
+        """Return whether the harness found the bug; otherwise the patch itself is broken."""
         is_expected = re.search(bug.message, str(self.error), re.MULTILINE) is not None
         return is_expected and is_finding(self.error)
 
@@ -203,16 +203,16 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
     start = None
     for named in checks:
         key = named.check.function, target
-        start = LEDGER.examples[key] if start is None else start
+        start = COVERAGE.examples[key] if start is None else start
         for size in named.check.sizes(TARGETS[target]):
-            before = LEDGER.examples[key]
+            before = COVERAGE.examples[key]
             FAILURES.clear()
             try:
                 named.check.bind(TARGETS[target], profile, size, shrink=False)()
             except Exception as error:  # noqa: BLE001  # the caller decides what it shows
                 # Hypothesis runs the example that failed again, to report it.
                 again = len(FAILURES) - 1 if FAILURES else 2
-                last = LEDGER.examples[key] - again
+                last = COVERAGE.examples[key] - again
                 test = named.test(target, size)
                 return Catch(test, named.check.kind.value, last - before, last - start, error)
             finally:
@@ -221,7 +221,7 @@ def first_failure(checks: Iterable[NamedCheck], target: str, profile: Profile) -
 
 
 def is_finding(error: Exception) -> bool:
-    """Tell whether a failure is a difference that the harness found, and not a broken patch.
+    """Return whether a failure is a difference that the harness found, and not a broken patch.
 
     Args:
         error: What a check raised.

@@ -12,7 +12,7 @@
 | `shrink`, `child` | the smallest input that fails; forked children, which may crash |
 | `worker`, `local_pool` | processes that do it here |
 | `ray_pool`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster: docs/cluster.md |
-| `failures`, `findings`, `database` | what was found, and where it is kept |
+| `failures`, `findings`, `database` | what was found, and where it is stored |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |
 | `bisect`, `repository`, `case_process`, `commit_check` | which commit introduced a failure |

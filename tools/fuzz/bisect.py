@@ -90,13 +90,13 @@ def bisect(
         note: Called with a line for each commit that was tried.
 
     Raises:
-        ValueError: A file that is no stored case, a target that cannot run here, an implementation
-            that is in no repository, commits that are not there or in the wrong order, a case that
-            fails at GOOD or passes at BAD.
+        ValueError: A file that is not a stored case, a target that cannot run here, an
+            implementation that is in no repository, commits that are not there or in the wrong
+            order, a case that fails at GOOD or passes at BAD.
     """
     case = read_json(case_file)
     if case.get("kind") not in KINDS:
-        raise ValueError(f"{case_file} is no stored case: its kind is {case.get('kind')!r}")
+        raise ValueError(f"{case_file} is not a stored case: its kind is {case.get('kind')!r}")
     if len(choose_targets(target)) != 1:
         raise ValueError(f"target {target!r} is more than one")
     if adapter is not None and adapter.endswith(".py"):
@@ -145,7 +145,7 @@ def search(
     """
     first, last = repository.commit(good, "GOOD"), repository.commit(bad, "BAD")
     if not repository.is_ancestor(first, last):
-        raise ValueError(f"GOOD, {first}, is no ancestor of BAD, {last}")
+        raise ValueError(f"GOOD, {first}, is not an ancestor of BAD, {last}")
     tried: dict[str, Outcome] = {}
 
     def outcome_of(commit: Commit, name: str = "") -> Outcome:
@@ -155,9 +155,9 @@ def search(
         return outcome
 
     repository.check_out(worktree, last)
-    wanted = outcome_of(last, f"BAD {last}")
-    if wanted.status != "fails":
-        said = "passes" if wanted.status == "passes" else f"cannot be tested: {wanted.line}"
+    expected = outcome_of(last, f"BAD {last}")
+    if expected.status != "fails":
+        said = "passes" if expected.status == "passes" else f"cannot be tested: {expected.line}"
         changes = "; uncommitted changes are part of no commit" if repository.is_dirty() else ""
         raise ValueError(f"BAD, {last}, {said}{changes}")
     repository.check_out(worktree, first)
@@ -170,15 +170,15 @@ def search(
         outcome = outcome_of(commit)
         if outcome.status == "passes":
             return "good"
-        return "bad" if outcome.key and outcome.key == wanted.key else "skip"
+        return "bad" if outcome.key and outcome.key == expected.key else "skip"
 
     found = repository.bisect(worktree, first, last, step)
     skipped = {
         commit: f"fails otherwise: {outcome.line}" if outcome.key else outcome.line
         for commit, outcome in tried.items()
-        if outcome.status != "passes" and outcome.key != wanted.key
+        if outcome.status != "passes" and outcome.key != expected.key
     }
-    return BisectResult(repository.root, wanted.line, found, skipped, len(tried))
+    return BisectResult(repository.root, expected.line, found, skipped, len(tried))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _source_of(impl: str | None) -> _Source:
     if impl is not None and impl.endswith(".py"):
         path = Path(impl)
         if not path.is_file():
-            raise ValueError(f"--impl {impl!r} is no file")
+            raise ValueError(f"--impl {impl!r} is not a file")
         return _Source(path, None)
     module = impl or "fast"
     found = importlib.util.find_spec(module.partition(".")[0])

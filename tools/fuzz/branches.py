@@ -1,6 +1,6 @@
 """Which branches of Python code cases take: of the implementation, and of `reference`.
 
-`reference` stands in place of compiled loops, which cannot be observed.
+`reference` is in place of compiled loops, which cannot be observed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Branches(Source):
         self._monitoring.set_events(self._tool, self._monitoring.events.BRANCH)
         self._monitoring.restart_events()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+    def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
         """Return whether the case took a branch that none of its property took before."""
-        del function, situations, example
+        del function, goals, example
         is_new, self._is_new = self._is_new, False
         return is_new
 
@@ -124,9 +124,9 @@ class TracedArcs(Source):
         finally:
             self._tracer.stop()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+    def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
         """Return whether the case took a branch that none of its property took before."""
-        del function, situations, example
+        del function, goals, example
         before, self._num_taken = self._num_taken, sum(map(len, self._taken.values()))
         if before == self._num_taken:
             return False

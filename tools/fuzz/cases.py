@@ -21,9 +21,9 @@ from hypothesis.errors import StopTest, UnsatisfiedAssumption
 from hypothesis.internal.conjecture.choice import ChoiceT
 from hypothesis.internal.conjecture.data import ConjectureData
 
+from conformance.goals import COVERAGE
 from conformance.hypothesis_provider import FreshProvider
 from conformance.implementations import Absent
-from conformance.situations import LEDGER
 from conformance.targets import LOOKED_UP, RAISED
 from tools.fuzz.case_data import CaseContext, CaseData
 from tools.fuzz.properties import Property
@@ -61,7 +61,7 @@ class Input:
         name, seed, text = json.loads(data)
         choices = choices_from_bytes(b64decode(text))
         if choices is None:
-            raise ValueError(f"{text!r} is no record of choices")
+            raise ValueError(f"{text!r} is not a record of choices")
         return cls(name, seed, tuple(choices))
 
 
@@ -81,7 +81,7 @@ class Case:
         status: What became of it.
         choices: All that was drawn.
         example: What the property's strategy drew; None if that failed.
-        situations: What it met.
+        goals: What it met.
         error: How it failed.
         used: The functions that it looked up in the target.
     """
@@ -89,7 +89,7 @@ class Case:
     status: Status
     choices: tuple[ChoiceT, ...] = ()
     example: Any = None
-    situations: Sequence[str] = ()
+    goals: Sequence[str] = ()
     error: BaseException | None = None
     used: frozenset[str] = frozenset()
 
@@ -107,7 +107,7 @@ class Case:
 
 def run_case(
     prop: Property,
-    wanted: Input,
+    input_: Input,
     note: Callable[[bytes], None] = lambda _: None,
     watching: contextlib.AbstractContextManager[object] | None = None,
 ) -> Case:
@@ -115,13 +115,13 @@ def run_case(
 
     Args:
         prop: The property.
-        wanted: The input.
+        input_: The input.
         note: Writes down the input before it is drawn: drawn again, it is the same.
         watching: The context in which it is checked.
     """
-    note(wanted.to_bytes())
-    chance = random.Random(wanted.seed)  # noqa: S311  # no secret
-    data = CaseData(random=chance, provider=FreshProvider, prefix=wanted.prefix)
+    note(input_.to_bytes())
+    chance = random.Random(input_.seed)  # noqa: S311  # no secret
+    data = CaseData(random=chance, provider=FreshProvider, prefix=input_.prefix)
     return run_data(prop, data, watching=watching)
 
 
@@ -146,7 +146,7 @@ def run_data(
         try:
             example = data.draw(prop.strategy)
             if prop.is_stateful:
-                LEDGER.met.clear()
+                COVERAGE.reached.clear()
             else:
                 note(Input(prop.name, 0, tuple(data.choices)).to_bytes())
             with watching or contextlib.nullcontext():
@@ -162,7 +162,9 @@ def run_data(
     choices = tuple(data.choices)
     if example is None:
         return Case(status, choices, None, (), error, used)
-    met = (
-        sorted({name for _, name in LEDGER.met}) if prop.is_stateful else list(prop.meets(example))
+    reached = (
+        sorted({name for _, name in COVERAGE.reached})
+        if prop.is_stateful
+        else list(prop.goals_of(example))
     )
-    return Case(status, choices, example, met, error, used)
+    return Case(status, choices, example, reached, error, used)

@@ -21,7 +21,7 @@ FAIR_SHARE: Final = 0.3
 MEMORY: Final = 0.6
 """The weight of what was known about a property before its last slice."""
 
-WEIGHTS: Final[Mapping[str, float]] = {"situation": 4.0, "branch": 10.0}
+WEIGHTS: Final[Mapping[str, float]] = {"goal": 4.0, "branch": 10.0}
 """What a new event is worth; of other kinds 1. Branches are few: a late one leads somewhere."""
 
 
@@ -62,7 +62,7 @@ class Chooser:
     >>> chooser = Chooser(["a", "b"], 0)
     >>> sorted([chooser.choose(), chooser.choose()])
     ['a', 'b']
-    >>> chooser.learn("a", cases=10, seconds=1.0, events={("situation", "f", "new"): 3})
+    >>> chooser.learn("a", cases=10, seconds=1.0, events={("goal", "f", "new"): 3})
     1
     """
 
@@ -86,8 +86,8 @@ class Chooser:
         if self._chance.random() < FAIR_SHARE:
             return self._take(min(self.records, key=self._time_of))
         names = list(self.records)
-        least = 1e-3 + sum(record.gain for record in self.records.values()) / len(names) / 20
-        weights = [self.records[name].gain + least for name in names]
+        minimum = 1e-3 + sum(record.gain for record in self.records.values()) / len(names) / 20
+        weights = [self.records[name].gain + minimum for name in names]
         return self._take(self._chance.choices(names, weights)[0])
 
     def learn(

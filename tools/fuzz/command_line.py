@@ -34,7 +34,7 @@ from tools.fuzz.report import (
     write_reports,
 )
 from tools.fuzz.report.machine import num_cores
-from tools.fuzz.summary import declared_situations, night_of, tallies_of
+from tools.fuzz.summary import declared_goals, night_of, tallies_of
 from tools.fuzz.worker import Limits
 from tools.parser import Parser, positive
 
@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     minutes = options.minutes
     if minutes is None:
         minutes = EXHAUSTIVE_MINUTES if options.exhaustive else MINUTES
-    wanted = Options(
+    night_options = Options(
         _subject_of(options),
         60 * minutes,
         options.out,
@@ -92,14 +92,14 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
         options.database,
     )
     console = Console()
-    pool = _make_pool(options, wanted.subject)
+    pool = _make_pool(options, night_options.subject)
     try:
         if options.exhaustive:
-            with Display(console, wanted.seconds) as display:
-                night = enumerate_scopes(wanted, options.scale, pool, display)
+            with Display(console, night_options.seconds) as display:
+                night = enumerate_scopes(night_options, options.scale, pool, display)
             night = _report(options, night)
         else:
-            night = _fuzz(options, wanted, pool, console)
+            night = _fuzz(options, night_options, pool, console)
     finally:
         pool.close()
     console.print(_summary(night, options.out), soft_wrap=True, highlight=False)
@@ -108,14 +108,17 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     return 0 if night.verdict == "passed" else 1
 
 
-def _fuzz(options: argparse.Namespace, wanted: Options, pool: Pool, console: Console) -> Night:
+def _fuzz(
+    options: argparse.Namespace, night_options: Options, pool: Pool, console: Console
+) -> Night:
     """Fuzz until the time is over, and return the record."""
     database = open_database(options.database, options.out)
     try:
-        with Display(console, wanted.seconds) as display:
-            fuzzing = Fuzzing(wanted, pool, database, display)
+        with Display(console, night_options.seconds) as display:
+            fuzzing = Fuzzing(night_options, pool, database, display)
             display.note(
-                f"fuzzing {len(fuzzing.properties)} properties for {wanted.seconds / 60:g} minutes"
+                f"fuzzing {len(fuzzing.properties)} properties for "
+                f"{night_options.seconds / 60:g} minutes"
                 f" with {pool.size} workers, seed {fuzzing.seed}"
             )
             fuzzing.run()
@@ -127,7 +130,7 @@ def _fuzz(options: argparse.Namespace, wanted: Options, pool: Pool, console: Con
 def _report(options: argparse.Namespace, night: Night, fuzzing: Fuzzing | None = None) -> Night:
     """Write the reports of a night, add it to the history, and return it with its tables."""
     tallies = [] if fuzzing is None else tallies_of(fuzzing)
-    declared = {} if fuzzing is None else {"situations": declared_situations(fuzzing)}
+    declared = {} if fuzzing is None else {"goals": declared_goals(fuzzing)}
     has_history = options.history is not None and fuzzing is not None
     history = read_history(options.history, night) if has_history else NO_HISTORY
     night = with_tables(night, tallies, declared=declared, history=history)

@@ -28,17 +28,17 @@ def main(text: str) -> None:
     request = json.loads(text)
     with os.fdopen(request["pipe"], "w", encoding="utf-8") as pipe:
 
-        def tell(**values: Json) -> None:
+        def report(**values: Json) -> None:
             pipe.write(json.dumps(values) + "\n")
             pipe.flush()
 
         try:
             attempt = _load(request)
         except BaseException as error:  # noqa: BLE001  # whatever an import may raise
-            tell(status="untestable", line=_first_line(error))
+            report(status="untestable", line=_first_line(error))
             return
-        tell(status="started")
-        tell(**attempt())
+        report(status="started")
+        report(**attempt())
 
 
 def _load(request: dict[str, Any]) -> Callable[[], dict[str, Json]]:

@@ -1,6 +1,6 @@
 """Kinds of coverage: what a case did that can be new.
 
-An event is a tuple whose first element is its kind. `situation` and `pair` events come from the
+An event is a tuple whose first element is its kind. `goal` and `pair` events come from the
 harness' own coverage goals, and `size` events from the batch of a case, in bands of powers of two.
 `branch` events come from `branches`. A new kind is another `Source`.
 """
@@ -20,8 +20,8 @@ from conformance.values import children, is_object
 Event = tuple[str, ...]
 
 PLURALS: Final = {
-    "situation": "situations",
-    "pair": "pairs of situations",
+    "goal": "goals",
+    "pair": "pairs of goals",
     "size": "sizes",
     "branch": "branches",
 }
@@ -48,8 +48,8 @@ class Source(Protocol):
         del is_varied
         return contextlib.nullcontext()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
-        """Observe a case that ran, by its example and the situations that this met.
+    def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
+        """Observe a case that ran, by its example and the goals that this met.
 
         Returns:
             Whether the case did something that no case of its property did before in this process,
@@ -63,8 +63,8 @@ class Source(Protocol):
         """
 
 
-class Situations(Source):
-    """Situations that cases met, and pairs of them that one case met."""
+class Goals(Source):
+    """Goals that cases met, and pairs of them that one case met."""
 
     def __init__(self) -> None:
         self._met: Counter[tuple[str, frozenset[str]]] = Counter()
@@ -74,10 +74,10 @@ class Situations(Source):
         del prop, is_simulated
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+    def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
         """Count what a case met."""
         del example
-        self._met[function, frozenset(situations)] += 1
+        self._met[function, frozenset(goals)] += 1
         return False
 
     def end(self) -> Counter[Event]:
@@ -85,7 +85,7 @@ class Situations(Source):
         found: Counter[Event] = Counter()
         for (function, names), number in self._met.items():
             for name in names:
-                found["situation", function, name] += number
+                found["goal", function, name] += number
             for first, second in itertools.combinations(sorted(names), 2):
                 found["pair", function, first, second] += number
         return found
@@ -102,9 +102,9 @@ class Sizes(Source):
         del prop, is_simulated
         self._met.clear()
 
-    def see(self, function: str, situations: Sequence[str], example: Any) -> bool:
+    def see(self, function: str, goals: Sequence[str], example: Any) -> bool:
         """Count the sizes of a case's batch, if it has one."""
-        del situations
+        del goals
         batch = batch_of(example)
         if batch is not None:
             for axis, size in sizes_of(batch).items():
@@ -144,5 +144,5 @@ def band(size: int) -> str:
     >>> [band(size) for size in (0, 1, 2, 3, 4, 1000)]
     ['0', '1', '2..3', '2..3', '4..7', '512..1023']
     """
-    least = 1 << (size.bit_length() - 1) if size else 0
-    return f"{least}..{2 * least - 1}" if least > 1 else str(least)
+    minimum = 1 << (size.bit_length() - 1) if size else 0
+    return f"{minimum}..{2 * minimum - 1}" if minimum > 1 else str(minimum)

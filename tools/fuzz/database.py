@@ -27,7 +27,7 @@ from hypothesis.database import (
 from conformance.encoding import SCHEMA_VERSION
 
 MAX_COVERING: Final = 64
-"""The most inputs of a property that are kept because they covered something new."""
+"""The most inputs of a property that are stored because they covered something new."""
 
 EXPIRE_AFTER: Final = timedelta(days=30)
 """When a server forgets the inputs of a property that no night used."""

@@ -1,7 +1,7 @@
 """Count what the default conformance run covers: `python -m tools.fuzz.default_run`.
 
 It runs the checks of `pytest conformance` in one process, with the default profile, and counts
-cases, situations, pairs of situations and branches in the same way as `python -m tools.fuzz`.
+cases, goals, pairs of goals and branches in the same way as `python -m tools.fuzz`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 import fast
 import reference
 from conformance.checks import Check
+from conformance.goals import COVERAGE
 from conformance.profiles import PROFILES
-from conformance.situations import LEDGER
 from conformance.stateful.check import StatefulCheck
 from conformance.targets import Target
 from tools.fuzz import branches, coverage, preload
@@ -63,7 +63,7 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
         options: Of the command line.
     """
     subject = Subject(target=options.target, functions=options.functions)
-    sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
+    sources: list[coverage.Source] = [coverage.Goals(), coverage.Sizes()]
     folders = {Path(module.__file__ or "").parent for module in (fast, reference)}
     sources.append(branches.branch_source(folders))
     events: Counter[coverage.Event] = Counter()
@@ -76,14 +76,14 @@ def observe(options: argparse.Namespace) -> dict[str, Any]:
         if isinstance(check, StatefulCheck):
             sizes = [prop.size]
         observed, seen = _observed(check, sources)
-        before = LEDGER.examples.copy()
+        before = COVERAGE.examples.copy()
         for size in sizes:
-            LEDGER.met.clear()
+            COVERAGE.reached.clear()
             observed.bind(prop.target, PROFILES["default"], size)()
             if isinstance(check, StatefulCheck):
                 for source in sources:
-                    source.see(check.function, [name for _, name in LEDGER.met], None)
-        cases += seen.total() or (LEDGER.examples - before).total()
+                    source.see(check.function, [name for _, name in COVERAGE.reached], None)
+        cases += seen.total() or (COVERAGE.examples - before).total()
         for source in sources:
             events += source.end()
     seconds = time.process_time() - began
@@ -95,8 +95,8 @@ def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, 
     """Return a check whose examples are observed, and the count of these."""
     seen: Counter[str] = Counter()
 
-    def meets(example: Any) -> Iterable[str]:
-        found = list(check.meets(example))
+    def goals_of(example: Any) -> Iterable[str]:
+        found = list(check.goals_of(example))
         seen[check.function] += 1
         for source in sources:
             source.see(check.function, found, example)
@@ -111,4 +111,4 @@ def _observed(check: Check, sources: Sequence[coverage.Source]) -> tuple[Check, 
 
     if isinstance(check, StatefulCheck):
         return check, seen
-    return dataclasses.replace(check, meets=meets, body=body), seen
+    return dataclasses.replace(check, goals_of=goals_of, body=body), seen

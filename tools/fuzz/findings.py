@@ -83,7 +83,7 @@ class Findings:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} cannot be read as findings ({type(error).__name__}: {error});"
-                " move it away to start anew"
+                " move it away to start again"
             ) from error
 
     def keys(self) -> frozenset[tuple[str, str, str]]:
@@ -210,7 +210,7 @@ class Findings:
 
 
 def _rank(found: Finding) -> tuple[int, int, str]:
-    """Return where a finding stands in the report: open ones first, the most telling before."""
+    """Return where a finding is in the report: open ones first, the most telling before."""
     kind = found.failure.kind
     place = KINDS.index(kind) if kind in KINDS else len(KINDS)
     return (not found.is_open, place, found.failure.id)

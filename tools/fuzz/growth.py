@@ -32,10 +32,10 @@ ROUNDS: Final = 3
 CASES: Final = 24
 """Cases of a round."""
 
-MOST_SECONDS: Final = 120
+MAX_SECONDS: Final = 120
 """Of processor time; a property whose cases take longer is not measured."""
 
-LEAST_BYTES: Final = 32 << 10
+MIN_BYTES: Final = 32 << 10
 """What each case must add in each stage to be reported; the harness' own caches add 5 KiB."""
 
 
@@ -95,9 +95,9 @@ class GrowthJob:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+            resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
             sizes: list[int] = []
-            least = LEAST_BYTES * ROUNDS * CASES
+            minimum = MIN_BYTES * ROUNDS * CASES
             try:
                 while len(sizes) <= STAGES:
                     for number in range(ROUNDS * CASES):
@@ -105,7 +105,7 @@ class GrowthJob:
                     gc.collect()
                     _trim()
                     size = rss_bytes(os.getpid())
-                    if sizes and size - sizes[-1] < least:
+                    if sizes and size - sizes[-1] < minimum:
                         break
                     sizes.append(size)
                 os.write(writer, json.dumps(sizes).encode())

@@ -38,7 +38,7 @@ LABEL: Final = "fuzzing"
 MARKER: Final = "<!-- kvtwin-finding: {} -->"
 IN_TEXT: Final = re.compile(MARKER.format(r"(\S+)"))
 
-MOST_OPENED: Final = 20
+MAX_OPENED: Final = 20
 """Issues that one night opens at most; the next one opens the others."""
 
 LONGEST_TITLE: Final = 200
@@ -181,7 +181,7 @@ def read_findings(path: Path) -> list[Finding]:
             for entry in report["findings"]
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no report: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path} is not a report: {type(error).__name__}: {error}") from error
 
 
 def merged(reports: Iterable[Sequence[Finding]]) -> list[Finding]:
@@ -239,7 +239,7 @@ def commands_for(
             comment = f"This fails again: `{_inline(finding.line)}` {run_url}".strip()
             changes.append(Command(("issue", "reopen", str(last), "--comment", comment)))
     if created:
-        changes += [LABEL_COMMAND, *created[:MOST_OPENED]]
+        changes += [LABEL_COMMAND, *created[:MAX_OPENED]]
     return changes
 
 
@@ -272,11 +272,11 @@ def text_of(finding: Finding, run_url: str = "") -> str:
     lines += [f"| {name} | `{_inline(value)}` |" for name, value in rows.items()]
     lines += ["", *_block(finding.line, "text")]
     if len(finding.script_text) > LONGEST_SCRIPT:
-        lines += ["", "The script that shows it is too long for here; it is beside the report."]
+        lines += ["", "The script that shows it is too long for here; it is next to the report."]
     elif finding.script_text:
         lines += ["", "This script shows it:", "", *_block(finding.script_text, "python")]
     if finding.command:
-        lines += ["", "This replays the case beside the report:", "", *_block(finding.command, "")]
+        lines += ["", "This replays the case next to the report:", "", *_block(finding.command, "")]
     if run_url:
         lines += ["", f"Reports: {run_url}"]
     return "\n".join([*lines, "", MARKER.format(finding.id), ""])

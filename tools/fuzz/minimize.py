@@ -78,8 +78,8 @@ class MinimizeJob:
         return self._run_isolated(worker) if self.kind in DIED else self._run_here(worker)
 
     def _run_here(self, worker: WorkerContext) -> Failure | None:
-        prop, wanted = _property_of(self), Input.from_bytes(self.input)
-        cases = [run_case(prop, wanted, worker.note_input) for _ in range(TRIES)]
+        prop, input_ = _property_of(self), Input.from_bytes(self.input)
+        cases = [run_case(prop, input_, worker.note_input) for _ in range(TRIES)]
         failing = [case for case in cases if _key(prop, case) == self.key]
         if not failing:
             return None
@@ -101,7 +101,7 @@ class MinimizeJob:
         return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.raised)
 
     def _run_isolated(self, worker: WorkerContext) -> Failure | None:
-        prop, wanted = _property_of(self), Input.from_bytes(self.input)
+        prop, input_ = _property_of(self), Input.from_bytes(self.input)
         is_late = _lateness(worker, self.seconds, time.monotonic)
         hangs = self.kind == "hang"
         isolated = _Isolated(prop, HANG_SECONDS if hangs else CASE_SECONDS)
@@ -118,8 +118,8 @@ class MinimizeJob:
             tried = run(data)
             return _requests(tried) if is_same(tried) else None
 
-        chance = random.Random(wanted.seed)  # noqa: S311  # no secret
-        first = ConjectureData(random=chance, provider=FreshProvider, prefix=wanted.prefix)
+        chance = random.Random(input_.seed)  # noqa: S311  # no secret
+        first = ConjectureData(random=chance, provider=FreshProvider, prefix=input_.prefix)
         case = run(first)
         if not is_same(case):
             return None

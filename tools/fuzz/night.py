@@ -40,7 +40,7 @@ DRAIN_SECONDS: Final = 4.0
 GROWN_BYTES: Final = 24 << 20
 """A property whose slices left this much memory behind is measured."""
 
-MOST_ERRORS: Final = 50
+MAX_ERRORS: Final = 50
 """After so many errors of the fuzzer itself a night ends."""
 
 
@@ -94,7 +94,7 @@ class Fuzzing:
                 self._submit()
                 self._handle(self.pool.events(min(0.2, max(self.left, 0))))
                 self._show()
-                if len(self.errors) > MOST_ERRORS:
+                if len(self.errors) > MAX_ERRORS:
                     break
             self._drain()
         self.findings.write()
@@ -213,7 +213,7 @@ class Fuzzing:
         action = "restarted"
         if noted is not None and isinstance(job, SliceJob):
             failure = _death_of(self.properties[name], event)
-            action += f"; the input is kept as {failure.id}"
+            action += f"; the input is stored as {failure.id}"
             self._add(failure)
         self.lost.append(
             LostWorker(

@@ -46,14 +46,14 @@ def verify() -> None:
     """
     current = settings()
     wrong = [
-        f"{name} is {got!r}, but should be {wanted!r}"
-        for name, got, wanted in (
+        f"{name} is {got!r}, but should be {expected!r}"
+        for name, got, expected in (
             ("derandomize", current.derandomize, False),
             ("deadline", current.deadline, None),
             ("the profile", settings.get_current_profile_name(), NAME),
             ("BUFFER_SIZE", engine.BUFFER_SIZE, BUFFER_SIZE),
         )
-        if got != wanted
+        if got != expected
     ]
     if current.database is None:
         wrong.append("there is no example database")

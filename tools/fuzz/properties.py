@@ -101,9 +101,9 @@ class Property:
             else:
                 self.check.body(self.target, example)
 
-    def meets(self, example: Any) -> Iterable[str]:
-        """Return the situations that an example meets."""
-        return () if self.is_stateful else self.check.meets(example)
+    def goals_of(self, example: Any) -> Iterable[str]:
+        """Return the goals that an example meets."""
+        return () if self.is_stateful else self.check.goals_of(example)
 
     @functools.cached_property
     def _machine(self) -> Callable[[Any], None]:

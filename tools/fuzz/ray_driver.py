@@ -128,7 +128,7 @@ class Driver:
             if kind == "stop":
                 self.is_stopped = True
                 for slot in self._slots:
-                    slot.tell("stop")
+                    slot.request("stop")
             else:
                 number, data, needs_gpu = content
                 self._wants_gpu |= needs_gpu
@@ -138,7 +138,7 @@ class Driver:
         """End the workers; what their jobs reported is sent before."""
         self.is_closed = True
         for slot in self._slots:
-            slot.tell("close")
+            slot.request("close")
         until = time.monotonic() + CLOSE_SECONDS
         for slot in self._slots:
             slot.join(max(until - time.monotonic(), 0))
@@ -157,7 +157,8 @@ class Driver:
 
         nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         if self._node not in nodes:
-            # Ray ends the actors of a driver whose node is gone; another process has to begin anew.
+            # Ray ends the actors of a driver whose node is gone; another process has to begin
+            # again.
             os._exit(3)
         for slot in self._slots:
             slot.is_lost |= slot.node is not None and slot.node not in nodes
@@ -191,16 +192,16 @@ class Driver:
             self._reported = now
             self.send("size", *now)
 
-    def _adjust(self, needs_gpu: bool, wanted: int) -> None:
+    def _adjust(self, needs_gpu: bool, num_slots: int) -> None:
         """Start workers that the cluster has room for; give up those that wait for room."""
         slots = [slot for slot in self._slots if slot.needs_gpu == needs_gpu and slot.is_alive()]
         slots = [slot for slot in slots if not slot.is_lost]
         waiting = [slot for slot in slots if slot.node is None]
-        for slot in waiting[: max(len(slots) - wanted, 0)]:
+        for slot in waiting[: max(len(slots) - num_slots, 0)]:
             slot.is_lost = True
         if time.monotonic() < self._pause_until:
             return
-        for _ in range(wanted - len(slots)):
+        for _ in range(num_slots - len(slots)):
             slot = _Slot(self, self._number, needs_gpu)
             self._number += 1
             self._slots.append(slot)
@@ -309,7 +310,7 @@ class _Slot(threading.Thread):
             reason = "stopped" if self._driver.is_closed else "node"
             self._driver.send("lost", task.id, reason, str(error), self._title)
 
-    def tell(self, method: str) -> None:
+    def request(self, method: str) -> None:
         """Call `stop` or `close` of the worker, without waiting for it."""
         if self.node is not None and not self.is_lost:
             with contextlib.suppress(Exception):

@@ -83,9 +83,9 @@ class RayPool:
             machine must be a node of the cluster.
         limits: What each worker may take.
         workers: The most workers that use no GPU; None for one for each CPU of the cluster. Jobs
-            that need a GPU have one worker for each GPU beside these.
+            that need a GPU have one worker for each GPU next to these.
         start: How the workers' child processes are started.
-        files: Files and folders that jobs need beside this checkout, such as the file of an
+        files: Files and folders that jobs need next to this checkout, such as the file of an
             implementation.
 
     Attributes:

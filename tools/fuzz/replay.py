@@ -22,7 +22,7 @@ from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 SECONDS: Final = 20.0
 """After this long no further try begins."""
 
-MOST_PASSES: Final = 200
+MAX_PASSES: Final = 200
 """However seldom a failure fails, it counts as fixed after so many passes."""
 
 
@@ -36,7 +36,7 @@ def passes_to_be_fixed(fails: int, tries: int) -> int:
     """
     if fails >= tries:
         return 1
-    return min(math.ceil(math.log(0.01) / math.log(1 - fails / tries)), MOST_PASSES)
+    return min(math.ceil(math.log(0.01) / math.log(1 - fails / tries)), MAX_PASSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,17 +134,17 @@ def attempt_of_input(case: Json, subject: Subject) -> Callable[[], None]:
     Raises:
         ValueError: An input of a property that the subject does not have.
     """
-    wanted = Input.from_bytes(case["input"].encode())
-    prop = properties_of(subject).get(wanted.property_name)
+    expected = Input.from_bytes(case["input"].encode())
+    prop = properties_of(subject).get(expected.property_name)
     if prop is None:
-        raise ValueError(f"there is no property {wanted.property_name} here")
+        raise ValueError(f"there is no property {expected.property_name} here")
 
     def attempt() -> None:
         if case.get("failure") == "memory growth":
-            found = GrowthJob(subject, prop.name, wanted.seed).measure()
+            found = GrowthJob(subject, prop.name, expected.seed).measure()
             error = found and MemoryGrowthError(found.line)
         else:
-            error = run_case(prop, wanted).error
+            error = run_case(prop, expected).error
         if error is not None:
             raise error
 

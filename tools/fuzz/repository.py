@@ -89,12 +89,12 @@ class Repository:
                 self.root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"
             ).strip()
         except ValueError as error:
-            raise ValueError(f"{role}, {name!r}, is no commit of {self.root}") from error
+            raise ValueError(f"{role}, {name!r}, is not a commit of {self.root}") from error
         text = _git(self.root, "log", "-1", "--format=%H%n%as%n%s", found, "--")
         return Commit(*text.split("\n")[:3])
 
     def is_ancestor(self, one: Commit, other: Commit) -> bool:
-        """Tell whether a commit is an ancestor of another."""
+        """Return whether a commit is an ancestor of another."""
         try:
             _git(self.root, "merge-base", "--is-ancestor", one.hash, other.hash)
         except ValueError:
@@ -102,7 +102,7 @@ class Repository:
         return one != other
 
     def is_dirty(self) -> bool:
-        """Tell whether the checkout has uncommitted changes."""
+        """Return whether the checkout has uncommitted changes."""
         return bool(_git(self.root, "status", "--porcelain", "--untracked-files=no"))
 
     def check_out(self, worktree: Path, commit: Commit) -> None:

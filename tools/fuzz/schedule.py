@@ -29,7 +29,7 @@ MINIMIZE_SECONDS: Final = 20.0
 SHARED_INPUTS: Final = 16
 """Inputs of a property, found by others, that go with each of its slices."""
 
-MOST_DEATHS: Final = 3
+MAX_DEATHS: Final = 3
 """After a property ended this many workers it gets no more slices: each would end another."""
 
 PATIENCE_SECONDS: Final = 3.0
@@ -123,7 +123,7 @@ class Schedule:
     def _next_slice(self, left: float, num_workers: int) -> SliceJob | None:
         for _ in range(len(self.properties)):
             name = self.chooser.choose()
-            if self.deaths[name] < MOST_DEATHS:
+            if self.deaths[name] < MAX_DEATHS:
                 break
             self.chooser.give_up(name)
         else:

@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("reference", "fast", "conformance", "tools")
 
 MAX_BESIDE_BYTES: Final = 10 << 20
-"""The most that the `.py` files beside an implementation may have, to be copied too."""
+"""The most that the `.py` files next to an implementation may have, to be copied too."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hypothesis.internal.escalation import InterestingOrigin
 from conformance.hypothesis_provider import FreshProvider
 
 Attempt: TypeAlias = Callable[[ConjectureData], int | None]
-"""Draws an input and checks it. Returns its number of requests if it fails as wanted, else None."""
+"""Draws and checks an input; returns its number of requests if it fails alike, or None."""
 
 DRAWS: Final = 200
 """How many inputs are drawn at random to find a smaller one."""
@@ -31,7 +31,7 @@ DRAWS: Final = 200
 FEW_CHOICES: Final = 64
 """An input of no more choices is short enough for Hypothesis' shrinker."""
 
-MOST_KEPT: Final = 16
+MAX_CANDIDATES: Final = 16
 """Fewer than so many of the first choices are kept by an input that is drawn at random."""
 
 REQUESTS: Final = "requests"
@@ -121,14 +121,14 @@ def _draw_smaller(
     for _ in range(DRAWS):
         if len(found.choices) <= enough or is_late():
             break
-        most = len(found.choices) - 1
+        maximum = len(found.choices) - 1
         if 0 < found.requests < math.inf:
-            most = max(most, FEW_CHOICES)  # more choices may make fewer requests
+            maximum = max(maximum, FEW_CHOICES)  # more choices may make fewer requests
         data = ConjectureData(
             random=chance,
             provider=FreshProvider,
-            prefix=found.choices[: chance.randrange(min(len(found.choices), MOST_KEPT))],
-            max_choices=most,
+            prefix=found.choices[: chance.randrange(min(len(found.choices), MAX_CANDIDATES))],
+            max_choices=maximum,
         )
         requests = attempt(data)
         if requests is not None and not data.frozen:

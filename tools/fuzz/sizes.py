@@ -19,14 +19,14 @@ BLOCK_SIZES: Final = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 128, 256, 544, 1024)
 """Powers of two, and what hybrid models need: a block as large as a Mamba state."""
 
 
-def log_uniform(random_: random.Random, least: int, most: int) -> int:
+def log_uniform(random_: random.Random, minimum: int, maximum: int) -> int:
     """Return an int between two bounds, both included, whose logarithm is uniform.
 
     >>> draws = [log_uniform(random.Random(n), 1, 1024) for n in range(1000)]
     >>> min(draws), sum(n <= 32 for n in draws) // 100
     (1, 5)
     """
-    return min(int(math.exp(random_.uniform(math.log(least), math.log(most + 1)))), most)
+    return min(int(math.exp(random_.uniform(math.log(minimum), math.log(maximum + 1)))), maximum)
 
 
 def make_presets(
@@ -43,7 +43,7 @@ def make_presets(
         number: How many to draw.
     """
     chance = random.Random(0)  # noqa: S311  # no secret
-    axes = [_spread(chance, most, number) for most in (requests, context, query, tokens)]
+    axes = [_spread(chance, maximum, number) for maximum in (requests, context, query, tokens)]
     found = []
     for index, (num_reqs, longest, longest_query, num_tokens) in enumerate(zip(*axes, strict=True)):
         room = log_uniform(chance, cells >> 8, cells)
@@ -54,11 +54,11 @@ def make_presets(
                 longest = max(longest // 2, 1)  # noqa: PLW2901  # likewise
         if chance.random() < 0.5:  # one long prefill, which needs as many tokens
             num_tokens = max(num_tokens, longest_query)  # noqa: PLW2901  # likewise
-        wanted = min(chance.choice((1, 2, 4)), len(fitting))
+        count = min(chance.choice((1, 2, 4)), len(fitting))
         found.append(
             Preset(
                 f"fuzz {index}",
-                tuple(sorted(chance.sample(fitting, wanted))),
+                tuple(sorted(chance.sample(fitting, count))),
                 tuple(sorted({log_uniform(chance, 1, 512) for _ in range(3)})),
                 max_num_reqs=num_reqs,
                 max_query_len=longest_query,
@@ -69,10 +69,10 @@ def make_presets(
     return tuple(found)
 
 
-def _spread(chance: random.Random, most: int, number: int) -> list[int]:
-    """Return log-uniform ints from 1 to `most`, one of each of `number` parts of the range."""
+def _spread(chance: random.Random, maximum: int, number: int) -> list[int]:
+    """Return log-uniform ints from 1 to `maximum`, one of each of `number` parts of the range."""
     shares = [(index + chance.random()) / number for index in range(number)]
-    found = [min(int((most + 1) ** share), most) for share in shares]
+    found = [min(int((maximum + 1) ** share), maximum) for share in shares]
     chance.shuffle(found)
     return found
 

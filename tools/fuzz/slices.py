@@ -22,19 +22,19 @@ from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 from tools.fuzz.worker import rss_bytes
 
-KEPT_INPUTS: Final = 256
-"""Inputs of a property that covered something new and are kept by a worker, to vary them."""
+MAX_INPUTS: Final = 256
+"""Inputs of a property that covered something new and are stored by a worker, to vary them."""
 
 VARIED_SHARE: Final = 0.5
 """The share of cases that are like an input that covered something new."""
 
-MOST_TRIED: Final = 4
+MAX_TRIED: Final = 4
 """Inputs of other workers that a slice tries as they are: what they cover is known here then."""
 
 LATEST: Final = 4
 """Half of these are like one of so many inputs that were the last to take a new branch."""
 
-MOST_REPORTED: Final = 8
+MAX_REPORTED: Final = 8
 """Failures that a slice reports; more would only repeat themselves."""
 
 
@@ -105,7 +105,7 @@ class SliceJob:
         memory = _memory_of(self.subject)
         memory.add(self.first)
         others = memory.add(self.inputs)
-        return _Slice(self, prop, memory, worker).run([*self.first, *others[-MOST_TRIED:]])
+        return _Slice(self, prop, memory, worker).run([*self.first, *others[-MAX_TRIED:]])
 
 
 class _Memory:
@@ -120,7 +120,7 @@ class _Memory:
         self.inputs: dict[str, list[Input]] = {}
         self.latest: dict[str, deque[Input]] = {}
         self.known_bytes: set[bytes] = set()
-        self.sources: list[coverage.Source] = [coverage.Situations(), coverage.Sizes()]
+        self.sources: list[coverage.Source] = [coverage.Goals(), coverage.Sizes()]
         module = prop.target.implementation.module
         files = [getattr(module, "__file__", None), reference.__file__]
         folders = {Path(file).parent for file in files if file}
@@ -136,9 +136,9 @@ class _Memory:
 
     def keep(self, found: Input) -> None:
         """Keep an input, in the place of the oldest if there are too many."""
-        kept = self.inputs.setdefault(found.property_name, [])
-        kept.append(found)
-        del kept[:-KEPT_INPUTS]
+        stored = self.inputs.setdefault(found.property_name, [])
+        stored.append(found)
+        del stored[:-MAX_INPUTS]
 
 
 _MEMORIES: dict[Subject, _Memory] = {}
@@ -195,15 +195,14 @@ class _Slice:
         is_late = time.perf_counter() - started > self.job.seconds
         return self.worker.is_over() or (is_late and cases > 0)
 
-    def _run_one(self, wanted: Input) -> None:
-        watching = self._watching(is_varied=bool(wanted.prefix))
-        case = run_case(self.prop, wanted, self.worker.note_input, watching)
+    def _run_one(self, input_: Input) -> None:
+        watching = self._watching(is_varied=bool(input_.prefix))
+        case = run_case(self.prop, input_, self.worker.note_input, watching)
         self.statuses[case.status] += 1
         if case.status is not Status.INVALID:
             function = self.prop.check.function
             is_new = [
-                source.see(function, case.situations, case.example)
-                for source in self.memory.sources
+                source.see(function, case.goals, case.example) for source in self.memory.sources
             ]
             self._keep_if_new(case, takes_new_branch=any(is_new))
         if case.status is Status.FAILED:
@@ -218,24 +217,24 @@ class _Slice:
 
     def _choose_input(self) -> Input:
         seed = self.chance.getrandbits(64)
-        kept = self.memory.inputs.get(self.job.property_name, ())
-        if not kept or self.chance.random() > VARIED_SHARE:
+        stored = self.memory.inputs.get(self.job.property_name, ())
+        if not stored or self.chance.random() > VARIED_SHARE:
             return Input(self.job.property_name, seed)
         latest = self.memory.latest.get(self.job.property_name)
         if latest and self.chance.random() < 0.5:
             choices = self.chance.choice(latest).prefix
         else:  # the last ones covered what few others do
-            at = max(self.chance.randrange(len(kept)), self.chance.randrange(len(kept)))
-            choices = kept[at].prefix
+            at = max(self.chance.randrange(len(stored)), self.chance.randrange(len(stored)))
+            choices = stored[at].prefix
         return Input(self.job.property_name, seed, vary(choices, self.chance))
 
     def _keep_if_new(self, case: Case, *, takes_new_branch: bool) -> None:
         """Keep the input of a case that this worker has not met the like of.
 
-        Its set of situations is new, or it is the first of its property to take a branch.
+        Its set of goals is new, or it is the first of its property to take a branch.
         """
         name = self.job.property_name
-        signature = frozenset(case.situations)
+        signature = frozenset(case.goals)
         known = self.memory.signatures.setdefault(name, set())
         if (signature in known and not takes_new_branch) or len(case.choices) > 4096:
             return
@@ -245,12 +244,12 @@ class _Slice:
         if takes_new_branch:
             self.memory.latest.setdefault(name, deque(maxlen=LATEST)).append(found)
         self.memory.known_bytes.add(found.to_bytes())
-        if len(self.covering) < KEPT_INPUTS:
+        if len(self.covering) < MAX_INPUTS:
             self.covering.append(found.to_bytes())
 
     def _report(self, case: Case) -> None:
         key = key_of(self.prop.check.function, case.raised)
-        if key in self.known or len(self.known) - len(self.job.known) >= MOST_REPORTED:
+        if key in self.known or len(self.known) - len(self.job.known) >= MAX_REPORTED:
             return
         self.known.add(key)
         self.worker.report(failure_of_case(self.prop, case))
@@ -259,7 +258,7 @@ class _Slice:
 def vary(choices: tuple[ChoiceT, ...], chance: random.Random) -> tuple[ChoiceT, ...]:
     """Return choices that are partly others: the first ones alone, or all with one changed.
 
-    What follows the first ones is drawn anew. A changed one that its strategy does not allow
+    What follows the first ones is drawn again. A changed one that its strategy does not allow
     becomes the simplest that it does.
 
     Args:

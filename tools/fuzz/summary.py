@@ -129,12 +129,12 @@ def tallies_of(fuzzing: Fuzzing) -> list[Tally]:
     return found
 
 
-def declared_situations(fuzzing: Fuzzing) -> set[str]:
-    """Return the situations that the harness declares for the properties of a night."""
+def declared_goals(fuzzing: Fuzzing) -> set[str]:
+    """Return the goals that the harness declares for the properties of a night."""
     return {
-        _name_of(("situation", prop.check.function, name))
+        _name_of(("goal", prop.check.function, name))
         for prop in fuzzing.properties.values()
-        for name in prop.check.expects
+        for name in prop.check.goals
     }
 
 

@@ -51,9 +51,9 @@ USED_GPU: Final = "used GPU"
 """Why a child gives a job back: it must fork, and has used a GPU."""
 
 STARTING: Final = threading.Lock()
-"""Held while a child is started, or asked whether it has ended.
+"""Held while a child is started, or checked for its end.
 
-To start one, `multiprocessing` asks all whether they have ended; and of two threads that ask one
+To start one, `multiprocessing` checks whether all have ended; and of two threads that check one
 child of a fork server at once, the later one takes its exit status to be 255.
 """
 

@@ -36,7 +36,7 @@ class Declared:
     nth: int | None = None
 
     def is_about(self, mutant: Mutant) -> bool:
-        """Tell whether a mutant is one of these."""
+        """Return whether a mutant is one of these."""
         if (self.module, self.function) != (mutant.module, mutant.place.function):
             return False
         is_before = _bare(self.before) == _bare(mutant.before)

@@ -19,7 +19,7 @@ FOLDER: Final = "KVTWIN_LOOP_CACHE"
 
 
 class LoopLocator:
-    """Tells numba where a loop's machine code is kept; numba asks for one by name.
+    """Tells numba where a loop's machine code is stored; numba asks for one by name.
 
     Args:
         function: The loop.
@@ -70,7 +70,7 @@ def _saying(value: object, seen: set[int]) -> object:
 
 
 def _code(code: CodeType) -> object:
-    """Return what a code says, without the file and the lines it stands on."""
+    """Return what a code says, without the file and the lines it is on."""
     constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 

@@ -1,6 +1,6 @@
 """What the process does that is forked to evaluate one mutant.
 
-The project is imported anew, the mutant in the place of its module; then the checks run, one by
+The project is imported again, the mutant in the place of its module; then the checks run, one by
 one, until one fails. The process sends each check before it runs, and at the end what it found.
 """
 
@@ -80,8 +80,8 @@ class Setup:
     Attributes:
         project: What is evaluated.
         profile: How many examples each check draws.
-        folder: Where what spares time is kept: compiled modules and loops.
-        independent: The modules that need not be imported anew for a mutant.
+        folder: Where what spares time is stored: compiled modules and loops.
+        independent: The modules that need not be imported again for a mutant.
     """
 
     project: Project
@@ -205,7 +205,7 @@ def _be_quiet() -> None:
 
 
 def _limit_memory() -> None:
-    """Let what asks for all memory there is get an exception."""
+    """Make allocations that are too large raise an exception."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

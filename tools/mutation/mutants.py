@@ -116,7 +116,7 @@ def _mutations(text: str, source: Source) -> Iterator[tuple[str, int, Position, 
 
 
 def _is_said_by_another(operator: str, node: Node) -> bool:
-    """Tell whether a condition is one comparison: turning that round is the same mutant."""
+    """Return whether a condition is one comparison: turning that round is the same mutant."""
     if operator != "core/AddNot":
         return False
     condition = node.children[2] if node.type == "test" else node.children[1]
@@ -141,11 +141,11 @@ def _text_with(tree: Node, node: Node, operator: Operator, index: int) -> str:
 def _restored(node: Node) -> Iterator[None]:
     """Give all nodes below one their children and values back, whatever is done to them."""
     below = list(ast_nodes(node))
-    kept = [(n, list(n.children) if hasattr(n, "children") else n.value) for n in below]
+    originals = [(n, list(n.children) if hasattr(n, "children") else n.value) for n in below]
     try:
         yield
     finally:
-        for changed, was in kept:
+        for changed, was in originals:
             if hasattr(changed, "children"):
                 changed.children = was
             else:
@@ -167,7 +167,7 @@ def _changed_lines(text: str, mutated: str) -> tuple[str, str]:
 
 
 def _meaning(code: CodeType) -> str:
-    """Return what a code does, whatever lines it stands on."""
+    """Return what a code does, whatever lines it is on."""
     constants = [
         _meaning(c) if isinstance(c, CodeType) else f"{type(c).__name__} {c!r}"
         for c in code.co_consts

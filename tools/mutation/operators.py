@@ -129,7 +129,7 @@ class RemoveStatement(Operator):  # type: ignore[misc]  # cosmic-ray is untyped
 
 
 def _acts(node: Node) -> bool:
-    """Tell whether a simple statement does something that is felt elsewhere."""
+    """Return whether a simple statement does something that is felt elsewhere."""
     if node.type == "raise_stmt":
         return True
     if node.type in {"atom_expr", "power"}:
@@ -142,7 +142,7 @@ def _acts(node: Node) -> bool:
 
 
 def make_operators() -> dict[str, Operator]:
-    """Make the operators, by the names under which they are kept."""
+    """Make the operators, by the names under which they are stored."""
     names = [
         f"Replace{kind}Operator_{old}_{new}"
         for kind, table in (("Binary", BINARY), ("Comparison", COMPARISON))

@@ -1,7 +1,7 @@
 """Which checks reach which lines: a mutant is evaluated by the checks that reach it.
 
 The conformance run draws the same examples every time. A check that does not reach a line of the
-original does the same, whatever stands there.
+original does the same, whatever is there.
 """
 
 from __future__ import annotations
@@ -217,10 +217,10 @@ def _lines(code: CodeType) -> set[int]:
 
 
 class ReachFile:
-    """What was measured, kept for as long as no source changes.
+    """What was measured, stored for as long as no source changes.
 
     Args:
-        path: Where it is kept.
+        path: Where it is stored.
         digest: Changes with the sources.
     """
 

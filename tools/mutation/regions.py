@@ -18,7 +18,7 @@ FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where something stands in a module.
+    """Where something is in a module.
 
     Attributes:
         function: The functions and classes around it, from outside, joined by dots; "" for none.
@@ -48,7 +48,7 @@ class Source:
         self._left_out = [self._span(node) for node in _left_out(self._tree)]
 
     def is_left_out(self, start: Position, end: Position) -> bool:
-        """Tell whether a place cannot matter: an annotation, or the words of an error."""
+        """Return whether a place cannot matter: an annotation, or the words of an error."""
         return any(first <= start and end <= last for first, last in self._left_out)
 
     def place(self, position: Position) -> Place:
@@ -114,7 +114,7 @@ def _words(block: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _is_for_readers(node: ast.Assign) -> bool:
-    """Tell whether an assignment is `__all__`, or a variable of types."""
+    """Return whether an assignment is `__all__`, or a variable of types."""
     if any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets):
         return True
     return _name(node.value) in {"TypeVar", "ParamSpec", "NewType"}
@@ -152,7 +152,7 @@ def _inside(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _head(statement: ast.stmt) -> tuple[int, int]:
-    """Return the lines of a statement, without what stands in its blocks."""
+    """Return the lines of a statement, without what is in its blocks."""
     last = statement.end_lineno or statement.lineno
     inner = [_first_line(block) for block in _inside(statement)]
     if isinstance(statement, ast.Try):  # its handlers' heads stand between its blocks

@@ -1,4 +1,4 @@
-"""What was evaluated, kept in cosmic-ray's database from run to run."""
+"""What was evaluated, stored in cosmic-ray's database from run to run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Session:
         try:
             self._db = WorkDB(path, WorkDB.Mode.create)
             results = dict(self._db.results)
-            self._kept = set(results)
+            self._stored = set(results)
             self._outcomes = {
                 job: _read(result)
                 for job, result in results.items()
@@ -101,7 +101,7 @@ class Session:
 
     def note(self, mutant: Mutant, outcome: Outcome) -> None:
         """Keep what was found of a mutant."""
-        if mutant.digest not in self._kept:
+        if mutant.digest not in self._stored:
             spec = MutationSpec(
                 module_path=mutant.path,
                 operator_name=mutant.operator,
@@ -111,7 +111,7 @@ class Session:
                 definition_name=mutant.place.function,
             )
             self._db.add_work_item(WorkItem.single(mutant.digest, spec))
-            self._kept.add(mutant.digest)
+            self._stored.add(mutant.digest)
         self._outcomes[mutant.digest] = outcome
         self._db.set_result(mutant.digest, _written(mutant, outcome))
 

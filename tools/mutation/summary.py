@@ -14,10 +14,10 @@ from tools.mutation.equivalents import Declarations
 from tools.mutation.mutants import Mutant
 from tools.mutation.session import Outcome, Verdict
 
-LEAST_SCORE: Final = 0.95
+MIN_SCORE: Final = 0.95
 """Of all mutants that are not declared, the share that must be killed."""
 
-LEAST_MODULE_SCORE: Final = 0.90
+MIN_MODULE_SCORE: Final = 0.90
 """And of those of each module."""
 
 
@@ -113,15 +113,15 @@ def shortfalls(tallies: dict[str, Tally]) -> list[str]:
     complete = {name: one for name, one in tallies.items() if one.is_complete}
     lines = [
         f"{name}: {_percent(one.score)} of the mutants are killed, expected at least"
-        f" {_percent(LEAST_MODULE_SCORE)}"
+        f" {_percent(MIN_MODULE_SCORE)}"
         for name, one in complete.items()
-        if one.score < LEAST_MODULE_SCORE
+        if one.score < MIN_MODULE_SCORE
     ]
     total = sum(complete.values(), Tally())
-    if total.score < LEAST_SCORE:
+    if total.score < MIN_SCORE:
         lines.append(
             f"in all: {_percent(total.score)} of the mutants are killed, expected at least"
-            f" {_percent(LEAST_SCORE)}"
+            f" {_percent(MIN_SCORE)}"
         )
     return lines
 
@@ -146,11 +146,11 @@ def make_table(tallies: dict[str, Tally]) -> Table:
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, one in tallies.items():
-        table.add_row(name, *_cells(one), style=_style(one, LEAST_MODULE_SCORE))
+        table.add_row(name, *_cells(one), style=_style(one, MIN_MODULE_SCORE))
     if len(tallies) > 1:
         total = sum(tallies.values(), Tally())
         table.add_section()
-        table.add_row("in all", *_cells(total), style=_style(total, LEAST_SCORE))
+        table.add_row("in all", *_cells(total), style=_style(total, MIN_SCORE))
     return table
 
 

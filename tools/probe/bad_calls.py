@@ -12,10 +12,10 @@ from tools.probe.array_values import other_array
 from tools.probe.calling import POISONS, Outcome, call_reference, poison
 from tools.probe.case import Case
 from tools.probe.checks import (
-    asks_for_much,
     check_resources,
     check_twins,
     check_unchanged,
+    is_large_request,
     is_refusal,
     path_of,
 )
@@ -34,7 +34,7 @@ class _Mutation:
     Attributes:
         call: The call.
         changed: The places that were replaced.
-        is_plain: Whether what stands there are numbers, texts and arrays.
+        is_plain: Whether what is there are numbers, texts and arrays.
         is_alike: Whether both twins read the same: no device, no array in place of another
             object, which has other attributes than a tensor, and no copies that differ.
         has_hints: Whether `fast` has hints.
@@ -89,11 +89,11 @@ def _mutated(case: Case, is_wanted: Callable[[Site], bool]) -> Iterator[Finding]
     checked, is_protected = case.random.random() < 0.5, case.random.random() < 0.3
     seconds = 0 if expected is not None else PATIENCE_SECONDS
     got = case.call_fast(call, checked=checked, is_protected=is_protected, seconds=seconds)
-    is_large = asks_for_much(call, expected)
-    yield from check_resources(got, asks_for_much=is_large)
+    is_large = is_large_request(call, expected)
+    yield from check_resources(got, is_large_request=is_large)
     if is_large and isinstance(got.error, TimeoutError):
         return
-    for finding in case.check_error(got, asks_for_much=is_large):
+    for finding in case.check_error(got, is_large_request=is_large):
         if not (finding[0] == "message names no argument" and _is_pythons(expected, got)):
             yield finding
     if expected is not None and case.subject.is_compared and mutation.is_alike:

@@ -25,8 +25,8 @@ ALLOWED: Final = frozenset(
 )
 """The classes of exceptions of spec 00."""
 
-MOST_SECONDS: Final = 2.0
-MOST_GROWTH_BYTES: Final = 1 << 28
+MAX_SECONDS: Final = 2.0
+MAX_GROWTH_BYTES: Final = 1 << 28
 """What a call on small input may take, of processor time and of memory."""
 
 MUCH: Final = 1 << 24
@@ -36,7 +36,7 @@ CALLERS_FILES: Final = re.compile(r"/conformance/(strategies/|factories)|/probe/
 """Where the methods of a caller's own objects are written."""
 
 
-def asks_for_much(call: Call, expected: Outcome | None) -> bool:
+def is_large_request(call: Call, expected: Outcome | None) -> bool:
     """Return whether the arguments themselves state a size that takes much time or memory.
 
     Starts that fall state none, unless `reference` accepts them.
@@ -61,18 +61,18 @@ def _product(sizes: Sequence[object]) -> int:
     return math.prod(int(size) for size in sizes if isinstance(size, int | np.integer))
 
 
-def check_resources(outcome: Outcome, *, asks_for_much: bool = False) -> Iterator[Finding]:
+def check_resources(outcome: Outcome, *, is_large_request: bool = False) -> Iterator[Finding]:
     """Yield whether a call took too long or too much memory."""
-    if asks_for_much:
+    if is_large_request:
         return
-    if outcome.seconds > MOST_SECONDS:
+    if outcome.seconds > MAX_SECONDS:
         yield "slow", "", f"took {outcome.seconds:.1f} s of processor time"
-    if outcome.grown_bytes > MOST_GROWTH_BYTES:
+    if outcome.grown_bytes > MAX_GROWTH_BYTES:
         yield "unbounded allocation", "", f"grew by {outcome.grown_bytes >> 20} MiB"
 
 
 def check_error(
-    call: Call, outcome: Outcome, valid: Call, *, asks_for_much: bool = False
+    call: Call, outcome: Outcome, valid: Call, *, is_large_request: bool = False
 ) -> Iterator[Finding]:
     """Yield what is wrong with an exception, its message, and what changed before it.
 
@@ -80,7 +80,7 @@ def check_error(
         call: What was called.
         outcome: What the call did.
         valid: The valid call that it was made from, whose names a message may name too.
-        asks_for_much: Whether memory may run out.
+        is_large_request: Whether memory may run out.
     """
     error = outcome.error
     if error is None or is_callers_own(outcome):
@@ -88,7 +88,7 @@ def check_error(
     where = innermost_frame(error.__traceback__)
     message = f"{type(error).__name__}: {str(error)[:300]}"
     if is_out_of_memory(error):
-        if not asks_for_much:
+        if not is_large_request:
             yield "unbounded allocation", where, message
     elif type(error) not in ALLOWED:
         yield "internal error", where, message

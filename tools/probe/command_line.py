@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_workers(names: Sequence[str]) -> None:
-    """Do once what each worker, which is forked, would do anew."""
+    """Do once what each worker, which is forked, would do again."""
     torch.set_num_threads(1)  # a fork copies one thread alone
     fast.warmup()
     warm_checked_mode()
@@ -107,9 +107,9 @@ def describe(report: Report, *, is_full: bool = False) -> str:
     for alike in found.values():
         first = min(alike, key=lambda found: (not found.call, len(found.call)))
         lines.append(f"  {first.kind}, {len(alike)} times, at {first.where}")
-        most = 5000 if is_full else 400
-        lines.append(f"    {first.detail[:most].rstrip()}")
-        lines += [f"    {first.call[:most]}"] if first.call else []
+        maximum = 5000 if is_full else 400
+        lines.append(f"    {first.detail[:maximum].rstrip()}")
+        lines += [f"    {first.call[:maximum]}"] if first.call else []
         lines.append(f"    --replay {first.replay}")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Memory between two inaccessible pages.
 
-An array that is placed here ends at the page behind it, or begins at the page before it: a read or
+An array that is placed here ends at the page after it, or begins at the page before it: a read or
 write one element outside raises SIGSEGV. Pages can be made read-only. When a case is over, all of
 them become inaccessible, so that the use of a stale address is noticed too.
 """
@@ -64,7 +64,7 @@ class GuardedMemory:
         self._protect(first, length, mmap.PROT_READ)
 
     def forget(self) -> None:
-        """Make all that was placed inaccessible, and begin anew."""
+        """Make all that was placed inaccessible, and begin again."""
         self._protect(0, self._next, NO_ACCESS)
         self._next = PAGE
 

@@ -20,7 +20,7 @@ class PlacingCarrier(Converter):
     Args:
         implementation: what has classes in the place of `reference`'s.
         memory: where arrays are placed.
-        random: decides whether an array ends at a guard page or begins behind one, and whether a
+        random: decides whether an array ends at a guard page or begins after one, and whether a
             view takes the memory around it along.
         changes: the arguments that the function may change.
         options: those of `Converter`.

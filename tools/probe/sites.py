@@ -20,7 +20,7 @@ class Site:
     Attributes:
         steps: how it is reached from the call, by `children`'s keys.
         path: the place as an expression: `common_attn_metadata.seq_lens`.
-        value: what stands there.
+        value: what is there.
     """
 
     steps: tuple[Any, ...]

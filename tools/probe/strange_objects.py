@@ -44,7 +44,7 @@ class LyingIndex:
 
 
 class HostileLen:
-    """Raises when it is asked for its length, its entries or its truth."""
+    """Raises on `len()`, indexing and `bool()`."""
 
     __slots__ = ()
     __len__ = __iter__ = __getitem__ = __bool__ = _hostile
@@ -142,7 +142,7 @@ def _read_only(array: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StrangeObject(Factory):
-    """An object of `OBJECTS`, which stands in an argument's place in both twins."""
+    """An object of `OBJECTS`, which is in an argument's place in both twins."""
 
     name: str
     made: list[Any] = dataclasses.field(default_factory=list, repr=False)
@@ -178,12 +178,12 @@ INTS = (-1, 0, 1, 2, 3, 7, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32, 2**63 - 1, 
 INTS += (-(2**63) - 1, 10**30, -2)
 
 
-MOST_CHARACTERS = 1_000_000
+MAX_CHARACTERS = 1_000_000
 """How long a text becomes about, however often it is made longer."""
 
 
 def other_value(random: Random, value: Any, path: str) -> Any:
-    """Return something else for a value that is no array."""
+    """Return something else for a value that is not an array."""
     if isinstance(value, bool | np.bool_):
         likely: list[Any] = [not value, np.bool_(value), int(value)]
     elif isinstance(value, int | np.integer):
@@ -193,7 +193,7 @@ def other_value(random: Random, value: Any, path: str) -> Any:
     elif isinstance(value, float):
         likely = [float("nan"), float("inf"), -value, value * 2, 0.0, np.float32(1.5), -1e308]
     elif isinstance(value, str):
-        many = min(1000, 1 + MOST_CHARACTERS // (1 + len(value)))
+        many = min(1000, 1 + MAX_CHARACTERS // (1 + len(value)))
         likely = ["", value + "x", value[:-1], value.upper(), value * many, "0", "\0", "é"]
     elif isinstance(value, list | tuple):
         likely = _other_lists(random, value)

@@ -47,7 +47,7 @@ class Subject:
         Not those of classes that store their arguments unchecked, nor of functions that pass them
         on to a builder of the caller.
         """
-        return bool(self.contract.situations) and ".build_for_" not in self.name
+        return bool(self.contract.goals) and ".build_for_" not in self.name
 
 
 def names() -> list[str]:

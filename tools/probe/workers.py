@@ -37,7 +37,7 @@ MEMORY_BYTES: Final = 1 << 30
 CALLING: Final = "calling "
 """What a line begins with that says what is called next."""
 
-MOST_DEATHS: Final = 5
+MAX_DEATHS: Final = 5
 """Workers of one function that may die before the rest of its cases is left out."""
 
 
@@ -49,7 +49,7 @@ class Job:
         functions: The functions.
         seed: Of the run.
         first: The first case of each.
-        stop: The one behind the last.
+        stop: The one after the last.
     """
 
     functions: tuple[str, ...]
@@ -127,7 +127,7 @@ def run_job(
             report.done += 1
             place += 1
             deaths[died.function] += 1
-            while deaths[died.function] >= MOST_DEATHS and place % report.total:
+            while deaths[died.function] >= MAX_DEATHS and place % report.total:
                 place += 1
         elif is_over():
             break
@@ -154,7 +154,7 @@ class _Worker:
     """A forked process that runs a job from a place on.
 
     Attributes:
-        place: Where it ended: behind the last case, or at the one of which it died.
+        place: Where it ended: after the last case, or at the one of which it died.
     """
 
     def __init__(self, job: Job, place: int, implementation: Implementation) -> None:

@@ -13,7 +13,7 @@ import fast
 class PagedMetadata(fast.AttentionMetadata):
     """What `PagedAttentionImpl` reads of a batch.
 
-    The batch is cut in two: requests of at most one token stand first, and are attended to at
+    The batch is cut in two: requests of at most one token are first, and are attended to at
     once; the others follow one by one.
 
     Attributes:
@@ -50,7 +50,7 @@ class PagedAttentionImpl:
 
     Attributes:
         scale: Of the scores.
-        sliding_window: How many positions a query sees before and behind its own; None: all before.
+        sliding_window: How many positions a query sees before and after its own; None: all before.
         logits_soft_cap: Not supported.
     """
 

@@ -21,7 +21,7 @@ class PagedBuilder(fast.AttentionMetadataBuilder[PagedMetadata]):
         device: Of the tensors.
 
     Raises:
-        ValueError: Layers of unlike parameters.
+        ValueError: Layers of different parameters.
     """
 
     def __init__(

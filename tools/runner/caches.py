@@ -23,7 +23,7 @@ class Caches:
 
     Attributes:
         config: The `KVCacheConfig`, with the kernels' block sizes; layers that share the cache of
-            another stand in its group.
+            another are in its group.
         block_sizes: Tokens in a block of each group's kernels.
         blocks_per_kv_block: For each group, how many of these form a block of the scheduler.
         builders: For whole batches, one for each group.

@@ -94,7 +94,7 @@ def _narrow(
     """Narrow the inputs of a layer that shares a cache to the tokens with logits.
 
     No later token reads anything of the others in such a layer. What the first one gets narrowed
-    goes through all that follow; the other inputs come anew to each.
+    goes through all that follow; the other inputs come again to each.
     """
     metadata = kwargs["forward_context"].attn_metadata[name]
     if not isinstance(metadata, fast.KVSharingFastPrefillMetadata):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from conformance.engine.request import Request
-from tools.runner.settings import LONGEST_PROMPT, MOST_NEW_TOKENS, VOCAB_SIZE
+from tools.runner.settings import LONGEST_PROMPT, MAX_NEW_TOKENS, VOCAB_SIZE
 
 EDGES = (1, LONGEST_PROMPT, 33, 129, 16, 64, 7, 24, 128, 2, 32, 65, 9, 17, 31, 63, 25, 8, 23, 15)
 """Prompt lengths next to the edges of blocks, kernel blocks, windows, chunks and steps.
@@ -32,7 +32,7 @@ def make_requests(count: int, seed: int) -> list[tuple[int, Request]]:
         >>> [(step, request.num_prompt_tokens) for step, request in make_requests(4, seed=0)]
         [(0, 33), (0, 1), (4, 200), (8, 129)]
     """
-    draw = random.Random(seed)  # noqa: S311  # prompts are no secrets
+    draw = random.Random(seed)  # noqa: S311  # prompts are not secrets
     lengths = [
         EDGES[i] if i < len(EDGES) else draw.randint(1, LONGEST_PROMPT) for i in range(count)
     ]
@@ -42,6 +42,6 @@ def make_requests(count: int, seed: int) -> list[tuple[int, Request]]:
     for number, length in enumerate(lengths):
         arrival_step += draw.choice(STEPS_BETWEEN_ARRIVALS)
         prompt = [draw.randrange(VOCAB_SIZE) for _ in range(length)]
-        request = Request(f"request-{number}", prompt, draw.randint(1, MOST_NEW_TOKENS))
+        request = Request(f"request-{number}", prompt, draw.randint(1, MAX_NEW_TOKENS))
         made.append((arrival_step, request))
     return made

@@ -16,7 +16,7 @@ SLIDING_WINDOW = 24
 
 ATTENTION_CHUNK_SIZE = 32
 LONGEST_PROMPT = 200
-MOST_NEW_TOKENS = 24
+MAX_NEW_TOKENS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Settings(EngineSettings):
 
     max_num_seqs: int = 10
     token_budget: int = 64
-    max_model_len: int = LONGEST_PROMPT + MOST_NEW_TOKENS
+    max_model_len: int = LONGEST_PROMPT + MAX_NEW_TOKENS
     block_size: int = 16
     requests_in_pool: int = 2
     padding: int = 4

@@ -18,7 +18,7 @@ class WrongSlot:
     """Shifts one token's slot by one, in one step.
 
     It is the last token of the step of a request that goes on: the shortest such request. Among few
-    keys a wrong one counts; among many it may change no token, only a number behind one.
+    keys a wrong one counts; among many it may change no token, only a number after one.
 
     Args:
         step_index: The step, or the next one with a suitable token.

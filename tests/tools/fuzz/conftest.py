@@ -1,4 +1,4 @@
-"""Makes the modules that stand beside the tests importable: tests are no package."""
+"""Makes the modules that be next to the tests importable: tests are no package."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def make_curve(seconds: float, cases: int, failures: int = 0) -> list[Point]:
                 seconds=seconds * part,
                 cases=round(cases * part),
                 met={
-                    "situations": round(63 * share),
+                    "goals": round(63 * share),
                     "pairs": round(308 * share),
                     "branches": round(240 * share),
                 },
@@ -128,7 +128,7 @@ def make_tallies(cases: int = 1_234_567) -> list[Tally]:
         for target in TARGETS:
             for kind in ("answer", "refusal", "law"):
                 number = cases // 36
-                met = [f"{function}: situation {i}" for i in range(8 + f)]
+                met = [f"{function}: goal {i}" for i in range(8 + f)]
                 found.append(
                     Tally(
                         name=f"test_{function}[{target}-{kind}]",
@@ -139,7 +139,7 @@ def make_tallies(cases: int = 1_234_567) -> list[Tally]:
                         seconds=98.7 + f,
                         slices=17 + f,
                         counts={
-                            "situations": {name: 1 + 100 * i for i, name in enumerate(met)},
+                            "goals": {name: 1 + 100 * i for i, name in enumerate(met)},
                             "pairs": {
                                 f"{a} + {b}": (i * j + len(kind) + len(target)) % 5
                                 for i, a in enumerate(met)
@@ -158,12 +158,10 @@ def make_tallies(cases: int = 1_234_567) -> list[Tally]:
 
 
 def declared() -> dict[str, list[str]]:
-    """Return all situations, of which a night misses a few."""
+    """Return all goals, of which a night misses a few."""
     return {
-        "situations": [
-            f"{function}: situation {i}"
-            for f, function in enumerate(FUNCTIONS)
-            for i in range(9 + f)
+        "goals": [
+            f"{function}: goal {i}" for f, function in enumerate(FUNCTIONS) for i in range(9 + f)
         ]
     }
 
@@ -180,7 +178,7 @@ def make_history(number: int) -> History:
             new=int(i % 7 == 0),
             known=max(0, 3 - i // 6),
             fixed=int(i % 6 == 5),
-            met={"situations": 55 + i // 4, "pairs": 240 + 2 * i, "branches": 230 + i // 3},
+            met={"goals": 55 + i // 4, "pairs": 240 + 2 * i, "branches": 230 + i // 3},
             commit="301f9ba51f2c",
         )
         for i in range(number)
@@ -333,7 +331,7 @@ def hostile_night() -> Night:
         seed=-1,
     )
     tally = dataclasses.replace(make_tallies()[0], name=NASTY * 3, function=NASTY)
-    night = with_tables(night, [tally], declared={"situations": [NASTY, "y" * 500]})
+    night = with_tables(night, [tally], declared={"goals": [NASTY, "y" * 500]})
     return dataclasses.replace(night, history_notes=[NASTY, "z" * 2000])
 
 

@@ -171,7 +171,7 @@ def test_each_good_commit_leads_to_the_same(history: History, good: str) -> None
 
 
 def test_commits_that_cannot_be_tested_make_a_range(tmp_path: Path) -> None:
-    """If they stand before the first that fails, it may be any of them; each has its reason."""
+    """If they are before the first that fails, it may be any of them; each has its reason."""
     history = History(tmp_path / "repository")
     history.commit("right", text=RIGHT)
     history.commit("no import", text=RIGHT + "import no_such_module\n")
@@ -194,12 +194,12 @@ def test_commits_that_cannot_be_tested_make_a_range(tmp_path: Path) -> None:
         ("start", "repaired", r"^BAD, \w{12} \(.*, repaired\), passes$"),
         ("start", "broken syntax", r"^BAD, .*, cannot be tested: it cannot be imported$"),
         ("broken import", "last", r"^GOOD, .*, cannot be tested: it cannot be imported$"),
-        ("no-such", "last", r"^GOOD, 'no-such', is no commit of "),
-        ("start", "--all", r"^BAD, '--all', is no commit of "),
-        ("start", "main..faster", r"^BAD, 'main..faster', is no commit of "),
-        ("last", "start", r"^GOOD, .*, last\), is no ancestor of BAD, .*, start\)$"),
-        ("on main 0", "polish", r"^GOOD, .* is no ancestor of BAD, .*$"),
-        ("last", "last", r"^GOOD, .* is no ancestor of BAD, .*$"),
+        ("no-such", "last", r"^GOOD, 'no-such', is not a commit of "),
+        ("start", "--all", r"^BAD, '--all', is not a commit of "),
+        ("start", "main..faster", r"^BAD, 'main..faster', is not a commit of "),
+        ("last", "start", r"^GOOD, .*, last\), is not an ancestor of BAD, .*, start\)$"),
+        ("on main 0", "polish", r"^GOOD, .* is not an ancestor of BAD, .*$"),
+        ("last", "last", r"^GOOD, .* is not an ancestor of BAD, .*$"),
     ],
 )
 def test_wrong_ends_are_refused(history: History, good: str, bad: str, message: str) -> None:
@@ -303,7 +303,7 @@ def _source_in(root: Path) -> Callable[[str | None], tools.fuzz.bisect._Source]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"impl": "nowhere.py"}, "--impl 'nowhere.py' is no file"),
+        ({"impl": "nowhere.py"}, "--impl 'nowhere.py' is not a file"),
         ({"impl": "no_such.engine"}, "--impl 'no_such.engine' cannot be imported"),
         ({"impl": "sys"}, "--impl 'sys' has no source"),
         ({"target": "nonsense"}, "target 'nonsense' is unknown"),
@@ -322,5 +322,5 @@ def test_a_file_without_a_repository_or_case_is_refused(tmp_path: Path, case: Pa
     with pytest.raises(ValueError, match=r"engine.py is in no git repository: "):
         bisect(case, "HEAD~1", "HEAD", impl=str(tmp_path / "engine.py"))
     (tmp_path / "case.json").write_text('{"schema_version": "1.0", "kind": "x"}')
-    with pytest.raises(ValueError, match=r"case.json is no stored case: its kind is 'x'"):
+    with pytest.raises(ValueError, match=r"case.json is not a stored case: its kind is 'x'"):
         bisect(tmp_path / "case.json", "HEAD~1", "HEAD")

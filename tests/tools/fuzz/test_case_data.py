@@ -32,5 +32,5 @@ def test_the_same_choices_in_the_same_order(seed: int) -> None:
             cases = [run_data(prop, data) for data in (expected, actual)]
             assert cases[0].status == cases[1].status, prop.name
             assert cases[0].choices == cases[1].choices, prop.name
-            assert cases[0].situations == cases[1].situations, prop.name
+            assert cases[0].goals == cases[1].goals, prop.name
             choices = cases[0].choices

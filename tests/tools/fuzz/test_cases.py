@@ -50,14 +50,14 @@ def test_an_input_is_drawn_again() -> None:
         assert Status.PASSED is first.status
         assert first.choices == run_case(prop, Input(SLOTS, seed)).choices
         again = run_case(prop, Input(SLOTS, 99, first.choices))
-        assert (first.choices, list(first.situations)) == (again.choices, list(again.situations))
+        assert (first.choices, list(first.goals)) == (again.choices, list(again.goals))
         assert ["compute_slot_mapping"] == sorted(again.used)
         half = first.choices[: len(first.choices) // 2]
         assert half == run_case(prop, Input(SLOTS, seed, half)).choices[: len(half)]
 
 
 def test_inputs_are_noted_before_they_are_checked() -> None:
-    """As they are wanted, or as all that was drawn: the body may be the last to run."""
+    """As requested, or with all choices that were drawn: the body may crash the process."""
     noted: list[bytes] = []
     seen: list[int] = []
 
@@ -66,12 +66,12 @@ def test_inputs_are_noted_before_they_are_checked() -> None:
         seen.append(len(noted))
 
     prop = toy(body, st.integers(0, 1000))
-    wanted = Input(prop.name, 5)
-    case = run_case(prop, wanted, noted.append)
+    input_ = Input(prop.name, 5)
+    case = run_case(prop, input_, noted.append)
     data = ConjectureData(random=None, prefix=case.choices)
     run_data(prop, data, noted.append)
     assert [1, 2] == seen
-    assert [wanted, Input(prop.name, 0, case.choices)] == [Input.from_bytes(n) for n in noted]
+    assert [input_, Input(prop.name, 0, case.choices)] == [Input.from_bytes(n) for n in noted]
 
 
 def test_what_becomes_of_a_case() -> None:
@@ -103,7 +103,7 @@ def test_an_exit_is_a_failure() -> None:
 
 
 def test_a_strategy_that_raises_fails() -> None:
-    """The error is kept; there is no example, and no situation."""
+    """The error is recorded; there is no example, and no goal."""
 
     @st.composite
     def broken(draw: Any) -> int:  # noqa: ANN401  # Hypothesis' own
@@ -112,7 +112,7 @@ def test_a_strategy_that_raises_fails() -> None:
     case = run_case(toy(lambda *_: None, broken()), Input("toy", 0))
     assert Status.FAILED is case.status
     assert isinstance(case.error, ZeroDivisionError)
-    assert (None, ()) == (case.example, tuple(case.situations))
+    assert (None, ()) == (case.example, tuple(case.goals))
     assert 1 <= len(case.choices)
 
 

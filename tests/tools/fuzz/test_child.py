@@ -28,7 +28,7 @@ from tools.fuzz.child import draw_in_child, run_in_child
     ids=["returns", "raises", "exits", "is killed", "has no memory"],
 )
 def test_how_a_child_ends(call: Callable[[], None], how: str) -> None:
-    """An exception is found without a child: there it is no death."""
+    """An exception is found without a child: there it is not a death."""
     assert how == run_in_child(call, 60.0)
 
 
@@ -72,7 +72,7 @@ def test_what_a_child_draws_is_drawn_here(seed: int) -> None:
 
 
 def test_a_child_that_draws_too_much() -> None:
-    """Its data ends where it would have ended here, and that is no death."""
+    """Its data ends where it would have ended here, and that is not a death."""
     data = ConjectureData(random=random.Random(0), max_choices=2)  # noqa: S311
     assert "" == draw_in_child(draw_and_die, data)
     assert data.frozen

@@ -10,9 +10,9 @@ NAMES = [f"property {number}" for number in range(10)]
 
 
 def learn(chooser: Chooser, name: str, seconds: float = 1.0, new: int = 0) -> None:
-    """Let a slice of a property have covered so many new situations."""
+    """Let a slice of a property have covered so many new goals."""
     number = len(chooser.events)
-    events = {("situation", name, str(number + index)): 1 for index in range(new)}
+    events = {("goal", name, str(number + index)): 1 for index in range(new)}
     assert new == chooser.learn(name, cases=10, seconds=seconds, events=events)
 
 
@@ -58,7 +58,7 @@ def test_a_slow_property_takes_no_more_time_than_others() -> None:
 
 
 def test_what_is_new_is_preferred() -> None:
-    """Of two, the one that covers new situations gets most slices; not for ever."""
+    """Of two, the one that covers new goals gets most slices; not for ever."""
     chooser = Chooser(["old", "new"], 0)
     first_round(chooser)
     counts: Counter[str] = Counter()

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from tools.fuzz.coverage import Situations, Sizes
+from tools.fuzz.coverage import Goals, Sizes
 
 
-def test_situations_and_their_pairs() -> None:
-    """Each is counted with the number of cases that met it; a slice begins anew."""
-    source = Situations()
+def test_goals_and_their_pairs() -> None:
+    """Each is counted with the number of cases that met it; a slice begins again."""
+    source = Goals()
     source.begin("a property", is_simulated=False)
     source.see("f", ["b", "a"], None)
     source.see("f", ["a"], None)
     source.see("f", [], None)
     source.see("g", ["a", "c", "b"], None)
     assert {
-        ("situation", "f", "a"): 2,
-        ("situation", "f", "b"): 1,
+        ("goal", "f", "a"): 2,
+        ("goal", "f", "b"): 1,
         ("pair", "f", "a", "b"): 1,
-        ("situation", "g", "a"): 1,
-        ("situation", "g", "b"): 1,
-        ("situation", "g", "c"): 1,
+        ("goal", "g", "a"): 1,
+        ("goal", "g", "b"): 1,
+        ("goal", "g", "c"): 1,
         ("pair", "g", "a", "b"): 1,
         ("pair", "g", "a", "c"): 1,
         ("pair", "g", "b", "c"): 1,

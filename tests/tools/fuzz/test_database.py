@@ -295,7 +295,7 @@ def test_a_url_of_another_kind_is_refused(tmp_path: Path, url: str, message: str
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:port/0", "redis://127.0.0.1:1/0?colour=red"])
 def test_an_invalid_redis_url_is_refused(tmp_path: Path, url: str) -> None:
-    """A port that is no number, and an option that there is not, are usage errors."""
+    """A port that is not a number, and an option that there is not, are usage errors."""
     pytest.importorskip("redis", reason="the extra `redis` is not installed")
     with pytest.raises(ValueError, match=r"the database redis://127\.0\.0\.1.*(valid|used)"):
         open_database(url, tmp_path)

@@ -10,8 +10,8 @@ from rich.console import Console
 from tools.fuzz import display
 from tools.fuzz.display import Display, State
 
-STATE = State(61.0, 12_345, {"situations": 1_000, "branches": 7}, 3, 1, 2, "a slice")
-LINE = "61 s: 12,345 cases (202/s); 1,000 situations, 7 branches; 3 failures open, 1 of them new"
+STATE = State(61.0, 12_345, {"goals": 1_000, "branches": 7}, 3, 1, 2, "a slice")
+LINE = "61 s: 12,345 cases (202/s); 1,000 goals, 7 branches; 3 failures open, 1 of them new"
 
 
 def test_a_state_in_a_line() -> None:
@@ -36,13 +36,13 @@ def test_without_a_terminal_there_are_few_lines(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_in_a_terminal_the_counts_are_live() -> None:
-    """They stand there while the night runs, and go away at its end; notes stay."""
+    """They are there while the night runs, and go away at its end; notes stay."""
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=100)
     with Display(console, 100.0) as shown:
         shown.show(STATE)
         shown.note("a note")
     during = text.getvalue()
-    for word in ("12,345", "1,000", "situations", "3", "a slice", "a note"):
+    for word in ("12,345", "1,000", "goals", "3", "a slice", "a note"):
         assert word in during
     assert during.endswith(("\x1b[2K", "\x1b[?25h")) or "\x1b[1A" in during

@@ -93,7 +93,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any]]
 
 
 def is_in_the_combination(query_start_loc: Any, **more: Any) -> bool:
-    """Tell whether a call has three requests, the middle one empty, and rank 1 of 2 is meant."""
+    """Return whether a call has three requests, the middle one empty, and rank 1 of 2 is meant."""
     starts = query_start_loc.tolist()
     is_empty = len(starts) == 4 and starts[0] < starts[1] == starts[2] < starts[3]
     return is_empty and more["cp_world_size"] == 2 and more["cp_rank"] == 1
@@ -114,14 +114,14 @@ def test_a_bug_in_one_combination_is_found(plant: Any) -> None:
     plant("compute_slot_mapping", wrong)
     found = failures_in("slots of batches")
     scope = all_scopes(0)["slots of batches"]
-    wanted = [
+    expected = [
         index
         for index in range(scope.count())
         if is_in_the_combination(**scope.case(index).arguments)
     ]
-    assert wanted == list(found)
-    assert 0 < len(wanted) < scope.count() / 20
-    example = example_of("slots of batches", wanted[0], 0)
+    assert expected == list(found)
+    assert 0 < len(expected) < scope.count() / 20
+    example = example_of("slots of batches", expected[0], 0)
     with pytest.raises(AssertionError, match=r"compute_slot_mapping on host: another value"):
         example.check.body(HOST, example.value)
     assert not failures_in("slots in place")  # which has one request
@@ -163,14 +163,14 @@ def test_a_changed_argument_is_found(plant: Any) -> None:
     plant("compute_slot_mapping", changing)
     scope = all_scopes(0)["slots of batches"]
     found = failures_in("slots of batches")
-    wanted = {
+    expected = {
         index
         for index, call in enumerate(scope.cases.items())
         if call.arguments["cp_world_size"] == 2
         and call.arguments["block_size"] == 1
         and len(call.arguments["positions"])
     }
-    assert wanted == set(found)
+    assert expected == set(found)
     assert all(line.startswith("positions[") for line in found.values())
 
 
@@ -258,10 +258,10 @@ def _results(scope: str, number: int) -> Iterator[tuple[Any, Any]]:
         call = cases.case(step * 1_000_003 % count)
         assert isinstance(call, Call)
         try:
-            wanted = Invocation(REFERENCE, call).run()
+            expected = Invocation(REFERENCE, call).run()
         except RAISED:
             continue
-        yield wanted, Invocation(HOST, call).run()
+        yield expected, Invocation(HOST, call).run()
         number -= 1
         if not number:
             return
@@ -278,9 +278,9 @@ def test_equal_results_are_found_equal(scope: str) -> None:
     """
     pairs = list(_results(scope, 12))
     assert pairs
-    for wanted, got in pairs:
-        assert first_difference(wanted, got) is None
-        assert is_same(wanted, got)
+    for expected, got in pairs:
+        assert first_difference(expected, got) is None
+        assert is_same(expected, got)
 
 
 def _changed(value: Any) -> Iterator[Any]:  # a branch for each type
@@ -314,10 +314,10 @@ def _changed(value: Any) -> Iterator[Any]:  # a branch for each type
 def test_other_results_are_found_unequal(scope: str) -> None:
     """A result of which any part is another is found unequal, as the harness' own finds it."""
     number = 0
-    for wanted, got in _results(scope, 8):
+    for expected, got in _results(scope, 8):
         for other in _changed(got):
-            assert first_difference(wanted, other) is not None
-            assert not is_same(wanted, other)
+            assert first_difference(expected, other) is not None
+            assert not is_same(expected, other)
             number += 1
     assert number > 10
 
@@ -338,10 +338,10 @@ def test_every_case_runs_once(tmp_path: Path) -> None:
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped in the middle of a job goes on with the very next case."""
     monkeypatch.setattr(progress_module, "JOB_SECONDS", 0.05)
-    asked = iter(range(100))
+    calls = iter(range(100))
     first = Progress.resume(tmp_path, SLOTS, 0)
     pool = Pool()
-    run(first, pool, tmp_path, is_over=lambda: next(asked) == 3)
+    run(first, pool, tmp_path, is_over=lambda: next(calls) == 3)
     assert not first.is_complete
     [job] = [job for job in first.jobs() if job.scope == "slots of positions"][:1]
     half = job.run(KeepingContext(is_over=lambda: True))
@@ -355,8 +355,8 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert second.is_complete
     notes = [*pool.notes, *(f"{job.scope}:{i}".encode() for i in range(half.start, half.stop))]
     notes += pool_of_second.notes
-    wanted = [f"{s.name}:{i}".encode() for s in second.scopes.values() for i in range(s.count())]
-    assert sorted(wanted) == sorted(notes)
+    expected = [f"{s.name}:{i}".encode() for s in second.scopes.values() for i in range(s.count())]
+    assert sorted(expected) == sorted(notes)
     assert not Progress.resume(tmp_path, SLOTS, 0).jobs()
 
 
@@ -376,11 +376,11 @@ def test_progress_of_something_else_is_refused(
     with pytest.raises(StaleProgressError, match=r"other code \(fast\): .* Remove the file"):
         Progress.resume(tmp_path, SLOTS, 0)
     (tmp_path / FILE).write_text("{}", encoding="utf-8")
-    with pytest.raises(StaleProgressError, match=r"is no file of progress .* remove it"):
+    with pytest.raises(StaleProgressError, match=r"is not a file of progress .* remove it"):
         Progress.resume(tmp_path, SLOTS, 0)
 
 
-def test_failures_are_kept(tmp_path: Path, plant: Any) -> None:
+def test_failures_are_stored(tmp_path: Path, plant: Any) -> None:
     """A failure is shown once, counted with all like it, and known to the run that goes on."""
 
     def wrong(right: Any, **arguments: Any) -> Any:

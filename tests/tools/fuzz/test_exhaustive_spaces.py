@@ -80,9 +80,9 @@ def test_any_order_of_blocks_is_a_renaming() -> None:
         assert tuple(labels[block] for block in table) in found
 
 
-def powers(base: int, most: int) -> int:
+def powers(base: int, maximum: int) -> int:
     """Return the number of sequences of at most so many of `base` things."""
-    return sum(base**length for length in range(most + 1))
+    return sum(base**length for length in range(maximum + 1))
 
 
 def layouts(sizes: int, ranks: int) -> int:
@@ -96,19 +96,19 @@ def layouts(sizes: int, ranks: int) -> int:
     )
 
 
-def subsets(most: int, tokens: int, contexts: int, spare: int = 1) -> int:
+def subsets(maximum: int, tokens: int, contexts: int, spare: int = 1) -> int:
     """Return the number of batches times their sets of tokens, all but `spare` of them free."""
     return sum(
         contexts ** len(lens) * 2 ** max(sum(lens) - spare, 0)
-        for number in range(most + 1)
+        for number in range(maximum + 1)
         for lens in itertools.product(range(tokens + 1), repeat=number)
     )
 
 
-def splits(most: int, tokens: int, num_padding: int) -> int:
-    """Return the number of ways to split all batches at tokens, with padding behind them."""
+def splits(maximum: int, tokens: int, num_padding: int) -> int:
+    """Return the number of ways to split all batches at tokens, with padding after them."""
     total = 0
-    for number in range(most + 1):
+    for number in range(maximum + 1):
         for lens in itertools.product(range(tokens + 1), repeat=number):
             last = sum(lens)
             if last and lens[-1] == 0:
@@ -130,8 +130,8 @@ EXPECTED = {
     (1, "split metadata"): splits(4, 3, 0)
     + splits(3, 3, 0)
     + 2 * (splits(3, 3, 1) + splits(3, 3, 2)),
-    (1, "wanted tokens"): subsets(4, 3, 1, spare=0) * 16,
-    (1, "indices of wanted tokens"): powers(3, 2) * (1 + powers(6, 3)) * 7,
+    (1, "tokens with logits"): subsets(4, 3, 1, spare=0) * 16,
+    (1, "indices of tokens with logits"): powers(3, 2) * (1 + powers(6, 3)) * 7,
     (1, "sliced starts"): powers(5, 4) * 6 * 6,
     (1, "convolution programs"): powers(18, 4) + 101 + 101**2 + 10**5 + powers(5, 4),
     (1, "local lengths"): powers(11, 3) * 5 * sum(n + 3 for n in range(5)) * 3
@@ -207,7 +207,7 @@ def test_no_case_comes_twice(name: str) -> None:
 def test_all_functions_of_a_batch() -> None:
     """Each function of a batch that the run is about has a scope."""
     covered = {function for scope in all_scopes(1).values() for function in scope.functions}
-    wanted = {
+    expected = {
         *("compute_slot_mapping", "map_to_kernel_blocks", "BlockTables"),
         *("split_decodes_and_prefills", "split_decodes_prefills_and_extends"),
         "reorder_batch_to_split_decodes_and_prefills",
@@ -218,7 +218,7 @@ def test_all_functions_of_a_batch() -> None:
         *("compute_causal_conv1d_metadata", "get_dcp_local_seq_lens"),
         *("reshape_query_for_spec_decode", "reshape_attn_output_for_spec_decode"),
     }
-    assert wanted == covered
+    assert expected == covered
 
 
 def test_larger_scales_have_more_cases() -> None:

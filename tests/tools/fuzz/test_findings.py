@@ -69,7 +69,7 @@ def test_an_id_is_a_file_name() -> None:
     assert first.id == failure("stateful test", line="other", target="sim").id
 
 
-def test_a_failure_is_kept_once(tmp_path: Path) -> None:
+def test_a_failure_is_stored_once(tmp_path: Path) -> None:
     """It is new the first time; the others are counted."""
     findings = Findings(tmp_path)
     assert None is not findings.add(failure())

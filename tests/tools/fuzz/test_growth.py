@@ -18,23 +18,23 @@ from tools.fuzz.failures import Failure
 from tools.fuzz.growth import CASES, ROUNDS, GrowthJob
 from tools.fuzz.properties import Property, Subject
 
-KEPT: list[bytes] = []
+LEAKED: list[bytes] = []
 
 
 def keeps(_: object, example: int) -> None:
     """Keep 64 KiB."""
-    KEPT.append(bytes([example]) * (1 << 16))
+    LEAKED.append(bytes([example]) * (1 << 16))
 
 
-def keeps_at_first(_: object, example: int) -> None:
+def leaks_at_first(_: object, example: int) -> None:
     """Keep 1 MiB of each of the first cases, as a cache does."""
-    if len(KEPT) < CASES:
-        KEPT.append(bytes([example]) * (1 << 20))
+    if len(LEAKED) < CASES:
+        LEAKED.append(bytes([example]) * (1 << 20))
 
 
-def keeps_in_five_stages(_: object, example: int) -> None:
+def leaks_in_five_stages(_: object, example: int) -> None:
     """Keep 64 KiB of each of the first cases, as free memory in pieces does."""
-    if len(KEPT) < 5 * ROUNDS * CASES:
+    if len(LEAKED) < 5 * ROUNDS * CASES:
         keeps(_, example)
 
 
@@ -47,7 +47,7 @@ def measured(
     monkeypatch: pytest.MonkeyPatch, body: Callable[[object, int], None]
 ) -> Failure | None:
     """Measure a property with this body."""
-    KEPT.clear()
+    LEAKED.clear()
     check = Check(
         "a toy", Kind.LAW, lambda _: st.integers(0, 255), body, "A toy.", presets=(MINIMAL,)
     )
@@ -63,12 +63,12 @@ def test_growth_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("memory growth", "MemoryGrowthError") == (found.kind, found.error)
     kib = int(found.line.rpartition(" KiB")[0].rpartition(" ")[2])
     assert 60 <= kib <= 80
-    assert len(KEPT) <= 2
+    assert len(LEAKED) <= 2
     # It is measured again when it is replayed.
     assert (None, Input("toys::toy@host", 3)) == (found.case, Input.from_bytes(found.input))
 
 
-@pytest.mark.parametrize("body", [frees, keeps_at_first, keeps_in_five_stages])
+@pytest.mark.parametrize("body", [frees, leaks_at_first, leaks_in_five_stages])
 def test_what_is_freed_or_cached_is_no_growth(
     body: Callable[[object, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from tools.fuzz.issue_tracker import (
     LONGEST_SCRIPT,
     LONGEST_TITLE,
     MARKER,
-    MOST_OPENED,
+    MAX_OPENED,
     Finding,
     Issue,
     commands_for,
@@ -166,11 +166,11 @@ def test_what_is_done(issues: list[Issue], status: str, words: list[str]) -> Non
 
 def test_one_night_opens_a_few_issues() -> None:
     """The next one opens the others."""
-    findings = [finding(f"f-{number}") for number in range(MOST_OPENED + 7)]
+    findings = [finding(f"f-{number}") for number in range(MAX_OPENED + 7)]
     first = commands_for(findings, [])
     assert LABEL_COMMAND == first[0]
-    assert 1 + MOST_OPENED == len(first)
-    opened = [Issue(n, f"f-{n}", is_open=True) for n in range(MOST_OPENED)]
+    assert 1 + MAX_OPENED == len(first)
+    opened = [Issue(n, f"f-{n}", is_open=True) for n in range(MAX_OPENED)]
     assert 1 + 7 == len(commands_for(findings, opened))
 
 
@@ -238,7 +238,7 @@ def test_what_is_no_report_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main([str(path)])
     assert 1 == capsys.readouterr().err.count("\n")
-    with pytest.raises(ValueError, match=r"report.json is no report: "):
+    with pytest.raises(ValueError, match=r"report.json is not a report: "):
         read_findings(path)
 
 

@@ -160,8 +160,8 @@ class StatefulToy(Property):
 def test_a_stateful_crash_is_minimized_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it draws is known to the child, and is drawn again in the worker, which lives on."""
     prop = StatefulToy("toys:toy", toy(has_large).check, TARGETS["host"])
-    wanted = Input(prop.name, 0, (True, 700, True, 3, True, 0, True, 900, True, 800))
-    case = Case(Status.FAILED, wanted.prefix)
+    input_ = Input(prop.name, 0, (True, 700, True, 3, True, 0, True, 900, True, 800))
+    case = Case(Status.FAILED, input_.prefix)
     found = minimized(job_of(monkeypatch, prop, case, "crash"))
     assert ("crash", "SIGKILL", True) == (found.kind, found.error, found.is_minimal)
     assert (True, 101, True, 101) == Input.from_bytes(found.input).prefix

@@ -23,7 +23,7 @@ from tools.fuzz.display import Display
 from tools.fuzz.findings import Findings
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
 from tools.fuzz.minimize import TRIES, MinimizeJob
-from tools.fuzz.night import MOST_ERRORS, Fuzzing, Options
+from tools.fuzz.night import MAX_ERRORS, Fuzzing, Options
 from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.slices import SliceJob, failure_of_case
@@ -34,7 +34,7 @@ SMALL = Subject(target="host", functions=FUNCTION)
 
 
 class InlinePool:
-    """Runs each job in this process when its events are wanted.
+    """Runs each job in this process when its events are read.
 
     Attributes:
         inputs: The inputs that the jobs noted, by property.
@@ -86,7 +86,7 @@ class _Worker:
     def note_input(self, data: bytes) -> None:
         if data and isinstance(self._job, SliceJob):
             found = Input.from_bytes(data)
-            if found.seed:  # as it was wanted, before it was drawn
+            if found.seed:  # as requested, before it was drawn
                 self._pool.inputs[found.property_name].append(found)
 
     def report(self, message: object) -> None:
@@ -248,7 +248,7 @@ def test_what_need_not_be_minimized(is_minimal: bool, fails: int, tmp_path: Path
 
 
 def test_errors_of_the_fuzzer_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strategy that raises is no failure of a function: the report has it as an error."""
+    """A strategy that raises is not a failure of a function: the report has it as an error."""
 
     def broken(self: SliceJob, worker: object) -> None:
         del self, worker
@@ -257,7 +257,7 @@ def test_errors_of_the_fuzzer_are_reported(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(SliceJob, "run", broken)
     fuzzing, _ = fuzz(tmp_path)
     assert 0 == fuzzing.num_cases
-    assert len(fuzzing.errors) > MOST_ERRORS
+    assert len(fuzzing.errors) > MAX_ERRORS
     assert "planted" in fuzzing.errors[0].message
     assert not fuzzing.findings.by_id
 
@@ -271,7 +271,7 @@ def _folder(path: Path, name: str) -> Path:
 UNUSABLE = {
     "unknown function": (["--functions", "compute_slots"], "function 'compute_slots' is unknown"),
     "unknown target": (["--target", "gpu"], "target 'gpu' is unknown"),
-    "no module": (["--impl", "nowhere.py"], "nowhere.py' is no file"),
+    "no module": (["--impl", "nowhere.py"], "nowhere.py' is not a file"),
     "no functions": (["--impl", "math"], "--impl 'math' offers none of the"),
     "nothing to check": (
         ["--impl", str(Path(__file__).with_name("only_slots.py")), "--functions", "KVCacheConfig"],

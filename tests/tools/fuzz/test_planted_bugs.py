@@ -56,7 +56,7 @@ long = pytest.mark.skipif(
     not IS_LONG, reason="a night of minutes on idle cores, which nightly.yml runs: FUZZ_TESTS=long"
 )
 
-WANTED = tuple(bug for bug in planted().ALL if bug != "combination")
+LOGITS_CHOICES = tuple(bug for bug in planted().ALL if bug != "combination")
 
 
 def options(*bugs: str) -> tuple[str | Path, ...]:
@@ -86,10 +86,17 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a night that found all planted bugs."""
     out = tmp_path_factory.mktemp("night")
     night = nights.start(
-        *options(*WANTED), "--minutes", str(MINUTES), "--out", out, PLANTED_BUGS=",".join(WANTED)
+        *options(*LOGITS_CHOICES),
+        "--minutes",
+        str(MINUTES),
+        "--out",
+        out,
+        PLANTED_BUGS=",".join(LOGITS_CHOICES),
     )
     try:
-        nights.until(lambda: night.poll() is not None or is_done(out, WANTED), 60 * MINUTES + 60)
+        nights.until(
+            lambda: night.poll() is not None or is_done(out, LOGITS_CHOICES), 60 * MINUTES + 60
+        )
         night.terminate()
         status, printed = nights.ended(night)
     finally:
@@ -103,13 +110,15 @@ def first_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_is_found_and_reported_once(first_night: Path) -> None:
     """There are as many findings as bugs; some are rare, crash, hang, or grow memory."""
     report = nights.report(first_night)
-    assert {BUGS[bug][0] for bug in WANTED} == {one["function"] for one in report["findings"]}
-    assert len(WANTED) == len(report["findings"]) >= 12
+    assert {BUGS[bug][0] for bug in LOGITS_CHOICES} == {
+        one["function"] for one in report["findings"]
+    }
+    assert len(LOGITS_CHOICES) == len(report["findings"]) >= 12
     assert {"new"} == {one["status"] for one in report["findings"]}
     kinds = [one["kind"] for one in report["findings"]]
-    expected = [len(set(CRASHES) & set(WANTED)), 1, 1]
+    expected = [len(set(CRASHES) & set(LOGITS_CHOICES)), 1, 1]
     assert expected == [kinds.count(kind) for kind in ("crash", "hang", "memory growth")]
-    assert len(set(RARE) & set(WANTED)) >= 4
+    assert len(set(RARE) & set(LOGITS_CHOICES)) >= 4
     assert not report["errors"]
 
 
@@ -131,7 +140,7 @@ def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
         case = json.loads(Path(one["case"]).read_text(encoding="utf-8"))
         assert case["reason"]
         command = [sys.executable, *shlex.split(one["command"])[1:]]
-        environment = os.environ | {"PLANTED_BUGS": ",".join(WANTED)}
+        environment = os.environ | {"PLANTED_BUGS": ",".join(LOGITS_CHOICES)}
         process = subprocess.Popen(  # noqa: S603  # our own
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -150,9 +159,9 @@ def test_each_has_a_case_that_shows_it(first_night: Path) -> None:
 def test_known_then_fixed_then_new_again(first_night: Path) -> None:
     """The next night tries each again; without a bug it is fixed, and new when it is back."""
     bug = "last block lost"
-    rest = tuple(name for name in WANTED if name != bug)
-    expected = {BUGS[name][0]: "known" for name in WANTED} | {BUGS[bug][0]: "fixed"}
-    assert expected == _statuses(first_night, rest, WANTED)
+    rest = tuple(name for name in LOGITS_CHOICES if name != bug)
+    expected = {BUGS[name][0]: "known" for name in LOGITS_CHOICES} | {BUGS[bug][0]: "fixed"}
+    assert expected == _statuses(first_night, rest, LOGITS_CHOICES)
     assert "new" == _statuses(first_night, (bug,), (bug,))[BUGS[bug][0]]
 
 

@@ -166,7 +166,7 @@ def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster
         message, large = collect(pool, 1)
         assert isinstance(message, Message)
         assert isinstance(large, Finished)
-        assert b"a" * size == message.content, "it is not kept on the node"
+        assert b"a" * size == message.content, "it is not stored on the node"
         assert b"b" * size == large.result
 
 
@@ -310,7 +310,7 @@ def _processes(title: str) -> list[int]:
 def test_jobs_that_need_a_gpu_run_where_one_is(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They get a GPU of their own, beside the workers on CPUs; without one they are lost."""
+    """They get a GPU of their own, next to the workers on CPUs; without one they are lost."""
     gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
     with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
         wait_for_size(pool, 1)
@@ -355,7 +355,7 @@ def test_a_job_that_loses_every_node_is_given_up(
 
 
 @needs_ray
-def test_no_more_workers_than_asked_for(cluster: Cluster) -> None:
+def test_no_more_workers_than_requested(cluster: Cluster) -> None:
     """`workers` is the most, though the cluster has more CPUs."""
     second = cluster.add_node("second", num_cpus=2)
     with contextlib.closing(RayPool(cluster.address, workers=2, start=LIGHT, files=FILES)) as pool:

@@ -205,18 +205,18 @@ def test_passwords_are_not_published(tmp_path: Path) -> None:
 
 
 def test_what_a_person_should_know_is_said() -> None:
-    """Lost machines and workers, starved properties, and a budget not kept are named."""
+    """Lost machines and workers, starved properties, and an exceeded budget are named."""
     assert [] == attention(good_night().to_json())
-    told = " ".join(attention(bad_night().to_json()))
+    text = " ".join(attention(bad_night().to_json()))
     for said in ("node-2 was lost: no heartbeat", "1 worker died"):
-        assert said in told
+        assert said in text
     tallies = make_tallies()
     tallies[0].cases = 0
     night = make_night(seconds=1700.0, profile=Profile(is_random=False, database="x"))
-    told = " ".join(attention(with_tables(night, tallies).to_json()))
-    assert f"1 property was not run: {tallies[0].name}." in told
-    assert "The night was 1 min 40 s shorter than its budget." in told
-    assert "The seed is fixed" in told
+    text = " ".join(attention(with_tables(night, tallies).to_json()))
+    assert f"1 property was not run: {tallies[0].name}." in text
+    assert "The night was 1 min 40 s shorter than its budget." in text
+    assert "The seed is fixed" in text
     assert "No case was run" in attention(empty_night().to_json())[0]
     assert [] == attention(interrupted_night().to_json())
 
@@ -233,14 +233,14 @@ def test_a_scope_without_cases_says_nothing_of_equality() -> None:
 def test_events_are_counted_once_in_each_table() -> None:
     """What two properties of a function met is one event of the function and of the night."""
     [first, second, *_] = make_tallies()
-    first.counts = {"situations": {"a": 1, "b": 0, "c": 2}}
-    second.counts = {"situations": {"a": 1, "d": 1}}
+    first.counts = {"goals": {"a": 1, "b": 0, "c": 2}}
+    second.counts = {"goals": {"a": 1, "d": 1}}
     finding = make_finding(0, property=first.name, function=first.function, target=first.target)
     fixed = dataclasses.replace(finding, id="other", status="fixed")
     night = with_tables(
         make_night(findings=[finding, fixed]),
         [first, second],
-        declared={"situations": ["a", "b", "c", "d", "e"]},
+        declared={"goals": ["a", "b", "c", "d", "e"]},
     )
     [coverage] = night.coverage
     assert (3, 5, ["b", "e"], None, None) == (
@@ -250,11 +250,11 @@ def test_events_are_counted_once_in_each_table() -> None:
         coverage.new,
         coverage.lost,
     )
-    assert [2, 2] == [row.met["situations"] for row in night.properties]
+    assert [2, 2] == [row.met["goals"] for row in night.properties]
     [row] = night.by_function
     assert (first.function, 3, None, [finding.id]) == (
         row.name,
-        row.met["situations"],
+        row.met["goals"],
         row.new,
         row.findings,
     )
@@ -286,13 +286,11 @@ def test_good_turing_predicts_what_comes(seed: int) -> None:
     assert 0.3 * unseen < found.unseen_at_least < 1.1 * unseen
 
 
-def test_what_was_not_met_bounds_the_estimate() -> None:
+def test_unreached_goals_bound_the_estimate() -> None:
     """Where all events are known, no more are said to be unseen than were not met."""
     tally = make_tallies()[0]
-    tally.counts = {"situations": {f"s{i}": 1 for i in range(50)}}
-    night = with_tables(
-        make_night(), [tally], declared={"situations": [f"s{i}" for i in range(53)]}
-    )
+    tally.counts = {"goals": {f"s{i}": 1 for i in range(50)}}
+    night = with_tables(make_night(), [tally], declared={"goals": [f"s{i}" for i in range(53)]})
     [coverage] = night.coverage
     assert coverage.estimate is not None
     assert 3 == coverage.estimate.unseen_at_least
@@ -301,7 +299,7 @@ def test_what_was_not_met_bounds_the_estimate() -> None:
 def test_cases_that_were_not_observed_do_not_count() -> None:
     """Where branches were observed in some cases only, the rate is for each of those."""
     tally = make_tallies()[0]
-    tally.counts = {"situations": {"a": 1, "b": 5}, "branches": {"x": 1, "y": 3}}
+    tally.counts = {"goals": {"a": 1, "b": 5}, "branches": {"x": 1, "y": 3}}
     tally.cases, tally.observed = 1000, {"branches": 10}
     rates = [
         one.estimate.new_per_case
@@ -326,7 +324,7 @@ def test_a_night_is_compared_with_the_last(tmp_path: Path) -> None:
     first, second = at(1), at(2)
     assert NO_HISTORY == read_history(folder, first)
     old = make_tallies()
-    old[0].counts = {"situations": {"only before": 3, "not met": 0}}
+    old[0].counts = {"goals": {"only before": 3, "not met": 0}}
     append_night(folder, first, digests_of(old))
     other = dataclasses.replace(at(3), targets=["cuda"])
     append_night(folder, other, digests_of(make_tallies()))
@@ -335,7 +333,7 @@ def test_a_night_is_compared_with_the_last(tmp_path: Path) -> None:
     assert [first.started] == [past.started for past in night.history]
     assert first.cases == night.history[0].cases
     coverage = {one.kind: one for one in night.coverage}
-    assert (0, 1) == (coverage["situations"].new, coverage["situations"].lost)
+    assert (0, 1) == (coverage["goals"].new, coverage["goals"].lost)
     gone = {event for event in make_tallies()[0].counts["pairs"] if "host answer" in event}
     assert len(gone) == coverage["pairs"].new
     row = night.properties[0]
@@ -397,10 +395,22 @@ def test_what_is_no_night_is_reported_and_ignored(tmp_path: Path) -> None:
     names = sorted([*bad, "cut", "deep", "binary"])
     assert len(names) == len(found.notes)
     for name, note in zip(names, found.notes, strict=True):
-        assert note.startswith(f"{tmp_path / name}.json is no night of tools.fuzz and is ignored: ")
+        assert note.startswith(
+            f"{tmp_path / name}.json is not a night of tools.fuzz, and is ignored: "
+        )
     assert list(found.notes) == attention(
         with_tables(at(2), make_tallies(), history=found).to_json()
     )
+
+
+def test_old_names_of_kinds_are_read(tmp_path: Path) -> None:
+    """`situations`, the old name of the kind `goals`, is read as such."""
+    path = append_night(tmp_path, at(1), digests_of(make_tallies()))
+    new = read_history(tmp_path, at(2))
+    text = path.read_text(encoding="utf-8")
+    assert '"goals"' in text
+    path.write_text(text.replace('"goals"', '"situations"'), encoding="utf-8")
+    assert new == read_history(tmp_path, at(2))
 
 
 def test_nights_that_end_together_keep_their_files(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ from tools.fuzz.report.charts import (
     time_ticks,
 )
 from tools.fuzz.report.html import html_of
-from tools.fuzz.report.markdown import MOST_LINES, markdown_of
-from tools.fuzz.report.trends import MOST_NIGHTS, MOST_POINTS, history_charts, night_charts
+from tools.fuzz.report.markdown import MAX_LINES, markdown_of
+from tools.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, night_charts
 
 
 def read(page: str) -> Reader:
@@ -158,7 +158,7 @@ def test_long_texts_are_cut() -> None:
     record = with_tables(night, make_tallies()).to_json()
     assert "(1,100,000 more characters in the file)" in html_of(record)
     markdown = markdown_of(record)
-    assert MOST_LINES == markdown.count("x = 1\n")
+    assert MAX_LINES == markdown.count("x = 1\n")
     assert "(cut: see report.html)" in markdown
     assert long == record["findings"][0]["script_text"]
 
@@ -167,7 +167,7 @@ def test_long_texts_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "least"),
+    ("low", "high", "minimum"),
     [
         *((0, high, 1) for high in (0, 1, 2, 3, 7, 97, 1000, 123_456, 10**12)),
         *((low, low + 1, 1) for low in (0, 99, 10**6)),
@@ -176,9 +176,9 @@ def test_long_texts_are_cut() -> None:
         (0.1, 0.1, 0),
     ],
 )
-def test_ticks_enclose_the_values(low: float, high: float, least: float) -> None:
+def test_ticks_enclose_the_values(low: float, high: float, minimum: float) -> None:
     """Ticks are few, in equal steps, around the values, and whole numbers for counts."""
-    ticks = ticks_of(low, high, least_step=least)
+    ticks = ticks_of(low, high, min_step=minimum)
     assert 2 <= len(ticks) <= 6
     assert ticks[0] <= low
     assert ticks[-1] >= high
@@ -186,7 +186,7 @@ def test_ticks_enclose_the_values(low: float, high: float, least: float) -> None
     assert 1 == len(steps)
     assert min(ticks[1:]) > ticks[0]
     assert len(set(map(short_number, ticks))) == len(ticks)
-    assert not least or all(tick.is_integer() for tick in ticks)
+    assert not minimum or all(tick.is_integer() for tick in ticks)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3, 61, 180, 1800, 3600, 30_000, 100_000, 1_000_000])
@@ -235,10 +235,10 @@ def test_a_night_has_a_chart_for_each_kind() -> None:
     """Each kind of coverage is drawn over time, with what is declared; so are failures."""
     record = bad_night().to_json()
     charts = night_charts(record)
-    names = ["Different situations", "Different pairs", "Different branches", "Cases"]
+    names = ["Different goals", "Different pairs", "Different branches", "Cases"]
     assert [*names, "Different failures"] == [chart.title for chart in charts]
     assert (69, "declared: 69") == charts[0].level
-    assert all(len(chart.lines[0].points) <= MOST_POINTS for chart in charts)
+    assert all(len(chart.lines[0].points) <= MAX_POINTS for chart in charts)
     assert (1800, 12) == charts[-1].lines[0].points[-1]
     assert ["0", "10", "20", "30"] == [label for _, label in charts[0].x_ticks]
     assert names == [chart.title for chart in night_charts(good_night().to_json())]
@@ -250,7 +250,7 @@ def test_nights_are_drawn_as_a_trend() -> None:
     assert [] == history_charts(good_night().to_json())
     record = bad_night(30).to_json()
     charts = {chart.title: chart for chart in history_charts(record)}
-    kinds = [f"Different {kind}" for kind in ("situations", "pairs", "branches")]
+    kinds = [f"Different {kind}" for kind in ("goals", "pairs", "branches")]
     assert ["Cases per second", "Failures", *kinds] == list(charts)
     lines = charts["Failures"].lines
     assert ["new", "still open", "fixed"] == [line.name for line in lines]
@@ -264,20 +264,20 @@ def test_the_latest_nights_are_drawn() -> None:
     """After a year the charts have the latest nights, and the table has all."""
     record = bad_night(300).to_json()
     charts = history_charts(record)
-    assert all(MOST_NIGHTS == len(chart.lines[0].points) for chart in charts)
+    assert all(MAX_NIGHTS == len(chart.lines[0].points) for chart in charts)
     assert "301 nights as a table" in html_of(record)
 
 
 def test_a_kind_that_is_new_has_no_trend_yet() -> None:
     """A kind of coverage that earlier nights did not have is drawn from its second night on."""
     night = good_night(3)
-    history = [dataclasses.replace(past, met={"situations": 5}) for past in night.history]
+    history = [dataclasses.replace(past, met={"goals": 5}) for past in night.history]
     charts = history_charts(dataclasses.replace(night, history=history).to_json())
-    assert ["Cases per second", "Failures", "Different situations"] == [c.title for c in charts]
+    assert ["Cases per second", "Failures", "Different goals"] == [c.title for c in charts]
 
 
 def test_nights_of_one_day_have_times() -> None:
-    """Nights that began on one day are told apart by the hour, others by the date, once each."""
+    """Nights that began on one day are distinguished by the hour, others by the date, once each."""
 
     def labels(*moments: str) -> list[str]:
         night = good_night(1)
@@ -297,7 +297,7 @@ def test_nights_of_one_day_have_times() -> None:
 
 
 def test_markdown_says_the_same() -> None:
-    """The sentence, each failure with its script, coverage and tables stand in Markdown."""
+    """The sentence, each failure with its script, coverage and tables are in Markdown."""
     markdown = markdown_of(bad_night().to_json())
     lines = markdown.splitlines()
     assert lines[0].startswith("# fast: 6 new failures, 1 fixed, 6 still open, 1 small scope")
@@ -306,7 +306,7 @@ def test_markdown_says_the_same() -> None:
     assert f"{expected}, Targets, Functions, The run" == ", ".join(line[3:] for line in titles)
     assert "### `compute_causal_conv1d_metadata` on host: hang (flaky: fails 3 of 20)" in lines
     assert SCRIPT.splitlines()[4] in lines
-    assert any(line.startswith("| situations | 63 of 69 | 55 | 0% |") for line in lines)
+    assert any(line.startswith("| goals | 63 of 69 | 55 | 0% |") for line in lines)
     assert any(line.startswith("| host | 617,274 | 30 min 22 s | 63 |") for line in lines)
     assert (
         "- **slots:** Every batch of at most 3 requests of at most 4 tokens: 345,678 cases"

@@ -47,7 +47,7 @@ def of_choices(choices: tuple[ChoiceT, ...]) -> ConjectureData:
 
 
 def an_input(attempt: Attempt, is_wanted: Callable[[int], bool]) -> tuple[ChoiceT, ...]:
-    """Return an input that fails and has a number of requests as wanted, of those of seeds."""
+    """Return an input that fails and has the given number of requests, found by seeds."""
     for seed in range(10_000):
         data = ConjectureData(random=random.Random(seed))  # noqa: S311
         requests = attempt(data)

@@ -20,7 +20,7 @@ def test_the_smallest_is_first(presets: tuple[sizes.Preset, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "most"),
+    ("field", "maximum"),
     [
         ("max_num_reqs", 1024),
         ("max_context_len", 131_072),
@@ -28,13 +28,13 @@ def test_the_smallest_is_first(presets: tuple[sizes.Preset, ...]) -> None:
         ("max_num_tokens", 8192),
     ],
 )
-def test_each_power_of_two_is_drawn(field: str, most: int) -> None:
+def test_each_power_of_two_is_drawn(field: str, maximum: int) -> None:
     """No part of the range is left out: at the upper end too, where the default run has nothing."""
     counts = collections.Counter(getattr(preset, field).bit_length() for preset in ON_HOST)
-    assert all(counts[bits] for bits in range(2, most.bit_length())), counts
-    assert max(getattr(preset, field) for preset in ON_HOST) <= most
+    assert all(counts[bits] for bits in range(2, maximum.bit_length())), counts
+    assert max(getattr(preset, field) for preset in ON_HOST) <= maximum
     largest = max(getattr(preset, field) for preset in ON_HOST)
-    assert largest > most * 0.7
+    assert largest > maximum * 0.7
 
 
 def test_each_block_size_is_drawn() -> None:
@@ -45,8 +45,8 @@ def test_each_block_size_is_drawn() -> None:
 def test_a_table_stays_small_enough() -> None:
     """Many requests do not come with many blocks each; nothing else is held back."""
     for preset in make_presets(requests=64, query=8, context=4096, tokens=64, cells=512):
-        most = -(-preset.max_context_len // min(preset.block_sizes))
-        assert preset.max_num_reqs * most <= 512
+        maximum = -(-preset.max_context_len // min(preset.block_sizes))
+        assert preset.max_num_reqs * maximum <= 512
         assert preset.max_num_tokens >= preset.max_num_reqs
 
 

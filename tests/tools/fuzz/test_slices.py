@@ -40,10 +40,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
     def run_slice(
         body: Callable[[Any, Any], None],
         strategy: Any = NUMBERS,  # noqa: ANN401  # any strategy
-        meets: Callable[[Any], list[str]] = lambda _: [],
+        goals_of: Callable[[Any], list[str]] = lambda _: [],
         **options: Any,  # noqa: ANN401  # of any field
     ) -> tuple[SliceResult, Worker]:
-        prop = toy(body, strategy, meets)
+        prop = toy(body, strategy, goals_of)
         monkeypatch.setattr(slices, "_MEMORIES", {})
         free_monitoring_tools()
         monkeypatch.setattr(slices, "properties_of", lambda _: {prop.name: prop})
@@ -57,11 +57,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SliceResult, Wor
 def toy(
     body: Callable[[Any, Any], None],
     strategy: Any = NUMBERS,  # noqa: ANN401  # any strategy
-    meets: Callable[[Any], list[str]] = lambda _: [],
+    goals_of: Callable[[Any], list[str]] = lambda _: [],
 ) -> Property:
     """Return a property of lists of numbers."""
     check = Check(
-        "a toy", Kind.LAW, lambda _: strategy, body, "A toy.", (), meets, presets=[MINIMAL]
+        "a toy", Kind.LAW, lambda _: strategy, body, "A toy.", (), goals_of, presets=[MINIMAL]
     )
     return Property("toys:toy", check, TARGETS["host"])
 
@@ -99,19 +99,19 @@ def test_a_strategy_that_raises_is_reported(
     assert ("ZeroDivisionError", True) == (failure.error, "planted" in failure.line)
 
 
-def test_inputs_that_meet_something_new_are_kept(
+def test_inputs_with_new_coverage_are_stored(
     run: Callable[..., tuple[SliceResult, Worker]],
 ) -> None:
-    """One for each set of situations; they go to other workers and nights."""
+    """One for each set of goals; they go to other workers and nights."""
     prop = toy(lambda *_: None)
 
-    def meets(example: list[int]) -> list[str]:
+    def goals_of(example: list[int]) -> list[str]:
         return [f"{min(len(example), 3)} numbers"]
 
-    result, _ = run(lambda *_: None, NUMBERS, meets)
-    kept = [run_case(prop, Input.from_bytes(data)).example for data in result.covering]
-    assert {0, 1, 2, 3} == {min(len(example), 3) for example in kept}
-    assert {("situation", "a toy", f"{n} numbers") for n in range(4)} <= set(result.events)
+    result, _ = run(lambda *_: None, NUMBERS, goals_of)
+    stored = [run_case(prop, Input.from_bytes(data)).example for data in result.covering]
+    assert {0, 1, 2, 3} == {min(len(example), 3) for example in stored}
+    assert {("goal", "a toy", f"{n} numbers") for n in range(4)} <= set(result.events)
 
 
 def test_inputs_of_others_are_tried(run: Callable[..., tuple[SliceResult, Worker]]) -> None:

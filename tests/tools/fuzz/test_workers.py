@@ -125,7 +125,7 @@ def test_a_job_that_forks_gets_a_process_without_a_gpu(worker: LocalWorker) -> N
 def test_an_exit_is_seen_while_others_start(
     worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its status is right though another thread asks for it, as each start of a child does."""
+    """Its status is right although another thread reads it, as each start of a child does."""
     read = multiprocessing.forkserver.read_signed  # type: ignore[attr-defined]  # typeshed lacks it
     is_over = threading.Event()
 
@@ -134,19 +134,19 @@ def test_an_exit_is_seen_while_others_start(
         time.sleep(0.5 if is_main else 0.1)  # so that the other is the first of two
         return int(read(file))
 
-    def ask_all() -> None:
+    def call_all() -> None:
         while not is_over.wait(0.01):
             with STARTING:
                 multiprocessing.process._cleanup()  # type: ignore[attr-defined]  # likewise
 
     monkeypatch.setattr("multiprocessing.forkserver.read_signed", slow_read)
     with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(ask_all)
+        pending = threads.submit(call_all)
         try:
             lost = end_of(worker, ExitingJob(3))
         finally:
             is_over.set()
-    asking.result()
+    pending.result()
     assert isinstance(lost, Lost)
     assert "exit 3" == lost.reason
 

@@ -11,7 +11,7 @@ from conformance.gpu_context import ContextLostError, UsedGpuError
 from tests.tools.fuzz.ray_jobs import NamedJob
 from tools.fuzz.jobs import WorkerContext
 
-KEPT: Final[list[bytes]] = []
+LEAKED: Final[list[bytes]] = []
 """What `KeepingJob` keeps."""
 
 RUNS: Final[list[str]] = []
@@ -49,7 +49,7 @@ class SlowJob(NamedJob):
     seconds: float
 
     def run(self, worker: WorkerContext) -> bool:
-        """Return whether it was asked to end."""
+        """Return whether it was requested to end."""
         deadline = time.monotonic() + self.seconds
         worker.report("begun")
         while time.monotonic() < deadline and not worker.is_over():
@@ -73,7 +73,7 @@ class KeepingJob(NamedJob):
     def run(self, worker: WorkerContext) -> int:
         """Return the process id."""
         worker.note_input(b"takes memory")
-        KEPT.append(b"x" * self.num_bytes)
+        LEAKED.append(b"x" * self.num_bytes)
         time.sleep(self.seconds)
         return os.getpid()
 

@@ -16,7 +16,7 @@ Request: TypeAlias = tuple[int, int]
 Requests: TypeAlias = tuple[Request, ...]
 
 GARBAGE = 2**31 - 1
-"""What stands where nothing may be read."""
+"""What is where nothing may be read."""
 
 
 def block_id(label: int) -> int:
@@ -41,18 +41,18 @@ def ints(first: int, last: int) -> Values[int]:
 
 
 def all_requests(
-    most: int, query: int, computed: int | Sequence[int], least: int = 0
+    maximum: int, query: int, computed: int | Sequence[int], minimum: int = 0
 ) -> Space[Requests]:
     """Return all batches of at most so many requests.
 
     Args:
-        most: The most requests.
+        maximum: The most requests.
         query: The most new tokens of a request.
         computed: The most computed tokens of a request, or those that it may have.
-        least: The least number of requests.
+        minimum: The least number of requests.
     """
     contexts = ints(0, computed) if isinstance(computed, int) else Values(computed)
-    return Sequences(Product(ints(0, query), contexts), most, least)
+    return Sequences(Product(ints(0, query), contexts), maximum, minimum)
 
 
 def num_tokens(requests: Requests) -> int:

@@ -1,6 +1,6 @@
 """Compares one case on `reference` and on a target, in less than half a millisecond.
 
-The harness' own check takes several times as long: it converts the arguments of each call anew and
+The harness' own check takes several times as long: it converts the arguments of each call again and
 compares in whose memory results lie. Here arguments that consecutive calls share are converted
 once. Results, the arguments that a function writes, those that it may not write, and the classes of
 exceptions are compared, in checked mode and outside of it; a call that `reference` refuses is made
@@ -144,8 +144,8 @@ class Comparer:
                 return None
             return first_difference(expected.value, actual.value, "result", self._device)
         if type(expected.value) is not type(actual.value):
-            got, wanted = _described(actual), _described(expected)
-            return Difference(Verdict.OUTCOME, "the call", None, got, wanted)
+            got, expected_part = _described(actual), _described(expected)
+            return Difference(Verdict.OUTCOME, "the call", None, got, expected_part)
         return None
 
     def _compare_session(self, session: Session) -> Difference | None:
@@ -188,8 +188,8 @@ class Comparer:
         for operation in operations:
             arguments = self._converted(operation.arguments)
             results.append(_outcome_of(getattr(tables, operation.method), arguments))
-            wanted = expected[len(results) - 1]
-            difference = self._results_difference(wanted, results) if wanted else None
+            expected_part = expected[len(results) - 1]
+            difference = self._results_difference(expected_part, results) if expected_part else None
             if difference is not None:
                 return difference
         return None
@@ -201,11 +201,15 @@ class Comparer:
         difference = self._difference(expected[-1], actual[-1])
         if difference is not None:
             return difference
-        for step, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
-            if wanted.is_refusal or got.is_refusal or is_same(wanted.value, got.value):
+        for step, (expected_part, got) in enumerate(zip(expected, actual, strict=True)):
+            if (
+                expected_part.is_refusal
+                or got.is_refusal
+                or is_same(expected_part.value, got.value)
+            ):
                 continue
             path = f"results[{step}]"
-            difference = first_difference(wanted.value, got.value, path, self._device)
+            difference = first_difference(expected_part.value, got.value, path, self._device)
             if difference is not None:
                 return difference
         return None

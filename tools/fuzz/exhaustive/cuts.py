@@ -189,14 +189,14 @@ def _starts(starts: tuple[int, ...]) -> Any:  # an array
 
 def sliced_starts(scale: int) -> Scope:
     """Return the scope of all vectors of starts, good and bad, and all slices of them."""
-    entries, most = [(2, 1), (4, 3), (5, 4)][scale]
+    entries, maximum = [(2, 1), (4, 3), (5, 4)][scale]
     ends = ints(-1, entries)
     return Scope(
         "sliced starts",
         ("slice_query_start_locs",),
-        f"vector of at most {entries} starts from -1 to {most}, and every slice of requests from "
-        f"-1 to {entries}; what must be refused included",
-        Product(Sequences(ints(-1, most), entries), ends, ends).map(_cut_starts),
+        f"vector of at most {entries} starts from -1 to {maximum}, and every slice of requests "
+        f"from -1 to {entries}; what must be refused included",
+        Product(Sequences(ints(-1, maximum), entries), ends, ends).map(_cut_starts),
         35,
     )
 

@@ -61,7 +61,7 @@ _DTYPES = {
 
 def _is_same_array(expected: object, actual: object, name: str) -> bool:
     """Return whether an array and a tensor on the CPU are equal, bit for bit."""
-    wanted: Any = expected
+    expected_array: Any = expected
     found: Any = actual
     if name in NUMPY_IN_BOTH_TWINS:
         if type(found) is not np.ndarray:
@@ -69,11 +69,11 @@ def _is_same_array(expected: object, actual: object, name: str) -> bool:
     else:
         if type(found) is not torch.Tensor or found.device.type != "cpu":
             return False
-        if found.dtype is not _DTYPES.get(wanted.dtype) or found.is_neg():
+        if found.dtype is not _DTYPES.get(expected_array.dtype) or found.is_neg():
             return False
         found = found.numpy()
     return bool(
-        found.shape == wanted.shape
-        and found.dtype == wanted.dtype
-        and found.tobytes() == wanted.tobytes()
+        found.shape == expected_array.shape
+        and found.dtype == expected_array.dtype
+        and found.tobytes() == expected_array.tobytes()
     )

@@ -14,7 +14,7 @@ from conformance.checks import Check, InvalidExample, ValidExample
 from conformance.contracts import ANY_NAME, InvalidInput
 from conformance.invocations import PLAIN, Invocation
 from conformance.profiles import Kind
-from conformance.sessions import _Life
+from conformance.sessions import _Example
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE
 from tools.fuzz.exhaustive.comparing import Case
@@ -61,7 +61,7 @@ def example_of(scope: str, index: int, scale: int = 1) -> Example:
 def _drawn(case: Case) -> tuple[Kind, object]:
     """Return the kind of the check of a case, and the case as that draws it."""
     if isinstance(case, Session):
-        return Kind.SAME_ANSWER, _Life(with_refusals(case), PLAIN, 0)
+        return Kind.SAME_ANSWER, _Example(with_refusals(case), PLAIN, 0)
     try:
         Invocation(REFERENCE, case).run()
     except RAISED as error:

@@ -26,7 +26,7 @@ from tools.fuzz.properties import Subject
 CHUNK: Final = 256
 """Cases after which it is checked that no argument has changed that may not."""
 
-MOST_REPORTED: Final = 8
+MAX_REPORTED: Final = 8
 """Failures that a job reports, of different functions or fields; the others are only counted."""
 
 
@@ -143,7 +143,7 @@ class ExhaustiveJob:
                     continue
                 failed += 1
                 failure = _failure(target.name, scope, index, difference)
-                if failure.key not in reported and len(reported) < MOST_REPORTED:
+                if failure.key not in reported and len(reported) < MAX_REPORTED:
                     reported.add(failure.key)
                     worker.report(failure)
             at = stop

@@ -121,17 +121,17 @@ def reordered_kinds(scale: int) -> Scope:
 
 def reordered_regions(scale: int) -> Scope:
     """Return the scope of long batches with one request of each region, in all orders."""
-    most = (3, 8, 9)[scale]
+    maximum = (3, 8, 9)[scale]
     three = Values([(1, 1, 1), (2, 1, 1), (2, 0, 1)])
     four = Values([(1, 2, 2), (1, 1, 2), (2, 1, 2), (2, 0, 2)])
     cases = Chain(
-        Product(Values((3,)), Sequences(three, most), Values((1,))),
-        Product(Values((4,)), Sequences(four, most), Values((1,))),
+        Product(Values((3,)), Sequences(three, maximum), Values((1,))),
+        Product(Values((4,)), Sequences(four, maximum), Values((1,))),
     )
     return Scope(
         "reordered regions",
         ("reorder_batch_to_split_decodes_and_prefills",),
-        f"order of the regions of at most {most} requests, three regions and four",
+        f"order of the regions of at most {maximum} requests, three regions and four",
         cases.map(_reordered),
         180,
     )

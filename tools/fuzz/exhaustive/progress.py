@@ -151,15 +151,15 @@ class Progress:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             origin, done = dict(found["origin"]), list(found["done"])
-            for what, wanted in progress._origin.items():
-                _check_same(path, what, origin.get(what), wanted)
+            for what, expected in progress._origin.items():
+                _check_same(path, what, origin.get(what), expected)
             for target, name, fields in done:
                 progress._restore(target, name, Done(**fields))
         except StaleProgressError:
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise StaleProgressError(
-                f"{path} is no file of progress ({error!r}); remove it to begin anew"
+                f"{path} is not a file of progress ({error!r}); remove it to begin again"
             ) from error
         return progress
 
@@ -257,15 +257,15 @@ def _restored(target: str, scope: str, fields: dict[str, Any]) -> CaseFailure:
     return CaseFailure(target, scope, **{**fields, "difference": found})
 
 
-def _check_same(path: Path, what: str, got: object, wanted: object) -> None:
+def _check_same(path: Path, what: str, got: object, expected: object) -> None:
     """Refuse a file that is of other bounds or of other code."""
-    if got == wanted:
+    if got == expected:
         return
     changed = what
-    if isinstance(got, dict) and isinstance(wanted, dict):
-        keys = [key for key in {**got, **wanted} if got.get(key) != wanted.get(key)]
+    if isinstance(got, dict) and isinstance(expected, dict):
+        keys = [key for key in {**got, **expected} if got.get(key) != expected.get(key)]
         changed = f"{what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
     raise StaleProgressError(
         f"{path} is of a run with other {changed}: what that compared says nothing of this run. "
-        "Remove the file to begin anew, or go on with what it was made with"
+        "Remove the file to begin again, or go on with what it was made with"
     )

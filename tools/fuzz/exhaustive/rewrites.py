@@ -98,7 +98,7 @@ def _fast_prefill(metadata: Any, indices: Any, number: int | None) -> Call:
 
 
 def fast_prefill(scale: int) -> Scope:
-    """Return the scope of batches with every set of wanted tokens."""
+    """Return the scope of batches with every set of tokens with logits."""
     requests, query, computed = [(2, 2, 0), (4, 3, 0), (4, 3, 1)][scale]
     batches = Product(
         all_requests(requests, query, computed),
@@ -108,11 +108,11 @@ def fast_prefill(scale: int) -> Scope:
         ints(0, 1),
     )
     return Scope(
-        "wanted tokens",
+        "tokens with logits",
         ("make_kv_sharing_fast_prefill_common_attn_metadata",),
         f"batch with at most {requests} requests of at most {query} new and {computed} computed "
-        "tokens and 1 padded token, and every set of wanted tokens, as int32 and int64, with and "
-        "without an index that is not read, causal and not",
+        "tokens and 1 padded token, and every set of tokens with logits, as int32 and int64, with "
+        "and without an index that is not read, causal and not",
         batches.then(lambda batch: Subsets(0, num_tokens(batch[0]))).map(_wanted),
         350,
     )
@@ -127,17 +127,17 @@ def _any_indices(case: tuple[Requests, tuple[int, ...] | None, int | None]) -> C
 def any_indices(scale: int) -> Scope:
     """Return the scope of batches with every vector of indices, good and bad."""
     requests, query, entries = [(1, 1, 1), (2, 2, 3), (2, 3, 3)][scale]
-    most = requests * query
-    vectors: Space[Any] = Chain(Values((None,)), Sequences(ints(-1, most), entries))
+    maximum = requests * query
+    vectors: Space[Any] = Chain(Values((None,)), Sequences(ints(-1, maximum), entries))
     cases = Product(
         all_requests(requests, query, 0), vectors, Values((None, *range(-1, entries + 2)))
     )
     return Scope(
-        "indices of wanted tokens",
+        "indices of tokens with logits",
         ("make_kv_sharing_fast_prefill_common_attn_metadata",),
-        f"vector of at most {entries} indices from -1 to {most}, and none, of which None or -1 to "
-        f"{entries + 1} count, in every batch with at most {requests} requests of at most {query} "
-        "new tokens; what must be refused included",
+        f"vector of at most {entries} indices from -1 to {maximum}, and none, of which None or -1 "
+        f"to {entries + 1} count, in every batch with at most {requests} requests of at most "
+        f"{query} new tokens; what must be refused included",
         cases.map(_any_indices),
         150,
     )
@@ -154,19 +154,19 @@ def _added_up(lengths: tuple[int, ...]) -> tuple[int, ...]:
 def convolution_programs(scale: int) -> Scope:
     """Return the scope of batches of convolutions."""
     sequences, tokens, long = [(1, 9, 20), (4, 17, 100), (4, 25, 200)][scale]
-    entries, most = [(2, 1), (4, 3), (5, 4)][scale]
+    entries, maximum = [(2, 1), (4, 3), (5, 4)][scale]
     cases: Chain[Any] = Chain(
         Sequences(ints(0, tokens), sequences).map(_added_up),
         Sequences(ints(0, long), 2, 1).map(_added_up),
         Sequences(ints(0, 9), sequences + 1, sequences + 1).map(_added_up),
-        Sequences(ints(-1, most), entries),
+        Sequences(ints(-1, maximum), entries),
     )
     return Scope(
         "convolution programs",
         ("compute_causal_conv1d_metadata",),
         f"batch with at most {sequences} sequences of at most {tokens} tokens, or 2 of at most "
         f"{long}, or {sequences + 1} of at most 9; and every vector of at most {entries} starts "
-        f"from -1 to {most}, what must be refused included",
+        f"from -1 to {maximum}, what must be refused included",
         cases.map(_programs),
         250,
     )
@@ -191,9 +191,9 @@ def _lengths(lengths: tuple[int, ...]) -> Any:  # an array
     return guarded(lengths, np.int32)
 
 
-def _all_ranks(most: int) -> list[tuple[int, int | None]]:
+def _all_ranks(maximum: int) -> list[tuple[int, int | None]]:
     """Return all numbers of ranks, each with None and the ranks from -1 to one too many."""
-    return [(size, rank) for size in range(most + 1) for rank in (None, *range(-1, size + 1))]
+    return [(size, rank) for size in range(maximum + 1) for rank in (None, *range(-1, size + 1))]
 
 
 def local_lengths(scale: int) -> Scope:
@@ -249,20 +249,20 @@ def _output(case: tuple[tuple[int, ...], int | None]) -> Call:
 
 def draft_tokens(scale: int) -> Scope:
     """Return the scope of queries and outputs that are viewed request by request, and back."""
-    tokens, most = [(3, 1), (12, 3), (24, 4)][scale]
+    tokens, maximum = [(3, 1), (12, 3), (24, 4)][scale]
     query = Product(
         ints(0, tokens), ints(0, 2), ints(0, 2), Values((False, True)), ints(-1, tokens + 1)
     )
     outputs = [
-        Product(Sequences(ints(0, most), axes, axes), Values((None, *range(axes))))
+        Product(Sequences(ints(0, maximum), axes, axes), Values((None, *range(axes))))
         for axes in range(1, 6)
     ]
     return Scope(
         "draft tokens",
         ("reshape_query_for_spec_decode", "reshape_attn_output_for_spec_decode"),
         f"query of at most {tokens} tokens, 2 heads and 2 dimensions, contiguous and strided, for "
-        f"-1 to {tokens + 1} requests; every output of 1 to 5 axes of at most {most}, contiguous "
-        "and cut from one that is longer along each axis; what must be refused included",
+        f"-1 to {tokens + 1} requests; every output of 1 to 5 axes of at most {maximum}, "
+        "contiguous and cut from one that is longer along each axis; what must be refused included",
         Chain(query.map(_query), Chain(*outputs).map(_output)),
         90,
     )

@@ -18,7 +18,7 @@ WRITE_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 10.0
 """What running jobs may take to end after the time is over."""
 
-MOST_LOST: Final = 50
+MAX_LOST: Final = 50
 """After so many lost workers a run ends."""
 
 
@@ -83,7 +83,7 @@ class Exhaustion:
         if event.reason == "error":
             raise RuntimeError(f"{job.name} failed: {event.detail}")
         self._num_lost += 1
-        if self._num_lost > MOST_LOST:
+        if self._num_lost > MAX_LOST:
             raise RuntimeError(f"{self._num_lost} workers were lost, the last by {event.reason}")
         failure = crash_of(job, event.reason, event.input)
         self._note(failure)
@@ -101,7 +101,7 @@ def _own(event: Finished | Lost) -> ExhaustiveJob:
         TypeError: The job is none of an exhaustive run.
     """
     if not isinstance(event.job, ExhaustiveJob):
-        raise TypeError(f"{event.job.name} is no job of an exhaustive run")
+        raise TypeError(f"{event.job.name} is not a job of an exhaustive run")
     return event.job
 
 
@@ -117,7 +117,7 @@ def run(
 
     Args:
         progress: What is done, which is written to `folder` as the run goes on.
-        pool: The workers. They are asked to stop, and not closed.
+        pool: The workers. They are requested to stop, and not closed.
         folder: The folder of the run.
         is_over: Whether to stop.
         show: Shows a line: a failure.

@@ -19,15 +19,15 @@ Layout = tuple[int, int, int, int, int]
 """Block size, kernel block size, ranks, rank, interleave."""
 
 
-def layouts(most_block_size: int, most_ranks: int) -> Values[Layout]:
+def layouts(max_block_size: int, max_ranks: int) -> Values[Layout]:
     """Return all layouts with at most such a block size and so many ranks."""
-    return Values(list(_layouts(most_block_size, most_ranks)))
+    return Values(list(_layouts(max_block_size, max_ranks)))
 
 
-def _layouts(most_block_size: int, most_ranks: int) -> Iterator[Layout]:
-    for size in range(1, most_block_size + 1):
+def _layouts(max_block_size: int, max_ranks: int) -> Iterator[Layout]:
+    for size in range(1, max_block_size + 1):
         divisors = [d for d in range(1, size + 1) if size % d == 0]
-        for ranks in range(1, most_ranks + 1):
+        for ranks in range(1, max_ranks + 1):
             for rank in range(ranks):
                 for kernel in divisors:
                     for interleave in divisors:
@@ -120,7 +120,7 @@ def slots_of_positions(scale: int) -> Scope:
     """Return the scope of tokens at all positions of all tables, good and bad."""
     tokens, position, size, ranks = _POSITION_BOUNDS[scale]
     width = 1 if scale == 0 else 2
-    # The two labels that stand first mean a negative id and the null block.
+    # The two labels that be first mean a negative id and the null block.
     tables = [labels[2:] for labels in renamed_once(2 + 2 * width, 99).values if labels[1] == 2]
     lens: Chain[tuple[int, ...]] = Chain(
         Values([()]), *(_compositions(count, tokens) for count in (1, 2))
@@ -146,10 +146,10 @@ def _exactly(space: Values[int], length: int) -> Product:
     return Product(*[space] * length)
 
 
-def _compositions(count: int, most: int) -> Values[tuple[int, ...]]:
+def _compositions(count: int, maximum: int) -> Values[tuple[int, ...]]:
     """Return the query lengths of so many requests with at most so many tokens together."""
-    found = Sequences(ints(0, most), count, count).items()
-    return Values([lens for lens in found if sum(lens) <= most])
+    found = Sequences(ints(0, maximum), count, count).items()
+    return Values([lens for lens in found if sum(lens) <= maximum])
 
 
 def _with_out(case: tuple[Requests, int, int, tuple[int | None, int], Layout], width: int) -> Call:

@@ -136,8 +136,8 @@ class Sequences(Chain[tuple[T, ...]]):
     [(), ('a',), ('b',), ('a', 'a'), ('a', 'b'), ('b', 'a'), ('b', 'b')]
     """
 
-    def __init__(self, space: Space[T], most: int, least: int = 0) -> None:
-        super().__init__(*(Product(*[space] * length) for length in range(least, most + 1)))
+    def __init__(self, space: Space[T], maximum: int, minimum: int = 0) -> None:
+        super().__init__(*(Product(*[space] * length) for length in range(minimum, maximum + 1)))
 
 
 class Dependent(Space[tuple[T, S]]):

@@ -73,7 +73,7 @@ class Tables:
 
 
 Operations: TypeAlias = Callable[[int], Sequence[Operation]]
-"""The operations that may stand at a place of a sequence."""
+"""The operations that may be at a place of a sequence."""
 
 
 def append(
@@ -138,9 +138,11 @@ def dummy_slots(num_tokens: int) -> Operation:
     return Operation("get_dummy_slot_mappings", {"num_tokens": num_tokens})
 
 
-def _sequences(tables: Tables, operations: Operations, most: int, *, holds: bool) -> Chain[Session]:
+def _sequences(
+    tables: Tables, operations: Operations, maximum: int, *, holds: bool
+) -> Chain[Session]:
     """Return all sequences of at most so many operations, the shortest first."""
-    at_place = [Values(operations(place)) for place in range(most)]
+    at_place = [Values(operations(place)) for place in range(maximum)]
     constructor, observing = tables.constructor, tables.observing
     before = tables.holding if holds else ()
     return Chain(
@@ -148,7 +150,7 @@ def _sequences(tables: Tables, operations: Operations, most: int, *, holds: bool
             Product(*at_place[:length]).map(
                 lambda found: Session(constructor, (*before, *found, *observing))
             )
-            for length in range(most + 1)
+            for length in range(maximum + 1)
         )
     )
 
@@ -186,16 +188,18 @@ def _every_append(tables: Tables, place: int) -> Iterator[Operation]:
 def every_operation(scale: int) -> Scope:
     """Return the scope of sequences of every operation."""
     tables = Tables((2,), 2, 3)
-    most = (1, 3, 4)[scale]
+    maximum = (1, 3, 4)[scale]
     return Scope(
         "block tables, every operation",
         ("BlockTables",),
-        f"sequence of at most {most} operations on block tables of 1 group with 2 rows of 2 blocks "
-        "of 2 tokens: appends of 0 to 2 new blocks to any rows in any order, overwriting or not, "
-        "that do not fit included; gathers of any rows and padded requests; slots of at most 2 "
-        "tokens in the first and the last place, and of a padded one; moves, swaps, clears and "
+        f"sequence of at most {maximum} operations on block tables of 1 group with 2 rows of 2 "
+        "blocks of 2 tokens: appends of 0 to 2 new blocks to any rows in any order, overwriting or "
+        "not, that do not fit included; gathers of any rows and padded requests; slots of at most "
+        "2 tokens in the first and the last place, and of a padded one; moves, swaps, clears and "
         "dummy runs",
-        _sequences(tables, lambda place: list(_every_operation(tables, place)), most, holds=False),
+        _sequences(
+            tables, lambda place: list(_every_operation(tables, place)), maximum, holds=False
+        ),
         700,
     )
 
@@ -222,15 +226,15 @@ def _of_two_groups(place: int) -> list[Operation]:
 def two_groups(scale: int) -> Scope:
     """Return the scope of longer sequences on two groups."""
     tables = Tables((1, 2), 2, 3)
-    most = (2, 5, 6)[scale]
+    maximum = (2, 5, 6)[scale]
     return Scope(
         "block tables, two groups",
         ("BlockTables",),
-        f"sequence of at most {most} of 14 operations on block tables of 2 groups with 2 rows for "
-        "3 tokens, in blocks of 1 and of 2: appends of 1 block to one row or the other, "
+        f"sequence of at most {maximum} of 14 operations on block tables of 2 groups with 2 rows "
+        "for 3 tokens, in blocks of 1 and of 2: appends of 1 block to one row or the other, "
         "overwriting or not, that do not fit included; gathers of both rows, of one and of a "
         "padded request; slots of 1 and 2 tokens; both moves, the swap, a clear and a dummy run",
-        _sequences(tables, _of_two_groups, most, holds=True),
+        _sequences(tables, _of_two_groups, maximum, holds=True),
         900,
     )
 
@@ -253,15 +257,15 @@ def _of_three_rows(place: int) -> list[Operation]:
 def three_rows(scale: int) -> Scope:
     """Return the scope of sequences on three rows, which may share a block."""
     tables = Tables((1,), 3, 2)
-    most = (2, 4, 5)[scale]
+    maximum = (2, 4, 5)[scale]
     return Scope(
         "block tables, three rows",
         ("BlockTables",),
-        f"sequence of at most {most} of 22 operations on block tables of 1 group with 3 rows of 2 "
-        "blocks of 1 token: appends of a new block or of a shared one to each row and of several "
-        "blocks to two rows, that do not fit included; all moves, swaps and clears; gathers of all "
-        "rows and of one twice; slots of 2 tokens",
-        _sequences(tables, _of_three_rows, most, holds=True),
+        f"sequence of at most {maximum} of 22 operations on block tables of 1 group with 3 rows "
+        "of 2 blocks of 1 token: appends of a new block or of a shared one to each row and of "
+        "several blocks to two rows, that do not fit included; all moves, swaps and clears; "
+        "gathers of all rows and of one twice; slots of 2 tokens",
+        _sequences(tables, _of_three_rows, maximum, holds=True),
         600,
     )
 

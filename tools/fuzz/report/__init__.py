@@ -4,7 +4,7 @@ All three say the same. `schema.json` defines the last; the first is one file th
 else, neither a network nor scripts. A night that is over is reported in three steps:
 
     history = read_history(folder, night)           # with --history, else NO_HISTORY
-    night = with_tables(night, tallies, declared={"situations": names}, history=history)
+    night = with_tables(night, tallies, declared={"goals": names}, history=history)
     write_reports(night, out)
     append_night(folder, night, digests_of(tallies))
 """

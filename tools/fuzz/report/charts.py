@@ -47,7 +47,7 @@ class Chart:
 
     Attributes:
         title: What it shows, with the unit of y.
-        value: The last value in words, shown beside the title.
+        value: The last value in words, shown next to the title.
         lines: Its lines.
         x_name: What x is, with its unit.
         x_ticks: Values of x and their labels.
@@ -66,30 +66,30 @@ class Chart:
     level: tuple[float, str] | None = None
 
 
-def ticks_of(low: float, high: float, *, most: int = 5, least_step: float = 0.0) -> list[float]:
+def ticks_of(low: float, high: float, *, maximum: int = 5, min_step: float = 0.0) -> list[float]:
     """Return round numbers that enclose a range, in equal steps.
 
     Args:
         low: The smallest value.
         high: The largest value.
-        most: How many steps there are at most.
-        least_step: The smallest step, 1 for counts.
+        maximum: How many steps there are at most.
+        min_step: The smallest step, 1 for counts.
 
     >>> ticks_of(0, 97)
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
-    >>> ticks_of(0, 2, least_step=1)
+    >>> ticks_of(0, 2, min_step=1)
     [0.0, 1.0, 2.0]
-    >>> ticks_of(1203, 1208, least_step=1)
+    >>> ticks_of(1203, 1208, min_step=1)
     [1203.0, 1204.0, 1205.0, 1206.0, 1207.0, 1208.0]
     """
-    span = max(high - low, least_step, abs(high) * 1e-3) or 1.0
-    exponent = math.floor(math.log10(span / most))
+    span = max(high - low, min_step, abs(high) * 1e-3) or 1.0
+    exponent = math.floor(math.log10(span / maximum))
     steps = (factor * 10.0**power for power in (exponent, exponent + 1) for factor in (1, 2, 5))
-    for step in (max(step, least_step) for step in steps):
+    for step in (max(step, min_step) for step in steps):
         first, last = math.floor(low / step), math.ceil(max(high, low + span) / step)
-        if last - first <= most:
+        if last - first <= maximum:
             return [round(float(i * step), 12) for i in range(first, last + 1)]
-    raise AssertionError((low, high, most, least_step))
+    raise AssertionError((low, high, maximum, min_step))
 
 
 def short_number(number: float) -> str:
@@ -167,7 +167,7 @@ class _Plot:
             ys.append(chart.level[0])
         are_counts = all(float(y).is_integer() for y in ys)
         low = 0.0 if chart.has_zero else min(ys)
-        y_ticks = ticks_of(low, max(ys), most=4, least_step=1.0 if are_counts else 0.0)
+        y_ticks = ticks_of(low, max(ys), maximum=4, min_step=1.0 if are_counts else 0.0)
         longest = max(len(short_number(tick)) for tick in y_ticks)
         first, last = min(xs), max(xs)
         if first == last:

@@ -97,7 +97,7 @@ class Coverage:
     """What the night met of one kind of coverage.
 
     Attributes:
-        kind: Its name in the plural, such as `situations`.
+        kind: Its name in the plural, such as `goals`.
         met: How many different events the night met.
         new: How many of them the last night had not met, None without a last night.
         lost: How many events the last night met and this one did not, None without a last night.

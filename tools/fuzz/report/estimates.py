@@ -1,6 +1,6 @@
 """How much a night has not seen yet, estimated from how often it met what it saw.
 
-Each case meets some events: situations, pairs of situations, branches. Events that only one case
+Each case meets some events: goals, pairs of goals, branches. Events that only one case
 met say how many are left. A night that met most events once is at its beginning; one that met each
 of them many times has little left to meet.
 
@@ -30,14 +30,14 @@ from tools.fuzz.report.entries import Estimate
 
 
 def estimate_unseen(
-    counts: Iterable[int], num_cases: int, *, most_unseen: int | None = None
+    counts: Iterable[int], num_cases: int, *, max_unseen: int | None = None
 ) -> Estimate | None:
     """Return the estimate of what a night has not met.
 
     Args:
         counts: For each event, how many cases met it.
         num_cases: The cases of the night.
-        most_unseen: The number of events that were not met, where it is known: no estimate
+        max_unseen: The number of events that were not met, where it is known: no estimate
             exceeds it.
 
     Returns:
@@ -54,7 +54,7 @@ def estimate_unseen(
 
     >>> estimate_unseen([1] * 100 + [2] * 10, 1000).unseen_at_least
     450
-    >>> estimate_unseen([1] * 100 + [2] * 10, 1000, most_unseen=40).unseen_at_least
+    >>> estimate_unseen([1] * 100 + [2] * 10, 1000, max_unseen=40).unseen_at_least
     40
 
     What is met again and again has nothing left.
@@ -77,5 +77,5 @@ def estimate_unseen(
         twice=twice,
         share_new=once / observations,
         new_per_case=once / num_cases,
-        unseen_at_least=unseen if most_unseen is None else min(unseen, most_unseen),
+        unseen_at_least=unseen if max_unseen is None else min(unseen, max_unseen),
     )

@@ -40,6 +40,9 @@ class History:
     notes: Sequence[str] = ()
 
 
+OLD_KINDS = {"situations": "goals", "pairs of situations": "pairs of goals"}
+"""Kinds of coverage by the names that older files have for them."""
+
 NO_HISTORY = History()
 """The history of a night without `--history`."""
 
@@ -47,7 +50,7 @@ NO_HISTORY = History()
 def read_history(folder: Path, night: Night) -> History:
     """Return the earlier nights that a night is compared with.
 
-    Files without the suffix `.json` are left alone; another file that is no night is reported in
+    Files without the suffix `.json` are left alone; another file that is not a night is reported in
     `notes` and otherwise ignored.
 
     Args:
@@ -65,14 +68,14 @@ def read_history(folder: Path, night: Night) -> History:
             past = _past_night(data)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
-            notes.append(f"{path} is no night of tools.fuzz and is ignored: {reason}")
+            notes.append(f"{path} is not a night of tools.fuzz, and is ignored: {reason}")
             continue
         if data["key"] == _key(night) and past.started < night.started:
             found.append((past, data["seen"]))
     found.sort(key=lambda one: one[0].started)
     seen = None
     if found:
-        seen = {kind: unpack(text) for kind, text in found[-1][1].items()}
+        seen = {OLD_KINDS.get(kind, kind): unpack(text) for kind, text in found[-1][1].items()}
     return History(tuple(past for past, _ in found), seen, tuple(notes))
 
 
@@ -130,7 +133,7 @@ def _past_night(data: object) -> PastNight:
     """Return the night of a file.
 
     Raises:
-        ValueError, KeyError, TypeError: It is no night, or not of this format.
+        ValueError, KeyError, TypeError: It is not a night, or not of this format.
     """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else data
@@ -147,8 +150,9 @@ def _past_night(data: object) -> PastNight:
     for kind, number in past.met.items():
         if type(number) is not int or number < 0:
             raise ValueError(f"night.met[{kind!r}] is {number!r}, expected a count")
+    met = {OLD_KINDS.get(kind, kind): number for kind, number in past.met.items()}
     for text in data["seen"].values():
         unpack(text)
     if not isinstance(data["key"], dict):
         raise TypeError(f"key is {data['key']!r}, expected an object")
-    return past
+    return dataclasses.replace(past, met=met)

@@ -19,7 +19,7 @@ from tools.fuzz.report.trends import history_charts, night_charts
 TONES = {"passed": "good", "failed": "bad", "interrupted": "warn"}
 """The colour of the page, by verdict."""
 
-MOST_SCRIPT = 100_000
+MAX_SCRIPT = 100_000
 """Characters of a script, a table or a message that the page shows."""
 
 
@@ -52,7 +52,7 @@ def html_of(record: Mapping[str, Any]) -> str:
     }
     filters: dict[str, Callable[..., Any]] = {
         "breakable": breakable,
-        "brief": words.brief,
+        "brief": words.shorten,
         "chart": lambda chart: draw(chart, next(numbers)),
         "coverage": words.coverage_words,
         "cut": cut,
@@ -77,7 +77,7 @@ def html_of(record: Mapping[str, Any]) -> str:
 
 
 def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the few numbers that stand on top: the number, what it counts, and a class."""
+    """Return the few numbers that be on top: the number, what it counts, and a class."""
     numbers = {status: len(list(words.findings(record, status))) for status in ("new", "known")}
     found = [
         (f"{numbers['new']:,}", "new failures", "fails" if numbers["new"] else ""),
@@ -117,6 +117,6 @@ def cut(text: str) -> str:
     >>> cut("short"), len(cut("x" * 200_000))
     ('short', 100042)
     """
-    if len(text) <= MOST_SCRIPT:
+    if len(text) <= MAX_SCRIPT:
         return text
-    return f"{text[:MOST_SCRIPT]}\n... ({len(text) - MOST_SCRIPT:,} more characters in the file)"
+    return f"{text[:MAX_SCRIPT]}\n... ({len(text) - MAX_SCRIPT:,} more characters in the file)"

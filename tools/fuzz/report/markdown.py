@@ -9,7 +9,7 @@ from conformance.reports.markdown import code, escaped, fenced, row
 from conformance.reports.words import duration
 from tools.fuzz.report import words
 
-MOST_LINES, MOST_CHARACTERS = 120, 8_000
+MAX_LINES, MAX_CHARACTERS = 120, 8_000
 """How much of a script stands here: an issue of GitHub has at most 65,536 characters."""
 
 
@@ -89,7 +89,7 @@ def finding_lines(finding: Mapping[str, Any]) -> Iterator[str]:
 def _cut(text: str) -> str:
     """Return a text without its end, where it is long."""
     lines = text.splitlines()
-    short = "\n".join(lines[:MOST_LINES])[:MOST_CHARACTERS]
+    short = "\n".join(lines[:MAX_LINES])[:MAX_CHARACTERS]
     return text if len(short) >= len(text.rstrip("\n")) else f"{short}\n... (cut: see report.html)"
 
 

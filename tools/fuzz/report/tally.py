@@ -96,7 +96,7 @@ def _coverage_of(
         total=None if declared is None else len(declared | met),
         unmet=unmet or (),
         estimate=estimate_unseen(
-            counts.values(), num_cases, most_unseen=None if unmet is None else len(unmet)
+            counts.values(), num_cases, max_unseen=None if unmet is None else len(unmet)
         ),
     )
 

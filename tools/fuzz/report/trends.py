@@ -11,10 +11,10 @@ from tools.fuzz.report.charts import Chart, Line, time_ticks
 from tools.fuzz.report.history import past_night_of
 from tools.fuzz.report.words import date_words, kinds_of, rate
 
-MOST_POINTS = 200
+MAX_POINTS = 200
 """Points of a curve; more are thinned out."""
 
-MOST_NIGHTS = 90
+MAX_NIGHTS = 90
 """Nights that a chart shows: the latest."""
 
 
@@ -60,7 +60,7 @@ def night_charts(record: Mapping[str, Any]) -> list[Chart]:
 
 def history_charts(record: Mapping[str, Any]) -> list[Chart]:
     """Return the charts of the nights of a history, tonight last; none for a first night."""
-    nights = [*record["history"], past_night_of(record)][-MOST_NIGHTS:]
+    nights = [*record["history"], past_night_of(record)][-MAX_NIGHTS:]
     if len(nights) < 2:
         return []
     charts = [
@@ -137,8 +137,8 @@ def _rate(night: Mapping[str, Any]) -> float:
 
 
 def _thinned(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return at most `MOST_POINTS` of some points, the first and the last among them."""
-    if len(points) <= MOST_POINTS:
+    """Return at most `MAX_POINTS` of some points, the first and the last among them."""
+    if len(points) <= MAX_POINTS:
         return list(points)
     last = len(points) - 1
-    return [points[round(i * last / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]
+    return [points[round(i * last / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]

@@ -38,7 +38,7 @@ def headline(record: Mapping[str, Any]) -> str:
     """Return what a night found, in a sentence."""
     names = " and ".join(one["name"] for one in record["implementations"]) or "nothing"
     cases = count(record["cases"], "case")
-    return brief(f"{names}: {_result(record)}; {cases} in {_time(record)}")
+    return shorten(f"{names}: {_result(record)}; {cases} in {_time(record)}")
 
 
 def _result(record: Mapping[str, Any]) -> str:
@@ -80,13 +80,13 @@ def about(seconds: float) -> str:
     return duration(seconds if seconds < 600 else 60 * round(seconds / 60))
 
 
-def brief(text: str, most: int = 500) -> str:
+def shorten(text: str, maximum: int = 500) -> str:
     """Return a text without its end, where it is longer than a line in a list should be.
 
-    >>> brief("short"), brief("x" * 12, 8)
+    >>> shorten("short"), shorten("x" * 12, 8)
     ('short', 'xxxxxxxx... (12 characters)')
     """
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+    return text if len(text) <= maximum else f"{text[:maximum]}... ({len(text):,} characters)"
 
 
 def findings(record: Mapping[str, Any], status: str) -> Iterator[Mapping[str, Any]]:
@@ -117,7 +117,7 @@ def flaky_words(finding: Mapping[str, Any]) -> str:
 
 
 def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what is known of a finding beside its difference: names and values."""
+    """Return what is known of a finding next to its difference: names and values."""
     found = [
         ("property", finding["property"]),
         ("first differing field", finding["field"]),
@@ -128,7 +128,7 @@ def finding_facts(finding: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("stored case", finding["case"]),
         ("reproduce", command_of(finding)),
     ]
-    return [(name, brief(value)) for name, value in found if value]
+    return [(name, shorten(value)) for name, value in found if value]
 
 
 def command_of(finding: Mapping[str, Any]) -> str:
@@ -161,8 +161,8 @@ def unseen_words(coverage: Mapping[str, Any]) -> str:
         return "Each was met by at least two cases, so the next case is unlikely to meet a new one."
     often = found["new_per_case"]
     rate = f"{often:,.1f} for each case" if often >= 1 else f"1 in {1 / often:,.0f} cases"
-    least = found["unseen_at_least"]
-    more = f"; at least {least:,} more can be met" if least else ""
+    minimum = found["unseen_at_least"]
+    more = f"; at least {minimum:,} more can be met" if minimum else ""
     return f"{found['once']:,} were met once: new ones are expected at {rate}{more}."
 
 
@@ -194,7 +194,7 @@ def scope_words(scope: Mapping[str, Any]) -> str:
 
 
 def attention(record: Mapping[str, Any]) -> list[str]:
-    """Return what a person should know beside the failures, a sentence each."""
+    """Return what a person should know next to the failures, a sentence each."""
     found = []
     if not record["cases"]:
         found.append("No case was run, so this night says nothing about the implementation.")
@@ -217,7 +217,7 @@ def attention(record: Mapping[str, Any]) -> list[str]:
         names = ", ".join(starved[:5]) + (f" and {len(starved) - 5:,} more" * (len(starved) > 5))
         verb = "was" if len(starved) == 1 else "were"
         found.append(f"{count(len(starved), 'property', 'properties')} {verb} not run: {names}.")
-    return [brief(line) for line in (*found, *record["history_notes"])]
+    return [shorten(line) for line in (*found, *record["history_notes"])]
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:

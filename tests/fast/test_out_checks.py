@@ -5,14 +5,14 @@ import pytest
 import torch
 
 import fast
-from fast.outputs import _share_memory, check_rows_out
+from fast.out_checks import _share_memory, check_rows_out
 
 LENS = torch.tensor([5, 8], dtype=torch.int32)
 EMBEDS = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 MASK = torch.tensor([True, False, True])
 
 
-def test_sharing_is_told_by_elements() -> None:
+def test_sharing_is_detected_by_elements() -> None:
     """Interleaved views share no element; tensors of another dtype may; empty ones cannot."""
     x = torch.zeros(2, 4, dtype=torch.int64)
     assert _share_memory(x, x.view(torch.int32)[:, 7:])
@@ -24,7 +24,7 @@ def test_sharing_is_told_by_elements() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_lengths_are_written() -> None:
-    """Lengths stand in `out`, 0 behind them, and what is returned is a view of it."""
+    """Lengths are in `out`, 0 after them, and what is returned is a view of it."""
     out = torch.full((4,), 99, dtype=torch.int32)
     found = fast.get_dcp_local_seq_lens(LENS, 2, 0, 2, out=out)
     assert [3, 4, 0, 0] == out.tolist()
@@ -37,7 +37,7 @@ def test_lengths_are_written() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_rows_are_written() -> None:
-    """Rows stand in `out`, which is returned; its room is the number of embeddings."""
+    """Rows are in `out`, which is returned; its room is the number of embeddings."""
     out = torch.zeros(3, 2)
     assert fast.scatter_mm_placeholders(EMBEDS, MASK, out=out) is out
     assert [[1, 2], [3, 4]] == out[MASK].tolist()
@@ -106,7 +106,7 @@ def test_an_input_is_refused_in_checked_mode() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_numbers_that_disagree() -> None:
-    """The number that is told is that of the rows that there is room for."""
+    """The number that is reported is that of the rows that there is room for."""
     rows = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="num_embeds is 2, but out has 1 rows"):
         fast.gather_mm_placeholders(rows, MASK, num_embeds=2, out=torch.zeros(1, 2))
@@ -116,7 +116,7 @@ def test_numbers_that_disagree() -> None:
         fast.gather_mm_placeholders(rows, MASK, out=torch.tensor(0.0))
 
 
-def test_room_is_judged_on_the_host() -> None:
+def test_room_is_checked_on_the_host() -> None:
     """On the host the mask is read, so that too little room is an error, not rows left out."""
     with pytest.raises(ValueError, match=r"^out has 1 rows, but is_embed has 2 True entries"):
         fast.gather_mm_placeholders(torch.zeros(3, 2), MASK, out=torch.zeros(1, 2))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast._checks import check_index
-from fast.appending import (
+from fast.append_plan import (
     NOTHING,
     check_lengths,
     check_listed,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fast
-from fast import warming
+from fast import warmup_calls
 from fast.kernels.cuda import KERNELS, Kernel
 
 HOT = [
@@ -38,13 +38,13 @@ def test_every_hot_function_is_called(monkeypatch) -> None:  # noqa: ANN001
         return call
 
     for name in HOT:
-        monkeypatch.setattr(warming, name, counting(name, getattr(warming, name)))
+        monkeypatch.setattr(warmup_calls, name, counting(name, getattr(warmup_calls, name)))
     methods = ["append_block_ids", "gather_block_tables", "compute_slot_mappings"]
     for name in methods:
         monkeypatch.setattr(fast.BlockTables, name, counting(name, getattr(fast.BlockTables, name)))
     fast.warmup()
     assert {*HOT, *methods} == set(called)
-    assert min(called.values()) >= warming.NUM_REHEARSALS
+    assert min(called.values()) >= warmup_calls.NUM_REHEARSALS
 
 
 def test_warms_up_in_any_mode() -> None:
@@ -76,9 +76,9 @@ class Gpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Put a stand-in in a GPU's place."""
     gpu = Gpu()
-    monkeypatch.setattr(warming, "load", gpu.load)
-    monkeypatch.setattr(warming, "prepare_graphs", gpu.prepare_graphs)
-    monkeypatch.setattr(warming, "is_installed", lambda: True)
+    monkeypatch.setattr(warmup_calls, "load", gpu.load)
+    monkeypatch.setattr(warmup_calls, "prepare_graphs", gpu.prepare_graphs)
+    monkeypatch.setattr(warmup_calls, "is_installed", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     return gpu
@@ -97,17 +97,17 @@ def test_without_a_compiler_the_host_path_is_warmed_up(
     """A toolkit that numba-cuda does not find is a warning, once, that says what to set."""
     gpu.error = ImportError("set CUDA_HOME")
     runs: list[str] = []
-    monkeypatch.setattr(warming._Rehearsal, "run", lambda _: runs.append("run"))
+    monkeypatch.setattr(warmup_calls._Rehearsal, "run", lambda _: runs.append("run"))
     message = "kernels are not loaded, so calls with CUDA tensors will fail: set CUDA_HOME"
     with pytest.warns(RuntimeWarning, match=f"^{re.escape(message)}$") as warned:
         fast.warmup()
     assert [__file__] == [one.filename for one in warned]
-    assert warming.NUM_REHEARSALS == len(runs)
+    assert warmup_calls.NUM_REHEARSALS == len(runs)
 
 
 def test_without_numba_cuda_nothing_is_loaded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without numba-cuda the host path is all there is, and no warning says so."""
-    monkeypatch.setattr(warming, "is_installed", lambda: False)
+    monkeypatch.setattr(warmup_calls, "is_installed", lambda: False)
     gpu.error = ImportError("not reached")
     fast.warmup()
     assert 0 == gpu.graphs_prepared

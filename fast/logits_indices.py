@@ -112,13 +112,13 @@ def _find_starts(
             query_lens = np.diff(to_host("query_start_loc", counted_cpu))
             return counted, counted_cpu, int(query_lens.max(initial=0))
     wanted = indices if copy is None else copy
-    wanted_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted, num_indices)
-    on_host = torch.from_numpy(wanted_starts)
+    logits_starts, max_query_len = count_logits_indices(starts_cpu, num_reqs, wanted, num_indices)
+    on_host = torch.from_numpy(logits_starts)
     if counted is None:
         counted = on_host
         starts = read_vector(metadata, "query_start_loc", num_reqs + 1)
         if starts.is_cuda:
-            counted = upload(wanted_starts, starts.device, pin_memory=True)
+            counted = upload(logits_starts, starts.device, pin_memory=True)
     return counted, on_host, max_query_len
 
 

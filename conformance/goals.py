@@ -1,0 +1,100 @@
+"""Coverage goals: the hard cases that a run must reach, and how often it reached them.
+
+A property that never reaches its hard cases proves nothing. Each contract names its coverage goals,
+and the checks count them here. A goal that no example reached fails the run, with its name. Under
+pytest-xdist, the controller adds up the counts of the workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+Goals: TypeAlias = Mapping[str, Callable[[Any], bool]]
+"""Coverage goals by name: predicates on an example."""
+
+
+def pair(first: str, second: str) -> str:
+    """Return the name of the goal that one example reaches two goals.
+
+    >>> pair("padded requests", "a request cut at both ends")
+    'padded requests + a request cut at both ends'
+    """
+    return f"{first} + {second}"
+
+
+class Coverage:
+    """The coverage of a run: examples by function and target, goals by function.
+
+    Attributes:
+        examples: The number of examples of a function on a target.
+        reached: The number of examples of a function that reached a goal.
+        launches: The number of kernels that a function's checks launched in the simulator.
+        expected: The goals that a function's checks must reach.
+
+    >>> coverage = Coverage()
+    >>> coverage.expect("f", ["empty", "long"])
+    >>> coverage.count("f", "host", ["long"])
+    >>> coverage.unreached("f")
+    ['empty']
+    """
+
+    def __init__(self) -> None:
+        self.examples: Counter[tuple[str, str]] = Counter()
+        self.reached: Counter[tuple[str, str]] = Counter()
+        self.launches: Counter[str] = Counter()
+        self.expected: dict[str, list[str]] = {}
+
+    def expect(self, function: str, goals: Iterable[str]) -> None:
+        """Require that the checks of a function reach some goals."""
+        known = self.expected.setdefault(function, [])
+        known.extend(name for name in goals if name not in known)
+
+    def count(self, function: str, target: str, goals: Iterable[str]) -> None:
+        """Count one example of a function on a target, and the goals that it reached."""
+        self.examples[function, target] += 1
+        for name in goals:
+            self.reached[function, name] += 1
+
+    def unreached(self, function: str) -> list[str]:
+        """Return the goals of a function that no example reached."""
+        return [
+            name for name in self.expected.get(function, ()) if not self.reached[function, name]
+        ]
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add the counts of another process, from its `to_record()`."""
+        for function, target, number in record["examples"]:
+            self.examples[function, target] += number
+        for function, name, number in record["met"]:
+            self.reached[function, name] += number
+        for function, number in record["launches"]:
+            self.launches[function] += number
+        for function, names in record["expected"].items():
+            self.expect(function, names)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the counts as plain values, which can be sent between processes."""
+        return {
+            "examples": [[*key, number] for key, number in self.examples.items()],
+            "met": [[*key, number] for key, number in self.reached.items()],
+            "launches": [[*item] for item in self.launches.items()],
+            "expected": self.expected,
+        }
+
+
+def reached_goals(
+    example: object, goals: Goals, pairs: Iterable[tuple[str, str]] = ()
+) -> list[str]:
+    """Return the names of the goals, and of the pairs of goals, that an example reaches.
+
+    >>> reached_goals(4, {"even": lambda n: n % 2 == 0, "odd": lambda n: n % 2 == 1})
+    ['even']
+    """
+    reached = [name for name, holds in goals.items() if holds(example)]
+    return reached + [pair(a, b) for a, b in pairs if a in reached and b in reached]
+
+
+COVERAGE = Coverage()
+"""The coverage of this process."""
