@@ -32,8 +32,8 @@ def add_to_corpus(case: dict[str, Json], directory: Path | None = None) -> Path:
         The file, named after the input: what is stored already stays as it is.
     """
     directory = folder_for(CORPUS) if directory is None else directory
-    told = {"reason", "date", "variant", "seed", "refusal"}  # it is the same input without them
-    content = json.dumps({name: value for name, value in case.items() if name not in told})
+    notes = {"reason", "date", "variant", "seed", "refusal"}  # it is the same input without them
+    content = json.dumps({name: value for name, value in case.items() if name not in notes})
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     path = directory / f"{case['contract']}-{digest}.json"
     if not path.exists():

@@ -83,7 +83,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def run_of_options(config: pytest.Config) -> Run:
-    """Return the run that the options ask for, and let its traffic come from their trace.
+    """Return the run that the options describe, and set its trace.
 
     Names of files become absolute, and a random run gets its seed: the workers of pytest-xdist
     inherit the options, wherever they start.

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
-TOLD = """
+PRINTER = """
 import os, sys
 print(sys.argv, __name__, sys.path[0], os.getcwd(), os.environ["WORD"], sys.stdin.read())
 """
@@ -26,12 +26,12 @@ def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("arguments", [("-c", TOLD), ("-m", "told"), ("told.py",)])
+@pytest.mark.parametrize("arguments", [("-c", PRINTER), ("-m", "printer"), ("printer.py",)])
 def test_it_is_the_same_process(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code, a module or a script finds its arguments, folder, environment and standard input."""
-    (tmp_path / "told.py").write_text(TOLD, encoding="utf-8")
+    (tmp_path / "printer.py").write_text(PRINTER, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORD", "w")
     given = (*arguments, "-x", "y")
@@ -99,11 +99,11 @@ def test_it_ends_with_its_launcher() -> None:
 def test_an_open_file_is_inherited() -> None:
     """It has the same number."""
     reader, writer = os.pipe()
-    code = f"import os; os.write({writer}, b'told')"
+    code = f"import os; os.write({writer}, b'done')"
     assert 0 == run("-c", code, pass_fds=(writer,)).returncode
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        assert b"told" == pipe.read()
+        assert b"printer" == pipe.read()
 
 
 def test_what_python_reads_at_its_start_is_refused() -> None:

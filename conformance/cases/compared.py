@@ -208,7 +208,7 @@ def check_of_call(
                 "it was got wrong once", type(error), f"({named})", already_invalid, is_value=True
             )
         else:
-            # Of which calls a definition speaks may be in their facts, which are not kept.
+            # The definition may depend on the facts of a call, which are not stored.
             aliases = [
                 dataclasses.replace(alias, applies=lambda _: True)
                 for alias in contract.aliases

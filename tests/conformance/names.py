@@ -29,7 +29,7 @@ KEYWORDS_OF_FAST_ALONE: dict[str, tuple[str, ...]] = {
     "gather_mm_placeholders": ("num_embeds",),
     "make_kv_sharing_fast_prefill_common_attn_metadata": ("logits_indices_cpu",),
 }
-"""What a runner can tell `fast`, which would otherwise ask the device: None by default."""
+"""Values that `fast` would otherwise read from the device; None by default."""
 
 SHARED: dict[str, dict[str, str | None]] = {
     "config": {

@@ -52,5 +52,5 @@ def test_cuda_needs_numba_cuda(
 
 
 def test_skips_are_printed_with_their_reasons(pytestconfig: pytest.Config) -> None:
-    """The project's pytest options ask for the reasons of skips, by whatever command it is run."""
+    """The project's pytest options print the reasons of skips, by whatever command it is run."""
     assert {"a", "s", "A"} & set(pytestconfig.getoption("reportchars"))

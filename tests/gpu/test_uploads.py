@@ -129,7 +129,7 @@ def test_what_an_upload_costs_the_host() -> None:
 def test_uploads_while_another_thread_captures() -> None:
     """Uploads go on while another thread captures, if that forbids things to its own thread alone.
 
-    In torch's default mode, "global", a ring could not ask for its events, nor torch allocate.
+    In torch's default mode, "global", a ring could not query its events, nor torch allocate.
     """
     with ThreadPoolExecutor(1) as pool:
         stream = torch.cuda.Stream()

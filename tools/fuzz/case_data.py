@@ -64,7 +64,7 @@ class CaseData(ConjectureData):
         return value
 
     def _pooled_constraints(self, choice_type: Any, constraints: Any) -> Any:
-        """Return the constraints of a choice, which are not kept."""
+        """Return the constraints of a choice, which are not stored."""
         del choice_type
         return constraints
 

@@ -26,7 +26,7 @@ def _draw() -> None:
         data.draw(batches(MINIMAL))
 
 
-# A process that has used CUDA cannot be forked. Without this, asking torch for GPUs uses it.
+# A process that has used CUDA cannot be forked. Without this, counting GPUs with torch uses it.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 torch.set_num_threads(1)  # a fork copies one thread alone

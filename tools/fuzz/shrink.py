@@ -32,7 +32,7 @@ FEW_CHOICES: Final = 64
 """An input of no more choices is short enough for Hypothesis' shrinker."""
 
 MAX_CANDIDATES: Final = 16
-"""Fewer than so many of the first choices are kept by an input that is drawn at random."""
+"""A random input starts with fewer than so many of the first choices."""
 
 REQUESTS: Final = "requests"
 

@@ -19,7 +19,7 @@ FOLDER: Final = "KVTWIN_LOOP_CACHE"
 
 
 class LoopLocator:
-    """Tells numba where a loop's machine code is stored; numba asks for one by name.
+    """Tells numba where a loop's machine code is cached; numba looks it up by name.
 
     Args:
         function: The loop.
