@@ -103,7 +103,7 @@ def test_an_open_file_is_inherited() -> None:
     assert 0 == run("-c", code, pass_fds=(writer,)).returncode
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        assert b"printer" == pipe.read()
+        assert b"done" == pipe.read()
 
 
 def test_what_python_reads_at_its_start_is_refused() -> None:
