@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import pytest
 import torch
 
 from conformance.calls import Call
-from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds
+from tools.probe import bad_calls, command_line, kind_cases, tensor_kinds, workers
 from tools.probe.calling import Outcome
 from tools.probe.case import Case, array_sites
 from tools.probe.guarded_memory import GuardedMemory
 from tools.probe.strange_objects import HostilityError, other_value
 from tools.probe.subjects import NO_FUNCTIONS, make_subject, names, unprobed
+from tools.probe.target import load
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).with_name("planted_violations.py")
@@ -108,6 +110,22 @@ def test_a_conj_view_has_the_values_of_what_it_stands_for() -> None:
     viewed = tensor_kinds.TENSORS["conj view"](values)
     assert viewed.is_conj()
     assert torch.equal(values, viewed)
+
+
+def test_a_worker_that_dies_behind_its_last_case_died_of_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no case of which it could have died otherwise."""
+
+    def work(job: workers.Job, *others: Any) -> None:  # noqa: ANN401  # a private class among them
+        *_, progress, _, _ = others
+        progress.write(len(job))
+        os._exit(3)
+
+    monkeypatch.setattr(workers, "_work", work)
+    job = workers.Job(("cdiv",), seed=1, first=0, stop=4)
+    (report,) = workers.run_job(job, load(None), 60, lambda: False)
+    assert [(violation.case, report.done) for violation in report.violations] == [(3, 4)]
 
 
 def test_texts_stay_short() -> None:

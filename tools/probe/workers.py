@@ -196,6 +196,7 @@ class _Worker:
         self.place = self._progress.read()[0]
         if how is None and (status == 0 or is_over()):
             return None
+        self.place = min(self.place, len(self.job) - 1)  # what the last case left may end it, too
         if how is None and os.WIFSIGNALED(status):
             how = f"died of signal {signal.Signals(status & 0x7F).name}"
         return self._death(how or f"died of exit {status}")
