@@ -186,3 +186,16 @@ def check_stays_inside(
 
 def _outcome(got: str, expected: str) -> Difference:
     return Difference(Verdict.OUTCOME, "the call", None, got, expected)
+
+
+def exception_of(act: Callable[[], object]) -> Exception | None:
+    """Return what a call raises, None for nothing.
+
+    >>> exception_of(lambda: 1 // 0), exception_of(lambda: 1)
+    (ZeroDivisionError('integer division or modulo by zero'), None)
+    """
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001  # the caller looks at it
+        return error
+    return None

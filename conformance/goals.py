@@ -15,6 +15,19 @@ Goals: TypeAlias = Mapping[str, Callable[[Any], bool]]
 """Coverage goals by name: predicates on an example."""
 
 
+def one_for_each(kinds: Iterable[str], kind: Callable[[Any], str]) -> Goals:
+    """Return the goals that an example is of a kind, one for each kind.
+
+    >>> list(one_for_each(["decode", "prefill"], str))
+    ['a decode', 'a prefill']
+    """
+
+    def is_of(name: str) -> Callable[[Any], bool]:
+        return lambda example: kind(example) == name
+
+    return {f"a {name}": is_of(name) for name in kinds}
+
+
 def pair(first: str, second: str) -> str:
     """Return the name of the goal that one example reaches two goals.
 

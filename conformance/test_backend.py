@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
+from conformance.evaluation import exception_of
 from conformance.invalid_inputs.backend import (
     SUBCLASS_BACKEND_INVALID_INPUTS,
     SUBCLASS_METADATA_INVALID_INPUTS,
@@ -27,15 +27,6 @@ from conformance.strategies.engines import BuilderClass
 from conformance.targets import REFERENCE, Target
 
 ABSTRACT = ("get_name", "get_builder_cls", "get_kv_cache_shape")
-
-
-def refusal_of(act: Callable[[], object]) -> type[Exception] | None:
-    """Return the class of what is raised; None for nothing."""
-    try:
-        act()
-    except Exception as error:  # noqa: BLE001  # its class is the answer
-        return type(error)
-    return None
 
 
 def _lacks_only(name: str) -> Any:
@@ -55,7 +46,7 @@ def test_a_backend_must_say(target: Target, said: set[str]) -> None:
     """Three methods are abstract, two are not, all are static; the order is the identity."""
     base: Any = target.lookup("AttentionBackend")
     backend: Any = type("Plain", (base,), {name: staticmethod(tuple) for name in said})
-    assert (None if set(ABSTRACT) <= said else TypeError) is refusal_of(backend)
+    assert (type(None) if set(ABSTRACT) <= said else TypeError) is type(exception_of(backend))
     for owner in (base, backend):
         sizes = owner.get_supported_kernel_block_sizes()
         assert [target.lookup("MultipleOf")(1)] == sizes
@@ -64,8 +55,8 @@ def test_a_backend_must_say(target: Target, said: set[str]) -> None:
     is_said = "get_kv_cache_stride_order" in said
     for name in (*ABSTRACT, "get_supported_kernel_block_sizes", "get_kv_cache_stride_order"):
         assert isinstance(inspect.getattr_static(base, name), staticmethod), name
-    expected = None if is_said else NotImplementedError
-    assert expected is refusal_of(backend.get_kv_cache_stride_order)
+    expected = type(None) if is_said else NotImplementedError
+    assert expected is type(exception_of(backend.get_kv_cache_stride_order))
     shape = inspect.signature(base.get_kv_cache_shape).parameters
     assert "auto" == shape["cache_dtype_str"].default
 

@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from conformance.calls import Call
 from conformance.checks import law
 from conformance.comparison import first_difference, torch_dtype
-from conformance.evaluation import is_named
+from conformance.evaluation import exception_of, is_named
 from conformance.implementations import is_of_fast
 from conformance.report import Mismatch
-from conformance.strategies import cached as st
-from conformance.strategies.draw import Draw
-from conformance.strategies.presets import Preset
+from conformance.strategies.buffers import NO_NUMPY, Copies, copies
 from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
 
-DTYPES = (np.int32, np.int64, np.float32, np.float16, np.bool_, np.uint8)
 LIMIT = 2**63 - 1
 """The longest axis that there is."""
-NO_NUMPY = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
-
-
-@dataclasses.dataclass(frozen=True)
-class Copies:
-    """A buffer's life: what is written to which half, and how much of it is copied.
-
-    Attributes:
-        size: The buffer's shape.
-        dtype: NumPy's scalar type.
-        copies: The half written, the values, and the number copied (None: all).
-    """
-
-    size: tuple[int, ...]
-    dtype: Any
-    copies: tuple[tuple[str, int, int | None], ...]
-
-
-@st.composite
-def copies(draw: Draw, preset: Preset) -> Copies:
-    """Draw a buffer and what is copied between its halves."""
-    del preset
-    size = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
-    if draw(st.sampled_from((False, False, False, True))):
-        size = draw(st.sampled_from(((0, 2**31), (2**40, 0))))
-    number = st.one_of(st.none(), st.integers(0, size[0]))
-    half = st.sampled_from(("cpu", "gpu"))
-    steps = draw(st.lists(st.tuples(half, st.integers(0, 100), number), max_size=4))
-    return Copies(size, draw(st.sampled_from((*DTYPES, *NO_NUMPY))), tuple(steps))
 
 
 def _make(target: Target, example: Copies, **changes: Any) -> Any:
@@ -120,7 +87,7 @@ def test_np_is_a_view_of_cpu(target: Target, example: Copies) -> None:
     """`.np` shows what `.cpu` holds, and is refused for what NumPy lacks."""
     buffer = _make(target, example)
     if example.dtype in NO_NUMPY:
-        assert type(_refusal(lambda: buffer.np)) is TypeError
+        assert type(exception_of(lambda: buffer.np)) is TypeError
         return
     buffer.np[...] = 1
     assert isinstance(buffer.np, np.ndarray)
@@ -147,7 +114,7 @@ def test_buffers_refuse(target: Target, example: Copies) -> None:
     for error, name, make in cases:
         refusals: list[Any] = []
         for twin in (REFERENCE, target):
-            refusal = _refusal(lambda twin=twin, make=make: make(twin))
+            refusal = exception_of(functools.partial(make, twin))
             assert is_named(error, name, refusal), f"{twin.name}: {refusal!r}"
             refusals.append(refusal)
         is_exact = is_of_fast(target.lookup("CpuGpuBuffer"))
@@ -161,11 +128,3 @@ def test_an_axis_is_as_long_as_an_int64_counts(target: Target, example: Copies) 
     for twin in (REFERENCE, target):
         dtype = np.uint8 if twin.device is None else torch_dtype(np.dtype(np.uint8))
         assert (0, LIMIT) == tuple(_make(twin, example, size=(0, LIMIT), dtype=dtype).cpu.shape)
-
-
-def _refusal(act: Any) -> Exception | None:
-    try:
-        act()
-    except Exception as error:  # noqa: BLE001  # is the answer
-        return error
-    return None

@@ -19,7 +19,7 @@ from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
 from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch, of_metadata
-from conformance.strategies.fast_prefill import fast_prefill_calls
+from conformance.strategies.fast_prefill import FIELD_NAMES, fast_prefill_calls
 from conformance.targets import Target
 
 
@@ -137,9 +137,6 @@ def test_any_order_of_threads_counts_alike(target: Target, call: Call) -> None:
         with target.running(seed=seed):
             found.append(Invocation(target, call).run().query_start_loc.tolist())
     assert found == found[:1] * 4
-
-
-FIELD_NAMES = ["logits_indices_padded", "num_logits_indices"]
 
 
 @law("KV_SHARING_FAST_PREFILL_METADATA_FIELDS", lambda _: st.sampled_from(("", "Fast")))

@@ -13,6 +13,7 @@ from conformance.contracts import Contract
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
+from conformance.strategies.fast_prefill import FIELD_NAMES
 from conformance.strategies.fast_prefill_backend import (
     ATTRIBUTES,
     METADATA,
@@ -21,7 +22,6 @@ from conformance.strategies.fast_prefill_backend import (
     create_backend_calls,
 )
 from conformance.targets import REFERENCE, Target
-from conformance.test_fast_prefill import FIELD_NAMES
 
 
 def _kind(call: Call) -> str:

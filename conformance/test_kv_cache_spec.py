@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.goals import Goals
+from conformance.goals import Goals, one_for_each
 from conformance.invalid_inputs.kv_cache_spec import (
     ATTENTION_INVALID_INPUTS,
     COPY_INVALID_INPUTS,
@@ -31,6 +31,7 @@ from conformance.strategies.kv_cache_spec import (
     READS,
     UNIFORM,
     UNIFORM_FIELD,
+    class_of,
     constructor_calls,
     copy_calls,
     max_memory_calls,
@@ -40,25 +41,11 @@ from conformance.strategies.kv_cache_spec import (
 from conformance.targets import Target
 
 
-def of_kinds(kinds: Iterable[str], kind: Callable[[Call], str]) -> Goals:
-    """Return the coverage goals that a spec is of a kind, one for each."""
-
-    def is_of(name: str) -> Callable[[Call], bool]:
-        return lambda call: kind(call) == name
-
-    return {f"a {name}": is_of(name) for name in kinds}
-
-
 def _of_dtypes(dtype: Callable[[Call], object]) -> Goals:
     def is_of(known: object) -> Callable[[Call], bool]:
         return lambda call: dtype(call) == known
 
     return {known.name: is_of(known) for known in DTYPES}
-
-
-def made(call: Call) -> str:
-    """Return the class of a call."""
-    return call.function.split(".", maxsplit=1)[0]
 
 
 def _given(name: str) -> Callable[[Call], Any]:
@@ -69,11 +56,11 @@ ATTENTION_SPECS = Contract(
     "KVCacheSpec",
     constructor_calls("KVCacheSpec", *ATTENTION, *FULL),
     {
-        **of_kinds(("KVCacheSpec", *ATTENTION), made),
+        **one_for_each(("KVCacheSpec", *ATTENTION), class_of),
         **_of_dtypes(_given("dtype")),
         "a scalar type for a dtype": lambda call: isinstance(call.arguments.get("dtype"), type),
         "a window of full attention": lambda call: (
-            made(call) in FULL and call.arguments.get("sliding_window") is not None
+            class_of(call) in FULL and call.arguments.get("sliding_window") is not None
         ),
         "no window of full attention": lambda call: call.arguments.get("sliding_window", 0) is None,
         "a number past 2**31": lambda call: (
@@ -112,7 +99,7 @@ UNIFORM_SPECS = Contract(
     constructor_calls(UNIFORM),
     {
         "several specs": lambda call: len(call.arguments["kv_cache_specs"]) > 1,
-        **of_kinds(
+        **one_for_each(
             UNIFORM_FIELD,
             lambda call: type(next(iter(call.arguments["kv_cache_specs"].values()))).__name__,
         ),
@@ -129,7 +116,7 @@ PAGE_SIZE = Contract(
     "KVCacheSpec.page_size_bytes",
     page_size_calls,
     {
-        **of_kinds((*ATTENTION, "MambaSpec", UNIFORM), made),
+        **one_for_each((*ATTENTION, "MambaSpec", UNIFORM), class_of),
         **_of_dtypes(lambda call: getattr(call.arguments["self"], "dtype", None)),
         "fp8_ds_mla": lambda call: (
             getattr(call.arguments["self"], "cache_dtype_str", None) == "fp8_ds_mla"
@@ -157,7 +144,7 @@ def _limit(call: Call) -> int:
     """Return the most tokens that a bounded kind keeps of a long request; 0 of another kind."""
     spec, kind = call.arguments["self"], kind_of(call)
     step = _config(call, "scheduler_config.max_num_batched_tokens")
-    if made(call) == UNIFORM or kind not in {"SlidingWindowSpec", "ChunkedLocalAttentionSpec"}:
+    if class_of(call) == UNIFORM or kind not in {"SlidingWindowSpec", "ChunkedLocalAttentionSpec"}:
         return 0
     if kind == "SlidingWindowSpec":
         return int(spec.sliding_window - 1 + step)
@@ -181,7 +168,7 @@ MAX_MEMORY = Contract(
     "KVCacheSpec.max_memory_usage_bytes",
     max_memory_calls,
     {
-        **of_kinds((*READS, UNIFORM), made),
+        **one_for_each((*READS, UNIFORM), class_of),
         "bounded by the window or chunk": lambda call: (
             0 < _limit(call) < _config(call, "model_config.max_model_len")
         ),
@@ -230,7 +217,7 @@ COPY = Contract(
     "KVCacheSpec.copy_with_new_block_size",
     copy_calls,
     {
-        **of_kinds((*KINDS, UNIFORM), made),
+        **one_for_each((*KINDS, UNIFORM), class_of),
         "the same block size": lambda call: (
             call.arguments["block_size"] == call.arguments["self"].block_size
         ),
@@ -246,7 +233,7 @@ test_copy_with_new_block_size = same_answer(COPY)
 test_copy_with_new_block_size_refuses = same_refusal(COPY)
 
 
-def converted(target: Target, value: Any) -> Any:
+def _converted(target: Target, value: Any) -> Any:
     """Return a target's copy of a value."""
     return target.converter().convert(value, "value")
 
@@ -254,7 +241,7 @@ def converted(target: Target, value: Any) -> Any:
 @law("KVCacheSpec", lambda preset: specs(preset, *KINDS))
 def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
     """Specs made twice are one to a dict, and cannot be changed."""
-    first, second = (converted(target, spec) for _ in range(2))
+    first, second = (_converted(target, spec) for _ in range(2))
     assert first == second
     assert {first: "found"}[second] == "found"
     assert first != first.copy_with_new_block_size(spec.block_size + 1)
@@ -265,7 +252,7 @@ def test_equal_specs_hash_alike(target: Target, spec: Any) -> None:
 @law("MambaSpec", lambda preset: specs(preset, "MambaSpec"))
 def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
     """Lists and tuples make one spec; its states fit in its page, and fill one that is unpadded."""
-    made = converted(target, spec)
+    made = _converted(target, spec)
     lists = target.lookup("MambaSpec")(
         **{**vars(made), "shapes": [list(shape) for shape in spec.shapes], "dtypes": [*made.dtypes]}
     )
@@ -281,8 +268,8 @@ def test_a_page_holds_its_states(target: Target, spec: Any) -> None:
 @law("KVCacheSpec.page_size_bytes", lambda preset: specs(preset, "MLAAttentionSpec", *ATTENTION))
 def test_a_page_holds_its_keys_and_values(target: Target, spec: Any) -> None:
     """A page is as large as an array of its keys and values; each token takes the same."""
-    one_token = converted(target, dataclasses.replace(spec, block_size=1))
-    made = converted(target, spec)
+    one_token = _converted(target, dataclasses.replace(spec, block_size=1))
+    made = _converted(target, spec)
     assert spec.block_size * one_token.page_size_bytes == made.page_size_bytes
     if getattr(spec, "cache_dtype_str", None) != "fp8_ds_mla":
         elements = spec.num_kv_heads * spec.head_size * (1 if _is_mla(spec) else 2)
@@ -300,7 +287,7 @@ def test_memory_is_whole_pages_and_no_more_than_needed(target: Target, call: Cal
     pages, rest = divmod(invocation.run(), invocation.arguments["self"].page_size_bytes)
     assert rest == 0
     spec, kind = call.arguments["self"], kind_of(call)
-    if made(call) == UNIFORM:
+    if class_of(call) == UNIFORM:
         config = invocation.arguments["vllm_config"]
         of_each = [
             inner.max_memory_usage_bytes(config) / inner.page_size_bytes

@@ -21,37 +21,20 @@ from conformance.strategies.kv_plans import SMALL
 from conformance.strategies.kv_views import reshape_calls
 
 
-def attention(call: Call) -> list[Layer]:
-    """Return the layers that have a backend."""
-    return [layer for layer in call.facts.layers if not layer.is_mamba]
-
-
 def _mamba(call: Call) -> list[Layer]:
     return [layer for layer in call.facts.layers if layer.is_mamba]
 
 
 def _backends(call: Call) -> list[Any]:
-    return [call.facts.backends[layer.name] for layer in attention(call)]
-
-
-def block_dimension(call: Call, layer: Layer) -> int:
-    """Return which dimension of a layer's view is that of the blocks."""
-    shape = call.facts.backends[layer.name].shape
-    return next(d for d, axes in enumerate(shape) if "blocks" in axes)
-
-
-def moves_blocks(call: Call) -> bool:
-    """Return whether the blocks of some layer are not outermost, unless they are moved."""
-    return call.facts.has_mamba and any(
-        call.facts.backends[layer.name].order[0] != block_dimension(call, layer)
-        and call.facts.num_blocks(layer) > 1
-        for layer in attention(call)
-    )
+    return [call.facts.backends[layer.name] for layer in call.facts.attention_layers]
 
 
 def _splits(call: Call) -> bool:
     facts: Cache = call.facts
-    return any(facts.kernel_blocks(layer)[1] < layer.spec.block_size for layer in attention(call))
+    return any(
+        facts.kernel_blocks(layer)[1] < layer.spec.block_size
+        for layer in call.facts.attention_layers
+    )
 
 
 def _groups(call: Call) -> list[Any]:
@@ -90,11 +73,11 @@ def _without_order(call: Call) -> set[tuple[str, bool]]:
 
 
 def _formats(call: Call) -> set[object]:
-    return {getattr(layer.spec, "cache_dtype_str", None) for layer in attention(call)}
+    return {getattr(layer.spec, "cache_dtype_str", None) for layer in call.facts.attention_layers}
 
 
 def _has_dtype(dtype: object) -> Callable[[Call], bool]:
-    return lambda call: any(layer.spec.dtype == dtype for layer in attention(call))
+    return lambda call: any(layer.spec.dtype == dtype for layer in call.facts.attention_layers)
 
 
 RESHAPE = Contract(
@@ -137,7 +120,7 @@ RESHAPE = Contract(
         "a layer without a spec before its target": _sharing_comes_first,
         "one tensor seen in two ways by one group": _shares_within_group,
         "Mamba layers": lambda call: bool(_mamba(call)),
-        "Mamba layers alone": lambda call: bool(_mamba(call)) and not attention(call),
+        "Mamba layers alone": lambda call: bool(_mamba(call)) and not call.facts.attention_layers,
         "states of different dtypes": lambda call: any(
             len(set(layer.spec.dtypes)) > 1 for layer in _mamba(call)
         ),
@@ -145,13 +128,15 @@ RESHAPE = Contract(
             layer.spec.page_size_padded for layer in _mamba(call)
         ),
         "a state of no axes": lambda call: any(() in layer.spec.shapes for layer in _mamba(call)),
-        "attention next to states": lambda call: bool(_mamba(call)) and bool(attention(call)),
-        "blocks that are not outermost, next to states": moves_blocks,
+        "attention next to states": lambda call: (
+            bool(_mamba(call)) and bool(call.facts.attention_layers)
+        ),
+        "blocks that are not outermost, next to states": lambda call: call.facts.moves_blocks,
         "blocks that are not outermost, without states": lambda call: (
             not call.facts.has_mamba
             and any(
-                call.facts.backends[layer.name].order[0] != block_dimension(call, layer)
-                for layer in attention(call)
+                call.facts.backends[layer.name].order[0] != call.facts.block_dimension(layer)
+                for layer in call.facts.attention_layers
             )
         ),
         "kernel blocks": lambda call: call.arguments.get("kernel_block_sizes") is not None,

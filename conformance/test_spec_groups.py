@@ -10,22 +10,28 @@ import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.goals import Goals
+from conformance.goals import Goals, one_for_each
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
-from conformance.strategies.kv_cache_spec import FULL, KINDS, UNIFORM, UNIFORM_FIELD, specs
+from conformance.strategies.kv_cache_spec import (
+    FULL,
+    KINDS,
+    UNIFORM,
+    UNIFORM_FIELD,
+    class_of,
+    specs,
+)
 from conformance.strategies.presets import Preset
 from conformance.strategies.spec_groups import container_calls, merge_calls, uniform_calls
 from conformance.targets import Target
-from conformance.test_kv_cache_spec import converted, made, of_kinds
 
 CONTAINERS = Contract(
     "KVCacheConfig",
     container_calls,
     {
-        **of_kinds(("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig"), made),
+        **one_for_each(("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig"), class_of),
         "layers that are not a list": lambda call: "no list" in call.arguments.values(),
         "a negative number": lambda call: -1 in call.arguments.values(),
         "no spec": lambda call: call.arguments.get("kv_cache_spec", 0) is None,
@@ -62,14 +68,14 @@ MERGE = Contract(
     "KVCacheSpec.merge",
     merge_calls,
     {
-        **of_kinds((*KINDS, UNIFORM), made),
+        **one_for_each((*KINDS, UNIFORM), class_of),
         "one spec alone": lambda call: len(call.arguments["specs"]) == 1,
         "a window that the first lacks": lambda call: _is_found_later(call, "sliding_window"),
         "a chunk size that the first lacks": lambda call: _is_found_later(
             call, "attention_chunk_size"
         ),
         "no window and no chunk size": lambda call: (
-            made(call) in FULL
+            class_of(call) in FULL
             and {*_values(call, "sliding_window"), *_values(call, "attention_chunk_size")} == {None}
         ),
         "a cache format": lambda call: any(_values(call, "cache_dtype_str")),
@@ -99,7 +105,7 @@ def _differ(call: Call, kind: str) -> bool:
 
 
 UNIFORM_TYPE: Goals = {
-    **of_kinds(UNIFORM_FIELD, lambda call: _kinds(call)[0]),
+    **one_for_each(UNIFORM_FIELD, lambda call: _kinds(call)[0]),
     "uniform": _is_uniform,
     "full attention and MLA": lambda call: set(_kinds(call)) == set(FULL),
     "different block sizes, and a first of no kind": lambda call: (
@@ -189,7 +195,7 @@ def _alike(draw: Draw, preset: Preset) -> dict[str, Any]:
 def test_whether_specs_are_uniform_is_of_pairs(target: Target, drawn: dict[str, Any]) -> None:
     """Specs are uniform in any order, and exactly when each two of them are."""
     is_uniform_type = target.lookup(f"{UNIFORM}.is_uniform_type")
-    own = converted(target, drawn)
+    own = target.converter().convert(drawn, "value")
     pairs = [
         is_uniform_type({"a": first, "b": second})
         for first, second in itertools.product(own.values(), repeat=2)

@@ -18,7 +18,6 @@ from conformance.strategies.kv_cache import Cache, Layer
 from conformance.strategies.kv_views import GUARD_BYTES, reshape_calls
 from conformance.strategies.presets import Preset
 from conformance.targets import Target
-from conformance.test_kv_views import attention, block_dimension, moves_blocks
 
 
 @st.composite
@@ -47,7 +46,7 @@ def _address(call: Call, layer: Layer, index: tuple[int, ...]) -> int:
     cache: Cache = call.facts
     shape, order = cache.shape(layer), list(cache.backends[layer.name].order)
     if cache.has_mamba:
-        blocks = block_dimension(call, layer)
+        blocks = cache.block_dimension(layer)
         order = [blocks, *(d for d in order if d != blocks)]
     physical = [shape[d] for d in order]
     element = int(np.ravel_multi_index([index[d] for d in order], physical))
@@ -60,7 +59,7 @@ def test_a_write_shows_where_it_is_defined_to(
 ) -> None:
     """An element written by one layer changes its own bytes, in its own tensor, and no others."""
     call, number, part = example
-    layers = [layer for layer in attention(call) if call.facts.num_blocks(layer)]
+    layers = [layer for layer in call.facts.attention_layers if call.facts.num_blocks(layer)]
     if not layers:
         return
     layer = layers[number % len(layers)]
@@ -124,7 +123,7 @@ def test_views_cover_their_tensors_once(target: Target, call: Call) -> None:
 @law(
     "_reshape_kv_cache",
     reshape_calls,
-    goals={"a hybrid cache of several blocks": moves_blocks},
+    goals={"a hybrid cache of several blocks": lambda call: call.facts.moves_blocks},
 )
 def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> None:
     """Where there are states, block k of any layer is page k of its tensor."""
@@ -132,12 +131,12 @@ def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> 
         return
     invocation = Invocation(target, call)
     views = invocation.run()
-    for layer in attention(call):
+    for layer in call.facts.attention_layers:
         raw = invocation.arguments["kv_cache_raw_tensors"][layer.name]
         num_blocks = call.facts.num_blocks(layer)
         if not num_blocks:
             continue
-        dimension = block_dimension(call, layer)
+        dimension = call.facts.block_dimension(layer)
         places = np.moveaxis(_places(views[layer.name], raw), dimension, 0)
         pages = places.reshape(num_blocks, -1) // layer.spec.page_size_bytes
         assert np.array_equal(pages, np.arange(num_blocks)[:, None] + np.zeros_like(pages))
@@ -146,11 +145,11 @@ def test_beside_states_each_block_fills_its_page(target: Target, call: Call) -> 
 @law("_reshape_kv_cache", reshape_calls)
 def test_layers_over_one_tensor_see_each_other(target: Target, call: Call) -> None:
     """What one layer writes everywhere, all over its tensor read; those over others do not."""
-    if not attention(call):
+    if not call.facts.attention_layers:
         return
     invocation = Invocation(target, call)
     views = invocation.run()
-    writer = attention(call)[0]
+    writer = call.facts.attention_layers[0]
     views[writer.name].copy_(torch.zeros_like(views[writer.name]))
     for layer in call.facts.layers:
         seen = views[layer.name] if layer.is_mamba else [views[layer.name]]

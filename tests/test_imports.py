@@ -1,4 +1,4 @@
-"""No two modules import each other, directly or by way of others."""
+"""Imports have an order: no circle of modules, and no test module that another needs."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def test_imports_have_an_order(package: str) -> None:
         order.add(name, *imported, *(packages - packages_of(name) - {name}))
     order.prepare()  # CycleError names the modules of a circle
     assert len(graph.modules) > 20
+
+
+def test_a_test_module_needs_no_other() -> None:
+    """What several of the run's test modules need is in a module of its own."""
+    graph = grimp.build_graph("conformance")
+    tests = {name for name in graph.modules if name.startswith("conformance.test_")}
+    imports = {name: graph.find_modules_directly_imported_by(name) & tests for name in tests}
+    assert len(tests) > 20
+    assert not {name: sorted(found) for name, found in imports.items() if found}

@@ -23,9 +23,9 @@ from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
 from conformance.strategies import cached as st
 from conformance.strategies import kv_layout
 from conformance.strategies.block_table import Operation, Session, block_tables_sessions
+from conformance.strategies.buffers import Copies, copies
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import REFERENCE, Target
-from conformance.test_buffers import Copies, copies
 from conformance.values import copied
 
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"

@@ -13,6 +13,7 @@ MODULES = ("reference", "conformance", "numpy", "ml_dtypes", "builtins", "types"
 RENAMED = {
     "conformance.checks:_Valid": "conformance.checks:ValidExample",
     "conformance.checks:_Broken": "conformance.checks:InvalidExample",
+    "conformance.test_buffers:Copies": "conformance.strategies.buffers:Copies",
 }
 """Former names of classes, which are still read."""
 

@@ -15,6 +15,9 @@ from conformance.strategies.biased_booleans import RARELY
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import Preset
 
+FIELD_NAMES = ["logits_indices_padded", "num_logits_indices"]
+"""The fields of metadata made for fast prefill."""
+
 LOGITS_CHOICES = ("last of each", "last of some", "ends", "several", "several", "all", "none")
 """Which tokens of a request have logits."""
 

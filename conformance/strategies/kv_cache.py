@@ -69,6 +69,25 @@ class Cache:
         """Whether every block must fill its own page."""
         return any(layer.is_mamba for layer in self.layers)
 
+    @property
+    def attention_layers(self) -> list[Layer]:
+        """The layers that have a backend."""
+        return [layer for layer in self.layers if not layer.is_mamba]
+
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether the blocks of some layer are not outermost, unless they are moved."""
+        return self.has_mamba and any(
+            self.backends[layer.name].order[0] != self.block_dimension(layer)
+            and self.num_blocks(layer) > 1
+            for layer in self.attention_layers
+        )
+
+    def block_dimension(self, layer: Layer) -> int:
+        """Return which dimension of a layer's view is that of the blocks."""
+        shape = self.backends[layer.name].shape
+        return next(d for d, axes in enumerate(shape) if "blocks" in axes)
+
     def num_blocks(self, layer: Layer) -> int:
         """Return how many blocks a layer's tensor holds."""
         return int(self.config.kv_cache_tensors[layer.tensor].size // layer.spec.page_size_bytes)

@@ -33,6 +33,12 @@ ATTENTION = ("AttentionSpec", *FULL, *BOUNDED, "EncoderOnlyAttentionSpec")
 KINDS = ("KVCacheSpec", *ATTENTION, "MambaSpec")
 UNIFORM = "UniformTypeKVCacheSpecs"
 
+
+def class_of(call: Call) -> str:
+    """Return the name of the class whose constructor or method is called."""
+    return call.function.split(".", maxsplit=1)[0]
+
+
 CACHE_DTYPES = ("fp8_ds_mla", "auto", "fp8_ds_mla", "fp8", None)
 """Formats of a cache by name."""
 

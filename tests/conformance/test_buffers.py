@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from conformance.implementations import Implementation
+from conformance.strategies.buffers import Copies
 from conformance.targets import REFERENCE, Target
-from conformance.test_buffers import Copies, _play
+from conformance.test_buffers import _play
 
 PENDING: list[Callable[[], object]] = []
 """Copies that have begun."""

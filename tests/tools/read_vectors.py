@@ -95,7 +95,7 @@ class Schema:
         kinds = schema.get("type", list(TYPES))
         kinds = kinds if isinstance(kinds, list) else [kinds]
         if not any(TYPES[kind](value) for kind in kinds):
-            raise Wrong(f"{where}: {value!r:.60} is no {' or '.join(kinds)}")
+            raise Wrong(f"{where}: {value!r:.60} is not one of {', '.join(kinds)}")
         if "const" in schema and (value, type(value)) != (schema["const"], type(schema["const"])):
             raise Wrong(f"{where}: {value!r:.60} is not {schema['const']!r}")
         if "enum" in schema and value not in schema["enum"]:
@@ -293,7 +293,7 @@ class Case:
         """Look at elements in lists in lists."""
         if not shape:
             if not is_of(values, dtype):
-                raise Wrong(f"{where}: {values!r:.60} is no {dtype}")
+                raise Wrong(f"{where}: {values!r:.60} is not of dtype {dtype}")
             return
         expected = 0 if 0 in shape else shape[0]
         if not isinstance(values, list) or len(values) != expected:

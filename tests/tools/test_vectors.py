@@ -231,7 +231,7 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
         ),
         (
             lambda case: case["arguments"]["query_start_loc"].update(dtype="bool"),
-            "arguments.query_start_loc: 0 is not a bool",
+            "arguments.query_start_loc: 0 is not of dtype bool",
         ),
         (
             lambda case: case["arguments"]["query_start_loc"].update(offset_bytes=4000),
@@ -245,7 +245,7 @@ def test_a_wrong_object_is_found(tmp_path: Path) -> None:
         (lambda case: case.update(result={"$": "tensor"}), "result.$: 'tensor' is none of"),
         (lambda case: case.update(result={"$": "slice"}), "result: lacks 'start'"),
         (lambda case: case.update(result=2**53), "result: 9007199254740992 is too small or too"),
-        (lambda case: case.update(result=0.5), "result: 0.5 is no null or boolean or integer"),
+        (lambda case: case.update(result=0.5), "result: 0.5 is not one of null, boolean, integer"),
         (lambda case: case.update(schema_version="2.0"), "'2.0' is not like"),
         (lambda case: case.pop("result"), "lacks 'result'"),
         (lambda case: case.update(remark="?"), "'remark' is unknown"),
