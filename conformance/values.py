@@ -161,7 +161,7 @@ def is_reference_object(value: object) -> bool:
 
 
 def is_immutable(value: object) -> bool:
-    """Return whether an object is of a frozen dataclass: it or an equal one, nobody need know.
+    """Return whether an object is of a frozen dataclass: an equal object can stand for it.
 
     >>> import reference
     >>> is_immutable(reference.KVCacheSpec(16)), is_immutable(reference.CacheConfig())

@@ -80,7 +80,7 @@ def case_of_call(
 
     Args:
         call: The call, valid or bad.
-        reason: What was wrong, for whoever meets it again.
+        reason: What was wrong; shown when the case fails again.
         contract: The function of the contract that it is drawn by; None for the call's own.
         names: For a bad call, of which the message of its refusal must name one; nothing: any.
 

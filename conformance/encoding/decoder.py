@@ -100,7 +100,7 @@ class Decoder:
         if "returns" in node:
             return _returning(self.decode(node["returns"]))
         former = FORMER_CODE.get(node["code"])
-        if former is None:  # nobody calls it any more
+        if former is None:  # a stub: no case calls it
             return _raising(ValueError(f"function {node['code']} is not stored"))
         function: Callable[..., Any] = find_class(former)(**self.fields(node["closure"]))
         return function

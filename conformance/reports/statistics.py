@@ -1,10 +1,9 @@
 """Hypothesis' statistics: the number of examples of a check, and where its time went.
 
-Hypothesis hands its statistics, one dict for each test, to whoever is in
-`hypothesis.statistics.collector`; its own pytest plugin does, and makes text of them, rounded to
-milliseconds, in which invalid examples and overruns are one number. The other source, its
-observability, costs a representation of every example. So we are there too. The form of the dict
-is no promise: what is not as expected here is left out, and fails nothing.
+Hypothesis calls the function in `hypothesis.statistics.collector` with the statistics of each test,
+a dict. Its pytest plugin makes text of them, rounded to milliseconds, in which invalid examples and
+overruns are one number; its observability costs a representation of every example. So we collect
+the dict ourselves. Its form is not documented: statistics of another form are left out.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def serve(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
-        print("ready", flush=True)  # noqa: T201  # whoever started it waits for that
+        print("ready", flush=True)  # noqa: T201  # the fixture waits for this line
         while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
             connection, _ = listener.accept()
             with connection:

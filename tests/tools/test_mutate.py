@@ -122,7 +122,7 @@ def make_toy(root: Path) -> Toy:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
-    """Return a project that nobody has evaluated."""
+    """Return a project whose mutants were not evaluated yet."""
     return make_toy(tmp_path)
 
 

@@ -68,8 +68,8 @@ def _drawn(case: Case) -> tuple[Kind, object]:
         refused: Any = type(error)
     else:
         return Kind.SAME_ANSWER, ValidExample(case, 0, PLAIN)
-    # Of several things that are wrong, any may be named. In checked mode only: outside of it nobody
-    # says what comes of bad values.
+    # Of several errors in an input, any may be named. Checked mode only: without checks, the result
+    # of bad values is undefined.
     invalid = InvalidInput(
         "what reference refuses", refused, ANY_NAME, lambda call: call, is_value=True
     )
