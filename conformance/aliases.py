@@ -1,4 +1,4 @@
-"""Which part of a result shares memory with an argument, or is the same object."""
+"""Which memory arrays lie in, and which parts of a result share it with an argument."""
 
 from __future__ import annotations
 
@@ -7,11 +7,69 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.array_layout import share_memory
+import numpy as np
+import torch
+
 from conformance.calls import Arguments, Call
 from conformance.comparison import Difference, Verdict
-from conformance.supplied import is_supplied
-from conformance.values import child_path, children
+from conformance.values import arrays_in, child_path, children
+
+
+def address_of(array: Any) -> int:
+    """Return where the first element of an array or tensor lies; 0 for one without elements."""
+    if isinstance(array, torch.Tensor):
+        return array.data_ptr() if array.numel() else 0
+    return int(array.__array_interface__["data"][0]) if array.size else 0
+
+
+def strides_of(array: Any) -> tuple[int, ...]:
+    """Return the bytes between neighbours, by axis.
+
+    >>> strides_of(np.zeros((2, 3))), strides_of(torch.zeros(2, 3))
+    ((24, 8), (12, 4))
+    """
+    if isinstance(array, torch.Tensor):
+        return tuple(stride * array.element_size() for stride in array.stride())
+    return tuple(array.strides)
+
+
+def owner_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array that owns the memory of an array.
+
+    >>> a = np.zeros(6)
+    >>> owner_of(a[1:].reshape(5, 1)) is a
+    True
+    """
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray | memoryview):
+        owner = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
+    return owner  # type: ignore[no-any-return]  # a base is an array here
+
+
+def memory_of(array: Any) -> int:
+    """Return where the memory begins in which an array or tensor lies.
+
+    >>> a, t = np.zeros(4), torch.zeros(4)
+    >>> memory_of(a[2:]) == address_of(a), memory_of(t[2:]) == address_of(t)
+    (True, True)
+    """
+    if isinstance(array, torch.Tensor):
+        return array.untyped_storage().data_ptr()
+    return address_of(owner_of(array))
+
+
+def share_memory(a: Any, b: Any) -> bool:
+    """Return whether two arrays lie in the same memory: tensors in one storage, arrays overlapping.
+
+    >>> a = torch.zeros(4)
+    >>> share_memory(a[:2], a[2:]), share_memory(a, torch.zeros(4)), share_memory(a, a[:0])
+    (True, False, False)
+    """
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        is_empty = not (a.numel() and b.numel())
+        return not is_empty and memory_of(a) == memory_of(b)
+    is_numpy = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    return is_numpy and bool(np.shares_memory(a, b))
 
 
 class Relation(enum.Enum):
@@ -75,3 +133,42 @@ def _follow(value: Any, path: str) -> Any:
     for name in filter(None, path.split(".")):
         value = getattr(value, name)
     return value
+
+
+def shared_memory(first: object, second: object, path: str = "result") -> Difference | None:
+    """Return the first array of a result that lies in the memory of another result.
+
+    >>> a, b = torch.zeros(3), torch.zeros(3)
+    >>> shared_memory((a, b), (a[1:], b.clone())).line
+    "result[0] = the memory of another call's result, but should be its own memory"
+    """
+    taken = [array for _, array in arrays_in(first, path)]
+    for where, array in arrays_in(second, path):
+        if any(share_memory(array, other) for other in taken):
+            got = "the memory of another call's result"
+            return Difference(Verdict.IDENTITY, where, None, got, "its own memory")
+    return None
+
+
+_MARK = "kvtwin_is_supplied"
+
+
+def supplied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor on the CPU for a field that an implementation does not keep.
+
+    Its values are compared as any other's. Its memory is not compared, since it is ours.
+
+    Args:
+        tensor: What the implementation keeps, on any device.
+
+    >>> is_supplied(supplied(torch.arange(3))), is_supplied(torch.arange(3))
+    (True, False)
+    """
+    copied = tensor.detach().to("cpu", copy=True)
+    setattr(copied, _MARK, True)
+    return copied
+
+
+def is_supplied(value: object) -> bool:
+    """Return whether an adapter supplied a tensor in an implementation's place."""
+    return isinstance(value, torch.Tensor) and hasattr(value, _MARK)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.array_layout import address_of
+from conformance.aliases import address_of
 from conformance.comparison import Difference, Verdict, as_bytes, first_unequal, torch_dtype
 from conformance.strategies.arrays import Array, poisoned
 

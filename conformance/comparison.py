@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from conformance.array_layout import share_memory
-from conformance.values import arrays_in, child_path, children, has_entries
+from conformance.values import child_path, children, has_entries
 
 Index: TypeAlias = tuple[int, ...]
 
@@ -144,21 +143,6 @@ def _tree_difference(expected: Any, actual: Any, path: str) -> Difference | None
     return (
         None if is_same else Difference(Verdict.SHAPE, f"{what}({path})", None, got, expected_count)
     )
-
-
-def shared_memory(first: object, second: object, path: str = "result") -> Difference | None:
-    """Return the first array of a result that lies in the memory of another result.
-
-    >>> a, b = torch.zeros(3), torch.zeros(3)
-    >>> shared_memory((a, b), (a[1:], b.clone())).line
-    "result[0] = the memory of another call's result, but should be its own memory"
-    """
-    taken = [array for _, array in arrays_in(first, path)]
-    for where, array in arrays_in(second, path):
-        if any(share_memory(array, other) for other in taken):
-            got = "the memory of another call's result"
-            return Difference(Verdict.IDENTITY, where, None, got, "its own memory")
-    return None
 
 
 @functools.lru_cache(4096)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.aliases import shared_memory
 from conformance.calls import Call
-from conformance.comparison import Difference, Verdict, first_difference, shared_memory
+from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract, InvalidInput
 from conformance.invocations import CallVariant, Invocation
 from conformance.report import Mismatch

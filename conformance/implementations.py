@@ -16,9 +16,8 @@ from typing import Any
 
 import fast
 import reference
-from conformance.adapters.base import Adapter
+from conformance.adapters.base import Adapter, FastAdapter
 from conformance.adapters.deviation import Deviation
-from conformance.adapters.fast import FastAdapter
 from conformance.adapters.tables import mistyped
 
 NAMES = tuple(name for name in reference.__all__ if hasattr(fast, name))
@@ -141,8 +140,7 @@ def load_implementation(text: str, adapter: str | None = None) -> Implementation
         text: A dotted name, or the path of a `.py` file. A file is imported under its own name; its
             folder is importable while it is, and not afterwards.
         adapter: Likewise, a module with an `ADAPTER`; None for the implementation's own
-            `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or for
-            `conformance.adapters.NAME`, or else for none.
+            `CONFORMANCE_ADAPTER` (such a class, or the name of a module), or `FastAdapter`.
 
     Raises:
         ValueError: It, or the adapter, cannot be imported or made; it has none of the names; the
@@ -219,12 +217,7 @@ def load_implementations(
 
 def _adapter_class(module: ModuleType, named: str | None) -> type[Adapter]:
     """Return the class of an implementation's adapter."""
-    found: Any = named or getattr(module, "CONFORMANCE_ADAPTER", None)
-    if found is None:
-        own = f"conformance.adapters.{module.__name__.rpartition('.')[2]}"
-        if own.endswith((".base", ".deviation")) or importlib.util.find_spec(own) is None:
-            return FastAdapter
-        found = own
+    found: Any = named or getattr(module, "CONFORMANCE_ADAPTER", FastAdapter)
     if isinstance(found, str):
         adapter_module = _imported(found, "--adapter")
         found = getattr(adapter_module, "ADAPTER", None)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.adapters.fast import FastAdapter
+from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
 from conformance.cases.subjects import find_contract
 from conformance.checks import Check, InvalidExample, ValidExample

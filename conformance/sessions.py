@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
-from conformance.array_layout import address_of
+from conformance.aliases import address_of
 from conformance.calls import Call
 from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance.array_layout import address_of, memory_of, strides_of
+from conformance.aliases import address_of, memory_of, strides_of
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes

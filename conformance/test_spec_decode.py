@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import reference
-from conformance.aliases import Alias, Relation
-from conformance.array_layout import address_of
+from conformance.aliases import Alias, Relation, address_of
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance.array_layout import address_of, memory_of, strides_of
+from conformance.aliases import address_of, memory_of, strides_of
 from conformance.comparison import Difference, Verdict
 from conformance.values import is_array, is_immutable, is_object, walk
 

@@ -1,11 +1,10 @@
-"""How an implementation's objects become ours, and ours become its: one small module for each.
+"""Adapters: they convert between the objects of an implementation and those of `reference`.
 
-`base` has the class to extend, `fast` is the worked example. `conformance.adapters.NAME` is found
-by the name of the implementation, any other module or file by `--adapter`, or as the
-implementation's own `CONFORMANCE_ADAPTER`. Each has an `ADAPTER`, which extends `base.Adapter`.
+`base` has the class to extend. `--adapter` names a module or file that has it as `ADAPTER`.
+Otherwise it is the attribute `CONFORMANCE_ADAPTER` of the implementation.
 """
 
-from conformance.adapters.base import Adapter, supplied
+from conformance.adapters.base import Adapter, FastAdapter, supplied
 from conformance.adapters.deviation import Deviation
 
-__all__ = ["Adapter", "Deviation", "supplied"]
+__all__ = ["Adapter", "Deviation", "FastAdapter", "supplied"]

@@ -15,16 +15,14 @@ import torch
 
 import reference
 from conformance.adapters.deviation import Deviation
+from conformance.aliases import supplied
 from conformance.stubs import stub_class
-from conformance.supplied import supplied
 
 KINDS = {
     "CommonAttentionMetadata": "metadata",
     "AttentionMetadata": "metadata",
     "KVCacheSpec": "spec",
-    "KVCacheTensor": "cache_config",
-    "KVCacheGroupSpec": "cache_config",
-    "KVCacheConfig": "cache_config",
+    **dict.fromkeys(("KVCacheTensor", "KVCacheGroupSpec", "KVCacheConfig"), "cache_config"),
     "VllmConfig": "config",
     "ModelConfig": "config",
     "CacheConfig": "config",
@@ -40,21 +38,26 @@ KINDS = {
     "AttentionMetadataBuilder": "builder",
     "AttentionGroup": "attention_group",
 }
-"""The kind of an object, by the name of its class or of one that this extends."""
+"""The kind of an object, by the name of its class or of one that this extends.
+
+Two kinds are found by their attributes: an `input_batch` has `swap_states`, and a `layer` is any
+other object with attributes. They occur in arguments only.
+"""
 
 
 class Adapter:
     """Translates between our objects and an implementation's.
 
     Our objects have the names and attributes of `reference`'s, and tensors in the place of arrays.
-    For each kind there is a method `KIND` that makes the implementation's object of ours, and one
-    `our_KIND` that makes ours of the implementation's; all that a subclass does not override hand
-    the object on as it is, which is right where the attributes are the same. A call of a function
-    is translated at its boundary: arguments there, result back. A tensor is never copied, so that
-    what is written through it is seen, and so is in whose memory a result lies.
+    For each of `KINDS`, a subclass may define a method `KIND(ours)` that returns the
+    implementation's object for one of ours, and `our_KIND(theirs)` that returns ours: `made` makes
+    it, and `supplied` the tensors that the implementation does not have. Objects of kinds without
+    these methods are passed as they are. A call is translated at its boundary: the arguments on the
+    way in, the result on the way out. Tensors are never copied, so that writes through them and the
+    memory of results are seen.
 
-    Where the module has a context manager `checks(enabled)`, bad values in tensors need be refused
-    inside `checks(True)` alone. A module without one must always refuse them.
+    If the module has a context manager `checks(enabled)`, it only has to refuse bad values in
+    tensors inside `checks(True)`. A module without it must always refuse them.
 
     Attributes:
         module: The implementation.
@@ -108,56 +111,6 @@ class Adapter:
             found = getattr(found, part)
         return found
 
-    # To the implementation.
-
-    def metadata(self, ours: Any) -> Any:
-        """Return a step's metadata, `CommonAttentionMetadata` or a backend's own."""
-        return ours
-
-    def spec(self, ours: Any) -> Any:
-        """Return what a layer keeps in the cache, any kind of `KVCacheSpec`."""
-        return ours
-
-    def cache_config(self, ours: Any) -> Any:
-        """Return a `KVCacheTensor`, a `KVCacheGroupSpec` or a `KVCacheConfig`."""
-        return ours
-
-    def config(self, ours: Any) -> Any:
-        """Return a `VllmConfig` or one of its parts."""
-        return ours
-
-    def input_batch(self, ours: Any) -> Any:
-        """Return a runner's input batch, which has `req_ids` and `swap_states`."""
-        return ours
-
-    def ubatch_slice(self, ours: Any) -> Any:
-        """Return a micro-batch's slices of requests and tokens, a `UBatchSlice`."""
-        return ours
-
-    def buffer(self, ours: Any) -> Any:
-        """Return a `CpuGpuBuffer`."""
-        return ours
-
-    def block_tables(self, ours: Any) -> Any:
-        """Return a runner's `BlockTables`."""
-        return ours
-
-    def backend(self, ours: Any) -> Any:
-        """Return a backend, a class."""
-        return ours
-
-    def builder(self, ours: Any) -> Any:
-        """Return a metadata builder, an object or a class."""
-        return ours
-
-    def attention_group(self, ours: Any) -> Any:
-        """Return an `AttentionGroup`."""
-        return ours
-
-    def layer(self, ours: Any) -> Any:
-        """Return a model's layer, or any other object with attributes that is of no kind here."""
-        return ours
-
     def dtype(self, ours: torch.dtype) -> Any:
         """Return a dtype."""
         return ours
@@ -165,8 +118,6 @@ class Adapter:
     def tensor(self, ours: torch.Tensor) -> Any:
         """Return a tensor, in the same memory."""
         return ours
-
-    # And from it.
 
     def result(self, function: str, theirs: Any, arguments: Mapping[str, Any]) -> Any:
         """Return what a function returned as `reference`'s would be, with tensors.
@@ -194,48 +145,6 @@ class Adapter:
         for ours, theirs in renamed.items():
             message = re.sub(rf"\b{re.escape(theirs)}\b", ours, message)
         return error if message == str(error) else type(error)(message)
-
-    def our_metadata(self, theirs: Any) -> Any:
-        """Return a step's metadata with our fields; `made` makes it, `supplied` what lacks."""
-        return theirs
-
-    def our_spec(self, theirs: Any) -> Any:
-        """Return a spec with our fields."""
-        return theirs
-
-    def our_cache_config(self, theirs: Any) -> Any:
-        """Return a tensor's, a group's or the cache's config with our fields."""
-        return theirs
-
-    def our_config(self, theirs: Any) -> Any:
-        """Return a config with our fields."""
-        return theirs
-
-    def our_ubatch_slice(self, theirs: Any) -> Any:
-        """Return a micro-batch's slices with our fields."""
-        return theirs
-
-    def our_buffer(self, theirs: Any) -> Any:
-        """Return a buffer with our attributes and methods."""
-        return theirs
-
-    def our_block_tables(self, theirs: Any) -> Any:
-        """Return block tables with our attributes and methods."""
-        return theirs
-
-    def our_backend(self, theirs: Any) -> Any:
-        """Return a backend with our methods."""
-        return theirs
-
-    def our_builder(self, theirs: Any) -> Any:
-        """Return a builder with our attributes and methods."""
-        return theirs
-
-    def our_attention_group(self, theirs: Any) -> Any:
-        """Return an attention group with our attributes."""
-        return theirs
-
-    # What a subclass seldom needs to change.
 
     def new(self, class_name: str, **fields: Any) -> Any:
         """Return an object for an argument: of ours where it is converted, else of the module's.
@@ -288,7 +197,8 @@ class Adapter:
             is_dict = isinstance(value, dict)
             return dict(zip(value, translated, strict=True)) if is_dict else type(value)(translated)
         kind = self.kind_of(value)
-        return value if kind is None else getattr(self, prefix + kind, _as_it_is)(value)
+        convert = getattr(self, f"{prefix}{kind}", None)
+        return value if convert is None else convert(value)
 
     def kind_of(self, value: Any) -> str | None:
         """Return the kind of an object of ours or of the implementation's, None for no object."""
@@ -379,8 +289,26 @@ def _by_name(function: str, args: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(inspect.signature(found).parameters, args, strict=False))
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+class FastAdapter(Adapter):
+    """The adapter of `fast`, and of implementations without one: it passes everything as it is.
+
+    `fast` has the classes of `reference` under the same names and with the same fields, with
+    tensors in place of arrays, and takes a caller's own objects with these attributes.
+
+    >>> import fast
+    >>> FastAdapter(fast).function("compute_slot_mapping") is fast.compute_slot_mapping
+    True
+    """
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the implementation's own function; of a property, the function of `self`."""
+        found: Any = self.find(name)
+        function: Any = found.fget if isinstance(found, property) else found
+        return function  # type: ignore[no-any-return]  # a module's attribute
+
+    def new(self, class_name: str, **fields: Any) -> Any:
+        """Return an object of the implementation's class of this name."""
+        return self.find(class_name)(**fields)
 
 
-__all__ = ["KINDS", "Adapter", "supplied"]
+__all__ = ["KINDS", "Adapter", "FastAdapter", "supplied"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.array_layout import owner_of
+from conformance.aliases import owner_of
 from conformance.encoding.classes import class_path
 from conformance.encoding.elements import (
     Array,

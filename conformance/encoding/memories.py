@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from conformance.array_layout import address_of
+from conformance.aliases import address_of
 from conformance.encoding.elements import (
     Array,
     Json,

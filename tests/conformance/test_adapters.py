@@ -17,9 +17,9 @@ import torch
 import fast
 import reference
 from conformance.adapters import Deviation
-from conformance.adapters.base import KINDS, Adapter
-from conformance.adapters.fast import FastAdapter
+from conformance.adapters.base import KINDS, Adapter, FastAdapter
 from conformance.adapters.tables import mistyped
+from conformance.aliases import is_supplied
 from conformance.calls import Call
 from conformance.case_items import deviation_checks
 from conformance.cases.compared import case_of_example
@@ -30,7 +30,6 @@ from conformance.profiles import PROFILES
 from conformance.stateful import check as stateful
 from conformance.strategies.presets import MINIMAL
 from conformance.summary import Run
-from conformance.supplied import is_supplied
 from conformance.targets import Target, choose_targets
 from conformance.test_local_attention import test_local_attention as local_attention
 from conformance.test_slots import test_compute_slot_mapping as slots
@@ -48,7 +47,7 @@ def target_of(adapter: type[Adapter] = engine_adapter.EngineAdapter) -> Target:
 
 
 def test_its_adapter_is_the_module_s_own() -> None:
-    """`CONFORMANCE_ADAPTER` names it; `fast` has its own in the package."""
+    """`CONFORMANCE_ADAPTER` names it; `fast` needs no other than the default."""
     found = load_implementation("engine_style")
     assert type(found.adapter) is engine_adapter.EngineAdapter
     assert "7.1" == found.version
@@ -278,12 +277,16 @@ def test_an_adapter_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPa
         assert "\n" not in str(refused.value)
 
 
-def test_there_is_a_method_for_each_kind() -> None:
-    """The base class has a method for each kind of object, and hands each on as it is."""
-    adapter = Adapter(fast)
-    value = object()
-    for kind in {*KINDS.values(), "input_batch", "layer", "dtype", "tensor"}:
-        assert getattr(adapter, kind)(value) is value
+@pytest.mark.parametrize("name", KINDS)
+def test_objects_are_converted_by_the_methods_of_their_kind(name: str) -> None:
+    """Without a method of their kind objects are passed as they are, in both directions."""
+    ours = type(name, (), {})()
+    methods = {KINDS[name]: lambda _, value: ["to", value]}
+    methods[f"our_{KINDS[name]}"] = lambda _, value: ["from", value]
+    plain, converting = Adapter(fast), type("Converting", (Adapter,), methods)(fast)
+    assert plain.theirs(ours) is plain.ours(ours) is ours
+    assert ["to", ours] == converting.theirs(ours)
+    assert ["from", ours] == converting.ours(ours)
 
 
 def test_lists_are_handed_on_and_written_back() -> None:

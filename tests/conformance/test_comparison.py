@@ -13,8 +13,8 @@ import torch
 
 import fast
 import reference
-from conformance.aliases import Alias, Relation
-from conformance.comparison import Verdict, first_difference, shared_memory
+from conformance.aliases import Alias, Relation, shared_memory
+from conformance.comparison import Verdict, first_difference
 
 
 @dataclasses.dataclass

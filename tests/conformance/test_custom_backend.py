@@ -18,7 +18,7 @@ from custom_engine import (
     Engine,
 )
 
-from conformance.array_layout import share_memory
+from conformance.aliases import share_memory
 from conformance.comparison import first_difference
 from conformance.laws.interpretation import as_reference
 from conformance.targets import REFERENCE, TARGETS

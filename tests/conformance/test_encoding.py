@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 import reference
-from conformance.array_layout import owner_of
+from conformance.aliases import owner_of
 from conformance.calls import Call
 from conformance.cases.subjects import contracts
 from conformance.contracts import Contract, InvalidInput

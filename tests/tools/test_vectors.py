@@ -18,7 +18,7 @@ import torch
 
 import fast
 from conformance.adapters import Deviation
-from conformance.adapters.fast import FastAdapter
+from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
 from conformance.cases.replay import replay
 from conformance.cases.subjects import contracts, functions, uncovered
