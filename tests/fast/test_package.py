@@ -109,9 +109,3 @@ def test_one_module_imports_numbas_cuda() -> None:
         )
     ]
     assert ["kernels/cuda.py"] == importing
-
-
-def test_all_names_are_there() -> None:
-    """`__all__` names what the package has, without repeats."""
-    assert len(set(fast.__all__)) == len(fast.__all__)
-    assert all(hasattr(fast, name) for name in fast.__all__)
