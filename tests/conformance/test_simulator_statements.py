@@ -173,6 +173,12 @@ def test_values_at_the_ends_of_a_range_are_stored_and_read_back(
     assert values == x.tolist() == y.tolist()
 
 
+def test_elements_of_unsigned_arrays_are_unsigned() -> None:
+    """The difference of two elements of an unsigned array may not be negative."""
+    with pytest.raises(OverflowError, match="3 - 5 of two unsigned integers is -2, which wraps"):
+        run("x[0] - x[1]", np.array([3, 5], np.uint8))
+
+
 def test_a_read_only_array_is_not_stored_to() -> None:
     """A store to a read-only array is refused, and the array stays as it is."""
     x = np.arange(2)
