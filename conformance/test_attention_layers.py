@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
@@ -249,22 +247,3 @@ def test_nothing_is_made_of_a_bad_config(target: Target, call: Call) -> None:
         assert ValueError is type(exception_of(invocation.run))
     for plan in call.facts:
         assert [] == invocation.converter.convert(plan.backend.builder, "builder").made
-
-
-@pytest.mark.parametrize(
-    ("target", "window", "expected"),
-    [(None, None, "FullAttentionSpec"), (None, 4, "SlidingWindowSpec"), ("layers.0", 4, None)],
-)
-def test_worked_examples_of_specs(
-    target: str | None, window: int | None, expected: str | None
-) -> None:
-    """Reference gives a sharing layer no spec, whatever else it says."""
-    layer = reference.VllmConfig()  # any object with attributes
-    vars(layer).update(attn_type="decoder", num_kv_heads=2, head_size=8, sliding_window=window)
-    vars(layer).update(kv_sharing_target_layer_name=target)
-    compilation = reference.CompilationConfig(static_forward_context={"layers.1": layer})
-    config = reference.VllmConfig(
-        cache_config=reference.CacheConfig(), compilation_config=compilation
-    )
-    found = reference.get_kv_cache_spec(config, np.dtype(np.float16))
-    assert ([expected] if expected else []) == [type(spec).__name__ for spec in found.values()]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
-import reference
 from conformance.calls import Call, plain
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
@@ -23,15 +19,13 @@ from conformance.laws.changes import in_order
 from conformance.laws.law_checks import law_checks
 from conformance.strategies.batch_order import (
     MAX_TOKENS,
-    InputBatch,
-    SchedulerOutput,
     regions_of,
     reorder_calls,
     reordered_batches,
     split_decodes_and_prefills_calls,
     split_decodes_prefills_and_extends_calls,
 )
-from conformance.strategies.batches import Batch, Layout, of_batch
+from conformance.strategies.batches import of_batch
 from conformance.targets import Target
 
 
@@ -270,39 +264,3 @@ def test_three_kinds_add_up(target: Target, call: Call) -> None:
     assert all(c > 0 for c in call.facts.num_computed_tokens[answer[0] : first_prefill]) or any(
         q <= _threshold(call) for q in call.facts.query_lens[answer[0] : first_prefill]
     )
-
-
-@pytest.mark.parametrize(
-    ("query_lens", "threshold", "is_uniform", "answer"),
-    [
-        ((1, 1, 1, 7), 1, False, (3, 1, 3, 7)),
-        ((2, 1, 3, 9), 3, False, (3, 1, 6, 9)),
-        ((2, 1, 3, 9), 3, True, (1, 3, 2, 13)),
-        ((2, 2, 0, 0), 3, True, (4, 0, 4, 0)),
-        ((9, 1), 1, False, (0, 2, 0, 10)),
-        ((1, 5, 1), 1, False, (1, 2, 1, 6)),
-    ],
-)
-def test_worked_examples_of_two_kinds(
-    query_lens: tuple[int, ...], threshold: int, *, is_uniform: bool, answer: tuple[int, ...]
-) -> None:
-    """Reference gives the definition's table."""
-    rows = tuple((i + 1,) for i in range(len(query_lens)))
-    batch = Batch(query_lens, (0,) * len(query_lens), Layout(16), rows)
-    assert answer == reference.split_decodes_and_prefills(batch.metadata(), threshold, is_uniform)
-
-
-@pytest.mark.parametrize(
-    ("ids", "tokens", "computed", "after"),
-    [("abcd", (9, 1, 5, 1), (0, 7, 3, 4), "dbca"), ("abc", (1, 4, 8), (3, 2, 0), "abc")],
-)
-def test_worked_examples_of_reordering(
-    ids: str, tokens: tuple[int, ...], computed: tuple[int, ...], after: str
-) -> None:
-    """Reference gives the definition's table."""
-    batch = InputBatch(list(ids), np.array(computed), np.zeros(len(ids), np.int64))
-    moved = reference.reorder_batch_to_split_decodes_and_prefills(
-        batch, SchedulerOutput(dict(zip(ids, tokens, strict=True)))
-    )
-    assert list(after) == batch.req_ids
-    assert moved is (ids != after)

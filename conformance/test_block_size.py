@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
@@ -245,26 +243,3 @@ def test_kernel_blocks_make_whole_blocks(target: Target, call: Call) -> None:
     for spec, size in zip(groups, answer, strict=True):
         assert spec.block_size % size == 0
         assert is_of_attention(spec) or spec.block_size == size
-
-
-@pytest.mark.parametrize(
-    ("manager", "lists", "answer"),
-    [
-        (32, [[reference.MultipleOf(16)], [16, 32]], 32),
-        (256, [[16, 32, 64], [reference.MultipleOf(32)]], 64),
-        (48, [[32], [reference.MultipleOf(16)]], None),
-    ],
-)
-def test_worked_examples(manager: int, lists: list[list[object]], answer: int | None) -> None:
-    """Reference gives the definition's table."""
-    groups = [
-        SimpleNamespace(
-            backend=SimpleNamespace(get_supported_kernel_block_sizes=lambda one=one: one)
-        )
-        for one in lists
-    ]
-    if answer is None:
-        with pytest.raises(ValueError, match="kv_manager_block_size is 48"):
-            reference.select_common_block_size(manager, groups)
-    else:
-        assert answer == reference.select_common_block_size(manager, groups)

@@ -8,9 +8,6 @@ import inspect
 import types
 from typing import Any
 
-import pytest
-
-import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
@@ -272,32 +269,3 @@ GET = Contract(
 
 test_get_metadata_builder = same_answer(GET)
 test_get_metadata_builder_refuses = same_refusal(GET)
-
-
-@pytest.mark.parametrize(
-    ("wished", "num_drafts", "num_ranks", "expected"),
-    [
-        ((1, False, False), 3, 1, 1),
-        ((1, True, False), 3, 1, 4),
-        ((8, True, False), 3, 1, 8),
-        ((1, True, False), 3, 2, 1),
-        ((1, True, True), 3, 2, 4),
-        ((8, False, False), None, 2, 1),
-        ((None, True, True), 3, 2, None),
-    ],
-)
-def test_worked_examples_of_thresholds(
-    wished: tuple[int | None, bool, bool],
-    num_drafts: int | None,
-    num_ranks: int,
-    expected: int | None,
-) -> None:
-    """Reference raises the threshold by the drafts first, and lowers it for ranks after that."""
-    config = reference.VllmConfig(
-        speculative_config=reference.SpeculativeConfig(num_speculative_tokens=num_drafts),
-        parallel_config=reference.ParallelConfig(decode_context_parallel_size=num_ranks),
-    )
-    base: Any = reference.AttentionMetadataBuilder
-    builder = type("Builder", (base,), {"build": None})(None, [], config, None)
-    builder._init_reorder_batch_threshold(*wished)  # noqa: SLF001  # public all the same
-    assert expected == builder.reorder_batch_threshold

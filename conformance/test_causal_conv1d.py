@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
@@ -120,15 +119,3 @@ def test_any_order_of_threads_lists_alike(target: Target, call: Call) -> None:
     """Whatever the order of blocks and threads, and however many there are, the lists are one."""
     found = [listed(target, call, seed) for seed in range(3)]
     assert found == found[:1] * 3
-
-
-def test_worked_example_of_programs() -> None:
-    """Reference gives the definition's example: sequences of 9, 0 and 16 tokens."""
-    nums, sequences, offsets = reference.compute_causal_conv1d_metadata(
-        np.array([0, 9, 9, 25], np.int32)
-    )
-    programs = nums[8]
-    assert [2, 0, 2] == programs["nums"].tolist()
-    assert [0, 0, 2, 2] == programs["mlist"].tolist() == sequences[:4].tolist()
-    assert [0, 1, 0, 1] == programs["offsetlist"].tolist() == offsets[:4].tolist()
-    assert (4, 4, 2048) == (programs["tot"], programs["mlist_len"], len(sequences))

@@ -170,16 +170,3 @@ def test_metadata_with_both_fields_knows_its_logits_tokens(target: Target, names
     metadata = SimpleNamespace(**dict.fromkeys(names))
     assert (set(FIELD_NAMES) <= names) == isinstance(metadata, protocol)
     assert set(FIELD_NAMES) == set(protocol.__annotations__)
-
-
-def test_worked_example_of_fast_prefill() -> None:
-    """Reference gives the definition's example: four of 28 tokens, of three requests."""
-    starts, lens = np.array([0, 15, 20, 28], np.int32), np.array([15, 5, 8], np.int32)
-    batch = reference.CommonAttentionMetadata(
-        starts, starts, lens, lens, np.zeros(3, np.int32), 3, 28, 15, 15,
-        np.zeros((3, 1), np.int32), np.arange(28),
-        logits_indices_padded=np.array([14, 18, 19, 27]), num_logits_indices=4,
-    )  # fmt: skip
-    made = reference.make_kv_sharing_fast_prefill_common_attn_metadata(batch)
-    assert [0, 1, 3, 4] == made.query_start_loc.tolist()
-    assert (4, 2) == (made.num_actual_tokens, made.max_query_len)

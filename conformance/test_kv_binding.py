@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
@@ -14,7 +12,7 @@ from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_binding import BIND_INVALID_INPUTS, EXTRACT_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.strategies.kv_binding import bind_calls, extract_calls
-from conformance.targets import REFERENCE, Target
+from conformance.targets import Target
 
 
 def _integers(name: str) -> list[str]:
@@ -170,23 +168,3 @@ def test_caches_stand_in_layer_order(target: Target, call: Call) -> None:
     assert len({id(holder) for holder in holders}) == len(holders)
     for name in context.keys() - caches.keys():
         assert call.arguments["forward_context"][name].kv_cache == context[name].kv_cache
-
-
-@pytest.mark.parametrize(
-    ("name", "modules", "index"),
-    [
-        ("model.layers.20.attn.0", 2, 40),
-        ("model.layers.20.attn.1", 2, 41),
-        ("model.layers.7.self_attn", 2, 7),
-        ("2.mixer", 2, 2),
-        ("encoder.layers.0.sub.1", 1, None),
-    ],
-)
-def test_worked_examples(name: str, modules: int, index: int | None) -> None:
-    """Reference gives the definition's table of names."""
-    extract = REFERENCE.lookup("extract_layer_index")
-    if index is None:
-        with pytest.raises(ValueError, match=r"encoder\.layers\.0\.sub\.1"):
-            extract(name, modules)
-    else:
-        assert index == extract(name, modules)

@@ -319,18 +319,3 @@ def test_a_copy_differs_in_its_block_size_alone(target: Target, call: Call) -> N
         assert spec.page_size_bytes * copy.block_size == scaled
     elif kind_of(call) == "MambaSpec":
         assert spec.page_size_bytes == copy.page_size_bytes
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "page"),
-    [
-        ("FullAttentionSpec", {}, 2 * 16 * 8 * 128 * 2),
-        ("MLAAttentionSpec", {}, 16 * 8 * 128 * 2),
-        ("MLAAttentionSpec", {"cache_dtype_str": "fp8_ds_mla"}, 16 * 656),
-        ("SlidingWindowSpec", {"sliding_window": 64}, 2 * 16 * 8 * 128 * 2),
-    ],
-)
-def test_worked_pages(kind: str, more: dict[str, Any], page: int) -> None:
-    """Reference gives the definition's table of page sizes."""
-    spec = getattr(reference, kind)(16, 8, 128, np.float16, **more)
-    assert page == spec.page_size_bytes

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import reference
 from conformance.calls import Call
 from conformance.checks import same_answer, same_refusal
@@ -184,36 +182,3 @@ RESHAPE = Contract(
 
 test_reshape_kv_cache = same_answer(RESHAPE)
 test_reshape_kv_cache_refuses = dataclasses.replace(same_refusal(RESHAPE), presets=SMALL)
-
-
-def _worked(**arguments: Any) -> Any:
-    """Return reference's view of the definition's example, with another order or next to states."""
-
-    class Backend:
-        """The backend of the example."""
-
-        @staticmethod
-        def get_kv_cache_shape(blocks: int, tokens: int, heads: int, size: int) -> tuple[int, ...]:
-            """Return the logical shape."""
-            return 2, blocks, tokens, heads, size
-
-        get_kv_cache_stride_order = staticmethod(lambda: arguments["order"])
-
-    spec = reference.AttentionSpec(4, 5, 6, np.int8)
-    groups = [reference.KVCacheGroupSpec(["0.attn"], spec)]
-    if arguments["has_mamba"]:
-        states = reference.MambaSpec(4, ((240,),), (np.int8,))
-        groups.append(reference.KVCacheGroupSpec(["1.mixer"], states))
-    raw = np.zeros(720, np.int8)
-    config = reference.KVCacheConfig(3, [], groups)
-    return reference._reshape_kv_cache(  # noqa: SLF001  # public
-        config, {"0.attn": raw, "1.mixer": raw}, {"0.attn": Backend}
-    )["0.attn"]
-
-
-def test_worked_examples() -> None:
-    """Reference gives the definition's strides, of an order and with the blocks in front."""
-    ordered = _worked(order=(1, 3, 0, 2, 4), has_mamba=False)
-    assert (24, 240, 6, 48, 1) == ordered.strides
-    in_front = _worked(order=(0, 1, 2, 3, 4), has_mamba=True)
-    assert (120, 240, 30, 6, 1) == in_front.strides

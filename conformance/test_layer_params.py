@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
@@ -170,24 +167,3 @@ def test_the_first_layer_speaks_for_all(target: Target, call: Call) -> None:
     for answer in (found, again):
         assert alike[0] is answer.has_same_window_lefts
         assert all(alike) is answer.has_same_all_params
-
-
-@pytest.mark.parametrize(
-    ("lefts", "caps", "expected"),
-    [
-        ([127], [None], (True, True)),
-        ([127, 127, 127], [0.0, 0.0, 0.0], (True, True)),
-        ([127, 127, -1], [0.0, 0.0, 0.0], (False, False)),
-        ([127, 127, 127], [None, None, 0.0], (True, False)),
-    ],
-)
-def test_worked_examples_of_hyperparameters(
-    lefts: list[int], caps: list[float | None], expected: tuple[bool, bool]
-) -> None:
-    """Reference says of all layers, not of the first two, whether they agree."""
-    layers = {
-        f"layers.{i}": reference.PerLayerParameters(left, cap, 0.125)
-        for i, (left, cap) in enumerate(zip(lefts, caps, strict=True))
-    }
-    found = reference.infer_global_hyperparameters(layers)
-    assert expected == (found.has_same_window_lefts, found.has_same_all_params)

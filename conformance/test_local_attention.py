@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
@@ -12,7 +11,7 @@ from conformance.interpretations.local_attention import VIRTUAL_REQUESTS
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
-from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
+from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.targets import Target
 
@@ -103,23 +102,3 @@ def test_virtual_requests_hold_the_tokens(target: Target, call: Call) -> None:
     assert virtual.query_start_loc[-1] == call.facts.num_tokens
     assert virtual.num_reqs >= call.facts.num_reqs
     assert all(length <= call.arguments["attn_chunk_size"] for length in virtual.seq_lens)
-
-
-def test_worked_example() -> None:
-    """Reference gives the definition's example: chunk 4, block size 2."""
-    rows = tuple(tuple(range(100 * i, 100 * i + 10)) for i in (1, 2, 3))
-    batch = Batch((4, 10, 5), (2, 7, 4), Layout(2), rows)
-    found = reference.make_local_attention_virtual_batches(4, batch.metadata(), 2)
-    lens = found.query_start_loc[1:] - found.query_start_loc[:-1]
-    assert lens.tolist() == [2, 2, 1, 4, 4, 1, 4, 1]
-    assert found.seq_lens.tolist() == [4, 2, 4, 4, 4, 1, 4, 1]
-    assert found.block_table_tensor.tolist() == [
-        [100, 101],
-        [102, 103],
-        [202, 203],
-        [204, 205],
-        [206, 207],
-        [208, 209],
-        [302, 303],
-        [304, 305],
-    ]

@@ -6,8 +6,6 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-import pytest
-
 import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
@@ -26,7 +24,6 @@ from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
     CACHES,
     Budget,
-    Registry,
     budget_calls,
     compute_budget_calls,
     max_items_calls,
@@ -370,25 +367,3 @@ def test_a_budget_has_room_for_the_largest_item(target: Target, call: Call) -> N
     )
     if difference is not None:
         raise Mismatch(call, target.name, difference)
-
-
-@pytest.mark.parametrize(
-    ("is_chunked", "size", "items"),
-    [(True, 1000, (2, 5)), (False, 1000, (2, 4)), (True, 6000, (1, 1)), (True, 0, (0, 0))],
-)
-def test_worked_examples_of_items(is_chunked: bool, size: int, items: tuple[int, int]) -> None:
-    """Reference gives the definition's numbers: 3 prompts of 2048 tokens, 5000 of the encoder."""
-    scheduler = reference.SchedulerConfig(
-        max_num_batched_tokens=2048,
-        max_num_seqs=3,
-        max_num_encoder_input_tokens=5000,
-        encoder_cache_size=6000,
-        enable_chunked_prefill=is_chunked,
-    )
-    registry: Any = REFERENCE.converter().convert(
-        Registry({"image": 4}, {"image": 1000}), "registry"
-    )
-    budget = reference.MultiModalBudget(
-        reference.ModelConfig(max_model_len=2048), scheduler, registry
-    )
-    assert items == budget.get_max_items("image", size)

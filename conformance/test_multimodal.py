@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
@@ -223,13 +222,3 @@ def test_blocks_share_a_row_to_scatter(target: Target, call: Call) -> None:
 def test_blocks_share_a_row_to_gather(target: Target, call: Call) -> None:
     """Rows of 4099 single bytes, which blocks of threads share, are taken whole."""
     _is_as_reference_says(target, call)
-
-
-def test_worked_example_of_placeholders() -> None:
-    """Reference puts two rows among three placeholders, and takes them out again."""
-    embeds = np.array([[1.0, -0.0], [np.inf, 4.0]])
-    mask = np.array([True, False, True])
-    placeholders = reference.scatter_mm_placeholders(embeds, mask)
-    assert embeds.tobytes() == placeholders[[0, 2]].tobytes()
-    assert [0x7FF8_0000_0000_0000] * 2 == placeholders[1].view(np.int64).tolist()
-    assert embeds.tobytes() == reference.gather_mm_placeholders(placeholders, mask).tobytes()

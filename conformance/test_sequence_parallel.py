@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-import reference
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
@@ -96,16 +93,3 @@ def test_who_is_scattered(target: Target, call: Call) -> None:
     sizes = [size for size in call.facts["compile_sizes"] or [] if size != number]
     assert not answer(**cut, compile_sizes=sizes)
     assert answer(**cut, compile_sizes=[*sizes, number])
-
-
-@pytest.mark.parametrize(("number", "is_scattered"), [(8, True), (12, False)])
-def test_worked_examples_of_scattering(number: int, is_scattered: bool) -> None:
-    """Reference says so of a graph that is compiled for 8 tokens apart, on four ranks."""
-    parts = {
-        "enable_sp": True,
-        "tensor_parallel_size": 4,
-        "splitting_ops": ["attention"],
-        "use_inductor_graph_partition": False,
-        "compile_sizes": [8],
-    }
-    assert is_scattered is reference.is_residual_scattered_for_sp(whole(parts), number)

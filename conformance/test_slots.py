@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 import reference
 from conformance.aliases import Alias, Relation
@@ -247,27 +246,3 @@ def test_a_rank_holds_what_its_interleave_says(target: Target, call: Call) -> No
             == call.facts.layout.cp_rank
         )
         assert (slot != reference.PAD_SLOT_ID) == is_held
-
-
-@pytest.mark.parametrize(
-    ("keywords", "slots"),
-    [
-        ({}, [11, 18, 19, 14]),
-        ({"cp_world_size": 2, "cp_rank": 1, "cp_kv_cache_interleave_size": 1}, [10, -1, 11, -1]),
-    ],
-)
-def test_worked_examples_of_slots(keywords: dict[str, Any], slots: list[int]) -> None:
-    """Reference gives the definition's table: block size 2, rows [5, 9] and [7, 3]."""
-    found = reference.compute_slot_mapping(
-        np.array([[5, 9], [7, 3]], np.int32),
-        np.array([0, 3, 4], np.int32),
-        np.array([1, 2, 3, 0]),
-        2,
-        **keywords,
-    )
-    assert slots == found.tolist()
-
-
-def test_worked_example_of_kernel_blocks() -> None:
-    """Reference gives the definition's example: blocks 0 and 3 in halves."""
-    assert reference.map_to_kernel_blocks(np.array([0, 3]), 2).tolist() == [0, 1, 6, 7]

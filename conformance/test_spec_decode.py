@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
-
-import reference
 from conformance.aliases import Alias, Relation, address_of
 from conformance.calls import Call
 from conformance.checks import law, same_answer, same_refusal
@@ -123,12 +120,3 @@ def test_tokens_stay_where_they_are(target: Target, call: Call) -> None:
     for i, j, *rest in _corners(tuple(output.shape)):
         place = address_of(output[(i, j, *rest)])
         assert place == address_of(made[(i * output.shape[1] + j, *rest)])
-
-
-def test_worked_example_of_speculative_decoding() -> None:
-    """Reference gives three tokens of each of two requests, and all six again."""
-    query = np.arange(48).reshape(6, 4, 2)
-    by_request = reference.reshape_query_for_spec_decode(query, 2)
-    assert (2, 3, 4, 2) == by_request.shape
-    assert query[4].tolist() == by_request[1, 1].tolist()
-    assert query.shape == reference.reshape_attn_output_for_spec_decode(by_request).shape

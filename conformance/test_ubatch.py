@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 
 import reference
 from conformance.aliases import views_of
@@ -31,7 +30,7 @@ from conformance.invalid_inputs.ubatch import (
 from conformance.invocations import Invocation
 from conformance.laws.law_checks import law_checks
 from conformance.strategies import cached as st
-from conformance.strategies.batches import Batch, Layout, of_batch, of_metadata
+from conformance.strategies.batches import Batch, of_batch, of_metadata
 from conformance.strategies.ubatch import (
     create_ubatch_slices_calls,
     make_metadata_with_slice_calls,
@@ -228,28 +227,3 @@ def test_a_micro_batch_knows_whether_it_is_empty(
     assert (r1 <= r0 or t1 <= t0) is ubatch.is_empty()
     assert t1 - t0 == ubatch.num_tokens
     assert exception_of(lambda: setattr(ubatch, "token_slice", slice(0, 1))) is not None
-
-
-@pytest.mark.parametrize(
-    ("tokens", "requests", "starts", "seq_lens", "computed"),
-    [
-        ((0, 9), (0, 2), [0, 4, 9], [6, 12], [2, 7]),
-        ((9, 12), (1, 2), [0, 3], [15], [12]),
-        ((9, 19), (1, 3), [0, 5, 10], [17, 9], [12, 4]),
-    ],
-)
-def test_worked_examples_of_micro_batches(
-    tokens: tuple[int, int],
-    requests: tuple[int, int],
-    starts: list[int],
-    seq_lens: list[int],
-    computed: list[int],
-) -> None:
-    """Reference gives the definition's table: starts 0 4 14 19, lengths 6 17 9."""
-    rows = tuple(tuple(range(1, 10)) for _ in range(3))
-    batch = Batch((4, 10, 5), (2, 7, 4), Layout(2), rows)
-    ubatch = reference.UBatchSlice(slice(*requests), slice(*tokens))
-    found = reference._make_metadata_with_slice(ubatch, batch.metadata())  # noqa: SLF001  # public
-    assert starts == found.query_start_loc.tolist()
-    assert seq_lens == found.seq_lens.tolist()
-    assert computed == found.num_computed_tokens_cpu.tolist()
