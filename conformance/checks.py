@@ -1,173 +1,37 @@
-"""Makes tests of contracts: same answer, same refusal, and laws.
+"""The checks of a contract: same answer, same refusal, its laws, and tensors on other devices.
 
-A `Check` is defined in a conformance module under a name that begins with `test_`. The pytest
-plugin (`conftest.py`) makes tests of it for each target, with small and with large examples;
-without pytest, call `check.bind(target, profile, size)()`. `evaluation` evaluates single calls.
+A contract is defined in a conformance module under a name that begins with `test_`, and is tested
+by all of its checks. `evaluation` evaluates single calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hypothesis import given, seed
 from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.contracts import Contract, InvalidInput
-from conformance.evaluation import check_answers, check_refusal, check_stays_inside, is_named
-from conformance.goals import COVERAGE, Goals, pair, reached_goals
-from conformance.gpu_context import ContextLostError, noticing_lost_context
+from conformance.devices import refuses_wrong_device
+from conformance.evaluation import check_answers, check_refusal, check_stays_inside
+from conformance.goals import pair, reached_goals
 from conformance.implementations import is_of_fast
 from conformance.invocations import CALL_VARIANTS, CallVariant, Invocation
-from conformance.profiles import Kind, Profile
+from conformance.laws.law_checks import law_checks
+from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.report import Mismatch
-from conformance.shrinking import note_failure
-from conformance.simulated_launches import counting_launches
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
-from conformance.strategies.presets import SIZES, Preset
-from conformance.targets import LOOKED_UP, RAISED, REFERENCE, Target, presets_of
+from conformance.strategies.presets import Preset
+from conformance.targets import REFERENCE, Target
 from conformance.wording import compare_wording
-
-__all__ = [
-    "Check",
-    "Checks",
-    "check_refusal",
-    "check_stays_inside",
-    "checks_in",
-    "is_named",
-    "law",
-    "same_answer",
-    "same_refusal",
-]
-
-FAILURES: list[tuple[Check, Any, BaseException]] = []
-"""The failures since the list was cleared; after shrinking, the last example is the smallest."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One statement about a function, checked with many examples.
-
-    Attributes:
-        function: The function that the statement is about.
-        kind: The kind of check.
-        examples: The strategy of examples, by preset.
-        body: Raises if an example contradicts the statement on a target.
-        goals: The names of its coverage goals.
-        goals_of: Returns the goals that an example reaches.
-        has_kernel: Whether it must launch a kernel in the simulator.
-        has_device_path: Whether it takes another path on a device, without a kernel.
-        presets: The presets to draw from; None for the target's.
-        law: The name of its law in `conformance.laws`; empty if it is not a law.
-        description: The statement in one sentence.
-    """
-
-    function: str
-    kind: Kind
-    examples: Callable[[Preset], SearchStrategy[Any]]
-    body: Callable[[Target, Any], None]
-    description: str
-    goals: Sequence[str] = ()
-    goals_of: Callable[[Any], Iterable[str]] = lambda _: ()
-    has_kernel: bool = False
-    has_device_path: bool = False
-    presets: Sequence[Preset] | None = None
-    law: str = ""
-
-    def runs_on(self, target: Target) -> bool:
-        """Return whether the check can find anything new on a target."""
-        return self.has_kernel or self.has_device_path or not target.is_simulated
-
-    def sizes(self, target: Target) -> list[str]:
-        """Return the sizes of its examples for a target: `minimal`, `real`, or both."""
-        presets = self.presets or presets_of(target)
-        return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
-
-    def bind(
-        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
-    ) -> Callable[[], None]:
-        """Return a test of this statement on a target, a function of no arguments.
-
-        Args:
-            target: What is under test.
-            profile: How many examples the test spends.
-            size: `minimal` or `real`, the size of its examples.
-            shrink: Whether to shrink a failing example.
-
-        Returns:
-            The test, which raises if an example contradicts the statement.
-        """
-        presets = filter(SIZES[size], self.presets or presets_of(target))
-        strategy = st.one_of([self.examples(preset) for preset in presets])
-
-        def run(example: Any) -> None:
-            __tracebackhide__ = True
-            COVERAGE.count(self.function, target.name, self.goals_of(example))
-            with counting_launches(lambda: COVERAGE.launches.update([self.function])):
-                try:
-                    with noticing_lost_context(target.device):
-                        self.body(target, example)
-                except ContextLostError as error:
-                    FAILURES.append((self, example, error))
-                    raise
-                except RAISED as error:
-                    if target.excuses(self.function, error):
-                        return
-                    FAILURES.append((self, example, error))
-                    note_failure(self.function, LOOKED_UP)
-                    raise
-
-        name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}".replace(".", "_")
-        run.__name__ = run.__qualname__ = name
-        run.__doc__ = self.description
-        options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
-        test: Callable[[], None] = options(given(example=strategy)(run))
-        if profile.seed is None:
-            return test
-        # Hypothesis would seed all tests alike, by the seed of the run or the source of `run`, so
-        # that all would draw the same.
-        return seed(zlib.crc32(f"{profile.seed} {name}".encode()))(test)
-
-
-@dataclasses.dataclass(frozen=True)
-class Checks:
-    """Several checks of one function under one name; the plugin makes a test of each.
-
-    Attributes:
-        function: The function.
-        checks: The checks.
-    """
-
-    function: str
-    checks: tuple[Check, ...]
-
-    def runs_on(self, target: Target) -> bool:
-        """Return whether one of them can find anything new on a target."""
-        return any(check.runs_on(target) for check in self.checks)
-
-    def bind(
-        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
-    ) -> Callable[[], None]:
-        """Return a test that runs all of them; see `Check.bind`."""
-        tests = [
-            check.bind(target, profile, size, shrink=shrink)
-            for check in self.checks
-            if check.runs_on(target) and size in check.sizes(target)
-        ]
-
-        def run() -> None:
-            for test in tests:
-                test()
-
-        return run
 
 
 def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
-    """Yield the checks among a module's values, with their names.
+    """Yield the checks among a module's values, with the names of their tests.
 
     Args:
         values: The values by name, as `vars(module)` gives them.
@@ -175,9 +39,20 @@ def checks_in(values: Mapping[str, object]) -> Iterator[tuple[str, Check]]:
     for name, value in values.items():
         if not name.startswith("test_"):
             continue
-        for check in value.checks if isinstance(value, Checks) else (value,):
-            if isinstance(check, Check):
-                yield name, check
+        if isinstance(value, Check):
+            yield name, value
+        elif isinstance(value, Contract):
+            yield from ((f"{name}{suffix}", check) for suffix, check in checks_of(value))
+
+
+def checks_of(contract: Contract) -> Iterator[tuple[str, Check]]:
+    """Yield the checks of a contract, with what is added to its name in the names of tests."""
+    yield "", same_answer(contract)
+    if contract.invalid_inputs:
+        yield "_refuses", same_refusal(contract)
+    yield from (("_laws", check) for check in law_checks(contract))
+    if contract.on_device:
+        yield "_wrong_device", refuses_wrong_device(contract)
 
 
 def same_answer(contract: Contract) -> Check:
@@ -260,6 +135,8 @@ def same_refusal(contract: Contract) -> Check:
             call, [(invalid, bad) for invalid, bad in invalid_calls if bad is not None]
         )
 
+    observe = contract.observe_refused
+
     def body(target: Target, example: InvalidExample) -> None:
         __tracebackhide__ = True
         wording = None
@@ -270,10 +147,10 @@ def same_refusal(contract: Contract) -> Check:
             with right[REFERENCE].with_call(call) as ours, right[target].with_call(call) as theirs:
                 # A refused call changes nothing, so the invocation can be called again.
                 if invalid.is_hint:
-                    check_refusal(theirs, invalid, contract.observe)
+                    check_refusal(theirs, invalid, observe)
                 else:
-                    expected = check_refusal(ours, invalid, contract.observe)
-                    actual = check_refusal(theirs, invalid, contract.observe)
+                    expected = check_refusal(ours, invalid, observe)
+                    actual = check_refusal(theirs, invalid, observe)
                     is_exact = is_of_fast(target.lookup(contract.function))
                     found = compare_wording(expected, actual, is_exact=is_exact)
                     if found is not None and wording is None:
@@ -281,7 +158,7 @@ def same_refusal(contract: Contract) -> Check:
                 if invalid.is_value:
                     check_stays_inside(theirs, invalid, contract.changes)
                 else:
-                    check_refusal(theirs, invalid, contract.observe, checked=False)
+                    check_refusal(theirs, invalid, observe, checked=False)
             if invalid.is_value:  # the arguments may have been written to
                 right[target] = Invocation(target, example.call)
         if wording is not None:
@@ -298,6 +175,7 @@ def same_refusal(contract: Contract) -> Check:
         lambda example: [invalid.goal for invalid, _ in example.ways],
         contract.has_kernel,
         contract.has_device_path,
+        contract.refusal_presets,
     )
 
 
@@ -322,42 +200,3 @@ class InvalidExample:
         printer.text(
             f"the call above, one of {len(self.ways)} invalid ones made from {self.call!r}"
         )
-
-
-def law(
-    function: str,
-    examples: Callable[[Preset], SearchStrategy[Any]],
-    *,
-    goals: Goals | None = None,
-    has_kernel: bool = False,
-    presets: Sequence[Preset] | None = None,
-) -> Callable[[Callable[[Target, Any], None]], Check]:
-    """Make a check of a property that does not depend on `reference`.
-
-    Args:
-        function: The function that the statement is about.
-        examples: The strategy of examples, by preset.
-        goals: The coverage goals, as predicates on an example.
-        has_kernel: Whether the function has a kernel.
-        presets: The presets to draw from; None for the target's.
-
-    Returns:
-        A decorator of the property: a function of a target and an example that raises if the
-        example contradicts it. Its docstring is the statement.
-    """
-    named = goals or {}
-
-    def decorate(body: Callable[[Target, Any], None]) -> Check:
-        return Check(
-            function,
-            Kind.LAW,
-            examples,
-            body,
-            (body.__doc__ or "").strip(),
-            list(named),
-            lambda example: reached_goals(example, named),
-            has_kernel,
-            presets=presets,
-        )
-
-    return decorate

@@ -84,25 +84,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Function] | None:
-    """Make the tests of a module's `Check`, or of the laws that a function obeys.
+    """Make the tests of a module's `Check` or `Contract`.
 
     There is one for each target and size, and each law: `test_x[host-minimal]`, and
     `test_x_laws[host-minimal-split_partitions]`. There are none for functions that an
     implementation lacks.
     """
-    checks = [check for _, check in checks_in({name: obj})]
+    checks = list(checks_in({name: obj}))
     if not checks:
         return None
     run = collector.config.stash[RUN]
     items = []
-    for check in checks:
+    for own_name, check in checks:
         for target in run.targets_of(check):
             for size in check.sizes(target):
                 test = check.bind(target, run.profile, size)
                 label = "-".join(filter(None, (target.name, size, check.law)))
-                item = pytest.Function.from_parent(collector, name=f"{name}[{label}]", callobj=test)
+                item = pytest.Function.from_parent(
+                    collector, name=f"{own_name}[{label}]", callobj=test
+                )
                 item.stash[CHECKED] = (check, target)
-                where = f"{collector.obj.__name__}:{name}"
+                where = f"{collector.obj.__name__}:{own_name}"
                 item.stash[WHERE] = f"{where}[{check.law}]" if check.law else where
                 items.append(item)
     return items

@@ -72,6 +72,10 @@ class Contract:
         invalid_inputs: Each violated precondition; a run must reach each.
         changes: Names of the arguments that the function changes, which are compared too.
         observe: What to compare of a caller's own objects after the call, by `changes`.
+        observes_refusals: Whether a refused call must leave what `observe` shows as it was.
+        refusal_presets: The presets that invalid calls are drawn from; None for the target's.
+        on_device: Tensors that must be on the device of the others: an argument or a hint, or a
+            field of one, such as `self.seq_lens`.
         aliases: What the definition says of the result's memory.
         compares_views: Whether the result's arrays are compared as views too: strides, where in
             which memory they lie, and which of them are one object. `aliases` is not looked at.
@@ -93,6 +97,9 @@ class Contract:
     invalid_inputs: Sequence[InvalidInput] = ()
     changes: frozenset[str] = frozenset()
     observe: Callable[[Mapping[str, Any]], object] | None = None
+    observes_refusals: bool = True
+    refusal_presets: Sequence[Preset] | None = None
+    on_device: Sequence[str] = ()
     aliases: Sequence[Alias] = ()
     compares_views: bool = False
     shows: Callable[[Any], object] | None = None
@@ -101,3 +108,8 @@ class Contract:
     takes_objects: bool = False
     laws: Sequence[str] = ()
     interpretation: Interpretation | None = None
+
+    @property
+    def observe_refused(self) -> Callable[[Mapping[str, Any]], object] | None:
+        """What to compare of a caller's own objects after a refused call."""
+        return self.observe if self.observes_refusals else None

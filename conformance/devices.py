@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import Check, law
 from conformance.comparison import Difference, Verdict
 from conformance.contracts import Contract
 from conformance.evaluation import is_named
 from conformance.invocations import Invocation
+from conformance.properties import Check, law
 from conformance.report import Mismatch
 from conformance.targets import RAISED, Target
 
@@ -24,13 +24,10 @@ OTHER_DEVICE = "meta"
 """A device that no tensor of a valid call is on."""
 
 
-def refuses_wrong_device(contract: Contract, *paths: str) -> Check:
-    """Return the check that tensors on different devices are refused, by name.
+def refuses_wrong_device(contract: Contract) -> Check:
+    """Return the check that a tensor on another device than the others is refused, by name.
 
-    Args:
-        contract: The contract of the function.
-        paths: The tensors: an argument or a hint, or a field of one, such as `self.seq_lens`.
-            Calls without the tensor are skipped.
+    Calls without the tensor are skipped.
     """
 
     @law(
@@ -38,14 +35,14 @@ def refuses_wrong_device(contract: Contract, *paths: str) -> Check:
         contract.calls,
         goals={
             f"on another device: {path}": lambda call, path=path: _has(call, path)  # type: ignore[misc]  # which of them
-            for path in paths
+            for path in contract.on_device
         },
         has_kernel=contract.has_kernel,
     )
     def check(target: Target, call: Call) -> None:
         """A tensor on another device than the others is refused, by name."""
         __tracebackhide__ = True
-        for path in paths:
+        for path in contract.on_device:
             if _has(call, path) and _takes(target, call, path):
                 for checked in (True, False):
                     _check_refused(target, call, path, checked=checked)

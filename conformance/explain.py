@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import reference
-from conformance.checks import Check, checks_in
+from conformance.checks import checks_in
 from conformance.contracts import Contract, InvalidInput
 from conformance.implementations import Absent
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.targets import REFERENCE
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from conformance.cases.check import CaseCheck
 from conformance.cases.compared import case_of_failure
-from conformance.checks import FAILURES, Check
 from conformance.corpus import add_to_corpus
 from conformance.gpu_context import ContextLostError
 from conformance.implementations import Absent
+from conformance.properties import FAILURES, Check
 from conformance.report import Mismatch
 from conformance.reports.failure import describe_failure
 from conformance.reproduction import attach_reproduction, forget_reproduction, replay_command

@@ -17,9 +17,9 @@ import pytest
 
 from conformance.cases.check import write_case
 from conformance.cases.compared import case_of_failure
-from conformance.checks import Check
 from conformance.folders import folder_for
 from conformance.gpu_context import ContextLostError
+from conformance.properties import Check
 from conformance.script import script_of
 from conformance.targets import Target
 

@@ -21,9 +21,10 @@ import reference
 from conformance.adapters.base import FastAdapter
 from conformance.calls import Call
 from conformance.cases.subjects import find_contract
-from conformance.checks import Check, InvalidExample, ValidExample
+from conformance.checks import InvalidExample, ValidExample
 from conformance.comparison import NUMPY_IN_BOTH_TWINS
 from conformance.contracts import InvalidInput
+from conformance.properties import Check
 from conformance.report import Mismatch
 from conformance.targets import Target
 

@@ -10,12 +10,13 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.aliases import address_of
 from conformance.calls import Call
-from conformance.checks import Check, is_named
 from conformance.comparison import Difference, Verdict, first_difference
+from conformance.evaluation import is_named
 from conformance.goals import Goals, reached_goals
 from conformance.implementations import is_of_fast
 from conformance.invocations import CALL_VARIANTS, PLAIN, CallVariant
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session

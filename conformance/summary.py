@@ -14,9 +14,9 @@ from conformance.goals import Coverage
 
 if TYPE_CHECKING:
     from conformance.cases.check import CaseCheck
-    from conformance.checks import Check
     from conformance.implementations import Implementation
     from conformance.profiles import Profile
+    from conformance.properties import Check
     from conformance.targets import Target
 
 

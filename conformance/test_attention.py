@@ -15,11 +15,11 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.checks import law
 from conformance.dense_layer import State
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, as_numpy, joined, twins
+from conformance.properties import law
 from conformance.strategies.attention import PRESETS, Example, of_layer
 from conformance.strategies.attention_calls import (
     chunked_layers,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks import law
 from conformance.dense_layer import Array
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, twins
+from conformance.properties import law
 from conformance.strategies.attention import PRESETS
 from conformance.strategies.attention_groups import (
     OF_GROUPS,

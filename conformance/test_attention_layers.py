@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.evaluation import exception_of
 from conformance.invalid_inputs.attention_layers import (
@@ -16,6 +15,7 @@ from conformance.invalid_inputs.attention_layers import (
     INIT_ATTN_BACKEND_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.attention_layers import (
     ATTENTION,
@@ -52,7 +52,7 @@ def _names(call: Call) -> Any:
     return call.arguments.get("layer_names")
 
 
-GET_LAYERS = Contract(
+test_get_layers = Contract(
     "get_layers_from_vllm_config",
     get_layers_calls,
     {
@@ -84,10 +84,6 @@ GET_LAYERS = Contract(
 )
 
 
-test_get_layers = same_answer(GET_LAYERS)
-test_get_layers_refuses = same_refusal(GET_LAYERS)
-
-
 @law("get_layers_from_vllm_config", get_layers_calls)
 def test_layers_are_the_context_s_own(target: Target, call: Call) -> None:
     """Each layer found is the context's object and of the type; every other is of another type."""
@@ -107,7 +103,7 @@ def _kinds(*kinds: str) -> Any:
     return lambda call: any(kind in call.facts.values() for kind in kinds)
 
 
-GET_SPEC = Contract(
+test_get_kv_cache_spec = Contract(
     "get_kv_cache_spec",
     get_kv_cache_spec_calls,
     {
@@ -133,9 +129,6 @@ GET_SPEC = Contract(
     invalid_inputs=GET_KV_CACHE_SPEC_INVALID_INPUTS,
     takes_objects=True,
 )
-
-test_get_kv_cache_spec = same_answer(GET_SPEC)
-test_get_kv_cache_spec_refuses = same_refusal(GET_SPEC)
 
 
 @law("get_kv_cache_spec", get_kv_cache_spec_calls)
@@ -165,7 +158,7 @@ def _sharing(call: Call) -> int:
     return sum(workspace.startswith("shares") for workspace in _workspaces(call))
 
 
-INIT = Contract(
+test_init_attn_backend = Contract(
     "init_attn_backend",
     init_attn_backend_calls,
     {
@@ -203,10 +196,6 @@ INIT = Contract(
 
 def _has_kind(call: Call, kind: str) -> bool:
     return any(plan.kind == kind for plan in call.facts)
-
-
-test_init_attn_backend = same_answer(INIT)
-test_init_attn_backend_refuses = same_refusal(INIT)
 
 
 @law("init_attn_backend", init_attn_backend_calls)

@@ -9,10 +9,10 @@ import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.checks import law
 from conformance.dense_layer import Layer, State
 from conformance.invocations import Invocation
 from conformance.poisoned_cache import PoisonedCache, as_numpy, merged, twins
+from conformance.properties import law
 from conformance.strategies.attention import (
     IN_ANY_STEP,
     PRESETS,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks import law
 from conformance.dense_layer import Array, Layer
 from conformance.poisoned_cache import PoisonedCache, as_numpy, twins
+from conformance.properties import law
 from conformance.sessions import perform
 from conformance.strategies.attention import PRESETS
 from conformance.strategies.attention_groups import OF_GROUPS, MovedLayers, moved_layers

@@ -7,11 +7,11 @@ from typing import Any
 
 import reference
 from conformance.calls import Call
-from conformance.checks import law
 from conformance.dense_layer import Layer
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
 from conformance.poisoned_cache import PoisonedCache, joined, twins
+from conformance.properties import law
 from conformance.strategies.attention import IN_ANY_STEP, PRESETS, Example, of_layer
 from conformance.strategies.attention_calls import cut_layers, scheduled_layers, sliced_layers
 from conformance.targets import Target

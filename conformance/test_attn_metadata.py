@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import torch_dtype
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.attn_metadata import GROUPS, given_to
 from conformance.invalid_inputs.attn_metadata import BUILD_ATTN_METADATA_INVALID_INPUTS
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import as_reference
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.strategies.attn_metadata import BOUNDS, Buffer, build_attn_metadata_calls
 from conformance.strategies.batches import BATCH_GOALS, METADATA_GOALS
 from conformance.strategies.presets import FEW_PAIRS, MINIMAL
@@ -49,7 +46,7 @@ def _raised(call: Call) -> list[int | None]:
     return [None if g is None else g - m for g, m in zip(given, maxima, strict=True)]
 
 
-BUILD = Contract(
+test_build_attn_metadata = Contract(
     "build_attn_metadata",
     build_attn_metadata_calls,
     {
@@ -93,6 +90,7 @@ BUILD = Contract(
         ("several groups", "strided arrays"),
     ),
     invalid_inputs=BUILD_ATTN_METADATA_INVALID_INPUTS,
+    refusal_presets=(MINIMAL, FEW_PAIRS),  # larger calls take twice the time and show no more
     compares_views=True,
     takes_objects=True,
     laws=(
@@ -102,16 +100,7 @@ BUILD = Contract(
         "any_order_means_the_same",
     ),
     interpretation=GROUPS,
-)
-
-test_build_attn_metadata = same_answer(BUILD)
-# A call with an invalid input is no worse for being large, and takes twice the time.
-test_build_attn_metadata_refuses = same_refusal(
-    dataclasses.replace(BUILD, calls=lambda _: build_attn_metadata_calls(MINIMAL))
-)
-test_build_attn_metadata_laws = law_checks(BUILD)
-test_build_attn_metadata_wrong_device = refuses_wrong_device(
-    BUILD, "query_start_loc.cpu", "seq_lens.cpu", "num_computed_tokens_cpu"
+    on_device=("query_start_loc.cpu", "seq_lens.cpu", "num_computed_tokens_cpu"),
 )
 
 

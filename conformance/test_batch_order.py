@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.calls import Call, plain
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.batch_order import KINDS, REORDERED, made_order
 from conformance.invalid_inputs.batch_order import (
     REORDER_INVALID_INPUTS,
@@ -16,7 +14,7 @@ from conformance.invalid_inputs.batch_order import (
 )
 from conformance.invocations import Invocation
 from conformance.laws.changes import in_order
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.strategies.batch_order import (
     MAX_TOKENS,
     regions_of,
@@ -40,7 +38,7 @@ def _first_long(call: Call) -> int:
     return next((i for i, q in enumerate(lens) if q > _threshold(call)), len(lens))
 
 
-SPLIT_TWO = Contract(
+test_split_decodes_and_prefills = Contract(
     "split_decodes_and_prefills",
     split_decodes_and_prefills_calls,
     {
@@ -80,13 +78,7 @@ SPLIT_TWO = Contract(
         "padding_adds_nothing",
     ),
     interpretation=KINDS,
-)
-
-test_split_decodes_and_prefills = same_answer(SPLIT_TWO)
-test_split_decodes_and_prefills_refuses = same_refusal(SPLIT_TWO)
-test_split_decodes_and_prefills_laws = law_checks(SPLIT_TWO)
-test_split_decodes_and_prefills_wrong_device = refuses_wrong_device(
-    SPLIT_TWO, "common_attn_metadata.query_start_loc_cpu"
+    on_device=("common_attn_metadata.query_start_loc_cpu",),
 )
 
 
@@ -98,7 +90,7 @@ def _kinds(call: Call) -> set[str]:
     }
 
 
-SPLIT_THREE = Contract(
+test_split_decodes_prefills_and_extends = Contract(
     "split_decodes_prefills_and_extends",
     split_decodes_prefills_and_extends_calls,
     {
@@ -124,15 +116,10 @@ SPLIT_THREE = Contract(
         "padding_adds_nothing",
     ),
     interpretation=KINDS,
-)
-
-test_split_decodes_prefills_and_extends = same_answer(SPLIT_THREE)
-test_split_decodes_prefills_and_extends_refuses = same_refusal(SPLIT_THREE)
-test_split_decodes_prefills_and_extends_laws = law_checks(SPLIT_THREE)
-test_split_decodes_prefills_and_extends_wrong_device = refuses_wrong_device(
-    SPLIT_THREE,
-    "common_attn_metadata.query_start_loc_cpu",
-    "common_attn_metadata.num_computed_tokens_cpu",
+    on_device=(
+        "common_attn_metadata.query_start_loc_cpu",
+        "common_attn_metadata.num_computed_tokens_cpu",
+    ),
 )
 
 
@@ -156,7 +143,7 @@ def _misplaced(call: Call) -> int:
     return sum(a != b for a, b in zip(found, sorted(found), strict=True))
 
 
-REORDER = Contract(
+test_reorder = Contract(
     "reorder_batch_to_split_decodes_and_prefills",
     reorder_calls,
     {
@@ -187,10 +174,6 @@ REORDER = Contract(
     ),
     interpretation=REORDERED,
 )
-
-test_reorder = same_answer(REORDER)
-test_reorder_refuses = same_refusal(REORDER)
-test_reorder_laws = law_checks(REORDER)
 
 
 def _cycles(order: list[int]) -> int:

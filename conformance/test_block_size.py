@@ -7,7 +7,6 @@ from typing import Any
 
 import reference
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.block_size import (
     MULTIPLE_OF_INVALID_INPUTS,
@@ -15,6 +14,7 @@ from conformance.invalid_inputs.block_size import (
     SELECT_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies.backends import Backend
 from conformance.strategies.block_size import (
     divisors,
@@ -26,15 +26,12 @@ from conformance.strategies.block_size import (
 )
 from conformance.targets import REFERENCE, Target
 
-MULTIPLE_OF = Contract(
+test_multiple_of = Contract(
     "MultipleOf",
     multiple_of_calls,
     {"past 2**31": lambda call: call.arguments["base"] >= 2**31},
     invalid_inputs=MULTIPLE_OF_INVALID_INPUTS,
 )
-
-test_multiple_of = same_answer(MULTIPLE_OF)
-test_multiple_of_refuses = same_refusal(MULTIPLE_OF)
 
 
 @law("MultipleOf", multiple_of_calls)
@@ -84,7 +81,7 @@ def _multiples(call: Call) -> set[int]:
     }
 
 
-SELECT = Contract(
+test_select_common_block_size = Contract(
     "select_common_block_size",
     select_calls,
     {
@@ -132,9 +129,6 @@ SELECT = Contract(
     takes_objects=True,
 )
 
-test_select_common_block_size = same_answer(SELECT)
-test_select_common_block_size_refuses = same_refusal(SELECT)
-
 
 @law("select_common_block_size", select_calls)
 def test_the_size_suits_all_and_none_is_greater(target: Target, call: Call) -> None:
@@ -175,7 +169,7 @@ def _second_kind_differs(spec: Any) -> bool:
     return len(set(are_mamba)) == 2
 
 
-PREPARE = Contract(
+test_prepare_kernel_block_sizes = Contract(
     "prepare_kernel_block_sizes",
     prepare_calls,
     {
@@ -223,10 +217,6 @@ PREPARE = Contract(
 def _reference_answer(call: Call) -> list[int]:
     found: list[int] = Invocation(REFERENCE, call).run()
     return found
-
-
-test_prepare_kernel_block_sizes = same_answer(PREPARE)
-test_prepare_kernel_block_sizes_refuses = same_refusal(PREPARE)
 
 
 @law("prepare_kernel_block_sizes", prepare_calls)

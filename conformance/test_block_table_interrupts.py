@@ -6,10 +6,10 @@ import dataclasses
 from itertools import accumulate
 
 from conformance.calls import Call
-from conformance.checks import law
 from conformance.comparison import first_difference
 from conformance.interpretations.block_table import gathering
 from conformance.interrupts import Interrupter
+from conformance.properties import law
 from conformance.sessions import construct, perform
 from conformance.strategies import cached as st
 from conformance.strategies.block_table import Operation, Session

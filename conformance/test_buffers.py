@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
-from conformance.checks import law
 from conformance.comparison import first_difference, torch_dtype
 from conformance.evaluation import exception_of, is_named
 from conformance.implementations import is_of_fast
+from conformance.properties import law
 from conformance.report import Mismatch
 from conformance.strategies.buffers import NO_NUMPY, Copies, copies
 from conformance.targets import REFERENCE, Target

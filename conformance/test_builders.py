@@ -9,7 +9,6 @@ import types
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.evaluation import exception_of
 from conformance.factories import DEVICE
@@ -19,6 +18,7 @@ from conformance.invalid_inputs.builders import (
     THRESHOLD_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch
 from conformance.strategies.builders import (
@@ -109,7 +109,7 @@ def _raises(call: Call) -> bool:
     return is_less and _wishes(call)[0]
 
 
-THRESHOLD = Contract(
+test_init_reorder_batch_threshold = Contract(
     f"{BUILDER}._init_reorder_batch_threshold",
     threshold_calls,
     {
@@ -149,11 +149,7 @@ def _lacks_all(config: Any) -> bool:
     return isinstance(config, Own) and not config.attributes
 
 
-test_init_reorder_batch_threshold = same_answer(THRESHOLD)
-test_init_reorder_batch_threshold_refuses = same_refusal(THRESHOLD)
-
-
-@law(THRESHOLD.function, threshold_calls)
+@law(f"{BUILDER}._init_reorder_batch_threshold", threshold_calls)
 def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
     """It lies between 1 and what was wished or drafted, and its class keeps its own."""
     invocation = Invocation(target, call)
@@ -169,16 +165,15 @@ def test_the_threshold_is_the_builder_s_own(target: Target, call: Call) -> None:
         assert 1 <= found <= max(wish.threshold, 1 + (wish.num_drafts or 0))
 
 
-CAPTURE = Contract(
+test_build_for_cudagraph_capture = Contract(
     f"{BUILDER}.build_for_cudagraph_capture",
     build_for_cudagraph_capture_calls,
     of_batch("no requests", "padded requests at the end"),
     compares_views=True,
 )
 
-test_build_for_cudagraph_capture = same_answer(CAPTURE)
 
-DRAFTING = Contract(
+test_build_for_drafting = Contract(
     f"{BUILDER}.build_for_drafting",
     build_for_drafting_calls,
     {
@@ -188,9 +183,8 @@ DRAFTING = Contract(
     compares_views=True,
 )
 
-test_build_for_drafting = same_answer(DRAFTING)
 
-CASCADE = Contract(
+test_use_cascade_attention = Contract(
     f"{BUILDER}.use_cascade_attention",
     use_cascade_attention_calls,
     {
@@ -199,11 +193,10 @@ CASCADE = Contract(
     },
 )
 
-test_use_cascade_attention = same_answer(CASCADE)
 
 # --- groups
 
-CREATE = Contract(
+test_create_with_metadata_builders = Contract(
     "AttentionGroup.create_with_metadata_builders",
     create_group_calls,
     {
@@ -218,11 +211,8 @@ CREATE = Contract(
     takes_objects=True,
 )
 
-test_create_with_metadata_builders = same_answer(CREATE)
-test_create_with_metadata_builders_refuses = same_refusal(CREATE)
 
-
-@law(CREATE.function, create_group_calls)
+@law("AttentionGroup.create_with_metadata_builders", create_group_calls)
 def test_each_micro_batch_has_a_builder(target: Target, call: Call) -> None:
     """A group's builders are different objects, all of its backend's class."""
     invocation = Invocation(target, call)
@@ -252,7 +242,7 @@ def test_a_group_is_a_plain_dataclass(target: Target, call: Call) -> None:
     assert group != same
 
 
-GET = Contract(
+test_get_metadata_builder = Contract(
     "AttentionGroup.get_metadata_builder",
     get_metadata_builder_calls,
     {
@@ -266,6 +256,3 @@ GET = Contract(
     invalid_inputs=GET_METADATA_BUILDER_INVALID_INPUTS,
     compares_views=True,
 )
-
-test_get_metadata_builder = same_answer(GET)
-test_get_metadata_builder_refuses = same_refusal(GET)

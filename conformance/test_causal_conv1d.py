@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.causal_conv1d import PROGRAMS, listed, runs_of
 from conformance.invalid_inputs.causal_conv1d import CONV1D_INVALID_INPUTS
-from conformance.laws.law_checks import law_checks
 from conformance.laws.statements import BLOCK_M
+from conformance.properties import law
 from conformance.strategies.causal_conv1d import compute_conv1d_calls
 from conformance.targets import Target
 
@@ -27,7 +25,7 @@ def _has_remainder(remainder: int) -> Any:
     return lambda call: any(n > BLOCK_M and n % BLOCK_M == remainder for n in call.facts)
 
 
-CONV1D = Contract(
+test_compute_causal_conv1d_metadata = Contract(
     "compute_causal_conv1d_metadata",
     compute_conv1d_calls,
     {
@@ -58,13 +56,7 @@ CONV1D = Contract(
         "any_order_means_the_same",
     ),
     interpretation=PROGRAMS,
-)
-
-test_compute_causal_conv1d_metadata = same_answer(CONV1D)
-test_compute_causal_conv1d_metadata_refuses = same_refusal(CONV1D)
-test_compute_causal_conv1d_metadata_laws = law_checks(CONV1D)
-test_compute_causal_conv1d_metadata_wrong_device = refuses_wrong_device(
-    CONV1D, "query_start_loc_p_cpu"
+    on_device=("query_start_loc_p_cpu",),
 )
 
 

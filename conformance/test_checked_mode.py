@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.actors import Actor, actors
-from conformance.checks import law
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.presets import MINIMAL, Preset

@@ -7,8 +7,8 @@ from typing import Any
 
 import reference
 from conformance.calls import Call
-from conformance.checks import Check, law
 from conformance.comparison import first_difference
+from conformance.properties import Check, law
 from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.targets import REFERENCE, Target

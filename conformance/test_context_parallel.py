@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.context_parallel import HELD_KEYS
 from conformance.invalid_inputs.context_parallel import DCP_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.strategies.context_parallel import dcp_local_seq_lens_calls
 from conformance.targets import Target
 
@@ -20,7 +18,7 @@ def _round(call: Call) -> int:
     return size * int(call.arguments.get("cp_kv_cache_interleave_size", 1))
 
 
-LOCAL_LENGTHS = Contract(
+test_get_dcp_local_seq_lens = Contract(
     "get_dcp_local_seq_lens",
     dcp_local_seq_lens_calls,
     {
@@ -61,12 +59,8 @@ LOCAL_LENGTHS = Contract(
         "any_order_means_the_same",
     ),
     interpretation=HELD_KEYS,
+    on_device=("out",),
 )
-
-test_get_dcp_local_seq_lens = same_answer(LOCAL_LENGTHS)
-test_get_dcp_local_seq_lens_refuses = same_refusal(LOCAL_LENGTHS)
-test_get_dcp_local_seq_lens_laws = law_checks(LOCAL_LENGTHS)
-test_get_dcp_local_seq_lens_wrong_device = refuses_wrong_device(LOCAL_LENGTHS, "out")
 
 
 @law("get_dcp_local_seq_lens", dcp_local_seq_lens_calls)

@@ -11,12 +11,11 @@ import numpy as np
 import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.interpretations.fast_prefill import LOGITS_TOKENS, logits_indices_of, metadata_of
 from conformance.invalid_inputs.fast_prefill import FAST_PREFILL_INVALID_INPUTS, comes_back
 from conformance.invocations import Invocation
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.fast_prefill import FIELD_NAMES, fast_prefill_calls
@@ -51,7 +50,7 @@ SHARED_FIELDS = (
 )
 
 
-FAST_PREFILL = Contract(
+test_make_kv_sharing_fast_prefill_common_attn_metadata = Contract(
     "make_kv_sharing_fast_prefill_common_attn_metadata",
     fast_prefill_calls,
     {
@@ -124,12 +123,8 @@ FAST_PREFILL = Contract(
     interpretation=LOGITS_TOKENS,
 )
 
-test_make_kv_sharing_fast_prefill_common_attn_metadata = same_answer(FAST_PREFILL)
-test_make_kv_sharing_fast_prefill_common_attn_metadata_refuses = same_refusal(FAST_PREFILL)
-test_make_kv_sharing_fast_prefill_common_attn_metadata_laws = law_checks(FAST_PREFILL)
 
-
-@law(FAST_PREFILL.function, fast_prefill_calls, has_kernel=True)
+@law("make_kv_sharing_fast_prefill_common_attn_metadata", fast_prefill_calls, has_kernel=True)
 def test_any_order_of_threads_counts_alike(target: Target, call: Call) -> None:
     """Whatever the order of blocks and threads, and however many there are, the starts are one."""
     found = []

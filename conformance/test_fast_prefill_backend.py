@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import Contract
 from conformance.invalid_inputs.fast_prefill_backend import CREATE_BACKEND_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.report import Mismatch
 from conformance.strategies.fast_prefill import FIELD_NAMES
 from conformance.strategies.fast_prefill_backend import (
@@ -38,7 +38,7 @@ def _kinds(kinds: Iterable[str]) -> dict[str, Any]:
     return {f"builders build {kind}": is_built(kind) for kind in kinds}
 
 
-CREATE_BACKEND = Contract(
+test_create_fast_prefill_custom_backend = Contract(
     "create_fast_prefill_custom_backend",
     create_backend_calls,
     {
@@ -53,9 +53,6 @@ CREATE_BACKEND = Contract(
     },
     invalid_inputs=CREATE_BACKEND_INVALID_INPUTS,
 )
-
-test_create_fast_prefill_custom_backend = same_answer(CREATE_BACKEND)
-test_create_fast_prefill_custom_backend_refuses = same_refusal(CREATE_BACKEND)
 
 
 class _Built:

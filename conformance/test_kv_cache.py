@@ -11,12 +11,12 @@ import torch
 
 from conformance.aliases import address_of, memory_of, strides_of
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes
 from conformance.contracts import Contract
 from conformance.goals import Goals
 from conformance.invalid_inputs.kv_cache import ALLOCATE_INVALID_INPUTS, INIT_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies.kv_cache import allocate_calls, init_calls, is_encoder_only
 from conformance.targets import Target
 from conformance.values import is_array
@@ -46,7 +46,7 @@ GOALS: Goals = {
     ),
 }
 
-ALLOCATE = Contract(
+test_allocate_kv_cache = Contract(
     "_allocate_kv_cache",
     allocate_calls,
     {
@@ -64,9 +64,6 @@ ALLOCATE = Contract(
     compares_views=True,
     takes_objects=True,
 )
-
-test_allocate_kv_cache = same_answer(ALLOCATE)
-test_allocate_kv_cache_refuses = same_refusal(ALLOCATE)
 
 
 @law("_allocate_kv_cache", allocate_calls)
@@ -124,7 +121,7 @@ def _words(array: Any, memories: dict[int, int]) -> tuple[object, ...]:
     return dtype, shape, strides_of(array), memory, offset, bool(as_bytes(array).any())
 
 
-INIT = Contract(
+test_init_kv_cache = Contract(
     "init_kv_cache",
     init_calls,
     {
@@ -140,9 +137,6 @@ INIT = Contract(
     observe=observed,
     takes_objects=True,
 )
-
-test_init_kv_cache = same_answer(INIT)
-test_init_kv_cache_refuses = same_refusal(INIT)
 
 
 @law("init_kv_cache", init_calls)

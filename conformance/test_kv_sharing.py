@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.goals import Goals
 from conformance.invalid_inputs.kv_sharing import ADD_INVALID_INPUTS, INITIALIZE_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies.kv_sharing import add_calls, initialize_calls
 from conformance.targets import Target
 
@@ -66,7 +66,7 @@ def _had(call: Call, *, its_targets: bool) -> bool:
     )
 
 
-INITIALIZE = Contract(
+test_initialize_kv_cache_for_kv_sharing = Contract(
     "initialize_kv_cache_for_kv_sharing",
     initialize_calls,
     {
@@ -80,10 +80,8 @@ INITIALIZE = Contract(
     takes_objects=True,
 )
 
-test_initialize_kv_cache_for_kv_sharing = same_answer(INITIALIZE)
-test_initialize_kv_cache_for_kv_sharing_refuses = same_refusal(INITIALIZE)
 
-ADD = Contract(
+test_add_kv_sharing_layers_to_kv_cache_groups = Contract(
     "add_kv_sharing_layers_to_kv_cache_groups",
     add_calls,
     {
@@ -100,9 +98,6 @@ ADD = Contract(
     observe=shared,
     takes_objects=True,
 )
-
-test_add_kv_sharing_layers_to_kv_cache_groups = same_answer(ADD)
-test_add_kv_sharing_layers_to_kv_cache_groups_refuses = same_refusal(ADD)
 
 
 @law("initialize_kv_cache_for_kv_sharing", initialize_calls)

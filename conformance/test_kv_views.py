@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import reference
 from conformance.calls import Call
-from conformance.checks import same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.kv_backends import BACKEND_INVALID_INPUTS
 from conformance.invalid_inputs.kv_views import RESHAPE_INVALID_INPUTS
@@ -78,7 +76,7 @@ def _has_dtype(dtype: object) -> Callable[[Call], bool]:
     return lambda call: any(layer.spec.dtype == dtype for layer in call.facts.attention_layers)
 
 
-RESHAPE = Contract(
+test_reshape_kv_cache = Contract(
     "_reshape_kv_cache",
     reshape_calls,
     {
@@ -176,9 +174,7 @@ RESHAPE = Contract(
         ("kernel blocks that split a block", "a uniform group"),
     ),
     invalid_inputs=[*RESHAPE_INVALID_INPUTS, *BACKEND_INVALID_INPUTS],
+    refusal_presets=SMALL,
     compares_views=True,
     takes_objects=True,
 )
-
-test_reshape_kv_cache = same_answer(RESHAPE)
-test_reshape_kv_cache_refuses = dataclasses.replace(same_refusal(RESHAPE), presets=SMALL)

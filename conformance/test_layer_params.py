@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.layer_params import (
     GET_PER_LAYER_PARAMETERS_INVALID_INPUTS,
     INFER_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies.engines import Own
 from conformance.strategies.layer_params import (
     FLASHINFER_IMPL,
@@ -22,7 +22,7 @@ from conformance.strategies.layer_params import (
 )
 from conformance.targets import Target
 
-PARAMETERS = Contract(
+test_per_layer_parameters = Contract(
     "PerLayerParameters",
     per_layer_parameters_calls,
     {
@@ -32,8 +32,6 @@ PARAMETERS = Contract(
         "no cap": lambda call: call.arguments["logits_soft_cap"] is None,
     },
 )
-
-test_per_layer_parameters = same_answer(PARAMETERS)
 
 
 @law("PerLayerParameters", per_layer_parameters_calls)
@@ -71,7 +69,7 @@ def _is_there(impl: Own, name: str) -> bool:
     return impl.attributes.get(name) is not None
 
 
-GET = Contract(
+test_get_per_layer_parameters = Contract(
     "get_per_layer_parameters",
     get_per_layer_parameters_calls,
     {
@@ -107,15 +105,12 @@ GET = Contract(
     takes_objects=True,
 )
 
-test_get_per_layer_parameters = same_answer(GET)
-test_get_per_layer_parameters_refuses = same_refusal(GET)
-
 
 def _is_unlike_in(name: str) -> Any:
     return lambda call: set(call.facts.values()) == {name}
 
 
-INFER = Contract(
+test_infer_global_hyperparameters = Contract(
     "infer_global_hyperparameters",
     infer_global_hyperparameters_calls,
     {
@@ -145,9 +140,6 @@ INFER = Contract(
     invalid_inputs=INFER_INVALID_INPUTS,
     takes_objects=True,
 )
-
-test_infer_global_hyperparameters = same_answer(INFER)
-test_infer_global_hyperparameters_refuses = same_refusal(INFER)
 
 
 @law("infer_global_hyperparameters", infer_global_hyperparameters_calls)

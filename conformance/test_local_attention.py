@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.local_attention import VIRTUAL_REQUESTS
 from conformance.invalid_inputs.local_attention import LOCAL_ATTENTION_INVALID_INPUTS
 from conformance.invocations import Invocation
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.strategies.batches import of_batch, of_metadata
 from conformance.strategies.local_attention import local_attention_calls
 from conformance.targets import Target
@@ -33,7 +31,7 @@ def _last_chunk_is_cut_off(call: Call) -> bool:
     )
 
 
-LOCAL_ATTENTION = Contract(
+test_local_attention = Contract(
     "make_local_attention_virtual_batches",
     local_attention_calls,
     {
@@ -82,15 +80,7 @@ LOCAL_ATTENTION = Contract(
         "any_order_means_the_same",
     ),
     interpretation=VIRTUAL_REQUESTS,
-)
-
-test_local_attention = same_answer(LOCAL_ATTENTION)
-test_local_attention_refuses = same_refusal(LOCAL_ATTENTION)
-test_local_attention_laws = law_checks(LOCAL_ATTENTION)
-test_local_attention_wrong_device = refuses_wrong_device(
-    LOCAL_ATTENTION,
-    "common_attn_metadata.query_start_loc_cpu",
-    "common_attn_metadata.seq_lens_cpu",
+    on_device=("common_attn_metadata.query_start_loc_cpu", "common_attn_metadata.seq_lens_cpu"),
 )
 
 

@@ -9,10 +9,8 @@ from typing import Any
 import reference
 from conformance.aliases import Alias, Relation, views_of
 from conformance.calls import Call
-from conformance.checks import Check, law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.metadata import ACTUAL_REQUESTS
 from conformance.invalid_inputs.metadata import (
     UNPADDED_INVALID_INPUTS,
@@ -20,7 +18,7 @@ from conformance.invalid_inputs.metadata import (
     invalid_metadata,
 )
 from conformance.invocations import Invocation
-from conformance.laws.law_checks import law_checks
+from conformance.properties import Check, law
 from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batch_order import (
@@ -42,7 +40,7 @@ OPTIONAL_FIELDS: dict[str, Any] = {
 }
 
 
-UNPADDED = Contract(
+test_unpadded = Contract(
     "CommonAttentionMetadata.unpadded",
     unpadded_calls,
     {
@@ -89,11 +87,8 @@ UNPADDED = Contract(
     interpretation=ACTUAL_REQUESTS,
 )
 
-test_unpadded = same_answer(UNPADDED)
-test_unpadded_refuses = same_refusal(UNPADDED)
-test_unpadded_laws = law_checks(UNPADDED)
 
-VALIDATE = Contract(
+test_validate = Contract(
     "CommonAttentionMetadata.validate",
     validate_calls,
     {
@@ -103,14 +98,10 @@ VALIDATE = Contract(
         "a block size is given": lambda call: call.arguments["block_size"] is not None,
     },
     invalid_inputs=[*invalid_metadata("self", is_value=False), *VALIDATE_INVALID_INPUTS],
-)
-
-test_validate = same_answer(VALIDATE)
-test_validate_refuses = same_refusal(VALIDATE)
-test_validate_wrong_device = refuses_wrong_device(
-    VALIDATE,
-    *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
-    *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
+    on_device=(
+        *(f"self.{name}_cpu" for name in ("query_start_loc", "seq_lens", "num_computed_tokens")),
+        *(f"self.{name}" for name in ("seq_lens", "block_table_tensor", "slot_mapping")),
+    ),
 )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
 from conformance.invalid_inputs.mm_budget import (
@@ -19,6 +18,7 @@ from conformance.invalid_inputs.mm_budget import (
     MODALITY_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.report import Mismatch
 from conformance.strategies.engines import Own
 from conformance.strategies.mm_budget import (
@@ -49,7 +49,7 @@ def _scheduler(holds: Any) -> Any:
     return is_so
 
 
-COMPUTE = Contract(
+test_compute_mm_encoder_budget = Contract(
     "compute_mm_encoder_budget",
     compute_budget_calls,
     {
@@ -90,8 +90,6 @@ COMPUTE = Contract(
     takes_objects=True,
 )
 
-test_compute_mm_encoder_budget = same_answer(COMPUTE)
-test_compute_mm_encoder_budget_refuses = same_refusal(COMPUTE)
 
 ATTRIBUTES = (
     *("max_model_len", "max_num_reqs", "mm_limits", "max_tokens_by_modality"),
@@ -112,7 +110,7 @@ def _cache(kind: str) -> Any:
     return lambda call: call.arguments["mm_registry"].cache == kind
 
 
-BUDGET = Contract(
+test_multimodal_budget = Contract(
     "MultiModalBudget",
     budget_calls,
     {
@@ -131,13 +129,10 @@ BUDGET = Contract(
         Alias("mm_limits", Relation.SAME, "mm_registry.limits"),
         Alias("max_tokens_by_modality", Relation.SAME, "mm_registry.tokens"),
     ),
+    observes_refusals=False,  # a registry may be called before its answer is refused
     shows=_shown,
     takes_objects=True,
 )
-
-test_multimodal_budget = same_answer(BUDGET)
-# A registry may be called before its answer is refused.
-test_multimodal_budget_refuses = same_refusal(dataclasses.replace(BUDGET, observe=None))
 
 
 @law("MultiModalBudget", budget_calls)
@@ -161,7 +156,7 @@ def test_the_registry_gets_these_arguments(target: Target, call: Call) -> None:
         assert all(one is other for one, other in zip(args, got_args, strict=True))
 
 
-ENCODER = Contract(
+test_get_encoder_budget = Contract(
     "MultiModalBudget.get_encoder_budget",
     partial(method_calls, method="get_encoder_budget"),
     {
@@ -182,11 +177,11 @@ def _made(call: Call) -> reference.MultiModalBudget:
     return made
 
 
-test_get_encoder_budget = same_answer(ENCODER)
+modality_calls = partial(method_calls, method="get_modality_with_max_tokens", has_modalities=True)
 
-MODALITY = Contract(
+test_get_modality_with_max_tokens = Contract(
     "MultiModalBudget.get_modality_with_max_tokens",
-    partial(method_calls, method="get_modality_with_max_tokens", has_modalities=True),
+    modality_calls,
     {
         "one modality": lambda call: len(_tokens(call)) == 1,
         "the largest comes last": lambda call: _order(call)[-1:] == [max(_order(call))],
@@ -213,11 +208,7 @@ def _order(call: Call) -> list[int]:
     return list(_tokens(call).values())
 
 
-test_get_modality_with_max_tokens = same_answer(MODALITY)
-test_get_modality_with_max_tokens_refuses = same_refusal(MODALITY)
-
-
-@law("MultiModalBudget.get_modality_with_max_tokens", MODALITY.calls)
+@law("MultiModalBudget.get_modality_with_max_tokens", modality_calls)
 def test_all_ranks_agree_on_a_modality(target: Target, call: Call) -> None:
     """In whatever order the dicts of ranks are, all ranks choose one modality, of the largest."""
     tokens = _tokens(call)
@@ -259,7 +250,7 @@ def _is_spread(call: Call) -> bool:
     return bool(call.facts.arguments["scheduler_config"].enable_chunked_prefill)
 
 
-MAX_ITEMS = Contract(
+test_get_max_items = Contract(
     "MultiModalBudget.get_max_items",
     max_items_calls,
     {
@@ -293,9 +284,6 @@ MAX_ITEMS = Contract(
     invalid_inputs=MAX_ITEMS_INVALID_INPUTS,
 )
 
-test_get_max_items = same_answer(MAX_ITEMS)
-test_get_max_items_refuses = same_refusal(MAX_ITEMS)
-
 
 @law("MultiModalBudget.get_max_items", max_items_calls)
 def test_items_stay_within_their_bounds(target: Target, call: Call) -> None:
@@ -324,16 +312,14 @@ def _cache_of_facts(kind: str) -> Any:
     return lambda call: _cache(kind)(call.facts)
 
 
-RESET = Contract(
+test_reset_cache = Contract(
     "MultiModalBudget.reset_cache",
     partial(method_calls, method="reset_cache"),
     {f"a registry with {kind}": _cache_of_facts(kind) for kind in CACHES},
 )
 
-test_reset_cache = same_answer(RESET)
 
-
-@law("MultiModalBudget.reset_cache", RESET.calls)
+@law("MultiModalBudget.reset_cache", partial(method_calls, method="reset_cache"))
 def test_a_reset_clears_the_cache(target: Target, call: Call) -> None:
     """Each reset clears the cache that the registry returned, and does not call the registry."""
     invocation = Invocation(target, call)

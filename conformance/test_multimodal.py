@@ -8,16 +8,15 @@ import numpy as np
 
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import as_bytes, first_difference
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.invalid_inputs.multimodal import (
     GATHER_INVALID_INPUTS,
     SANITY_INVALID_INPUTS,
     SCATTER_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.report import Mismatch
 from conformance.strategies.multimodal import (
     FLOATS,
@@ -89,7 +88,7 @@ def _has_no_mask(call: Call) -> bool:
 OUT = Alias("", Relation.SAME, "out", lambda call: "out" in call.arguments)
 
 
-SCATTER = Contract(
+test_scatter_mm_placeholders = Contract(
     "scatter_mm_placeholders",
     scatter_calls,
     ROW_GOALS,
@@ -98,13 +97,11 @@ SCATTER = Contract(
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.SAME, "embeds", _has_no_mask), OUT),
     has_kernel=True,
+    on_device=("is_embed", "out"),
 )
 
-test_scatter_mm_placeholders = same_answer(SCATTER)
-test_scatter_mm_placeholders_refuses = same_refusal(SCATTER)
-test_scatter_mm_placeholders_wrong_device = refuses_wrong_device(SCATTER, "is_embed", "out")
 
-GATHER = Contract(
+test_gather_mm_placeholders = Contract(
     "gather_mm_placeholders",
     gather_calls,
     {
@@ -120,13 +117,11 @@ GATHER = Contract(
     changes=frozenset({"out"}),
     aliases=(Alias("", Relation.SAME, "placeholders", _has_no_mask), OUT),
     has_kernel=True,
+    on_device=("is_embed", "out"),
 )
 
-test_gather_mm_placeholders = same_answer(GATHER)
-test_gather_mm_placeholders_refuses = same_refusal(GATHER)
-test_gather_mm_placeholders_wrong_device = refuses_wrong_device(GATHER, "is_embed", "out")
 
-SANITY = Contract(
+test_sanity_check_mm_encoder_outputs = Contract(
     "sanity_check_mm_encoder_outputs",
     sanity_check_calls,
     {
@@ -141,9 +136,6 @@ SANITY = Contract(
     },
     invalid_inputs=SANITY_INVALID_INPUTS,
 )
-
-test_sanity_check_mm_encoder_outputs = same_answer(SANITY)
-test_sanity_check_mm_encoder_outputs_refuses = same_refusal(SANITY)
 
 
 @law("gather_mm_placeholders", scatter_calls, has_kernel=True)
@@ -212,13 +204,13 @@ def _is_as_reference_says(target: Target, call: Call) -> None:
         raise Mismatch(call, target.name, difference)
 
 
-@law(SCATTER.function, lambda _: wide_calls(SCATTER.function), has_kernel=True)
+@law("scatter_mm_placeholders", lambda _: wide_calls("scatter_mm_placeholders"), has_kernel=True)
 def test_blocks_share_a_row_to_scatter(target: Target, call: Call) -> None:
     """Rows of 4099 single bytes, which blocks of threads share, are put where they belong."""
     _is_as_reference_says(target, call)
 
 
-@law(GATHER.function, lambda _: wide_calls(GATHER.function), has_kernel=True)
+@law("gather_mm_placeholders", lambda _: wide_calls("gather_mm_placeholders"), has_kernel=True)
 def test_blocks_share_a_row_to_gather(target: Target, call: Call) -> None:
     """Rows of 4099 single bytes, which blocks of threads share, are taken whole."""
     _is_as_reference_says(target, call)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.invalid_inputs.sequence_parallel import SP_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies.engines import Own
 from conformance.strategies.sequence_parallel import is_scattered_calls, whole
 from conformance.targets import Target
@@ -28,7 +28,7 @@ def _is_by_size(call: Call) -> bool:
     return _is_armed(call) and is_cut
 
 
-SP = Contract(
+test_is_residual_scattered_for_sp = Contract(
     "is_residual_scattered_for_sp",
     is_scattered_calls,
     {
@@ -65,9 +65,6 @@ SP = Contract(
     invalid_inputs=SP_INVALID_INPUTS,
     takes_objects=True,
 )
-
-test_is_residual_scattered_for_sp = same_answer(SP)
-test_is_residual_scattered_for_sp_refuses = same_refusal(SP)
 
 
 @law("is_residual_scattered_for_sp", is_scattered_calls)

@@ -9,10 +9,8 @@ import numpy as np
 import reference
 from conformance.aliases import Alias, Relation
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.comparison import first_difference
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.interpretations.slots import MAPPED_TABLE, SLOTS, calls_in_place
 from conformance.invalid_inputs.slots import (
     KERNEL_BLOCKS_INVALID_INPUTS,
@@ -20,7 +18,7 @@ from conformance.invalid_inputs.slots import (
 )
 from conformance.invocations import Invocation
 from conformance.laws.interpretation import Reader
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, of_batch
@@ -50,7 +48,7 @@ def _layout(holds: Any) -> Any:
     return lambda call: holds(call.facts.layout)
 
 
-SLOT_MAPPING = Contract(
+test_compute_slot_mapping = Contract(
     "compute_slot_mapping",
     compute_slot_mapping_calls,
     {
@@ -102,13 +100,7 @@ SLOT_MAPPING = Contract(
         "any_order_means_the_same",
     ),
     interpretation=SLOTS,
-)
-
-test_compute_slot_mapping = same_answer(SLOT_MAPPING)
-test_compute_slot_mapping_refuses = same_refusal(SLOT_MAPPING)
-test_compute_slot_mapping_laws = law_checks(SLOT_MAPPING)
-test_compute_slot_mapping_wrong_device = refuses_wrong_device(
-    SLOT_MAPPING, "query_start_loc", "positions", "out"
+    on_device=("query_start_loc", "positions", "out"),
 )
 
 
@@ -122,7 +114,7 @@ def _numbers(call: Call) -> int:
     return int(np.iinfo(call.arguments["block_ids"].dtype).max) + 1
 
 
-KERNEL_BLOCKS = Contract(
+test_map_to_kernel_blocks = Contract(
     "map_to_kernel_blocks",
     map_to_kernel_blocks_calls,
     {
@@ -146,10 +138,6 @@ KERNEL_BLOCKS = Contract(
     ),
     interpretation=MAPPED_TABLE,
 )
-
-test_map_to_kernel_blocks = same_answer(KERNEL_BLOCKS)
-test_map_to_kernel_blocks_refuses = same_refusal(KERNEL_BLOCKS)
-test_map_to_kernel_blocks_laws = law_checks(KERNEL_BLOCKS)
 
 
 def _just_past(call: Call) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 import reference
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
 from conformance.goals import Goals, one_for_each
 from conformance.invalid_inputs.spec_groups import MERGE_INVALID_INPUTS, UNIFORM_TYPE_INVALID_INPUTS
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.draw import Draw
 from conformance.strategies.kv_cache_spec import (
@@ -27,7 +27,7 @@ from conformance.strategies.presets import Preset
 from conformance.strategies.spec_groups import container_calls, merge_calls, uniform_calls
 from conformance.targets import Target
 
-CONTAINERS = Contract(
+test_containers = Contract(
     "KVCacheConfig",
     container_calls,
     {
@@ -38,8 +38,6 @@ CONTAINERS = Contract(
     },
     compares_views=True,
 )
-
-test_containers = same_answer(CONTAINERS)
 
 
 @law("KVCacheConfig", container_calls)
@@ -64,7 +62,7 @@ def _is_found_later(call: Call, field: str) -> bool:
     return values[0] is None and any(value is not None for value in values)
 
 
-MERGE = Contract(
+test_merge = Contract(
     "KVCacheSpec.merge",
     merge_calls,
     {
@@ -82,12 +80,6 @@ MERGE = Contract(
     },
     invalid_inputs=MERGE_INVALID_INPUTS,
 )
-
-
-test_merge = same_answer(MERGE)
-
-
-test_merge_refuses = same_refusal(MERGE)
 
 
 def _kinds(call: Call) -> list[str]:
@@ -121,7 +113,7 @@ UNIFORM_TYPE: Goals = {
 }
 
 
-IS_UNIFORM = Contract(
+test_is_uniform_type = Contract(
     f"{UNIFORM}.is_uniform_type",
     uniform_calls("is_uniform_type"),
     UNIFORM_TYPE,
@@ -130,13 +122,7 @@ IS_UNIFORM = Contract(
 )
 
 
-test_is_uniform_type = same_answer(IS_UNIFORM)
-
-
-test_is_uniform_type_refuses = same_refusal(IS_UNIFORM)
-
-
-FROM_SPECS = Contract(
+test_from_specs = Contract(
     f"{UNIFORM}.from_specs",
     uniform_calls("from_specs"),
     UNIFORM_TYPE,
@@ -144,12 +130,6 @@ FROM_SPECS = Contract(
     compares_views=True,
     takes_objects=True,
 )
-
-
-test_from_specs = same_answer(FROM_SPECS)
-
-
-test_from_specs_refuses = same_refusal(FROM_SPECS)
 
 
 @law("KVCacheSpec.merge", merge_calls)

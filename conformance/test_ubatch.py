@@ -9,9 +9,7 @@ import numpy as np
 import reference
 from conformance.aliases import views_of
 from conformance.calls import Call
-from conformance.checks import law, same_answer, same_refusal
 from conformance.contracts import Contract
-from conformance.devices import refuses_wrong_device
 from conformance.evaluation import exception_of
 from conformance.interpretations.ubatch import (
     CREATED,
@@ -28,7 +26,7 @@ from conformance.invalid_inputs.ubatch import (
     SPLIT_INVALID_INPUTS,
 )
 from conformance.invocations import Invocation
-from conformance.laws.law_checks import law_checks
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.batches import Batch, of_batch, of_metadata
 from conformance.strategies.ubatch import (
@@ -48,7 +46,7 @@ def _cuts_request(call: Call, times: int) -> bool:
     )
 
 
-CREATE = Contract(
+test_create_ubatch_slices = Contract(
     "create_ubatch_slices",
     create_ubatch_slices_calls,
     {
@@ -79,12 +77,8 @@ CREATE = Contract(
     interpretation=CREATED,
 )
 
-test_create_ubatch_slices = same_answer(CREATE)
-test_create_ubatch_slices_refuses = same_refusal(CREATE)
-test_create_ubatch_slices_laws = law_checks(CREATE)
 
-
-SLICE_STARTS = Contract(
+test_slice_query_start_locs = Contract(
     "slice_query_start_locs",
     slice_query_start_locs_calls,
     {
@@ -108,17 +102,13 @@ SLICE_STARTS = Contract(
     interpretation=STARTS,
 )
 
-test_slice_query_start_locs = same_answer(SLICE_STARTS)
-test_slice_query_start_locs_refuses = same_refusal(SLICE_STARTS)
-test_slice_query_start_locs_laws = law_checks(SLICE_STARTS)
-
 
 def _is_cut_at_both_ends(batch: Batch, ubatch: reference.UBatchSlice) -> bool:
     requests = ubatch.request_slice
     return is_cut(batch, ubatch) == (True, True) and requests.stop == requests.start + 1
 
 
-MAKE = Contract(
+test_make_metadata_with_slice = Contract(
     "_make_metadata_with_slice",
     make_metadata_with_slice_calls,
     {
@@ -151,21 +141,16 @@ MAKE = Contract(
         "padding_adds_nothing",
     ),
     interpretation=SLICE,
-)
-
-test_make_metadata_with_slice = same_answer(MAKE)
-test_make_metadata_with_slice_refuses = same_refusal(MAKE)
-test_make_metadata_with_slice_laws = law_checks(MAKE)
-test_make_metadata_with_slice_wrong_device = refuses_wrong_device(
-    MAKE,
-    *(
-        f"attn_metadata.{name}_cpu"
-        for name in ("query_start_loc", "seq_lens", "num_computed_tokens")
+    on_device=(
+        *(
+            f"attn_metadata.{name}_cpu"
+            for name in ("query_start_loc", "seq_lens", "num_computed_tokens")
+        ),
     ),
 )
 
 
-SPLIT = Contract(
+test_split_attn_metadata = Contract(
     "split_attn_metadata",
     split_attn_metadata_calls,
     {
@@ -193,10 +178,6 @@ SPLIT = Contract(
     ),
     interpretation=MICRO_BATCHES,
 )
-
-test_split_attn_metadata = same_answer(SPLIT)
-test_split_attn_metadata_refuses = same_refusal(SPLIT)
-test_split_attn_metadata_laws = law_checks(SPLIT)
 
 
 @law("create_ubatch_slices", create_ubatch_slices_calls)

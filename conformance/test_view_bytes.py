@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from conformance.calls import Call
-from conformance.checks import law
 from conformance.comparison import as_bytes
 from conformance.invocations import Invocation
+from conformance.properties import law
 from conformance.strategies import cached as st
 from conformance.strategies.arrays import Array
 from conformance.strategies.draw import Draw

@@ -12,9 +12,8 @@ from typing import Any
 from conformance.calls import Call
 from conformance.cases.recorded import holds, invalid_input_of
 from conformance.cases.recording import refusal_of
-from conformance.cases.subjects import contracts, find_contract, refusing
+from conformance.cases.subjects import contracts, find_contract
 from conformance.checks import (
-    Check,
     InvalidExample,
     ValidExample,
     checks_in,
@@ -26,6 +25,7 @@ from conformance.encoding import Decoder, Encoder, decode_call, encode_call, pru
 from conformance.encoding.elements import Json
 from conformance.invocations import CallVariant, Invocation
 from conformance.profiles import Profile
+from conformance.properties import Check
 from conformance.report import Mismatch
 from conformance.strategies import cached as st
 from conformance.targets import RAISED, REFERENCE, Target
@@ -221,7 +221,7 @@ def check_of_call(
     }
     valid = dataclasses.replace(call, hints=rest) if invalid.is_hint else call
     bad = dataclasses.replace(invalid, change=lambda _: call)
-    contract = dataclasses.replace(refusing(contract), invalid_inputs=(bad,))
+    contract = dataclasses.replace(contract, invalid_inputs=(bad,))
     return same_refusal(_of_one(contract, valid))
 
 

@@ -17,12 +17,11 @@ from conformance.aliases import Alias
 from conformance.calls import Arguments, Call
 from conformance.cases.recording import OBSERVED, after_call
 from conformance.cases.sessions import construct, is_refused, perform, untouched
-from conformance.cases.subjects import refusing
-from conformance.checks import check_refusal, check_stays_inside
 from conformance.comparison import Difference, Verdict, first_difference
 from conformance.contracts import ANY_NAME, Contract, InvalidInput
 from conformance.encoding import Decoder, decode_call
 from conformance.encoding.elements import Json
+from conformance.evaluation import check_refusal, check_stays_inside
 from conformance.invocations import Invocation
 from conformance.report import Mismatch
 from conformance.targets import RAISED, REFERENCE, Target
@@ -76,7 +75,7 @@ def replay_recorded(case: Json, target: Target, contract: Contract | None = None
     if case["kind"] == "session":
         _replay_session(case, target)
     elif case["kind"] == "refusal":
-        _replay_refusal(case, target, refusing(contract))
+        _replay_refusal(case, target, contract)
     else:
         for checked in (True, False):
             _replay_answer(case, target, contract, checked=checked)
@@ -160,11 +159,11 @@ def _replay_refusal(case: Json, target: Target, contract: Contract) -> None:
     __tracebackhide__ = True
     invalid = invalid_input_of(case["refusal"])
     call = decode_call(case)
-    check_refusal(Invocation(target, call), invalid, contract.observe)
+    check_refusal(Invocation(target, call), invalid, contract.observe_refused)
     if invalid.is_value:
         check_stays_inside(Invocation(target, call), invalid, contract.changes)
     else:
-        check_refusal(Invocation(target, call), invalid, contract.observe, checked=False)
+        check_refusal(Invocation(target, call), invalid, contract.observe_refused, checked=False)
 
 
 def invalid_input_of(refusal: Json) -> InvalidInput:

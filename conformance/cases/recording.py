@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from conformance.calls import Call
-from conformance.checks import check_refusal
 from conformance.contracts import ANY_NAME, Contract, InvalidInput
 from conformance.conversion import Converter
 from conformance.encoding import Encoder, decode_call, encode_call, pruned
 from conformance.encoding.calls import start_call
 from conformance.encoding.elements import Json
+from conformance.evaluation import check_refusal
 from conformance.invocations import Invocation
 from conformance.targets import REFERENCE
 
@@ -82,7 +82,7 @@ def refusal_case(contract: Contract, invalid: InvalidInput, call: Call) -> dict[
     _checked(case, call)
     if invalid.is_hint:
         return case
-    check_refusal(Invocation(REFERENCE, decode_call(case)), invalid, contract.observe)
+    check_refusal(Invocation(REFERENCE, decode_call(case)), invalid, contract.observe_refused)
     return case
 
 

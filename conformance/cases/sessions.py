@@ -14,10 +14,10 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance.calls import Call
 from conformance.cases.recording import refusal_of
-from conformance.checks import is_named
 from conformance.contracts import InvalidInput
 from conformance.encoding import Encoder, pruned
 from conformance.encoding.elements import Json
+from conformance.evaluation import is_named
 from conformance.factories import DEVICE
 from conformance.invalid_inputs.block_table import INVALID_OPERATIONS
 from conformance.strategies import cached as st

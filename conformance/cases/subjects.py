@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Iterable
 from functools import cache
@@ -79,15 +78,6 @@ CONSTRUCTOR = Contract(
     invalid_inputs=CONSTRUCTOR_INVALID_INPUTS,
 )
 """How block tables refuse to be made; what they answer once they are, sessions tell."""
-
-
-def refusing(contract: Contract) -> Contract:
-    """Return what is looked at of a function when it refuses.
-
-    A registry may be called before what it says is refused.
-    """
-    is_requested = contract.function == "MultiModalBudget"
-    return dataclasses.replace(contract, observe=None) if is_requested else contract
 
 
 def functions() -> list[str]:

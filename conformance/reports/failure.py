@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from conformance.calls import calls_in
-from conformance.checks import Check
+from conformance.properties import Check
 from conformance.report import Mismatch, locate, render
 from conformance.reports.picture import pictures_of
 

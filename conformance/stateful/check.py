@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Callable
-from typing import cast
 
-from hypothesis import seed
 from hypothesis.stateful import run_state_machine_as_test
 
-from conformance.checks import Check
-from conformance.goals import COVERAGE
-from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import Absent
 from conformance.profiles import Kind, Profile
-from conformance.simulated_launches import counting_launches
+from conformance.properties import Check, seeded
 from conformance.stateful.goals import GOALS
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES
@@ -49,23 +43,20 @@ class StatefulCheck(Check):
         def factory() -> EngineStateMachine:
             return EngineStateMachine(target, SCALES[size])
 
-        if profile.seed is not None:
-            factory = seed(zlib.crc32(f"{profile.seed} {name}".encode()))(factory)
+        machine: type[EngineStateMachine] = seeded(profile, name)(factory)
 
         def test() -> None:
             __tracebackhide__ = True
-            machine = cast("type[EngineStateMachine]", factory)  # whatever makes one will do
-            with counting_launches(lambda: COVERAGE.launches.update([self.function])):
-                try:
-                    with noticing_lost_context(target.device):
-                        run_state_machine_as_test(machine, settings=options)
-                except RAISED as error:
-                    declared = target.implementation.deviations
-                    known = next((one for one in declared if one.explains(error)), None)
-                    if known is None:
-                        raise
-                    # Steps after it depend on its result, so they are not compared.
-                    raise Absent(f"{known.function} deviates (declared)") from error
+            try:
+                with self.watching(target):
+                    run_state_machine_as_test(machine, settings=options)
+            except RAISED as error:
+                declared = target.implementation.deviations
+                known = next((one for one in declared if one.explains(error)), None)
+                if known is None:
+                    raise
+                # Steps after it depend on its result, so they are not compared.
+                raise Absent(f"{known.function} deviates (declared)") from error
 
         test.__name__ = test.__qualname__ = name
         test.__doc__ = self.description

@@ -11,7 +11,7 @@ from hypothesis.strategies import DataObject, SearchStrategy
 from conformance.calls import Call
 from conformance.cases.recording import answer_case, refusal_case
 from conformance.cases.sessions import session_strategies
-from conformance.cases.subjects import SESSIONS, refusing
+from conformance.cases.subjects import SESSIONS
 from conformance.contracts import Contract, InvalidInput
 from conformance.encoding.elements import Json
 from conformance.goals import reached_goals
@@ -59,7 +59,7 @@ def contract_cases(
     cases = [answer_case(contract, call, names) for call, names in picked]
     order = {invalid.name: place for place, invalid in enumerate(contract.invalid_inputs)}
     invalid_calls.sort(key=lambda pair: order[pair[0].name])
-    cases += [refusal_case(refusing(contract), invalid, call) for invalid, call in invalid_calls]
+    cases += [refusal_case(contract, invalid, call) for invalid, call in invalid_calls]
     return cases, list(unbroken)
 
 

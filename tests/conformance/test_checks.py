@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 import fast
 from conformance.calls import Call
-from conformance.checks import Check, law, same_answer, same_refusal
+from conformance.checks import same_answer, same_refusal
 from conformance.contracts import Contract, InvalidInput
 from conformance.goals import COVERAGE
 from conformance.implementations import Implementation
 from conformance.invalid_inputs.changes import replaced
 from conformance.profiles import PROFILES, Kind
+from conformance.properties import Check, law
 from conformance.report import Mismatch
 from conformance.sessions import session_check
 from conformance.strategies.arrays import guarded

@@ -25,17 +25,17 @@ from conformance.targets import Target
 FUNCTION = "compute_causal_conv1d_metadata"
 
 
-def _calls(*, is_hinted: bool) -> Contract:
+def _calls(path: str, *, is_hinted: bool) -> Contract:
     starts = {"query_start_loc_p": guarded([0, 3], np.int32)}
     hints = {"query_start_loc_p_cpu": guarded([0, 3], np.int32)} if is_hinted else {}
     call = Call(FUNCTION, dict(starts), None, dict(hints))
-    return Contract(FUNCTION, lambda _: st.just(call), {})
+    return Contract(FUNCTION, lambda _: st.just(call), {}, on_device=(path,))
 
 
 def _run(function: Callable[..., Any], path: str, *, is_hinted: bool = True) -> None:
     module = ModuleType("toy")
     setattr(module, FUNCTION, function)
-    check = refuses_wrong_device(_calls(is_hinted=is_hinted), path)
+    check = refuses_wrong_device(_calls(path, is_hinted=is_hinted))
     check.bind(
         Target("toy", Implementation("toy", module)), PROFILES["dev"], "minimal", shrink=False
     )()

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance.checks import FAILURES, law
 from conformance.gpu_context import (
     ContextLostError,
     UsedGpuError,
@@ -14,12 +13,13 @@ from conformance.gpu_context import (
     noticing_lost_context,
 )
 from conformance.profiles import PROFILES
+from conformance.properties import FAILURES, law
 from conformance.targets import TARGETS
 
 pytest_plugins = ["pytester"]
 
 RUN = """
-from conformance.checks import law
+from conformance.properties import law
 from conformance.gpu_context import ContextLostError
 from hypothesis import strategies as st
 

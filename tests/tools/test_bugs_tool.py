@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from conformance.checks import Check
 from conformance.goals import COVERAGE
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.stateful.machine import EngineStateMachine
 from conformance.targets import Target
 from tools.bugs import command_line, evaluation

@@ -65,7 +65,7 @@ CHECKS = '''"""What is said of the toys."""
 from hypothesis import strategies as st
 
 import toy
-from conformance.checks import law
+from conformance.properties import law
 
 
 @law("clamp", lambda preset: st.integers(-9, 9))

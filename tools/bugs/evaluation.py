@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import conformance
-from conformance.checks import FAILURES, Check, checks_in
+from conformance.checks import checks_in
 from conformance.comparison import Verdict
 from conformance.goals import COVERAGE
 from conformance.laws.law_checks import LawViolation
 from conformance.profiles import Profile
+from conformance.properties import FAILURES, Check
 from conformance.report import Mismatch
 from conformance.targets import TARGETS
 from conformance.traffic.batches import servable

@@ -24,9 +24,9 @@ from typing import Any
 
 import fast
 import reference
-from conformance.checks import Check
 from conformance.goals import COVERAGE
 from conformance.profiles import PROFILES
+from conformance.properties import Check
 from conformance.stateful.check import StatefulCheck
 from conformance.targets import Target
 from tools.fuzz import branches, coverage, preload

@@ -14,11 +14,12 @@ from hypothesis.stateful import get_state_machine_test
 from hypothesis.strategies import SearchStrategy
 
 import conformance
-from conformance.checks import Check, checks_in
+from conformance.checks import checks_in
 from conformance.functions import choose_functions
 from conformance.gpu_context import noticing_lost_context
 from conformance.implementations import load_implementations
 from conformance.profiles import PROFILES
+from conformance.properties import Check
 from conformance.stateful.check import StatefulCheck
 from conformance.stateful.machine import EngineStateMachine
 from conformance.stateful.strategies import SCALES

@@ -10,8 +10,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from conformance.checks import Check
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS, Target
 from tools.fuzz.cases import Input, Status, run_case, run_data

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from conformance.checks import Check
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.strategies.presets import MINIMAL
 from conformance.targets import TARGETS
 from tests.tools.fuzz.contexts import SilentContext

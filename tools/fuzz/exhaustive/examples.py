@@ -10,10 +10,11 @@ import dataclasses
 from typing import Any
 
 from conformance.calls import Call
-from conformance.checks import Check, InvalidExample, ValidExample
+from conformance.checks import InvalidExample, ValidExample
 from conformance.contracts import ANY_NAME, InvalidInput
 from conformance.invocations import PLAIN, Invocation
 from conformance.profiles import Kind
+from conformance.properties import Check
 from conformance.sessions import _Example
 from conformance.strategies.block_table import Session
 from conformance.targets import RAISED, REFERENCE

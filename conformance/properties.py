@@ -1,0 +1,169 @@
+"""Properties of functions, checked with many examples on each target.
+
+A `Check` is defined in a conformance module under a name that begins with `test_`, mostly by
+`law`; `checks` makes those of a contract. The pytest plugin (`conftest.py`) makes tests of them for
+each target, with small and with large examples; without pytest, call
+`check.bind(target, profile, size)()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from hypothesis import given, seed
+from hypothesis.strategies import SearchStrategy
+
+from conformance.goals import COVERAGE, Goals, reached_goals
+from conformance.gpu_context import ContextLostError, noticing_lost_context
+from conformance.profiles import Kind, Profile
+from conformance.shrinking import note_failure
+from conformance.simulated_launches import counting_launches
+from conformance.strategies import cached as st
+from conformance.strategies.presets import SIZES, Preset
+from conformance.targets import LOOKED_UP, RAISED, Target, presets_of
+
+FAILURES: list[tuple[Check, Any, BaseException]] = []
+"""The failures since the list was cleared; after shrinking, the last example is the smallest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One statement about a function, checked with many examples.
+
+    Attributes:
+        function: The function that the statement is about.
+        kind: The kind of check.
+        examples: The strategy of examples, by preset.
+        body: Raises if an example contradicts the statement on a target.
+        goals: The names of its coverage goals.
+        goals_of: Returns the goals that an example reaches.
+        has_kernel: Whether it must launch a kernel in the simulator.
+        has_device_path: Whether it takes another path on a device, without a kernel.
+        presets: The presets to draw from; None for the target's.
+        law: The name of its law in `conformance.laws`; empty if it is not a law.
+        description: The statement in one sentence.
+    """
+
+    function: str
+    kind: Kind
+    examples: Callable[[Preset], SearchStrategy[Any]]
+    body: Callable[[Target, Any], None]
+    description: str
+    goals: Sequence[str] = ()
+    goals_of: Callable[[Any], Iterable[str]] = lambda _: ()
+    has_kernel: bool = False
+    has_device_path: bool = False
+    presets: Sequence[Preset] | None = None
+    law: str = ""
+
+    def runs_on(self, target: Target) -> bool:
+        """Return whether the check can find anything new on a target."""
+        return self.has_kernel or self.has_device_path or not target.is_simulated
+
+    def sizes(self, target: Target) -> list[str]:
+        """Return the sizes of its examples for a target: `minimal`, `real`, or both."""
+        presets = self.presets or presets_of(target)
+        return [size for size, is_of in SIZES.items() if any(map(is_of, presets))]
+
+    def bind(
+        self, target: Target, profile: Profile, size: str, *, shrink: bool = True
+    ) -> Callable[[], None]:
+        """Return a test of this statement on a target, a function of no arguments.
+
+        Args:
+            target: What is under test.
+            profile: How many examples the test spends.
+            size: `minimal` or `real`, the size of its examples.
+            shrink: Whether to shrink a failing example.
+
+        Returns:
+            The test, which raises if an example contradicts the statement.
+        """
+        presets = filter(SIZES[size], self.presets or presets_of(target))
+        strategy = st.one_of([self.examples(preset) for preset in presets])
+
+        def run(example: Any) -> None:
+            __tracebackhide__ = True
+            COVERAGE.count(self.function, target.name, self.goals_of(example))
+            try:
+                with self.watching(target):
+                    self.body(target, example)
+            except ContextLostError as error:
+                FAILURES.append((self, example, error))
+                raise
+            except RAISED as error:
+                if target.excuses(self.function, error):
+                    return
+                FAILURES.append((self, example, error))
+                note_failure(self.function, LOOKED_UP)
+                raise
+
+        name = f"{self.function}_{self.kind.name}_{self.body.__name__}_{size}".replace(".", "_")
+        run.__name__ = run.__qualname__ = name
+        run.__doc__ = self.description
+        options = profile.settings(self.kind, simulated=target.is_simulated, shrink=shrink)
+        # Hypothesis would seed all tests alike, by the seed of the run or the source of `run`, so
+        # that all would draw the same.
+        test: Callable[[], None] = seeded(profile, name)(options(given(example=strategy)(run)))
+        return test
+
+    @contextlib.contextmanager
+    def watching(self, target: Target) -> Iterator[None]:
+        """Count the kernels that are launched inside, and notice a lost GPU context."""
+        with contextlib.ExitStack() as stack:
+            if target.is_simulated:
+                count = counting_launches(lambda: COVERAGE.launches.update([self.function]))
+                stack.enter_context(count)
+            if target.device == "cuda":
+                stack.enter_context(noticing_lost_context(target.device))
+            yield
+
+
+def seeded(profile: Profile, name: str) -> Callable[[Any], Any]:
+    """Return a decorator that gives a test the examples of a profile's seed and its own name."""
+    if profile.seed is None:
+        return lambda test: test
+    return seed(zlib.crc32(f"{profile.seed} {name}".encode()))
+
+
+def law(
+    function: str,
+    examples: Callable[[Preset], SearchStrategy[Any]],
+    *,
+    goals: Goals | None = None,
+    has_kernel: bool = False,
+    presets: Sequence[Preset] | None = None,
+) -> Callable[[Callable[[Target, Any], None]], Check]:
+    """Make a check of a property that does not depend on `reference`.
+
+    Args:
+        function: The function that the statement is about.
+        examples: The strategy of examples, by preset.
+        goals: The coverage goals, as predicates on an example.
+        has_kernel: Whether the function has a kernel.
+        presets: The presets to draw from; None for the target's.
+
+    Returns:
+        A decorator of the property: a function of a target and an example that raises if the
+        example contradicts it. Its docstring is the statement.
+    """
+    named = goals or {}
+
+    def decorate(body: Callable[[Target, Any], None]) -> Check:
+        return Check(
+            function,
+            Kind.LAW,
+            examples,
+            body,
+            (body.__doc__ or "").strip(),
+            list(named),
+            lambda example: reached_goals(example, named),
+            has_kernel,
+            presets=presets,
+        )
+
+    return decorate
