@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.reports.files import prepare_folder, write_files
-from conformance.reports.html import html_of
-from conformance.reports.markdown import markdown_of
+from conformance.reports.pages import html_of, markdown_of
 from conformance.reports.record import SCHEMA_VERSION, with_old_keys
 
 SCHEMA = Path(__file__).with_name("schema.json")

@@ -12,7 +12,6 @@ import pytest
 import reference
 from conformance.goals import Coverage
 from conformance.implementations import Absent
-from conformance.profiles import Profile
 from conformance.reports.statistics import added
 from conformance.reports.versions import versions
 from conformance.summary import Run, skip_reason
@@ -83,7 +82,15 @@ def record_of(run: Run, coverage: Coverage, info: RunInfo) -> dict[str, Any]:
             }
             for one in run.implementations
         ],
-        "targets": [_target(target) for target in run.targets],
+        "targets": [
+            {
+                "name": target.name,
+                "implementation": target.implementation.name,
+                "device": target.device,
+                "is_simulated": target.is_simulated,
+            }
+            for target in run.targets
+        ],
         "functions": [
             _function(run, coverage, name, is_complete=name in complete_functions) for name in names
         ],
@@ -99,7 +106,7 @@ def _run_info(run: Run, info: RunInfo) -> dict[str, Any]:
         "seconds": round(info.seconds, 3),
         "exit_status": info.exit_status,
         "command": list(info.command),
-        "profile": _profile(run.profile),
+        "profile": {"name": run.profile.name, "is_random": run.profile.is_random},
         "seed": info.seed,
         "trace": info.trace,
         "functions": None if run.functions is None else list(run.functions),
@@ -108,24 +115,11 @@ def _run_info(run: Run, info: RunInfo) -> dict[str, Any]:
     }
 
 
-def _profile(profile: Profile) -> dict[str, Any]:
-    return {"name": profile.name, "is_random": profile.is_random}
-
-
-def _target(target: Target) -> dict[str, Any]:
-    return {
-        "name": target.name,
-        "implementation": target.implementation.name,
-        "device": target.device,
-        "is_simulated": target.is_simulated,
-    }
-
-
 def _function(run: Run, coverage: Coverage, name: str, *, is_complete: bool) -> dict[str, Any]:
-    cells = [_cell(run, coverage, name, target) for target in run.targets]
     reports = [
         report for target in run.targets for report in run.outcomes.get((name, target.name), [])
     ]
+    statistics = added(properties_of(report).get("statistics", {}) for report in reports)
     return {
         "name": name,
         "module": module_of(name),
@@ -136,15 +130,9 @@ def _function(run: Run, coverage: Coverage, name: str, *, is_complete: bool) -> 
             {"name": goal, "count": coverage.reached[name, goal]}
             for goal in coverage.expected.get(name, ())
         ],
-        "statistics": _rounded(
-            added(properties_of(report).get("statistics", {}) for report in reports)
-        ),
-        "cells": cells,
+        "statistics": {kind: round(number, 4) for kind, number in statistics.items()},
+        "cells": [_cell(run, coverage, name, target) for target in run.targets],
     }
-
-
-def _rounded(numbers: dict[str, float]) -> dict[str, float]:
-    return {name: round(number, 4) for name, number in numbers.items()}
 
 
 def _cell(run: Run, coverage: Coverage, name: str, target: Target) -> dict[str, Any]:

@@ -20,12 +20,13 @@ def headline(record: Mapping[str, Any]) -> str:
         return f"{names}: the run has errors"
     if record["unreached"]:
         return f"{names}: coverage goals were not reached"
-    number = sum(_conforms(function) for function in record["functions"])
+    number = sum(map(conforms, record["functions"]))
     count = f"{number} {'function conforms' if number == 1 else 'functions conform'}"
     return f"{names}: {count}" if status == "ok" else f"{names}: {count}; the run ended: {status}"
 
 
-def _conforms(function: Mapping[str, Any]) -> bool:
+def conforms(function: Mapping[str, Any]) -> bool:
+    """Return whether a function ran on some target, and failed on none."""
     states = {cell["state"] for cell in function["cells"]}
     return bool(states & {"conforms", "deviates"}) and not states & {"fails", "fails with"}
 
@@ -48,6 +49,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         for one in record["implementations"]
         for deviation in one["deviations"]
     ]
+    processes = f" in {run['workers']} processes" if run["workers"] else ""
     tests = ", ".join(f"{number:,} {outcome}" for outcome, number in run["tests"].items() if number)
     found += [
         ("targets", ", ".join(target["name"] for target in record["targets"])),
@@ -56,7 +58,7 @@ def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("trace", run["trace"] or "the project's own"),
         ("functions", ", ".join(run["functions"] or ["all"])),
         ("date", run["started"].replace("T", " ").replace("+00:00", " UTC")),
-        ("duration", duration(run["seconds"]) + workers(run["workers"])),
+        ("duration", f"{duration(run['seconds'])}{processes}"),
         ("tests", tests or "none"),
         ("ended", run["exit_status"]),
         ("command", " ".join(run["command"])),
@@ -79,11 +81,6 @@ def duration(seconds: float) -> str:
         hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-
-
-def workers(number: int) -> str:
-    """Return the number of processes, as a suffix of the duration."""
-    return f" in {number} processes" if number else ""
 
 
 def cell_words(cell: Mapping[str, Any]) -> str:
@@ -110,9 +107,3 @@ def goals_words(function: Mapping[str, Any]) -> str:
     """
     reached = sum(goal["count"] > 0 for goal in function["goals"])
     return f"{reached}/{len(function['goals'])}"
-
-
-def first_test(failure: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the test that represents a failure: the first one."""
-    test: Mapping[str, Any] = failure["tests"][0]
-    return test

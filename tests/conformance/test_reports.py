@@ -20,11 +20,9 @@ from conformance.__main__ import arguments_for_pytest
 from conformance.calls import Call
 from conformance.comparison import Difference, Verdict
 from conformance.reports import SCHEMA, SCHEMA_VERSION, write_reports
-from conformance.reports.html import html_of
-from conformance.reports.markdown import markdown_of
+from conformance.reports.pages import ENVIRONMENT, html_of, markdown_of
 from conformance.reports.picture import Mark, mark_of, pictures_of
 from conformance.reports.statistics import condensed, no_statistics, statistics_lines
-from conformance.reports.svg import svg_of
 from conformance.strategies.batches import Batch, Layout
 
 pytest_plugins = ["pytester"]
@@ -337,7 +335,8 @@ def test_a_call_without_a_batch_has_no_picture() -> None:
 def test_shared_blocks_have_one_colour() -> None:
     """In SVG, block 4 of both requests is of one colour, and the mark is drawn once."""
     [picture] = pictures_of(SLOTS, value_at("result", 0))
-    drawn = str(svg_of(picture, 1))
+    parts = ENVIRONMENT.get_template("parts.html.j2").make_module({"next_number": lambda: 1})
+    drawn = str(parts.batch(picture))
     runs = re.findall(r'class="run (b\d)".*?>(\d+)</text>', drawn)
     assert [("b0", "4"), ("b1", "9"), ("b2", "7"), ("b0", "4"), ("b3", "5"), ("b4", "6")] == runs
     assert 1 == drawn.count('class="mark"')

@@ -24,16 +24,11 @@ from tools.fuzz.night import Fuzzing
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import attempt_of_input
-from tools.fuzz.report import (
-    NO_HISTORY,
-    Night,
-    append_night,
-    digests_of,
-    read_history,
-    with_tables,
-    write_reports,
-)
+from tools.fuzz.report import write_reports
+from tools.fuzz.report.history import NO_HISTORY, append_night, read_history
 from tools.fuzz.report.machine import num_cores
+from tools.fuzz.report.record import Night
+from tools.fuzz.report.tally import digests_of, with_tables
 from tools.fuzz.summary import declared_goals, night_of, tallies_of
 from tools.fuzz.worker import Limits
 from tools.parser import Parser, positive

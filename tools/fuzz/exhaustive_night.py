@@ -20,7 +20,7 @@ from tools.fuzz.findings import Findings
 from tools.fuzz.interrupts import catching_signals
 from tools.fuzz.jobs import Pool
 from tools.fuzz.options import Options
-from tools.fuzz.report import Night, Scope
+from tools.fuzz.report.record import Night, Scope
 from tools.fuzz.summary import reported_findings, start_of_night
 
 

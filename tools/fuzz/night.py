@@ -30,7 +30,7 @@ from tools.fuzz.options import Options
 from tools.fuzz.properties import Property, properties_of
 from tools.fuzz.ray_pool import NodeLost
 from tools.fuzz.replay import ReplayJob, ReplayResult
-from tools.fuzz.report import Error, LostWorker, Point
+from tools.fuzz.report.record import Error, LostWorker, Point
 from tools.fuzz.schedule import Schedule
 from tools.fuzz.slices import SliceJob, SliceResult
 

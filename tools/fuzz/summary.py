@@ -20,17 +20,10 @@ from tools.fuzz.failures import Failure
 from tools.fuzz.findings import Finding, Findings
 from tools.fuzz.options import Options
 from tools.fuzz.properties import Subject
-from tools.fuzz.report import (
-    Finding as ReportedFinding,
-)
-from tools.fuzz.report import (
-    Implementation,
-    Night,
-    Profile,
-    Tally,
-    WorkerMemory,
-)
 from tools.fuzz.report.machine import commit_of, this_machine
+from tools.fuzz.report.record import Finding as ReportedFinding
+from tools.fuzz.report.record import Implementation, Night, Profile, WorkerMemory
+from tools.fuzz.report.tally import Tally
 
 if TYPE_CHECKING:
     from tools.fuzz.night import Fuzzing

@@ -7,7 +7,8 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tools.fuzz.report import (
+from tools.fuzz.report.history import History
+from tools.fuzz.report.record import (
     Bisection,
     Error,
     Finding,
@@ -19,12 +20,10 @@ from tools.fuzz.report import (
     Point,
     Profile,
     Scope,
-    Tally,
     WorkerMemory,
-    with_tables,
 )
-from tools.fuzz.report.history import History
 from tools.fuzz.report.seen import digest
+from tools.fuzz.report.tally import Tally, with_tables
 
 NASTY = 'a </pre></details><script>alert(1)</script> | `b` <img src=x> & "c" \ud800 \x00 \u202e end'
 """What a page or a table must not take for its own."""

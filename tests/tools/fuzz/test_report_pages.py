@@ -24,19 +24,19 @@ from sample_nights import (
     make_tallies,
 )
 
-from tools.fuzz.report import PastNight, with_tables, write_reports
+from tools.fuzz.report import write_reports
 from tools.fuzz.report.charts import (
     HEIGHT,
     WIDTH,
     Chart,
     Line,
-    draw,
     short_number,
     ticks_of,
     time_ticks,
 )
-from tools.fuzz.report.html import html_of
-from tools.fuzz.report.markdown import MAX_LINES, markdown_of
+from tools.fuzz.report.pages import ENVIRONMENT, MAX_LINES, html_of, markdown_of
+from tools.fuzz.report.record import PastNight
+from tools.fuzz.report.tally import with_tables
 from tools.fuzz.report.trends import MAX_NIGHTS, MAX_POINTS, history_charts, night_charts
 
 
@@ -198,6 +198,12 @@ def test_time_has_a_unit_and_few_ticks(seconds: float) -> None:
     assert all(0 <= value <= seconds * 1.000001 for value, _ in ticks)
 
 
+def draw(chart: Chart) -> str:
+    """Return a chart as SVG."""
+    charts = ENVIRONMENT.get_template("chart.html.j2").make_module({"next_number": lambda: 1})
+    return str(charts.draw(chart))
+
+
 def chart_of(*lines: Line, **changes: object) -> Chart:
     """Return a chart of lines."""
     chart = Chart("Cases", "5", lines, "nights", [(0, "1 Nov"), (3, "4 Nov")], "In words.")
@@ -211,7 +217,7 @@ def chart_of(*lines: Line, **changes: object) -> Chart:
 def test_lines_lie_within_their_chart(values: list[float], has_zero: bool) -> None:
     """Every point, label and line across lies inside of the drawing, whatever the values."""
     line = Line("x", list(enumerate(values)), hints=["hint"] * len(values))
-    drawn = str(draw(chart_of(line, has_zero=has_zero, level=(values[0], "all of them")), 1))
+    drawn = draw(chart_of(line, has_zero=has_zero, level=(values[0], "all of them")))
     read(drawn)
     xs = [float(x) for x in re.findall(r'(?: c?x="|M)(-?[\d.]+)', drawn)]
     ys = [float(y) for y in re.findall(r' c?y="(-?[\d.]+)', drawn)]
@@ -227,7 +233,7 @@ def test_a_stepped_line_has_steps() -> None:
     points = [(0, 0), (10, 2), (20, 3)]
     assert re.search(
         r'd="M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){2}"',
-        str(draw(chart_of(Line("", points, is_stepped=True)), 1)),
+        draw(chart_of(Line("", points, is_stepped=True))),
     )
 
 

@@ -1,4 +1,4 @@
-"""Line charts as SVG, for a page whose style sheet defines their colours.
+"""Line charts, which `chart.html.j2` draws as SVG in the colours of the page's style sheet.
 
 A chart is drawn for a column of about 360 pixels, so that its text can be read on a phone. A page
 puts several side by side. The heading and the legend are next to it, in HTML.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-
-from markupsafe import Markup
+from collections.abc import Sequence
+from typing import Any
 
 WIDTH, HEIGHT = 360, 200
 """The size of a chart in pixels."""
@@ -126,114 +125,55 @@ def time_ticks(seconds: float) -> tuple[str, list[tuple[float, str]]]:
     return unit, [(i * step * size, f"{i * step:,}") for i in range(number + 1)]
 
 
-def draw(chart: Chart, number: int) -> Markup:
-    """Return a chart as an `<svg>` element.
+def arrange_chart(chart: Chart) -> dict[str, Any]:
+    """Return where the parts of a chart are drawn, in pixels; `chart.html.j2` draws them as SVG.
 
     Args:
         chart: The chart, which has a point.
-        number: The chart's number in its page, in which no two elements have one name.
     """
-    plot = _Plot.of(chart)
-    head = Markup(
-        '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-labelledby="chart-{n}">'
-        '<title id="chart-{n}">{title}</title>'
-    ).format(w=WIDTH, h=HEIGHT, n=number, title=chart.description)
-    parts = [head, *plot.axes(chart), *plot.level(chart)]
-    for line in chart.lines:
-        parts += plot.line(line)
-    return Markup("").join([*parts, Markup("</svg>")])
+    xs = [x for line in chart.lines for x, _ in line.points] + [x for x, _ in chart.x_ticks]
+    ys = [y for line in chart.lines for _, y in line.points]
+    if chart.level is not None:
+        ys.append(chart.level[0])
+    are_counts = all(float(y).is_integer() for y in ys)
+    low = 0.0 if chart.has_zero else min(ys)
+    y_ticks = ticks_of(low, max(ys), maximum=4, min_step=1.0 if are_counts else 0.0)
+    left = 12 + CHARACTER * max(len(short_number(tick)) for tick in y_ticks)
+    first, last = min(xs), max(xs)
+    if first == last:
+        first, last = first - 1, last + 1
+
+    def x_of(value: float) -> float:
+        return round(left + (value - first) / (last - first) * (WIDTH - RIGHT - left), 1)
+
+    def y_of(value: float) -> float:
+        share = (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
+        return round(HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP), 1)
+
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": round(left, 1),
+        "right": WIDTH - RIGHT,
+        "bottom": HEIGHT - BOTTOM,
+        "y_ticks": [(y_of(tick), short_number(tick)) for tick in y_ticks],
+        "x_ticks": [(x_of(value), label) for value, label in chart.x_ticks],
+        "level": None if chart.level is None else (y_of(chart.level[0]), chart.level[1]),
+        "lines": [
+            _arrange_line(line, [(x_of(x), y_of(y)) for x, y in line.points])
+            for line in chart.lines
+        ],
+    }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plot:
-    """Where the values of a chart lie.
-
-    Attributes:
-        left: Where x starts, in pixels.
-        x_range: The smallest and the largest x.
-        y_ticks: Labelled values of y, the smallest and the largest among them.
-    """
-
-    left: float
-    x_range: tuple[float, float]
-    y_ticks: Sequence[float]
-
-    @classmethod
-    def of(cls, chart: Chart) -> _Plot:
-        """Return the plot of a chart."""
-        xs = [x for line in chart.lines for x, _ in line.points] + [x for x, _ in chart.x_ticks]
-        ys = [y for line in chart.lines for _, y in line.points]
-        if chart.level is not None:
-            ys.append(chart.level[0])
-        are_counts = all(float(y).is_integer() for y in ys)
-        low = 0.0 if chart.has_zero else min(ys)
-        y_ticks = ticks_of(low, max(ys), maximum=4, min_step=1.0 if are_counts else 0.0)
-        longest = max(len(short_number(tick)) for tick in y_ticks)
-        first, last = min(xs), max(xs)
-        if first == last:
-            first, last = first - 1, last + 1
-        return cls(12 + CHARACTER * longest, (first, last), y_ticks)
-
-    def x(self, value: float) -> float:
-        """Return where a value of x lies."""
-        first, last = self.x_range
-        return self.left + (value - first) / (last - first) * (WIDTH - RIGHT - self.left)
-
-    def y(self, value: float) -> float:
-        """Return where a value of y lies."""
-        low, high = self.y_ticks[0], self.y_ticks[-1]
-        return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - BOTTOM - TOP)
-
-    def axes(self, chart: Chart) -> Iterator[Markup]:
-        """Yield the grid and its labels."""
-        for tick in self.y_ticks:
-            yield Markup(
-                '<path class="grid" d="M{x1:.1f} {y:.1f}H{x2}"/>'
-                '<text class="y" x="{x:.1f}" y="{base:.1f}">{label}</text>'
-            ).format(
-                x1=self.left,
-                x2=WIDTH - RIGHT,
-                y=self.y(tick),
-                x=self.left - 6,
-                base=self.y(tick) + 4,
-                label=short_number(tick),
-            )
-        for value, label in chart.x_ticks:
-            yield Markup(
-                '<path class="tick" d="M{x:.1f} {top}v5"/>'
-                '<text class="x" x="{x:.1f}" y="{base}">{label}</text>'
-            ).format(x=self.x(value), top=HEIGHT - BOTTOM, base=HEIGHT - BOTTOM + 18, label=label)
-        yield Markup('<text class="name" x="{}" y="{}">{}</text>').format(
-            WIDTH - RIGHT, HEIGHT - 5, chart.x_name
-        )
-
-    def level(self, chart: Chart) -> Iterator[Markup]:
-        """Yield the line across and its name."""
-        if chart.level is not None:
-            value, name = chart.level
-            yield Markup(
-                '<path class="level" d="M{x1:.1f} {y:.1f}H{x2}"/>'
-                '<text class="level" x="{x2}" y="{base:.1f}">{name}</text>'
-            ).format(
-                x1=self.left,
-                x2=WIDTH - RIGHT,
-                y=self.y(value),
-                base=self.y(value) + (14 if self.y(value) < TOP + 12 else -5),
-                name=name,
-            )
-
-    def line(self, line: Line) -> Iterator[Markup]:
-        """Yield a line, a mark at its last point, and one at each point that has a hint."""
-        places = [(self.x(x), self.y(y)) for x, y in line.points]
-        path = f"M{places[0][0]:.1f} {places[0][1]:.1f}"
-        for x, y in places[1:]:
-            path += f"H{x:.1f}V{y:.1f}" if line.is_stepped else f"L{x:.1f} {y:.1f}"
-        yield Markup('<path class="line s{}" d="{}"/>').format(line.style, path)
-        if not line.hints:
-            places, hints = places[-1:], [line.name]
-        else:
-            hints = list(line.hints)
-        for (x, y), hint in zip(places, hints, strict=True):
-            yield Markup(
-                '<circle class="s{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}</title></circle>'
-            ).format(line.style, x, y, 2.5 if len(places) > 20 else 3.5, hint)
+def _arrange_line(line: Line, places: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return a line's path, and marks with hints: at each point, or only at the last one."""
+    step = "H{}V{}" if line.is_stepped else "L{} {}"
+    path = "M{} {}".format(*places[0]) + "".join(step.format(x, y) for x, y in places[1:])
+    marked = places if line.hints else places[-1:]
+    return {
+        "style": line.style,
+        "path": path,
+        "radius": 2.5 if len(marked) > 20 else 3.5,
+        "marks": list(zip(marked, line.hints or [line.name], strict=True)),
+    }

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from tools.fuzz.report.entries import Estimate
+from tools.fuzz.report.record import Estimate
 
 
 def estimate_unseen(

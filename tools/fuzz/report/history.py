@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.reports.files import prepare_folder, write_files
-from tools.fuzz.report.entries import PastNight
-from tools.fuzz.report.record import Night
+from tools.fuzz.report.record import Night, PastNight
 from tools.fuzz.report.seen import pack, unpack
 
 FORMAT = "kvtwin night 1"

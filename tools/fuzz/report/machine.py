@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fast.memory import read_sysconf
-from tools.fuzz.report.entries import Machine
+from tools.fuzz.report.record import Machine
 
 
 def this_machine() -> Machine:

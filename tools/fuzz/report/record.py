@@ -1,71 +1,216 @@
 """The record of a night of fuzzing: plain values, from which all three reports are made.
 
-`Night.to_json` gives what `report.json` contains; `schema.json` defines its form.
+`Night.to_json` returns the contents of `report.json`; `schema.json` describes every field.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from tools.fuzz.report.entries import (
-    Bisection,
-    Coverage,
-    Error,
-    Finding,
-    Implementation,
-    LostWorker,
-    Machine,
-    PastNight,
-    Point,
-    Profile,
-    PropertyRow,
-    Row,
-    Scope,
-    Verdict,
-    WorkerMemory,
-    mask_password,
-)
+from typing import Any, Literal, TypeAlias
 
 SCHEMA_VERSION = "1.0"
 """The first number changes where an old reader would be wrong, the second where there is more."""
 
+Verdict: TypeAlias = Literal["passed", "failed", "interrupted"]
+Status: TypeAlias = Literal["new", "known", "fixed"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """An implementation under test."""
+
+    name: str
+    module: str
+    version: str
+    file: str
+    commit: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A machine that took part."""
+
+    name: str
+    cpu: str
+    cores: int
+    memory_bytes: int | None = None
+    gpus: Sequence[str] = ()
+    lost: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """How Hypothesis was set up, as verified at the start."""
+
+    is_random: bool
+    database: str
+    ci: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "database", mask_password(self.database))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What is still unseen of one kind of coverage; `estimates` says what it means."""
+
+    cases: int
+    observations: int
+    once: int
+    twice: int
+    share_new: float
+    new_per_case: float
+    unseen_at_least: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What the night met of one kind of coverage."""
+
+    kind: str
+    met: int
+    new: int | None = None
+    lost: int | None = None
+    total: int | None = None
+    unmet: Sequence[str] = ()
+    estimate: Estimate | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """The state of the night at one moment."""
+
+    seconds: float
+    cases: int
+    met: Mapping[str, int]
+    failures: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What the night did for a function or on a target."""
+
+    name: str
+    cases: int
+    seconds: float
+    met: Mapping[str, int]
+    new: Mapping[str, int] | None = None
+    findings: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PropertyRow(Row):
+    """What the night did for one property."""
+
+    function: str
+    target: str
+    kind: str
+    slices: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A failure, deduplicated by function, field and error class."""
+
+    id: str
+    function: str
+    target: str
+    kind: str
+    line: str
+    status: Status
+    property: str = ""
+    field: str = ""
+    error: str = ""
+    message: str = ""
+    table: str = ""
+    fails: int = 0
+    attempts: int = 0
+    seen: int = 1
+    first_seen: str = ""
+    case: str = ""
+    script: str = ""
+    script_text: str = ""
+    command: str = ""
+    also: Sequence[str] = ()
+    pictures: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LostWorker:
+    """A worker that died or hung."""
+
+    worker: str
+    seconds: float
+    reason: str
+    property: str = ""
+    action: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerMemory:
+    """The memory of a worker."""
+
+    worker: str
+    peak_bytes: int
+    recycled: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scope:
+    """A small scope of inputs that is enumerated."""
+
+    name: str
+    functions: Sequence[str]
+    bounds: str
+    cases: int
+    seconds: float
+    different: int
+    is_finished: bool
+    total: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """The commit that introduced a failure."""
+
+    case: str
+    repository: str
+    good: str
+    bad: str
+    first_bad: str
+    subject: str
+    tested: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Error:
+    """Something that went wrong in the night itself."""
+
+    where: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PastNight:
+    """An earlier night, as the history has it."""
+
+    started: str
+    seconds: float
+    cases: int
+    workers: int
+    verdict: Verdict
+    new: int
+    known: int
+    fixed: int
+    met: Mapping[str, int]
+    commit: str = ""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Night:
-    """A night of fuzzing. What `tally.with_tables` fills in is empty until then.
-
-    Attributes:
-        started: When it began, in ISO 8601, in UTC.
-        seconds_budgeted: The time that it was given.
-        seconds: The time that it took.
-        command: The arguments of the command line; passwords in URLs are masked.
-        seed: What the draws started from.
-        workers: How many workers ran at a time, on all machines.
-        machines: The machines that took part.
-        versions: Versions by name, as `conformance.reports.versions.versions` gives them.
-        targets: The names of the targets.
-        implementations: What is under test.
-        profile: How Hypothesis was set up.
-        cases: How many cases were run, those of exhausted scopes included.
-        discarded: How many draws gave no valid case.
-        selected: The functions that the night was limited to, None for all.
-        interrupted_by: The signal that ended it, such as `SIGTERM`; None without one.
-        curve: Its state at some moments, in order.
-        findings: Its failures, with those that are fixed.
-        workers_lost: Workers that died or hung.
-        memory: The memory of each worker.
-        exhaustive: Scopes that were enumerated.
-        bisections: Commits that introduced failures.
-        errors: What went wrong in the night itself.
-        coverage: What was met, by kind of coverage.
-        properties: What was done for each property.
-        by_function: The same by function.
-        by_target: The same by target.
-        history: Earlier nights of the same targets and implementations, in order.
-        history_notes: Files of the history that could not be read, a line each.
-    """
+    """A night of fuzzing. What `tally.with_tables` fills in is empty until then."""
 
     started: str
     seconds_budgeted: float
@@ -139,3 +284,12 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def mask_password(text: str) -> str:
+    """Return a text without the passwords of its URLs, since reports are published.
+
+    >>> mask_password("redis://user:secret@host:6379/0")
+    'redis://user:***@host:6379/0'
+    """
+    return re.sub(r"(\w+://[^/@\s:]*:)[^/\s]*@", r"\1***@", text)

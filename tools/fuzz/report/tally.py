@@ -6,10 +6,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from tools.fuzz.report.entries import Coverage, PropertyRow, Row
 from tools.fuzz.report.estimates import estimate_unseen
 from tools.fuzz.report.history import NO_HISTORY, History
-from tools.fuzz.report.record import Night
+from tools.fuzz.report.record import Coverage, Night, PropertyRow, Row
 from tools.fuzz.report.seen import digest
 
 
@@ -60,109 +59,94 @@ def with_tables(
     """
     known = {kind: frozenset(events) for kind, events in (declared or {}).items()}
     kinds = dict.fromkeys([*known, *(kind for tally in tallies for kind in tally.counts)])
-    rows = _Rows(night, list(kinds), history.seen)
+
+    def row_of(name: str, members: Sequence[Tally], field: str) -> Row:
+        events = {kind: _events(members, kind) for kind in kinds}
+        return Row(
+            name=name,
+            cases=sum(tally.cases for tally in members),
+            seconds=sum(tally.seconds for tally in members),
+            met={kind: len(met) for kind, met in events.items()},
+            new=None if history.seen is None else _num_new(events, history.seen),
+            findings=[
+                finding.id
+                for finding in night.findings
+                if finding.status != "fixed" and getattr(finding, field) == name
+            ],
+        )
+
+    def rows_by(field: str) -> list[Row]:
+        groups: dict[str, list[Tally]] = {}
+        for tally in tallies:
+            groups.setdefault(getattr(tally, field), []).append(tally)
+        return [row_of(name, groups[name], field) for name in sorted(groups)]
+
     return dataclasses.replace(
         night,
         coverage=[_coverage_of(kind, tallies, known.get(kind), history.seen) for kind in kinds],
-        properties=[rows.of_property(tally) for tally in tallies],
-        by_function=rows.grouped(tallies, "function"),
-        by_target=rows.grouped(tallies, "target"),
+        properties=[
+            PropertyRow(
+                **vars(row_of(tally.name, [tally], "property")),
+                function=tally.function,
+                target=tally.target,
+                kind=tally.kind,
+                slices=tally.slices,
+            )
+            for tally in tallies
+        ],
+        by_function=rows_by("function"),
+        by_target=rows_by("target"),
         history=history.nights,
         history_notes=history.notes,
     )
 
 
+def _events(tallies: Iterable[Tally], kind: str) -> Counter[str]:
+    """Return the events of a kind that properties met, with the number of cases that met each."""
+    found: Counter[str] = Counter()
+    for tally in tallies:
+        found.update(tally.counts.get(kind, {}))
+    return +found
+
+
+def _num_new(
+    events: Mapping[str, Iterable[str]], seen: Mapping[str, frozenset[int]]
+) -> dict[str, int]:
+    """Return how many events the last night did not meet, by kind of coverage."""
+    return {
+        kind: sum(digest(event) not in seen[kind] for event in met)
+        for kind, met in events.items()
+        if kind in seen
+    }
+
+
 def _coverage_of(
     kind: str,
-    tallies: Iterable[Tally],
+    tallies: Sequence[Tally],
     declared: frozenset[str] | None,
     seen: Mapping[str, frozenset[int]] | None,
 ) -> Coverage:
     """Return what a night met of one kind of coverage."""
-    counts: Counter[str] = Counter()
-    num_cases = 0
-    for tally in tallies:
-        num_cases += tally.observed.get(kind, tally.cases)
-        counts.update(tally.counts.get(kind, {}))
-    met = {event for event, count in counts.items() if count}
-    unmet = None if declared is None else sorted(declared - met)
+    counts = _events(tallies, kind)
+    unmet = None if declared is None else sorted(declared - counts.keys())
     earlier = None if seen is None else seen.get(kind)
-    digests = set(map(digest, met))
+    digests = set(map(digest, counts))
     return Coverage(
         kind=kind,
-        met=len(met),
+        met=len(counts),
         new=None if earlier is None else len(digests - earlier),
         lost=None if earlier is None else len(earlier - digests),
-        total=None if declared is None else len(declared | met),
+        total=None if declared is None else len(declared | counts.keys()),
         unmet=unmet or (),
         estimate=estimate_unseen(
-            counts.values(), num_cases, max_unseen=None if unmet is None else len(unmet)
+            counts.values(),
+            sum(tally.observed.get(kind, tally.cases) for tally in tallies),
+            max_unseen=None if unmet is None else len(unmet),
         ),
     )
 
 
-@dataclasses.dataclass
-class _Rows:
-    """Makes the rows of tables."""
-
-    night: Night
-    kinds: Sequence[str]
-    seen: Mapping[str, frozenset[int]] | None
-
-    def of_property(self, tally: Tally) -> PropertyRow:
-        """Return the row of a property."""
-        found = self._row(tally.name, [tally], "property")
-        return PropertyRow(
-            **vars(found),
-            function=tally.function,
-            target=tally.target,
-            kind=tally.kind,
-            slices=tally.slices,
-        )
-
-    def grouped(self, tallies: Iterable[Tally], field: str) -> list[Row]:
-        """Return a row for each function, or each target, by name."""
-        groups: dict[str, list[Tally]] = {}
-        for tally in tallies:
-            groups.setdefault(getattr(tally, field), []).append(tally)
-        return [self._row(name, groups[name], field) for name in sorted(groups)]
-
-    def _row(self, name: str, tallies: Sequence[Tally], field: str) -> Row:
-        met = {
-            kind: {
-                event
-                for tally in tallies
-                for event, count in tally.counts.get(kind, {}).items()
-                if count
-            }
-            for kind in self.kinds
-        }
-        new = None
-        if self.seen is not None:
-            new = {
-                kind: sum(digest(event) not in self.seen[kind] for event in events)
-                for kind, events in met.items()
-                if kind in self.seen
-            }
-        return Row(
-            name=name,
-            cases=sum(tally.cases for tally in tallies),
-            seconds=sum(tally.seconds for tally in tallies),
-            met={kind: len(events) for kind, events in met.items()},
-            new=new,
-            findings=[
-                finding.id
-                for finding in self.night.findings
-                if finding.status != "fixed" and getattr(finding, field) == name
-            ],
-        )
-
-
-def digests_of(tallies: Iterable[Tally]) -> dict[str, set[int]]:
-    """Return what was met, by kind of coverage, as `history.append_night` keeps it."""
-    found: dict[str, set[int]] = {}
-    for tally in tallies:
-        for kind, counts in tally.counts.items():
-            events = (event for event, count in counts.items() if count)
-            found.setdefault(kind, set()).update(map(digest, events))
-    return found
+def digests_of(tallies: Sequence[Tally]) -> dict[str, set[int]]:
+    """Return the digests of the events that were met, by kind, as `append_night` takes them."""
+    kinds = dict.fromkeys(kind for tally in tallies for kind in tally.counts)
+    return {kind: set(map(digest, _events(tallies, kind))) for kind in kinds}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conformance.reports.words import duration
@@ -42,7 +42,7 @@ def headline(record: Mapping[str, Any]) -> str:
 
 
 def _result(record: Mapping[str, Any]) -> str:
-    numbers = {status: len(list(findings(record, status))) for status in ("new", "known", "fixed")}
+    numbers = {status: len(findings(record, status)) for status in ("new", "known", "fixed")}
     parts = []
     if not record["cases"]:
         parts.append("nothing was checked")
@@ -89,9 +89,9 @@ def shorten(text: str, maximum: int = 500) -> str:
     return text if len(text) <= maximum else f"{text[:maximum]}... ({len(text):,} characters)"
 
 
-def findings(record: Mapping[str, Any], status: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the findings of a status."""
-    return (finding for finding in record["findings"] if finding["status"] == status)
+def findings(record: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
+    """Return the findings of a status."""
+    return [finding for finding in record["findings"] if finding["status"] == status]
 
 
 def status_words(finding: Mapping[str, Any]) -> str:

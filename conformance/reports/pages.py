@@ -1,20 +1,23 @@
-"""A run as one self-contained HTML file, readable without scripts."""
+"""A run as one self-contained HTML file, and as Markdown for a pull request or a terminal."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from conformance.reports.page import HERE, render_page
+from conformance.reports.rendering import make_environment
 from conformance.reports.statistics import added, draw_share
 from conformance.reports.words import (
     cell_words,
+    conforms,
     duration,
     facts,
-    first_test,
     goals_words,
     headline,
 )
+
+ENVIRONMENT: Final = make_environment(words=cell_words, goals=goals_words, share=draw_share)
 
 
 def html_of(record: Mapping[str, Any]) -> str:
@@ -27,29 +30,34 @@ def html_of(record: Mapping[str, Any]) -> str:
     by_module: dict[str, list[Any]] = {}
     for function in functions:
         by_module.setdefault(function["module"] or "other", []).append(function)
-    values = {
+    return ENVIRONMENT.get_template("report.html.j2").render(
         **record,
-        "headline": headline(record),
-        "tone": "good" if record["run"]["exit_status"] == "ok" else "bad",
-        "facts": facts(record),
-        "modules": sorted(by_module.items()),
-        "tiles": tiles(record),
-        "longest": max((function["seconds"] for function in functions), default=0) or 1,
-        "total": added(function["statistics"] for function in functions),
-        "first_test": first_test,
-    }
-    filters = {"words": cell_words, "goals": goals_words, "share": draw_share}
-    return render_page(HERE, "report.html.j2", values, filters=filters)
+        headline=headline(record),
+        tone="good" if record["run"]["exit_status"] == "ok" else "bad",
+        facts=facts(record),
+        modules=sorted(by_module.items()),
+        tiles=tiles(record),
+        longest=max((function["seconds"] for function in functions), default=0) or 1,
+        total=added(function["statistics"] for function in functions),
+        next_number=itertools.count(1).__next__,
+    )
+
+
+def markdown_of(record: Mapping[str, Any]) -> str:
+    """Return a run as Markdown.
+
+    Args:
+        record: The record of the run, from `record.record_of`.
+    """
+    template = ENVIRONMENT.get_template("report.md.j2")
+    return template.render(**record, headline=headline(record), facts=facts(record)).rstrip() + "\n"
 
 
 def tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the numbers at the top of the page: value, label and CSS class."""
     states = [{cell["state"] for cell in function["cells"]} for function in record["functions"]]
     failing = sum(bool(found & {"fails", "fails with"}) for found in states)
-    conforming = sum(
-        bool(found & {"conforms", "deviates"}) and not found & {"fails", "fails with"}
-        for found in states
-    )
+    conforming = sum(map(conforms, record["functions"]))
     absent = sum(found <= {"absent", "not run"} for found in states)
     counts = [one["count"] for function in record["functions"] for one in function["goals"]]
     examples = sum(
