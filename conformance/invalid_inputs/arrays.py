@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.changes import changed, element, with_element
+from conformance.invalid_inputs.changes import change_maker, changed, with_element
 from conformance.invalid_inputs.kinds import Kind, Violation, derived
 from conformance.strategies.arrays import Array as NumpyArray
 
@@ -59,14 +59,10 @@ class Array(Kind):
     def _by_length(self, change: Callable[[NumpyArray, int], Any]) -> Callable[[str], Change]:
         """Return the change of an array that depends on how many entries a call needs."""
 
-        def at(path: str) -> Change:
-            def invalidate(call: Call) -> Call | None:
-                length = self.length and self.length(call)
-                return changed(path, lambda a: change(a, len(a) if length is None else length))(
-                    call
-                )
-
-            return invalidate
+        @change_maker
+        def at(call: Call, path: str) -> Call | None:
+            needed = self.length and self.length(call)
+            return changed(path, lambda a: change(a, len(a) if needed is None else needed))(call)
 
         return at
 
@@ -88,13 +84,14 @@ class Starts(Kind):
         """Yield what no vector of int32 is, and values that are not starts."""
         yield from Array([np.int64]).violations()
         yield derived("is empty", ValueError, lambda starts: starts[:0])
-        begin = lambda path: element(path, lambda _, i: 1 if i == 0 else None)  # noqa: E731
-        yield Violation("does not start at 0", ValueError, begin, is_value=True)
-        yield Violation("decreases", ValueError, lambda p: element(p, _negative_end), is_value=True)
+        begins = derived("does not start at 0", ValueError, lambda a: with_element(a, 0, 1))
+        yield begins._replace(is_value=True)
+        decreases = derived("decreases", ValueError, _with_negative_end)
+        yield decreases._replace(is_value=True)
 
 
-def _negative_end(starts: NumpyArray, i: int) -> int | None:
-    return -1 if i and i == len(starts) - 1 else None
+def _with_negative_end(starts: NumpyArray) -> NumpyArray | None:
+    return with_element(starts, -1, -1) if len(starts) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,14 +140,13 @@ def _one_longer(array: NumpyArray) -> NumpyArray:
     return np.zeros((len(array) + 1, *array.shape[1:]), array.dtype)
 
 
-def made(path: str, like: Callable[[Call], Any], change: Callable[[Any], Any]) -> Change:
-    """Return the change that puts in an argument's place what is made of one that would do."""
-
-    def invalidate(call: Call) -> Call | None:
-        bad = change(like(call))
-        return None if bad is None else call.replacing(**{path: bad})
-
-    return invalidate
+@change_maker
+def made(
+    call: Call, path: str, like: Callable[[Call], Any], change: Callable[[Any], Any]
+) -> Call | None:
+    """Put in an argument's place what is made of one that would do."""
+    bad = change(like(call))
+    return None if bad is None else call.replacing(**{path: bad})
 
 
 def _one_element(array: NumpyArray) -> NumpyArray | None:

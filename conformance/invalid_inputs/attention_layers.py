@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import reference
 from conformance.calls import Call
-from conformance.contracts import Change
-from conformance.invalid_inputs.changes import prepared, refusals, replaced, showing, where
+from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
+    prepared,
+    refusals,
+    replaced,
+    where,
+)
 from conformance.invalid_inputs.kinds import (
     Class,
     Dtype,
@@ -43,10 +49,7 @@ CONFIG: dict[str, Kind] = {
 }
 """A configuration, of which the layers are read."""
 
-UNKNOWN_NAME = showing(
-    NOWHERE,
-    refusals(KeyError, layer_names={"a name is unknown": replaced("layer_names", [NOWHERE])}),
-)
+UNKNOWN_NAME = refusals({(KeyError, "layer_names"): {"a name is unknown": [NOWHERE]}}, also=NOWHERE)
 
 GET_LAYERS_INVALID_INPUTS = [
     *invalid_by_kind(layer_type=Class(), layer_names=List(Str(), is_optional=True), **CONFIG),
@@ -72,6 +75,13 @@ def _with_layer(call: Call) -> Call:
 
 LAYER = f"vllm_config.compilation_config.static_forward_context[{BAD}]"
 
+GET_KV_CACHE_SPEC_REFUSALS: Refusals = {
+    (ValueError, BAD): {
+        f"a layer is of type {kind!r}": replaced(f"{LAYER}.attn_type", kind)
+        for kind in ("encoder", "encoder_only", "encoder_decoder", "Decoder", None)
+    }
+}
+
 GET_KV_CACHE_SPEC_INVALID_INPUTS = [
     *invalid_by_kind(
         vllm_config=Object(reads="cache_config|compilation_config"),
@@ -84,15 +94,7 @@ GET_KV_CACHE_SPEC_INVALID_INPUTS = [
     *prepared(
         _with_layer,
         [
-            *refusals(
-                ValueError,
-                **{
-                    BAD: {
-                        f"a layer is of type {kind!r}": replaced(f"{LAYER}.attn_type", kind)
-                        for kind in ("encoder", "encoder_only", "encoder_decoder", "Decoder", None)
-                    }
-                },
-            ),
+            *refusals(GET_KV_CACHE_SPEC_REFUSALS),
             *invalid_by_kind(
                 **{
                     f"{LAYER}.num_kv_heads": Int(also=BAD, is_attribute=True),
@@ -106,52 +108,52 @@ GET_KV_CACHE_SPEC_INVALID_INPUTS = [
 ]
 
 
-Invalidated = Callable[[GroupPlan], "tuple[object, Any, Mapping[str, Any]]"]
-"""Makes a group invalid: its names, its spec, and layers that are added or replaced."""
+Group: TypeAlias = "tuple[object, Any, Mapping[str, Any]]"
+"""A group: its names, its spec, and layers that are added or replaced."""
 
 
-def _group(change: Invalidated) -> Change:
-    """Return the change of the last group, which is checked before the first group's builder."""
-
-    def invalidate(call: Call) -> Call | None:
-        if not call.facts:
-            return None
-        names, spec, layers = change(call.facts[-1])
-        config = replacing_layers(call.arguments["vllm_config"], **layers)
-        bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # whatever
-        group = replaced("kv_cache_config.kv_cache_groups[-1]", bad)
-        return group(call.replacing(vllm_config=config))
-
-    return invalidate
+@change_maker
+def _group(call: Call, change: Callable[[GroupPlan], Group]) -> Call | None:
+    """Change the last group, which is checked before the first group's builder."""
+    if not call.facts:
+        return None
+    names, spec, layers = change(call.facts[-1])
+    config = replacing_layers(call.arguments["vllm_config"], **layers)
+    bad: Any = reference.KVCacheGroupSpec(names, spec)  # type: ignore[arg-type]  # whatever
+    group = replaced("kv_cache_config.kv_cache_groups[-1]", bad)
+    return group(call.replacing(vllm_config=config))
 
 
-def _unlike(*, is_alike: bool) -> Invalidated:
-    """Return what gives a group one more layer, of a backend made alike."""
-
-    def change(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
-        ours, theirs = (dataclasses.replace(plan.backend, is_alike=is_alike) for _ in "ab")
-        layers = {name: Own(ATTENTION, name, backend=ours) for name in plan.names}
-        layers[BAD] = Own(ATTENTION, BAD, backend=theirs)
-        return [*plan.names, BAD], plan.spec, layers
-
-    return change
+def _one_more(plan: GroupPlan, backend: Any, spec: Any = None) -> Group:
+    """Return a group with one more layer, of this backend."""
+    return [*plan.names, BAD], spec or plan.spec, {BAD: Own(ATTENTION, BAD, backend=backend)}
 
 
-def _unlike_specs(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
+def _unlike(plan: GroupPlan, *, is_alike: bool) -> Group:
+    """Return a group with one more layer, of a backend made alike."""
+    ours, theirs = (dataclasses.replace(plan.backend, is_alike=is_alike) for _ in "ab")
+    names, spec, layers = _one_more(plan, theirs)
+    return names, spec, {**layers, **{n: Own(ATTENTION, n, backend=ours) for n in plan.names}}
+
+
+def _unlike_specs(plan: GroupPlan) -> Group:
     size, dtype = plan.spec.block_size, np.dtype(np.float16)
     specs: dict[str, Any] = {
         name: reference.FullAttentionSpec(size, 2, 8, dtype) for name in plan.names
     }
     # Another class with the same numbers is another spec.
     specs[BAD] = reference.MLAAttentionSpec(size, 2, 8, dtype)
-    uniform = reference.UniformTypeKVCacheSpecs(size, specs)
-    return [*plan.names, BAD], uniform, {BAD: Own(ATTENTION, BAD, backend=plan.backend)}
+    return _one_more(plan, plan.backend, reference.UniformTypeKVCacheSpecs(size, specs))
 
 
-def _foreign_specs(plan: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
+def _foreign_specs(plan: GroupPlan) -> Group:
     spec = full_spec()
-    uniform = reference.UniformTypeKVCacheSpecs(spec.block_size, {NOWHERE: spec})
-    return list(plan.names), uniform, {}
+    return [*plan.names], reference.UniformTypeKVCacheSpecs(spec.block_size, {NOWHERE: spec}), {}
+
+
+def _only(layer: Own) -> Callable[[GroupPlan], Group]:
+    """Return what makes a group of one bad layer alone."""
+    return lambda _: ([BAD], full_spec(), {BAD: layer})
 
 
 class _Nameless(BackendClass):
@@ -163,10 +165,25 @@ class _Nameless(BackendClass):
         return type("Nameless", (), {"get_builder_cls": staticmethod(lambda: builder)})
 
 
-def _nameless(_: GroupPlan) -> tuple[list[str], Any, Mapping[str, Any]]:
-    backend = _Nameless("", BuilderClass())
-    return [BAD], full_spec(), {BAD: Own(ATTENTION, BAD, backend=backend)}
+NAMELESS = Own(ATTENTION, BAD, backend=_Nameless("", BuilderClass()))
 
+INVALID_GROUPS: Refusals = {
+    (ValueError, "layer_names"): {"a group is empty": _group(lambda plan: ([], plan.spec, {}))},
+    (ValueError, "kv_cache_groups"): {
+        "backends differ": _group(lambda plan: _unlike(plan, is_alike=False))
+    },
+    (ValueError, BAD): {
+        "backends are equal, but not one": _group(lambda plan: _unlike(plan, is_alike=True)),
+        "a group's own specs differ": _group(_unlike_specs),
+    },
+    (KeyError, "kv_cache_spec"): {"no layer has a spec of its own": _group(_foreign_specs)},
+    (AttributeError, "get_attn_backend"): {
+        "a layer has no backend": _group(_only(Own(ATTENTION, BAD)))
+    },
+    (AttributeError, "get_name"): {"a backend has no name": _group(_only(NAMELESS))},
+}
+
+UNKNOWN_LAYER = _group(lambda plan: ([*plan.names, NOWHERE], plan.spec, {}))
 
 INIT_ATTN_BACKEND_INVALID_INPUTS = [
     # Without groups, the layers need not be read.
@@ -178,36 +195,6 @@ INIT_ATTN_BACKEND_INVALID_INPUTS = [
             "kv_cache_config.kv_cache_groups[-1].layer_names": List(Str()),
         },
     ),
-    *refusals(
-        ValueError, layer_names={"a group is empty": _group(lambda plan: ([], plan.spec, {}))}
-    ),
-    *showing(
-        NOWHERE,
-        refusals(
-            KeyError,
-            kv_cache_groups={
-                "a layer is unknown": _group(lambda plan: ([*plan.names, NOWHERE], plan.spec, {}))
-            },
-        ),
-    ),
-    *refusals(
-        ValueError,
-        kv_cache_groups={"backends differ": _group(_unlike(is_alike=False))},
-        **{
-            BAD: {
-                "backends are equal, but not one": _group(_unlike(is_alike=True)),
-                "a group's own specs differ": _group(_unlike_specs),
-            }
-        },
-    ),
-    *refusals(KeyError, kv_cache_spec={"no layer has a spec of its own": _group(_foreign_specs)}),
-    *refusals(
-        AttributeError,
-        get_attn_backend={
-            "a layer has no backend": _group(
-                lambda _: ([BAD], full_spec(), {BAD: Own(ATTENTION, BAD)})
-            )
-        },
-        get_name={"a backend has no name": _group(_nameless)},
-    ),
+    *refusals(INVALID_GROUPS),
+    *refusals({(KeyError, "kv_cache_groups"): {"a layer is unknown": UNKNOWN_LAYER}}, also=NOWHERE),
 ]

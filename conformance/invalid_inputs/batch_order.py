@@ -38,19 +38,21 @@ def _num_reqs(call: Call) -> int:
     return len(call.arguments["input_batch"].req_ids)
 
 
-def _without_last(scheduled: dict[str, int]) -> dict[str, int]:
-    return dict(list(scheduled.items())[:-1])
-
-
 COUNTS = Array([np.float64], length=_num_reqs, minimum=0)
 """Counts by position, of which as many are read as there are requests."""
 
 SCHEDULED = "scheduler_output.num_scheduled_tokens"
 
+UNSCHEDULED = changed(SCHEDULED, lambda scheduled: dict(list(scheduled.items())[:-1]))
+
 REORDER_INVALID_INPUTS = [
     *invalid_by_kind(decode_threshold=size(), regions=Int(3, 4)),
     *refusals(
-        TypeError, req_ids={"the requests are a tuple": changed("input_batch.req_ids", tuple)}
+        {
+            (TypeError, "req_ids"): {
+                "the requests are a tuple": changed("input_batch.req_ids", tuple)
+            }
+        }
     ),
     *prepared(
         _with_prompts,
@@ -68,10 +70,7 @@ REORDER_INVALID_INPUTS = [
                 **{f"{SCHEDULED}[-1]": Int(0, MAX_INT64, names="num_scheduled_tokens")}
             ),
             *refusals(
-                KeyError,
-                num_scheduled_tokens={
-                    "a request was not scheduled": changed(SCHEDULED, _without_last)
-                },
+                {(KeyError, "num_scheduled_tokens"): {"a request was not scheduled": UNSCHEDULED}}
             ),
         ],
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,14 @@ from typing import Any
 import reference
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.changes import changed, refusals, set_arguments, showing
+from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
+    changed,
+    refusals,
+    replaced,
+    set_arguments,
+)
 from conformance.invalid_inputs.kinds import Int, List, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_views import foreign_mamba
 from conformance.strategies.backends import Backend
@@ -35,6 +41,7 @@ def _supporting(*supported: object) -> Change:
     return _with_group(_listing(list(supported)))
 
 
+GROUPS = "kv_cache_config.kv_cache_groups"
 LISTS = "(attn_groups|get_supported_kernel_block_sizes)"
 
 
@@ -44,70 +51,57 @@ def _foreign(base: object) -> object:
     return cls()
 
 
+SELECT_REFUSALS: Refusals = {
+    (ValueError, LISTS): {
+        "an entry is 0": _supporting(0),
+        "an entry is negative": _supporting(16, -16),
+        "an entry is a bool": _supporting(True),
+        "an entry is a float": _supporting(16.0),
+        "an entry is a str": _supporting("16"),
+        "an entry is None": _supporting(16, None),
+        "an entry is a list": _supporting([16]),
+        **{
+            f"a foreign base is {base!r}": _supporting(_foreign(base))
+            for base in (0, True, 2.0, None)
+        },
+        "a backend supports nothing": _supporting(),
+        # Two sizes that are no multiples of each other, and each a divisor.
+        "two sizes that never meet": set_arguments(
+            kv_manager_block_size=12, attn_groups=[_listing([2]), _listing([3])]
+        ),
+    },
+    (ValueError, "kv_manager_block_size"): {
+        "a size that does not divide the manager's": set_arguments(
+            kv_manager_block_size=48,
+            attn_groups=[_listing([32]), _listing([reference.MultipleOf(16)])],
+        ),
+        "a divisor that is of multiples alone": set_arguments(
+            kv_manager_block_size=48,
+            attn_groups=[_listing([reference.MultipleOf(n)]) for n in (32, 16)],
+        ),
+    },
+    (TypeError, LISTS): {
+        "a backend lists an int": _with_group(_listing(16)),
+        "a backend lists a set": _with_group(_listing({16})),
+        "a backend lists None": _with_group(_listing(None)),
+    },
+    (AttributeError, "backend"): {
+        "a group has no backend": _with_group(SimpleNamespace(layer_names=[]))
+    },
+}
+
 SELECT_INVALID_INPUTS = [
     *invalid_by_kind(kv_manager_block_size=Int(), attn_groups=List()),
-    *refusals(
-        ValueError,
-        **{
-            LISTS: {
-                "an entry is 0": _supporting(0),
-                "an entry is negative": _supporting(16, -16),
-                "an entry is a bool": _supporting(True),
-                "an entry is a float": _supporting(16.0),
-                "an entry is a str": _supporting("16"),
-                "an entry is None": _supporting(16, None),
-                "an entry is a list": _supporting([16]),
-                **{
-                    f"a foreign base is {base!r}": _supporting(_foreign(base))
-                    for base in (0, True, 2.0, None)
-                },
-                "a backend supports nothing": _supporting(),
-                # Two sizes that are no multiples of each other, and each a divisor.
-                "two sizes that never meet": set_arguments(
-                    kv_manager_block_size=12, attn_groups=[_listing([2]), _listing([3])]
-                ),
-            },
-            "kv_manager_block_size": {
-                "a size that does not divide the manager's": set_arguments(
-                    kv_manager_block_size=48,
-                    attn_groups=[_listing([32]), _listing([reference.MultipleOf(16)])],
-                ),
-                "a divisor that is of multiples alone": set_arguments(
-                    kv_manager_block_size=48,
-                    attn_groups=[_listing([reference.MultipleOf(n)]) for n in (32, 16)],
-                ),
-            },
-        },
-    ),
-    *refusals(
-        TypeError,
-        **{
-            LISTS: {
-                "a backend lists an int": _with_group(_listing(16)),
-                "a backend lists a set": _with_group(_listing({16})),
-                "a backend lists None": _with_group(_listing(None)),
-            }
-        },
-    ),
-    *refusals(
-        AttributeError,
-        backend={"a group has no backend": _with_group(SimpleNamespace(layer_names=[]))},
-    ),
+    *refusals(SELECT_REFUSALS),
 ]
 
 
-def _with_spec(spec: Any) -> Change:
-    """Return the change that puts a group with another spec before the others."""
-
-    def invalidate(call: Call) -> Call:
-        config = call.arguments["kv_cache_config"]
-        groups = [reference.KVCacheGroupSpec(["layers.9.attn"], spec), *config.kv_cache_groups]
-        config = dataclasses.replace(config, kv_cache_groups=groups)
-        return call.replacing(
-            kv_cache_config=config, attn_groups=[[], *call.arguments["attn_groups"]]
-        )
-
-    return invalidate
+@change_maker
+def _with_spec(call: Call, spec: Any) -> Call | None:
+    """Put a group with another spec before the others."""
+    group = reference.KVCacheGroupSpec(["layers.9.attn"], spec)
+    with_list = call.replacing(attn_groups=[[], *call.arguments["attn_groups"]])
+    return changed(GROUPS, lambda groups: [group, *groups])(with_list)
 
 
 def _needing(call: Call) -> list[int]:
@@ -116,18 +110,14 @@ def _needing(call: Call) -> list[int]:
     return [i for i, group in enumerate(groups) if is_of_attention(group.kv_cache_spec)]
 
 
-def _first_list(change: Callable[[list[Any]], object]) -> Change:
-    """Return the change of the list of the first group that needs one."""
-
-    def invalidate(call: Call) -> Call | None:
-        needing = _needing(call)
-        if not needing:
-            return None
-        lists = list(call.arguments["attn_groups"])
-        lists[needing[0]] = change(lists[needing[0]])
-        return call.replacing(attn_groups=lists)
-
-    return invalidate
+@change_maker
+def _first_list(call: Call, change: Callable[[list[Any]], object]) -> Call | None:
+    """Change the list of the first group that needs one."""
+    needing = _needing(call)
+    if not needing:
+        return None
+    first = call.arguments["attn_groups"][needing[0]]
+    return replaced(f"attn_groups[{needing[0]}]", change(first))(call)
 
 
 def _too_few_lists(call: Call) -> Call | None:
@@ -136,54 +126,43 @@ def _too_few_lists(call: Call) -> Call | None:
     return call.replacing(attn_groups=lists[: needing[-1]]) if needing else None
 
 
+PREPARE_REFUSALS: Refusals = {
+    (TypeError, "block_size"): {
+        "a foreign Mamba group's block size is a float": _with_spec(foreign_mamba(block_size=16.0))
+    },
+    (ValueError, "attn_groups"): {"fewer lists than groups need": _too_few_lists},
+    (ValueError, "block_size"): {
+        "a foreign Mamba group's block size is 0": _with_spec(foreign_mamba(block_size=0))
+    },
+    (ValueError, LISTS): {
+        "a backend of a group supports nothing": _first_list(
+            lambda groups: [*groups, _listing([])]
+        ),
+        "a backend of a group lists a float": _first_list(
+            lambda groups: [_listing([1.0]), *groups]
+        ),
+    },
+    (NotImplementedError, "KVCacheSpec"): {
+        "a group of no kind": _with_spec(reference.KVCacheSpec(16)),
+        "a uniform group whose first is of no kind": _with_spec(
+            reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})
+        ),
+    },
+}
+
+WRONG_LISTS: Refusals = {
+    (TypeError, "attn_groups"): {
+        "the list of a group is None": _first_list(lambda _: None),
+        "the list of a group is one group": _first_list(lambda _: _listing([1])),
+    }
+}
+
 PREPARE_INVALID_INPUTS = [
     *invalid_by_kind(
         attn_groups=List(),
         kv_cache_config=Object(reads="kv_cache_groups"),
-        **{"kv_cache_config.kv_cache_groups": List()},
+        **{GROUPS: List()},
     ),
-    *showing(
-        r"attn_groups\[\d+",
-        refusals(
-            TypeError,
-            attn_groups={
-                "the list of a group is None": _first_list(lambda _: None),
-                "the list of a group is one group": _first_list(lambda _: _listing([1])),
-            },
-        ),
-    ),
-    *refusals(
-        TypeError,
-        block_size={
-            "a foreign Mamba group's block size is a float": _with_spec(
-                foreign_mamba(block_size=16.0)
-            )
-        },
-    ),
-    *refusals(
-        ValueError,
-        attn_groups={"fewer lists than groups need": _too_few_lists},
-        block_size={
-            "a foreign Mamba group's block size is 0": _with_spec(foreign_mamba(block_size=0))
-        },
-        **{
-            LISTS: {
-                "a backend of a group supports nothing": _first_list(
-                    lambda groups: [*groups, _listing([])]
-                ),
-                "a backend of a group lists a float": _first_list(
-                    lambda groups: [_listing([1.0]), *groups]
-                ),
-            }
-        },
-    ),
-    *refusals(
-        NotImplementedError,
-        KVCacheSpec={
-            "a group of no kind": _with_spec(reference.KVCacheSpec(16)),
-            "a uniform group whose first is of no kind": _with_spec(
-                reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})
-            ),
-        },
-    ),
+    *refusals(WRONG_LISTS, also=r"attn_groups\[\d+"),
+    *refusals(PREPARE_REFUSALS),
 ]

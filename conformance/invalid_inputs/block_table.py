@@ -11,9 +11,10 @@ from conformance.calls import Arguments, Call
 from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Starts
 from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
     changed,
     changed_with_facts,
-    checked_refusals,
     refusals,
     replaced,
     set_arguments,
@@ -68,22 +69,18 @@ def _append(model: TableModel) -> Arguments:
 IDS, COUNTS = "new_block_ids", "cu_num_new_blocks"
 
 
-def _of_slots(counts: list[int], ids: list[int]) -> Change:
-    """Return the change to an append to the first slots, of these counts and ids in every group."""
-    num_slots = len(counts) - 1
-
-    def invalidate(call: Call) -> Call | None:
-        groups = call.facts.block_sizes
-        if not groups or call.facts.max_num_reqs < num_slots:
-            return None
-        return call.replacing(
-            req_indices=list(range(num_slots)),
-            overwrite=[True] * num_slots,
-            cu_num_new_blocks=[counts for _ in groups],
-            new_block_ids=[ids for _ in groups],
-        )
-
-    return invalidate
+@change_maker
+def _of_slots(call: Call, counts: list[int], ids: list[int]) -> Call | None:
+    """Append to the first slots, of these counts and ids in every group."""
+    num_slots, groups = len(counts) - 1, call.facts.block_sizes
+    if not groups or call.facts.max_num_reqs < num_slots:
+        return None
+    return call.replacing(
+        req_indices=list(range(num_slots)),
+        overwrite=[True] * num_slots,
+        cu_num_new_blocks=[counts for _ in groups],
+        new_block_ids=[ids for _ in groups],
+    )
 
 
 def _listed_twice(call: Call) -> Call:
@@ -95,30 +92,43 @@ def _listed_twice(call: Call) -> Call:
     )
 
 
-def _outgrown(call: Call) -> Call | None:
-    """Write a block more into the last group's row than there is room for."""
-    if not call.facts.block_sizes:
-        return None
-    count = call.facts.widths[-1] + 1
-    return call.replacing(
-        cu_num_new_blocks=[*call.arguments[COUNTS][:-1], [0, count]],
-        new_block_ids=[*call.arguments[IDS][:-1], [5] * count],
-    )
-
-
-def _outgrown_by_appending(call: Call) -> Call | None:
-    """Append to what is there: a block more than there is room for."""
+@change_maker
+def _outgrown(call: Call, *, overwrite: bool) -> Call | None:
+    """Write or append to the last group's row a block more than there is room for."""
     model = call.facts
     if not model.block_sizes:
         return None
-    others = len(model.block_sizes) - 1
-    count = model.widths[-1] - model.lengths[-1][-1] + 1
+    count = model.widths[-1] + 1 - (0 if overwrite else model.lengths[-1][-1])
+    others = [[5] if overwrite else []] * (len(model.block_sizes) - 1)
+    new_block_ids = [*others, [5] * count]
+    counts = [[0, len(ids)] for ids in new_block_ids]
     return call.replacing(
-        overwrite=[False],
-        cu_num_new_blocks=[*([0, 0] for _ in range(others)), [0, count]],
-        new_block_ids=[*([] for _ in range(others)), [5] * count],
+        overwrite=[overwrite], cu_num_new_blocks=counts, new_block_ids=new_block_ids
     )
 
+
+APPEND_REFUSALS: Refusals = {
+    (IndexError, "req_indices"): {
+        "slot outside": changed_with_facts("req_indices", lambda _, model: [model.max_num_reqs])
+    },
+    (TypeError, "req_indices"): {"slots are an array": _vector(0)},
+    (ValueError, "req_indices"): {"slot listed twice": _listed_twice},
+    (ValueError, "overwrite"): {"overwrite is short": []},
+    (ValueError, "new_block_ids"): {
+        "a group too many": changed(IDS, lambda ids: [*ids, []]),
+        "row outgrown": _outgrown(overwrite=True),
+        "row outgrown by appending": _outgrown(overwrite=False),
+    },
+    (ValueError, "cu_num_new_blocks"): {
+        "counts not from 0": replaced(f"{COUNTS}[-1]", [1, 1]),
+        "counts not to the end": replaced(f"{COUNTS}[-1]", [0, 0]),
+        "counts too long": replaced(f"{COUNTS}[-1]", [0, 1, 1]),
+        "counts decrease": _of_slots([0, 1, 0], []),
+        # The second of three slots has a block less than none; the end is that of the ids.
+        "counts fall by one": _of_slots([0, 1, 0, 1], [5]),
+        "a group's counts are missing": changed(COUNTS, lambda c: c[1:] if c else None),
+    },
+}
 
 APPEND = [
     *invalid_by_kind(
@@ -127,32 +137,7 @@ APPEND = [
         cu_num_new_blocks=List(List()),
         new_block_ids=List(List(Int(0, MAX_INT32))),
     ),
-    *refusals(
-        IndexError,
-        req_indices={
-            "slot outside": changed_with_facts("req_indices", lambda _, model: [model.max_num_reqs])
-        },
-    ),
-    *refusals(TypeError, req_indices={"slots are an array": replaced("req_indices", _vector(0))}),
-    *refusals(
-        ValueError,
-        req_indices={"slot listed twice": _listed_twice},
-        overwrite={"overwrite is short": replaced("overwrite", [])},
-        new_block_ids={
-            "a group too many": changed(IDS, lambda ids: [*ids, []]),
-            "row outgrown": _outgrown,
-            "row outgrown by appending": _outgrown_by_appending,
-        },
-        cu_num_new_blocks={
-            "counts not from 0": replaced(f"{COUNTS}[-1]", [1, 1]),
-            "counts not to the end": replaced(f"{COUNTS}[-1]", [0, 0]),
-            "counts too long": replaced(f"{COUNTS}[-1]", [0, 1, 1]),
-            "counts decrease": _of_slots([0, 1, 0], []),
-            # The second of three slots has a block less than none; the end is that of the ids.
-            "counts fall by one": _of_slots([0, 1, 0, 1], [5]),
-            "a group's counts are missing": changed(COUNTS, lambda c: c[1:] if c else None),
-        },
-    ),
+    *refusals(APPEND_REFUSALS),
 ]
 
 
@@ -161,29 +146,28 @@ def _row_operations(method: str, *names: str) -> list[OperationMaker]:
     invalid_inputs = invalid_by_kind(**{name: Int(0, range_error=IndexError) for name in names})
     for name in names:
         outside = changed_with_facts(name, lambda _, model: model.max_num_reqs)
-        invalid_inputs += refusals(IndexError, **{name: {f"{name} is outside": outside}})
+        invalid_inputs += refusals({(IndexError, name): {f"{name} is outside": outside}})
     return _operations(method, lambda _: dict.fromkeys(names, 0), invalid_inputs)
 
 
-def _too_many_rows(model: TableModel) -> Any:
-    return _vector(*[-1] * (model.max_num_reqs + 1))
+def _mapping(make: Callable[[TableModel], list[int]]) -> Change:
+    """Return the change of the mapping to what is made of the model."""
+    return changed_with_facts("idx_mapping", lambda _, model: _vector(*make(model)))
 
+
+TOO_MANY_ROWS = _mapping(lambda model: [-1] * (model.max_num_reqs + 1))
+
+GATHERED_SLOTS: Refusals = {
+    (IndexError, "idx_mapping"): {
+        "slot outside": _mapping(lambda model: [model.max_num_reqs]),
+        "slot below -1": _vector(-2),
+    }
+}
 
 GATHER = [
     *invalid_by_kind(idx_mapping=Array([np.int64])),
-    *refusals(
-        ValueError,
-        idx_mapping={
-            "too many rows": changed_with_facts("idx_mapping", lambda _, m: _too_many_rows(m))
-        },
-    ),
-    *checked_refusals(
-        IndexError,
-        idx_mapping={
-            "slot outside": changed_with_facts("idx_mapping", lambda _, m: _vector(m.max_num_reqs)),
-            "slot below -1": replaced("idx_mapping", _vector(-2)),
-        },
-    ),
+    *refusals({(ValueError, "idx_mapping"): {"too many rows": TOO_MANY_ROWS}}),
+    *refusals(GATHERED_SLOTS, is_value=True),
 ]
 
 NO_POSITIONS = _vector(dtype=np.int64)
@@ -202,31 +186,33 @@ def _position_outside(call: Call) -> Call | None:
     return call.replacing(query_start_loc=_vector(0, 1), positions=_vector(maximum, dtype=np.int64))
 
 
+SLOTS_VALUES: Refusals = {
+    (ValueError, "query_start_loc"): {
+        "starts do not start at 0": _one_token(1, 1),
+        "starts decrease": _one_token(0, -1),
+        "more tokens than positions": _one_token(0, 2),
+    },
+    (ValueError, "positions"): {"position outside": _position_outside},
+}
+
+SLOTS_REFUSALS: Refusals = {
+    (ValueError, "query_start_loc"): {
+        "too many requests": changed_with_facts(
+            "query_start_loc", lambda _, model: _vector(*[0] * (model.max_num_reqs + 2))
+        )
+    },
+    (ValueError, "positions"): {
+        "too many tokens": changed_with_facts(
+            "positions",
+            lambda _, model: _vector(*[0] * (model.max_num_tokens + 1), dtype=np.int64),
+        )
+    },
+}
+
 SLOTS = [
     *invalid_by_kind(positions=Array([np.int32]), query_start_loc=Starts()),
-    *refusals(
-        ValueError,
-        query_start_loc={
-            "too many requests": changed_with_facts(
-                "query_start_loc", lambda _, model: _vector(*[0] * (model.max_num_reqs + 2))
-            )
-        },
-        positions={
-            "too many tokens": changed_with_facts(
-                "positions",
-                lambda _, model: _vector(*[0] * (model.max_num_tokens + 1), dtype=np.int64),
-            )
-        },
-    ),
-    *checked_refusals(
-        ValueError,
-        query_start_loc={
-            "starts do not start at 0": _one_token(1, 1),
-            "starts decrease": _one_token(0, -1),
-            "more tokens than positions": _one_token(0, 2),
-        },
-        positions={"position outside": _position_outside},
-    ),
+    *refusals(SLOTS_REFUSALS),
+    *refusals(SLOTS_VALUES, is_value=True),
 ]
 
 
@@ -235,7 +221,7 @@ def _counted(name: str, maximum: Callable[[TableModel], int]) -> list[InvalidInp
     too_many = changed_with_facts(name, lambda _, model: maximum(model) + 1)
     return [
         *invalid_by_kind(**{name: Int(0)}),
-        *refusals(ValueError, **{name: {"too many": too_many}}),
+        *refusals({(ValueError, name): {"too many": too_many}}),
     ]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import reference
 from conformance.calls import Call
-from conformance.invalid_inputs.changes import prepared, refusals, removed
+from conformance.invalid_inputs.changes import Refusals, prepared, refusals, removed
 from conformance.invalid_inputs.kinds import Bool, Int, Object, invalid_by_kind
 from conformance.strategies.attention_layers import own_config
 
@@ -27,6 +27,12 @@ def _with_drafts(call: Call) -> Call:
 
 CONFIG = "self.vllm_config"
 
+UNKNOWN_DRAFTS: Refusals = {
+    (AttributeError, "speculative_config"): {
+        "there is no speculative_config": removed(f"{CONFIG}.speculative_config")
+    }
+}
+
 THRESHOLD_INVALID_INPUTS = [
     *invalid_by_kind(
         reorder_batch_threshold=Int(is_optional=True),
@@ -43,12 +49,7 @@ THRESHOLD_INVALID_INPUTS = [
                     f"{CONFIG}.parallel_config": Object(reads="decode_context_parallel_size"),
                 }
             ),
-            *refusals(
-                AttributeError,
-                speculative_config={
-                    "there is no speculative_config": removed(f"{CONFIG}.speculative_config")
-                },
-            ),
+            *refusals(UNKNOWN_DRAFTS),
         ],
     ),
 ]
@@ -64,5 +65,5 @@ def _one_too_many(call: Call) -> Call:
 
 GET_METADATA_BUILDER_INVALID_INPUTS = [
     *invalid_by_kind(ubatch_id=Int(0, 2**31 - 1, range_error=IndexError)),
-    *refusals(IndexError, ubatch_id={"one micro-batch too many": _one_too_many}),
+    *refusals({(IndexError, "ubatch_id"): {"one micro-batch too many": _one_too_many}}),
 ]

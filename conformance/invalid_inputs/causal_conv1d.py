@@ -6,13 +6,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array, Starts
-from conformance.invalid_inputs.changes import (
-    checked_refusals,
-    hinted,
-    of_hint,
-    refusals,
-    with_element,
-)
+from conformance.invalid_inputs.changes import Refusals, hinted, refusals, with_element
 from conformance.invalid_inputs.kinds import invalid_by_kind, invalid_hint
 
 HINT = "query_start_loc_p_cpu"
@@ -29,30 +23,24 @@ def _none_for_many(call: Call) -> Call | None:
     return call.replacing(query_start_loc_p=many).hinting(query_start_loc_p_cpu=none)
 
 
+HINT_LENGTHS: Refusals = {
+    (ValueError, HINT): {
+        "hint: too short": hinted(HINT, lambda starts: starts[:-1]),
+        "hint: too long": hinted(HINT, lambda starts: np.append(starts, starts[-1:])),
+    }
+}
+
+HINT_VALUES: Refusals = {
+    (ValueError, HINT): {
+        "hint: no tokens for more programs than there is room for": _none_for_many,
+        "hint: more tokens": hinted(HINT, lambda s: with_element(s, -1, s[-1] + 9)),
+        "hint: does not start at 0": hinted(HINT, lambda starts: starts + 1),
+    }
+}
+
 CONV1D_INVALID_INPUTS = [
     *invalid_by_kind(query_start_loc_p=Starts()),
     *invalid_hint(HINT, Array([np.int64], is_optional=True)),
-    *of_hint(
-        refusals(
-            ValueError,
-            **{
-                HINT: {
-                    "hint: too short": hinted(HINT, lambda starts: starts[:-1]),
-                    "hint: too long": hinted(HINT, lambda starts: np.append(starts, starts[-1:])),
-                }
-            },
-        )
-    ),
-    *of_hint(
-        checked_refusals(
-            ValueError,
-            **{
-                HINT: {
-                    "hint: no tokens for more programs than there is room for": _none_for_many,
-                    "hint: more tokens": hinted(HINT, lambda s: with_element(s, -1, s[-1] + 9)),
-                    "hint: does not start at 0": hinted(HINT, lambda starts: starts + 1),
-                }
-            },
-        )
-    ),
+    *refusals(HINT_LENGTHS, is_hint=True),
+    *refusals(HINT_VALUES, is_hint=True, is_value=True),
 ]

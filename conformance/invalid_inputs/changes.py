@@ -7,16 +7,22 @@ Where a call has no such place, there is nothing to change, and the result is No
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias
 
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
 from conformance.strategies.attention_layers import own_config, replacing_parts
 from conformance.strategies.engines import Own
 from conformance.values import children, has_entries, with_child
+
+P = ParamSpec("P")
+
+Refusals: TypeAlias = Mapping[tuple[type[Exception], str], Mapping[str, Any]]
+"""Changes of a call, by the exception and what its message must name, and by what is wrong."""
 
 NOTHING: Final = object()
 """What is at a path that leads nowhere."""
@@ -48,13 +54,13 @@ def changed(path: str, change: Callable[[Any], Any]) -> Change:
     return _at(path, lambda value: _or_nothing(None if value is None else change(value)))
 
 
-def changed_with_facts(path: str, change: Callable[[Any, Any], Any]) -> Change:
-    """Return the same for a change that depends on the call's facts, as its second argument.
+def one_fewer(path: str) -> Change:
+    """Return the change that leaves out the last entry of a list or an array.
 
-    >>> changed_with_facts("x", lambda x, facts: x + facts)(Call("f", {"x": 1}, 7))
-    f(x=8)
+    >>> one_fewer("sizes")(Call("f", {"sizes": [2, 4]}))
+    f(sizes=[2])
     """
-    return lambda call: changed(path, lambda value: change(value, call.facts))(call)
+    return changed(path, lambda entries: entries[:-1] if len(entries) else None)
 
 
 def removed(path: str) -> Change:
@@ -69,71 +75,77 @@ def removed(path: str) -> Change:
     return _at(path, lambda _: REMOVED)
 
 
-def hinted(name: str, change: Callable[[Any], Any]) -> Change:
-    """Return the change of a hint, where a call has it.
+def change_maker(
+    change: Callable[Concatenate[Call, P], Call | None],
+) -> Callable[P, Change]:
+    """Make a function of a call and options return the change with these options.
+
+    >>> @change_maker
+    ... def longer(call: Call, by: int) -> Call:
+    ...     return call.replacing(length=call.arguments["length"] + by)
+    >>> longer(by=2)(Call("f", {"length": 1}))
+    f(length=3)
+    """
+
+    @functools.wraps(change)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Change:
+        return lambda call: change(call, *args, **kwargs)
+
+    return make
+
+
+@change_maker
+def changed_with_facts(call: Call, path: str, change: Callable[[Any, Any], Any]) -> Call | None:
+    """Put a changed copy in the place of a value; the change gets the call's facts too.
+
+    >>> changed_with_facts("x", lambda x, facts: x + facts)(Call("f", {"x": 1}, 7))
+    f(x=8)
+    """
+    return changed(path, lambda value: change(value, call.facts))(call)
+
+
+@change_maker
+def hinted(call: Call, name: str, change: Callable[[Any], Any]) -> Call | None:
+    """Change a hint, where a call has it.
 
     >>> hinted("a_cpu", lambda a: a + 1)(Call("f", {}, hints={"a_cpu": 1}))
     f(hint a_cpu=2)
     """
-
-    def invalidate(call: Call) -> Call | None:
-        bad = change(call.hints[name]) if name in call.hints else None
-        return None if bad is None else call.hinting(**{name: bad})
-
-    return invalidate
+    bad = change(call.hints[name]) if name in call.hints else None
+    return None if bad is None else call.hinting(**{name: bad})
 
 
-def in_turn(*changes: Change) -> Change:
-    """Return the change that makes several, one after another.
+@change_maker
+def in_turn(call: Call | None, *changes: Change) -> Call | None:
+    """Make several changes, one after another.
 
     >>> in_turn(replaced("a", 1), replaced("b", 2))(Call("f", {"a": 0, "b": 0}))
     f(a=1, b=2)
     """
-
-    def invalidate(call: Call) -> Call | None:
-        bad: Call | None = call
-        for change in changes:
-            bad = bad and change(bad)
-        return bad
-
-    return invalidate
+    for change in changes:
+        call = call and change(call)
+    return call
 
 
-def set_arguments(**arguments: object) -> Change:
-    """Return the change that puts fixed values in the place of several arguments.
+@change_maker
+def set_arguments(call: Call, /, **arguments: object) -> Call:
+    """Put fixed values in the place of several arguments.
 
     >>> set_arguments(a=1, b=2)(Call("f", {"a": 0}))
     f(a=1, b=2)
     """
-    return lambda call: call.replacing(**arguments)
-
-
-def element(argument: str, value: Callable[[Any, int], int | None]) -> Change:
-    """Return the change of one element of a vector argument.
-
-    Args:
-        argument: The argument's name.
-        value: The new element from the array and an index; None where it is to be left as it is.
-            The first index with a new element is changed.
-    """
-
-    def change(array: Any) -> Any:
-        for i in range(len(array)):
-            new = value(array, i)
-            if new is not None:
-                return with_element(array, i, new)
-        return None
-
-    return changed(argument, change)
+    return call.replacing(**arguments)
 
 
 def with_element(array: Any, index: int, value: int) -> Any:
-    """Return a copy of an array with another element.
+    """Return a copy of an array with another element; None where there is no such element.
 
     >>> import numpy as np
     >>> with_element(np.array([1, 2]), -1, 3)
     array([1, 3])
     """
+    if not -len(array) <= index < len(array):
+        return None
     changed_array = array.copy()
     changed_array[index] = value
     return changed_array
@@ -148,37 +160,25 @@ def without_key(entries: Mapping[Any, Any], key: object) -> dict[Any, Any]:
     return {name: entry for name, entry in entries.items() if name != key}
 
 
-def refusals(error: type[Exception], **changes: Mapping[str, Change]) -> list[InvalidInput]:
-    """Return invalid inputs as a table: by what the message must name, and by what is wrong.
+def refusals(table: Refusals, **options: Any) -> list[InvalidInput]:
+    """Return invalid inputs as a table: by exception and by what its message must name.
 
     Args:
-        error: The class of the exception.
-        **changes: How a valid call is made invalid, by what is wrong then.
+        table: How a valid call is made invalid, by what is wrong then: a change, or a value that
+            is put in the place of the argument that the message must name.
+        **options: Other fields of each `InvalidInput`.
 
-    >>> [invalid] = refusals(ValueError, rank={"the rank is too large": replaced("rank", 8)})
+    >>> [invalid] = refusals({(ValueError, "rank"): {"the rank is too large": 8}}, is_value=True)
     >>> invalid.name, invalid.argument, invalid.change(Call("f", {"rank": 0}))
     ('the rank is too large', 'rank', f(rank=8))
     """
     return [
-        InvalidInput(name, error, argument, change)
-        for argument, ways in changes.items()
-        for name, change in ways.items()
+        InvalidInput(
+            name, error, argument, bad if callable(bad) else replaced(argument, bad), **options
+        )
+        for (error, argument), ways in table.items()
+        for name, bad in ways.items()
     ]
-
-
-def checked_refusals(error: type[Exception], **changes: Mapping[str, Change]) -> list[InvalidInput]:
-    """Return the same of what is in the elements of arrays, and is refused in checked mode."""
-    return [replace(invalid, is_value=True) for invalid in refusals(error, **changes)]
-
-
-def of_hint(invalid_inputs: Iterable[InvalidInput]) -> list[InvalidInput]:
-    """Return invalid inputs as those of a hint."""
-    return [replace(invalid, is_hint=True) for invalid in invalid_inputs]
-
-
-def showing(also: str, invalid_inputs: Iterable[InvalidInput]) -> list[InvalidInput]:
-    """Return invalid inputs whose messages must show something more."""
-    return [replace(invalid, also=also) for invalid in invalid_inputs]
 
 
 def prepared(
@@ -204,14 +204,11 @@ def _or_nothing(value: object) -> object:
     return NOTHING if value is None else value
 
 
-def _at(path: str, change: Callable[[Any], Any]) -> Change:
+@change_maker
+def _at(call: Call, path: str, change: Callable[[Any], Any]) -> Call | None:
     name, *steps = ("".join(step) for step in re.findall(r"([^.\[\]]+)|\[([^\]]*)\]", path))
-
-    def invalidate(call: Call) -> Call | None:
-        bad = _changed(call.arguments.get(name), steps, change)
-        return None if bad is NOTHING else call.replacing(**{name: bad})
-
-    return invalidate
+    bad = _changed(call.arguments.get(name), steps, change)
+    return None if bad is NOTHING else call.replacing(**{name: bad})
 
 
 def _changed(value: Any, steps: list[str], change: Callable[[Any], Any]) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array, Output
-from conformance.invalid_inputs.changes import checked_refusals, refusals, set_arguments
+from conformance.invalid_inputs.changes import refusals, set_arguments
 from conformance.invalid_inputs.kinds import MAX_INT32, Int, invalid_by_kind, size
 from conformance.strategies.arrays import Array as NumpyArray
 
@@ -31,6 +31,8 @@ DCP_INVALID_INPUTS = [
         cp_kv_cache_interleave_size=size(),
         out=Output(_out, np.int64),
     ),
-    *refusals(ValueError, dcp_size={"a round of the ranks has 2**31 positions": LARGE_ROUND}),
-    *checked_refusals(ValueError, out={"out is the input": _out_is_lengths}),
+    *refusals(
+        {(ValueError, "dcp_size"): {"a round of the ranks has 2**31 positions": LARGE_ROUND}}
+    ),
+    *refusals({(ValueError, "out"): {"out is the input": _out_is_lengths}}, is_value=True),
 ]

@@ -8,11 +8,11 @@ from conformance.strategies.engines import BackendClass
 
 BACKEND = "underlying_attn_backend"
 
+NO_BACKEND = replaced(BACKEND, BackendClass)
+
 CREATE_BACKEND_INVALID_INPUTS = [
     *invalid_by_kind(
         prefix=Str(), **{BACKEND: Class(), f"{BACKEND}.builder": Class(names=BACKEND)}
     ),
-    *refusals(
-        AttributeError, get_builder_cls={"no backend at all": replaced(BACKEND, BackendClass)}
-    ),
+    *refusals({(AttributeError, "get_builder_cls"): {"no backend at all": NO_BACKEND}}),
 ]

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
-from conformance.invalid_inputs.changes import changed, removed, replaced
+from conformance.invalid_inputs.changes import change_maker, changed, removed, replaced
 from conformance.strategies.attention_layers import own_config
 
 MAX_INT32: Final = 2**31 - 1
@@ -106,15 +107,17 @@ def invalid_hint(name: str, kind: Kind) -> list[InvalidInput]:
     ['hint: num_embeds is None', 'hint: num_embeds is an int', 'hint: num_embeds is a str']
     """
 
-    def of_hint(invalid: InvalidInput) -> InvalidInput:
-        def change(call: Call) -> Call | None:
-            bad = invalid.change(Call(name, call.hints)) if name in call.hints else None
-            return bad and dataclasses.replace(call, hints=bad.arguments)
+    @change_maker
+    def of_hint(call: Call, change: Change) -> Call | None:
+        bad = change(Call(name, call.hints)) if name in call.hints else None
+        return bad and dataclasses.replace(call, hints=bad.arguments)
 
-        name_of_hint = f"hint: {invalid.name}"
-        return dataclasses.replace(invalid, name=name_of_hint, change=change, is_hint=True)
-
-    return [of_hint(invalid) for invalid in invalid_by_kind(**{name: kind})]
+    return [
+        dataclasses.replace(
+            invalid, name=f"hint: {invalid.name}", change=of_hint(invalid.change), is_hint=True
+        )
+        for invalid in invalid_by_kind(**{name: kind})
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,17 +152,16 @@ class Int(Kind):
         yield fixed("is a float", TypeError, float(self.minimum or 0))
         yield fixed("is a str", TypeError, str(self.minimum or 0))
         if self.below:
-            yield self._after(f"is not below {self.below}", self.below, 0)
+            after = _more_than(self.below, 0)
+            yield Violation(f"is not below {self.below}", self.range_error, after)
         if self.divides:
-            yield self._after(f"does not divide {self.divides}", self.divides, 1)
+            after = _more_than(self.divides, 1)
+            yield Violation(f"does not divide {self.divides}", self.range_error, after)
 
-    def _after(self, what: str, other: str, step: int) -> Violation:
-        """Return the violation that is another argument, and so much more."""
 
-        def change(path: str) -> Change:
-            return lambda call: replaced(path, call.arguments.get(other, 1) + step)(call)
-
-        return Violation(what, self.range_error, change)
+def _more_than(other: str, step: int) -> Callable[[str], Change]:
+    """Return the change, by path, to another argument and so much more."""
+    return lambda path: lambda call: replaced(path, call.arguments.get(other, 1) + step)(call)
 
 
 def _power(value: int) -> str:
@@ -174,50 +176,34 @@ def size(**options: Any) -> Int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bool(Kind):
-    """A bool."""
+class Typed(Kind):
+    """A value of a type.
+
+    Attributes:
+        others: Values of other types, by what they are.
+    """
+
+    others: Mapping[str, object]
 
     def violations(self) -> Iterator[Violation]:
-        """Yield what is not a bool."""
+        """Yield the values of other types."""
         yield from super().violations()
-        yield fixed("is an int", TypeError, 1)
-        yield fixed("is a str", TypeError, "yes")
+        for what, value in self.others.items():
+            yield fixed(what, TypeError, value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Str(Kind):
-    """A str."""
-
-    def violations(self) -> Iterator[Violation]:
-        """Yield what is not a str."""
-        yield from super().violations()
-        yield fixed("is an int", TypeError, 3)
-        yield fixed("is bytes", TypeError, b"auto")
-
-
-@dataclasses.dataclass(frozen=True)
-class Class(Kind):
-    """A class."""
-
-    def violations(self) -> Iterator[Violation]:
-        """Yield what is not a class."""
-        yield from super().violations()
-        yield fixed("is a name", TypeError, "Attention")
-        yield fixed("is an object", TypeError, own_config())
-
-
-@dataclasses.dataclass(frozen=True)
-class Dtype(Kind):
-    """A dtype that torch has too."""
-
-    def violations(self) -> Iterator[Violation]:
-        """Yield what is not a dtype, or none of a tensor."""
-        yield from super().violations()
-        yield fixed("is a str", TypeError, "float16")
-        yield fixed("is a type of Python's", TypeError, float)
-        yield fixed("is a dtype of objects", TypeError, np.dtype(object))
-        records = np.dtype([("a", np.int8), ("b", np.int8)])
-        yield fixed("is a dtype of two fields", TypeError, records)
+Bool = partial(Typed, {"is an int": 1, "is a str": "yes"})
+Str = partial(Typed, {"is an int": 3, "is bytes": b"auto"})
+Class = partial(Typed, {"is a name": "Attention", "is an object": own_config()})
+Dtype = partial(
+    Typed,
+    {
+        "is a str": "float16",
+        "is a type of Python's": float,
+        "is a dtype of objects": np.dtype(object),
+        "is a dtype of two fields": np.dtype([("a", np.int8), ("b", np.int8)]),
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,20 +221,21 @@ class List(Kind):
     def violations(self) -> Iterator[Violation]:
         """Yield what is not a list, and lists whose last entry is not of its kind."""
         yield from super().violations()
-        yield fixed("is a str", TypeError, "layers.0")
-        yield fixed("is a set", TypeError, {8})
-        yield fixed("is a dict", TypeError, {})
-        yield fixed("is an int", TypeError, 3)
+        others = {"is a str": "layers.0", "is a set": {8}, "is a dict": {}, "is an int": 3}
+        yield from (fixed(what, TypeError, value) for what, value in others.items())
         if not self.takes_tuple:
             yield derived("is a tuple", TypeError, tuple)
-        for violation in () if self.entry is None else self.entry.violations():
-            yield _of_last_entry(violation)
+        yield from _of_last_entry(self.entry)
 
 
-def _of_last_entry(violation: Violation) -> Violation:
-    """Return the violation of a list whose last entry is wrong."""
-    what = f"has an entry that {violation.what}"
-    return violation._replace(what=what, change=lambda path: violation.change(f"{path}[-1]"))
+def _of_last_entry(kind: Kind | None) -> Iterator[Violation]:
+    """Yield the violations of lists and dicts whose last entry is not of a kind."""
+
+    def at_end(violation: Violation) -> Violation:
+        what = f"has an entry that {violation.what}"
+        return violation._replace(what=what, change=lambda path: violation.change(f"{path}[-1]"))
+
+    yield from map(at_end, kind.violations() if kind else ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,21 +243,20 @@ class Dict(Kind):
     """A dict.
 
     Attributes:
-        key: The kind of its keys; None where it is not checked.
-        value: That of its values.
+        has_str_keys: Whether its keys must be str.
+        value: The kind of its values; None where it is not checked.
     """
 
-    key: Kind | None = None
+    has_str_keys: bool = False
     value: Kind | None = None
 
     def violations(self) -> Iterator[Violation]:
         """Yield what is not a dict, and dicts that have one entry more, not of their kinds."""
         yield from super().violations()
         yield derived("is a list", TypeError, list)
-        if isinstance(self.key, Str):
+        if self.has_str_keys:
             yield derived("has a key that is an int", TypeError, _with_int_key)
-        for violation in () if self.value is None else self.value.violations():
-            yield _of_last_entry(violation)
+        yield from _of_last_entry(self.value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import Any
 from conformance.calls import Call
 from conformance.contracts import Change
 from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
     in_turn,
     refusals,
-    replaced,
     set_arguments,
     without_key,
 )
@@ -46,38 +47,29 @@ NAMES = (
 )
 """Names without an index, by the number of attention modules in a layer."""
 
+EXTRACT_REFUSALS: Refusals = {
+    (ValueError, "layer_name"): {
+        **{
+            f"{name!r} with {modules}": set_arguments(layer_name=name, num_attn_module=modules)
+            for name, modules in NAMES
+        },
+        "two integers, by default": by_default(set_arguments(layer_name="layers.0.attn.1")),
+    },
+    (TypeError, "layer_name"): {"layer_name is a list": ["layers", "0"]},
+}
+
 EXTRACT_INVALID_INPUTS = [
     *invalid_by_kind(layer_name=Str(), num_attn_module=MODULES),
-    *refusals(
-        ValueError,
-        layer_name={
-            **{
-                f"{name!r} with {modules}": set_arguments(layer_name=name, num_attn_module=modules)
-                for name, modules in NAMES
-            },
-            "two integers, by default": by_default(set_arguments(layer_name="layers.0.attn.1")),
-        },
-    ),
-    *refusals(
-        TypeError, layer_name={"layer_name is a list": replaced("layer_name", ["layers", "0"])}
-    ),
+    *refusals(EXTRACT_REFUSALS),
 ]
 
 
-def _last_layer(change: Any, *arguments: str) -> Change:
-    """Return the change of the last layer that has a cache, so that others come before it.
-
-    Args:
-        change: Changes a dict by layer, and is given that layer's name.
-        *arguments: The dicts.
-    """
-
-    def invalidate(call: Call) -> Call | None:
-        names = list(call.arguments["kv_caches"])
-        bad = {name: change(call.arguments[name], names[-1]) for name in arguments if names}
-        return call.replacing(**bad) if bad else None
-
-    return invalidate
+@change_maker
+def _last_layer(call: Call, change: Any, *arguments: str) -> Call | None:
+    """Change dicts by layer, by the name of the last that has a cache: others come before it."""
+    names = list(call.arguments["kv_caches"])
+    bad = {name: change(call.arguments[name], names[-1]) for name in arguments if names}
+    return call.replacing(**bad) if bad else None
 
 
 def _renamed(new: str) -> Change:
@@ -89,32 +81,27 @@ def _renamed(new: str) -> Change:
     return _last_layer(change, "forward_context", "kv_caches")
 
 
+BIND_REFUSALS: Refusals = {
+    (ValueError, "runner_kv_caches"): {"the runner has caches": [0]},
+    (ValueError, "layer_name"): {
+        "the last name has no index": _renamed("layers.last.attn"),
+        "the last name has too many": _renamed("a.1.b.2.c.3"),
+        "the last name has '²' for an index": _renamed("layers.²"),
+        "the last name has two integers, by default": by_default(_renamed("layers.0.attn.1")),
+    },
+    (KeyError, "forward_context"): {
+        "the last layer is not there": _last_layer(without_key, "forward_context")
+    },
+    (AttributeError, "kv_cache"): {
+        "the last layer is None": _last_layer(
+            lambda layers, name: {**layers, name: None}, "forward_context"
+        )
+    },
+}
+
 BIND_INVALID_INPUTS = [
     *invalid_by_kind(
         kv_caches=Dict(), forward_context=Dict(), runner_kv_caches=List(), num_attn_module=MODULES
     ),
-    *refusals(
-        ValueError,
-        runner_kv_caches={"the runner has caches": replaced("runner_kv_caches", [0])},
-        layer_name={
-            "the last name has no index": _renamed("layers.last.attn"),
-            "the last name has too many": _renamed("a.1.b.2.c.3"),
-            "the last name has '²' for an index": _renamed("layers.²"),
-            "the last name has two integers, by default": by_default(_renamed("layers.0.attn.1")),
-        },
-    ),
-    *refusals(
-        KeyError,
-        forward_context={
-            "the last layer is not there": _last_layer(without_key, "forward_context")
-        },
-    ),
-    *refusals(
-        AttributeError,
-        kv_cache={
-            "the last layer is None": _last_layer(
-                lambda layers, name: {**layers, name: None}, "forward_context"
-            )
-        },
-    ),
+    *refusals(BIND_REFUSALS),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import reference
 from conformance.calls import Call
 from conformance.invalid_inputs.changes import (
+    Refusals,
     changed,
     prepared,
     refusals,
@@ -27,7 +27,8 @@ from conformance.invalid_inputs.kinds import (
     invalid_by_kind,
 )
 from conformance.invalid_inputs.kv_binding import by_default
-from conformance.invalid_inputs.kv_views import RAW, TWICE_IN_GROUPS, cached_groups, with_groups
+from conformance.invalid_inputs.kv_views import RAW, TWICE_IN_GROUPS, cached_groups
+from conformance.values import is_reference_object, map_children
 
 CONFIG_TENSORS = "kv_cache_config.kv_cache_tensors"
 FIRST_TENSOR = f"{CONFIG_TENSORS}[0]"
@@ -67,24 +68,33 @@ def _encoder_only_in_a_tensor(call: Call) -> Call | None:
     return _one_name_more(groups[0].layer_names[0])(call) if groups else None
 
 
-def _group_without_tensor(call: Call) -> Call:
-    group = reference.KVCacheGroupSpec([MISSING], reference.KVCacheSpec(16))
-    return with_groups(call, [*cached_groups(call), group])
-
-
-INVALID_TENSORS = {
-    "a layer twice in a tensor": changed(
-        f"{FIRST_TENSOR}.shared_by", lambda names: [*names, names[0]]
-    ),
-    "a layer in two tensors": changed(
-        CONFIG_TENSORS,
-        lambda tensors: [*tensors, reference.KVCacheTensor(4, tensors[0].shared_by[-1:])],
-    ),
-    "a tensor is gone": changed(CONFIG_TENSORS, lambda tensors: tensors[1:]),
-    "an encoder-only layer is in a tensor": _encoder_only_in_a_tensor,
-}
+GROUP_WITHOUT_TENSOR = reference.KVCacheGroupSpec([MISSING], reference.KVCacheSpec(16))
 
 NO_CONFIG = invalid_by_kind(kv_cache_config=Object(reads="(kv_cache_groups|kv_cache_tensors)"))
+
+INVALID_TENSORS: Refusals = {
+    (ValueError, TENSORS): {
+        "a layer twice in a tensor": changed(
+            f"{FIRST_TENSOR}.shared_by", lambda names: [*names, names[0]]
+        ),
+        "a layer in two tensors": changed(
+            CONFIG_TENSORS,
+            lambda tensors: [*tensors, reference.KVCacheTensor(4, tensors[0].shared_by[-1:])],
+        ),
+        "a tensor is gone": changed(CONFIG_TENSORS, lambda tensors: tensors[1:]),
+        "an encoder-only layer is in a tensor": _encoder_only_in_a_tensor,
+    },
+    (ValueError, NAMING_MISSING): {"a layer of a tensor is in no group": _one_name_more(MISSING)},
+}
+
+INVALID_GROUPS: Refusals = {
+    (ValueError, "kv_cache_groups"): TWICE_IN_GROUPS,
+    (ValueError, NAMING_MISSING): {
+        "a layer of a group is in no tensor": changed(
+            GROUPS, lambda groups: [*groups, GROUP_WITHOUT_TENSOR]
+        )
+    },
+}
 
 ALLOCATE_INVALID_INPUTS = [
     *NO_CONFIG,
@@ -100,20 +110,10 @@ ALLOCATE_INVALID_INPUTS = [
                     f"{FIRST_TENSOR}.shared_by": List(Str()),
                 }
             ),
-            *refusals(
-                ValueError,
-                **{
-                    TENSORS: INVALID_TENSORS,
-                    NAMING_MISSING: {"a layer of a tensor is in no group": _one_name_more(MISSING)},
-                },
-            ),
+            *refusals(INVALID_TENSORS),
         ],
     ),
-    *refusals(
-        ValueError,
-        kv_cache_groups=TWICE_IN_GROUPS,
-        **{NAMING_MISSING: {"a layer of a group is in no tensor": _group_without_tensor}},
-    ),
+    *refusals(INVALID_GROUPS),
 ]
 
 
@@ -124,56 +124,57 @@ def _last_layer_gone(call: Call) -> Call | None:
 
 def _without_index(call: Call) -> Call:
     """Rename the last layer everywhere, so that its name has no index."""
-    return _renamed(call, "layers.last.attn")
+    return call.replacing(
+        **_renamed(call.arguments, call.facts.layers[-1].name, "layers.last.attn")
+    )
 
 
 def _numbered_twice(call: Call) -> Call:
     """Rename the last layer everywhere, so that its name has two integers, and is no other's."""
     names = (f"layers.0.attn.{n}" for n in itertools.count(1))
-    return _renamed(call, next(n for n in names if n not in call.arguments["forward_context"]))
+    new = next(n for n in names if n not in call.arguments["forward_context"])
+    return call.replacing(**_renamed(call.arguments, call.facts.layers[-1].name, new))
 
 
-def _renamed(call: Call, new: str) -> Call:
-    """Return the call with another name of the last layer, everywhere."""
-    old = call.facts.layers[-1].name
-
-    def in_list(names: list[str]) -> list[str]:
-        return [new if name == old else name for name in names]
-
-    def in_dict(entries: dict[str, Any]) -> dict[str, Any]:
-        return {new if name == old else name: entry for name, entry in entries.items()}
-
-    def in_spec(spec: Any) -> Any:
-        if not hasattr(spec, "kv_cache_specs"):
-            return spec
-        return dataclasses.replace(spec, kv_cache_specs=in_dict(spec.kv_cache_specs))
-
-    config = call.arguments["kv_cache_config"]
-    groups = [
-        dataclasses.replace(
-            group,
-            layer_names=in_list(group.layer_names),
-            kv_cache_spec=in_spec(group.kv_cache_spec),
-        )
-        for group in config.kv_cache_groups
-    ]
-    tensors = [
-        dataclasses.replace(tensor, shared_by=in_list(tensor.shared_by))
-        for tensor in config.kv_cache_tensors
-    ]
-    return call.replacing(
-        kv_cache_config=dataclasses.replace(
-            config, kv_cache_groups=groups, kv_cache_tensors=tensors
-        ),
-        forward_context=in_dict(call.arguments["forward_context"]),
-        attn_backends=in_dict(call.arguments["attn_backends"]),
-    )
+def _renamed(value: Any, old: str, new: str) -> Any:
+    """Return a value in which a layer has another name, everywhere."""
+    if isinstance(value, dict):
+        return {_renamed(k, old, new): _renamed(v, old, new) for k, v in value.items()}
+    if isinstance(value, list) or is_reference_object(value):
+        return map_children(lambda inner: _renamed(inner, old, new), value)
+    return new if isinstance(value, str) and value == old else value
 
 
 def _no_backends(call: Call) -> Call | None:
     is_needed = any(not layer.is_mamba for layer in call.facts.layers)
     return call.replacing(attn_backends={}) if is_needed else None
 
+
+WRONG_ARGUMENTS: Refusals = {
+    (ValueError, "runner_kv_caches"): {"the runner has caches": [7]},
+    (ValueError, "kernel_block_sizes"): {"kernel sizes are too many": [1] * 9},
+    (KeyError, "attn_backends"): {"a layer has no backend": _no_backends},
+}
+
+WRONG_NAMES: Refusals = {
+    (KeyError, "forward_context"): {"a layer is not in the context": _last_layer_gone},
+    (ValueError, "layer_name"): {
+        "a name without an index": _without_index,
+        "a name with two integers, by default": by_default(_numbered_twice),
+    },
+}
+
+WRONG_TENSORS: Refusals = {
+    (ValueError, "size"): {"a size is negative": replaced(f"{FIRST_TENSOR}.size", -1)},
+    (ValueError, TENSORS): {
+        "a layer of a group is in no tensor": changed(
+            f"{FIRST_TENSOR}.shared_by", lambda names: names[1:]
+        )
+    },
+    (ValueError, RAW): {
+        "a size is not a whole page": changed(f"{FIRST_TENSOR}.size", lambda size: size + 1)
+    },
+}
 
 INIT_INVALID_INPUTS = [
     *NO_CONFIG,
@@ -184,44 +185,7 @@ INIT_INVALID_INPUTS = [
         attn_backends=Dict(),
         kernel_block_sizes=List(is_optional=True),
     ),
-    *refusals(
-        ValueError,
-        runner_kv_caches={"the runner has caches": replaced("runner_kv_caches", [7])},
-        kernel_block_sizes={"kernel sizes are too many": replaced("kernel_block_sizes", [1] * 9)},
-    ),
-    *refusals(KeyError, attn_backends={"a layer has no backend": _no_backends}),
-    *where(
-        _has_caches,
-        [
-            *refusals(
-                KeyError, forward_context={"a layer is not in the context": _last_layer_gone}
-            ),
-            *refusals(
-                ValueError,
-                layer_name={
-                    "a name without an index": _without_index,
-                    "a name with two integers, by default": by_default(_numbered_twice),
-                },
-            ),
-        ],
-    ),
-    *prepared(
-        _used_tensor_first,
-        refusals(
-            ValueError,
-            size={"a size is negative": replaced(f"{FIRST_TENSOR}.size", -1)},
-            **{
-                TENSORS: {
-                    "a layer of a group is in no tensor": changed(
-                        f"{FIRST_TENSOR}.shared_by", lambda names: names[1:]
-                    )
-                },
-                RAW: {
-                    "a size is not a whole page": changed(
-                        f"{FIRST_TENSOR}.size", lambda number: number + 1
-                    )
-                },
-            },
-        ),
-    ),
+    *refusals(WRONG_ARGUMENTS),
+    *where(_has_caches, refusals(WRONG_NAMES)),
+    *prepared(_used_tensor_first, refusals(WRONG_TENSORS)),
 ]

@@ -12,9 +12,15 @@ import numpy as np
 import reference
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
-from conformance.invalid_inputs.changes import changed, refusals, replaced, set_arguments
+from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
+    changed,
+    refusals,
+    set_arguments,
+)
 from conformance.invalid_inputs.kinds import Dict, Dtype, Int, Str, invalid_by_kind
-from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM
+from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL, UNIFORM, class_of
 
 SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
 """Some spec, of no kind that can be uniform."""
@@ -23,7 +29,7 @@ SPEC = reference.AttentionSpec(2, 1, 1, np.float16)
 def of_kinds(
     kinds: Sequence[str],
     invalid_inputs: Iterable[InvalidInput],
-    kind_of: Callable[[Call], str] = lambda call: call.function,
+    kind_of: Callable[[Call], str] = class_of,
     example: Callable[[str], Call] = lambda kind: Call(kind, vars(EXAMPLES[kind])),
 ) -> list[InvalidInput]:
     """Return invalid inputs that only some kinds of specs have.
@@ -37,19 +43,19 @@ def of_kinds(
         example: Returns a call of a kind.
     """
 
-    def of_kind(invalid: InvalidInput) -> InvalidInput:
-        def change(call: Call) -> Call | None:
-            if kind_of(call) in kinds:
-                return invalid.change(call)
-            chance = zlib.crc32(f"{call.facts} {invalid.name}".encode())
-            kind = kinds[chance // 8 % len(kinds)]
-            is_taken = chance % 8 == 0
-            return invalid.change(replace(example(kind), facts=call.facts)) if is_taken else None
+    @change_maker
+    def of_kind(call: Call, invalid: InvalidInput) -> Call | None:
+        if kind_of(call) in kinds:
+            return invalid.change(call)
+        chance = zlib.crc32(f"{call.facts} {invalid.name}".encode())
+        kind = kinds[chance // 8 % len(kinds)]
+        is_taken = chance % 8 == 0
+        return invalid.change(replace(example(kind), facts=call.facts)) if is_taken else None
 
-        return replace(invalid, change=change)
+    return [replace(invalid, change=of_kind(invalid)) for invalid in invalid_inputs]
 
-    return [of_kind(invalid) for invalid in invalid_inputs]
 
+LIMITS = Int(is_optional=True)
 
 ATTENTION_INVALID_INPUTS = [
     *invalid_by_kind(block_size=Int()),
@@ -59,10 +65,7 @@ ATTENTION_INVALID_INPUTS = [
     *(
         replace(invalid, name=f"{invalid.name}, of full attention")
         for invalid in of_kinds(
-            FULL,
-            invalid_by_kind(
-                sliding_window=Int(is_optional=True), attention_chunk_size=Int(is_optional=True)
-            ),
+            FULL, invalid_by_kind(sliding_window=LIMITS, attention_chunk_size=LIMITS)
         )
     ),
     *of_kinds(("MLAAttentionSpec",), invalid_by_kind(cache_dtype_str=Str(is_optional=True))),
@@ -80,6 +83,29 @@ def _too_small_page(call: Call) -> Call | None:
     return call.replacing(page_size_padded=minimum - 1) if minimum > 1 else None
 
 
+MAMBA_REFUSALS: Refusals = {
+    (TypeError, "shapes"): {
+        "shapes is an int": 4,
+        "shapes is None": None,
+        "a shape is an int": _first("shapes", 4),
+        "a shape is an array": _first("shapes", np.array([2, 3])),
+        "a length is a bool": _first("shapes", (True,)),
+        "a length is a float": _first("shapes", (2.0,)),
+    },
+    (TypeError, "dtypes"): {
+        "dtypes is a dtype": np.dtype(np.int8),
+        "dtypes is None": None,
+    },
+    (ValueError, "page_size_padded"): {"page_size_padded is a byte too small": _too_small_page},
+    (ValueError, "shapes"): {
+        "a length is 0": _first("shapes", (2, 0)),
+        "a length is negative": _first("shapes", (-1, -1)),
+        "a shape too many": _first("shapes", (1,), (1,)),
+        "no states": set_arguments(shapes=(), dtypes=(), page_size_padded=1),
+    },
+    (ValueError, "dtypes"): {"a dtype too many": _first("dtypes", np.int8, np.int8)},
+}
+
 MAMBA_INVALID_INPUTS = [
     *invalid_by_kind(
         block_size=Int(),
@@ -88,55 +114,25 @@ MAMBA_INVALID_INPUTS = [
         mamba_type=Str(),
         **{"dtypes[0]": Dtype()},
     ),
-    *refusals(
-        TypeError,
-        shapes={
-            "shapes is an int": replaced("shapes", 4),
-            "shapes is None": replaced("shapes", None),
-            "a shape is an int": _first("shapes", 4),
-            "a shape is an array": _first("shapes", np.array([2, 3])),
-            "a length is a bool": _first("shapes", (True,)),
-            "a length is a float": _first("shapes", (2.0,)),
-        },
-        dtypes={
-            "dtypes is a dtype": replaced("dtypes", np.dtype(np.int8)),
-            "dtypes is None": replaced("dtypes", None),
-        },
-    ),
-    *refusals(
-        ValueError,
-        page_size_padded={"page_size_padded is a byte too small": _too_small_page},
-        shapes={
-            "a length is 0": _first("shapes", (2, 0)),
-            "a length is negative": _first("shapes", (-1, -1)),
-            "a shape too many": _first("shapes", (1,), (1,)),
-            "no states": set_arguments(shapes=(), dtypes=(), page_size_padded=1),
-        },
-        dtypes={"a dtype too many": _first("dtypes", np.int8, np.int8)},
-    ),
+    *refusals(MAMBA_REFUSALS),
 ]
 
 
 def invalid_specs(argument: str) -> list[InvalidInput]:
     """Return the invalid inputs of an argument that is a dict of specs by layer name."""
 
-    def with_entry(name: object, spec: object) -> Change:
-        return changed(argument, lambda specs: {**specs, name: spec})
+    def with_spec(spec: object) -> Change:
+        return changed(argument, lambda specs: {**specs, "layers.7.attn": spec})
 
-    return [
-        *invalid_by_kind(**{argument: Dict(key=Str())}),
-        *refusals(ValueError, **{argument: {f"{argument} is empty": replaced(argument, {})}}),
-        *refusals(
-            TypeError,
-            **{
-                argument: {
-                    "a spec is None": with_entry("layers.7.attn", None),
-                    "a spec is a dict": with_entry("layers.7.attn", {}),
-                    "a spec is a class": with_entry("layers.7.attn", reference.FullAttentionSpec),
-                }
-            },
-        ),
-    ]
+    wrong_specs: Refusals = {
+        (ValueError, argument): {f"{argument} is empty": {}},
+        (TypeError, argument): {
+            "a spec is None": with_spec(None),
+            "a spec is a dict": with_spec({}),
+            "a spec is a class": with_spec(reference.FullAttentionSpec),
+        },
+    }
+    return [*invalid_by_kind(**{argument: Dict(has_str_keys=True)}), *refusals(wrong_specs)]
 
 
 def _unlike_block_size(call: Call) -> Call:
@@ -148,7 +144,9 @@ def _unlike_block_size(call: Call) -> Call:
 UNIFORM_INVALID_INPUTS = [
     *invalid_by_kind(block_size=Int()),
     *invalid_specs("kv_cache_specs"),
-    *refusals(ValueError, kv_cache_specs={"a spec of another block size": _unlike_block_size}),
+    *refusals(
+        {(ValueError, "kv_cache_specs"): {"a spec of another block size": _unlike_block_size}}
+    ),
 ]
 
 COPY_INVALID_INPUTS = invalid_by_kind(block_size=Int())
@@ -161,22 +159,24 @@ def abstract_specs(method: str, *specs: Any, **arguments: Any) -> list[InvalidIn
         return lambda _: Call(f"{type(spec).__name__}.{method}", {"self": spec, **arguments})
 
     names = {type(spec).__name__: spec for spec in specs}
-    return refusals(
-        NotImplementedError,
-        **{name: {f"{name} does not say it": calling(spec)} for name, spec in names.items()},
-    )
+    table: Refusals = {
+        (NotImplementedError, name): {f"{name} does not say it": calling(spec)}
+        for name, spec in names.items()
+    }
+    return refusals(table)
 
 
 INNER = reference.UniformTypeKVCacheSpecs(16, {"a": reference.KVCacheSpec(16)})
 
+ABSTRACT_INNER: Refusals = {
+    (NotImplementedError, "KVCacheSpec"): {
+        "an inner spec does not say it": lambda _: Call(
+            f"{UNIFORM}.page_size_bytes", {"self": INNER}
+        )
+    }
+}
+
 PAGE_SIZE_INVALID_INPUTS = [
     *abstract_specs("page_size_bytes", reference.KVCacheSpec(16)),
-    *refusals(
-        NotImplementedError,
-        KVCacheSpec={
-            "an inner spec does not say it": lambda _: Call(
-                f"{UNIFORM}.page_size_bytes", {"self": INNER}
-            )
-        },
-    ),
+    *refusals(ABSTRACT_INNER),
 ]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.changes import changed, refusals, replaced, without_key
+from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
+    changed,
+    refusals,
+    without_key,
+)
 from conformance.invalid_inputs.kinds import Dict, invalid_by_kind
 
 SHARED, GROUPS = "shared_kv_cache_layers", "kv_cache_groups"
@@ -28,15 +34,11 @@ def _pair(layer: object, target: object) -> Change:
     return changed(SHARED, lambda pairs: {**pairs, layer: target})
 
 
-def _chain_end_last(call: Call) -> Call:
+@change_maker
+def _chain(call: Call, *, is_end_last: bool) -> Call:
     """Let a layer share from one that itself shares."""
-    chain = {LAYER: "layers.802.attn", "layers.802.attn": _targets(call)[0]}
-    return _more(call, chain)
-
-
-def _chain_end_first(call: Call) -> Call:
-    chain = {"layers.802.attn": _targets(call)[0], LAYER: "layers.802.attn"}
-    return _more(call, chain)
+    pairs = [(LAYER, "layers.802.attn"), ("layers.802.attn", _targets(call)[0])]
+    return _more(call, dict(pairs if is_end_last else pairs[::-1]))
 
 
 def _chain_in_its_group(call: Call) -> Call | None:
@@ -70,40 +72,37 @@ def _gone_from_caches(call: Call) -> Call | None:
     return changed("kv_caches", lambda caches: without_key(caches, target))(call)
 
 
+SHARING_REFUSALS: Refusals = {
+    (KeyError, "shared_kv_cache_layers"): {
+        "a chain, its end last": _chain(is_end_last=True),
+        "a chain, its end first": _chain(is_end_last=False),
+        "a chain to a layer of a group": _chain_in_its_group,
+    },
+    (KeyError, f"({SHARED}|{GROUPS})"): {"a target is in no group": _pair(LAYER, "layers.88.attn")},
+    (ValueError, "shared_kv_cache_layers"): {
+        "a layer is its own target": _itself,
+        "a layer is in another group": _in_another_group,
+    },
+    (TypeError, "kv_cache_groups"): {"kv_cache_groups is a tuple": changed(GROUPS, tuple)},
+    (TypeError, "layer_names"): {
+        "layer_names is a tuple": changed(f"{GROUPS}[-1].layer_names", tuple)
+    },
+    (TypeError, "shared_kv_cache_layers"): {
+        "a target is None": _pair(LAYER, None),
+        "a target is an int": _pair(LAYER, 0),
+        "a layer is an int": lambda call: _pair(801, _targets(call)[0])(call),
+    },
+}
+
 SHARING_INVALID_INPUTS = [
     *invalid_by_kind(shared_kv_cache_layers=Dict()),
-    *refusals(
-        KeyError,
-        shared_kv_cache_layers={
-            "a chain, its end last": _chain_end_last,
-            "a chain, its end first": _chain_end_first,
-            "a chain to a layer of a group": _chain_in_its_group,
-        },
-        **{f"({SHARED}|{GROUPS})": {"a target is in no group": _pair(LAYER, "layers.88.attn")}},
-    ),
-    *refusals(
-        ValueError,
-        shared_kv_cache_layers={
-            "a layer is its own target": _itself,
-            "a layer is in another group": _in_another_group,
-        },
-    ),
-    *refusals(
-        TypeError,
-        kv_cache_groups={"kv_cache_groups is a tuple": changed(GROUPS, tuple)},
-        layer_names={"layer_names is a tuple": changed(f"{GROUPS}[-1].layer_names", tuple)},
-        shared_kv_cache_layers={
-            "a target is None": _pair(LAYER, None),
-            "a target is an int": _pair(LAYER, 0),
-            "a layer is an int": lambda call: _pair(801, _targets(call)[0])(call),
-        },
-    ),
+    *refusals(SHARING_REFUSALS),
 ]
 
 INITIALIZE_INVALID_INPUTS = [
     *SHARING_INVALID_INPUTS,
     *invalid_by_kind(kv_caches=Dict()),
-    *refusals(KeyError, kv_caches={"the last target has no cache": _gone_from_caches}),
+    *refusals({(KeyError, "kv_caches"): {"the last target has no cache": _gone_from_caches}}),
 ]
 
 KNOWN = "runner_only_attn_layers"
@@ -111,10 +110,5 @@ NO_SETS: tuple[object, ...] = ([], {}, "layers.0.attn", False, frozenset())
 
 ADD_INVALID_INPUTS = [
     *SHARING_INVALID_INPUTS,
-    *refusals(
-        TypeError,
-        runner_only_attn_layers={
-            f"{KNOWN} is {value!r}": replaced(KNOWN, value) for value in NO_SETS
-        },
-    ),
+    *refusals({(TypeError, KNOWN): {f"{KNOWN} is {value!r}": value for value in NO_SETS}}),
 ]

@@ -11,7 +11,16 @@ import numpy as np
 import reference
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.changes import changed, refusals, replaced, without_key
+from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
+    changed,
+    one_fewer,
+    refusals,
+    replaced,
+    set_arguments,
+    without_key,
+)
 from conformance.invalid_inputs.kinds import Dict, Int, List, Object, invalid_by_kind
 from conformance.strategies.arrays import Array
 from conformance.strategies.kv_cache import Cache, Layer
@@ -43,22 +52,21 @@ def choose(call: Call, chosen: Chosen) -> Layer | None:
     return found[-1] if found else None
 
 
-def with_raw(change: Callable[[Array, Layer], object], chosen: Chosen = anyone) -> Change:
-    """Return the change of the raw tensor of one layer, and of those that share it."""
-
-    def invalidate(call: Call) -> Call | None:
-        layer = choose(call, chosen)
-        if layer is None:
-            return None
-        tensors = call.arguments["kv_cache_raw_tensors"]
-        raw = tensors[layer.name]
-        bad = change(raw, layer)
-        if bad is None:
-            return None
-        found = {name: bad if tensor is raw else tensor for name, tensor in tensors.items()}
-        return call.replacing(kv_cache_raw_tensors=found)
-
-    return invalidate
+@change_maker
+def with_raw(
+    call: Call, change: Callable[[Array, Layer], object], chosen: Chosen = anyone
+) -> Call | None:
+    """Change the raw tensor of one layer, and of those that share it."""
+    layer = choose(call, chosen)
+    if layer is None:
+        return None
+    tensors = call.arguments["kv_cache_raw_tensors"]
+    raw = tensors[layer.name]
+    bad = change(raw, layer)
+    if bad is None:
+        return None
+    found = {name: bad if tensor is raw else tensor for name, tensor in tensors.items()}
+    return call.replacing(kv_cache_raw_tensors=found)
 
 
 def _itemsize(layer: Layer) -> int:
@@ -85,24 +93,22 @@ def _longer_by(number: Callable[[Layer], int]) -> Callable[[Array, Layer], Array
     return change
 
 
-def _without_tensor(call: Call) -> Call | None:
-    layer = choose(call, anyone)
+@change_maker
+def without_last(call: Call, argument: str, chosen: Chosen = anyone) -> Call | None:
+    """Leave out what an argument has for the last layer that can be broken."""
+    layer = choose(call, chosen)
     if layer is None:
         return None
-    return changed("kv_cache_raw_tensors", lambda raw: without_key(raw, layer.name))(call)
+    return changed(argument, lambda entries: without_key(entries, layer.name))(call)
 
 
-def _kernel_size(value: Callable[[int], int]) -> Change:
-    """Return the change of the kernel block size of a group that has an attention layer."""
-
-    def invalidate(call: Call) -> Call | None:
-        layer = choose(call, is_attention)
-        if layer is None or not call.arguments.get("kernel_block_sizes"):
-            return None
-        size = value(layer.spec.block_size)
-        return replaced(f"kernel_block_sizes[{layer.group}]", size)(call)
-
-    return invalidate
+@change_maker
+def _kernel_size(call: Call, value: Callable[[int], int]) -> Call | None:
+    """Change the kernel block size of a group that has an attention layer."""
+    layer = choose(call, is_attention)
+    if layer is None or not call.arguments.get(SIZES):
+        return None
+    return replaced(f"{SIZES}[{layer.group}]", value(layer.spec.block_size))(call)
 
 
 def with_groups(call: Call, groups: list[Any]) -> Call:
@@ -116,33 +122,24 @@ def cached_groups(call: Call) -> list[Any]:
     return [*call.arguments["kv_cache_config"].kv_cache_groups]
 
 
-def _another_spec(change: Callable[[Any], Any], chosen: Chosen) -> Change:
-    """Return the change that gives the group of one layer, of one spec for all, another spec."""
+@change_maker
+def _another_spec(call: Call, change: Callable[[Any], Any], chosen: Chosen = anyone) -> Call | None:
+    """Give the group of one layer, of one spec for all, another spec."""
+    groups = cached_groups(call)
 
     def is_of_plain_group(cache: Cache, layer: Layer) -> bool:
         return chosen(cache, layer) and any(
             layer.name in group.layer_names and group.kv_cache_spec is layer.spec
-            for group in cache.config.kv_cache_groups
+            for group in groups
         )
 
-    def invalidate(call: Call) -> Call | None:
-        layer = choose(call, is_of_plain_group)
-        if layer is None:
-            return None
-        spec = change(layer.spec)
-        if spec is None:
-            return None
-        return with_groups(
-            call,
-            [
-                dataclasses.replace(group, kv_cache_spec=spec)
-                if layer.name in group.layer_names
-                else group
-                for group in cached_groups(call)
-            ],
-        )
-
-    return invalidate
+    layer = choose(call, is_of_plain_group)
+    spec = layer and change(layer.spec)
+    if layer is None or spec is None:
+        return None
+    g = next(g for g, group in enumerate(groups) if layer.name in group.layer_names)
+    groups[g] = dataclasses.replace(groups[g], kv_cache_spec=spec)
+    return with_groups(call, groups)
 
 
 def _shares_with_another_group(cache: Cache, layer: Layer) -> bool:
@@ -165,10 +162,6 @@ def _shares_with_attention(cache: Cache, layer: Layer) -> bool:
     return layer.is_mamba and is_shared and cache.num_blocks(layer) > 0
 
 
-def _two_pages(spec: Any) -> Any:
-    return dataclasses.replace(spec, page_size_padded=2 * spec.page_size_bytes)
-
-
 def _is_mamba(_: Cache, layer: Layer) -> bool:
     return layer.is_mamba
 
@@ -184,19 +177,14 @@ def _odd_offset(spec: Any) -> Any:
 
 
 def _of_one_layer(spec: Any) -> Change:
-    """Return a cache of one layer of states, of two blocks."""
-    group = reference.KVCacheGroupSpec(["layers.0.mixer"], spec)
-    config = reference.KVCacheConfig(2, [], [group])
-
-    def invalidate(call: Call) -> Call:
-        return call.replacing(
-            kv_cache_config=config,
-            kv_cache_raw_tensors={"layers.0.mixer": raw_bytes(2 * spec.page_size_bytes, 0)},
-            attn_backends={},
-            kernel_block_sizes=None,
-        )
-
-    return invalidate
+    """Return the change to a cache of one layer of states, of two blocks."""
+    name = "layers.0.mixer"
+    return set_arguments(
+        kv_cache_config=reference.KVCacheConfig(2, [], [reference.KVCacheGroupSpec([name], spec)]),
+        kv_cache_raw_tensors={name: raw_bytes(2 * spec.page_size_bytes, 0)},
+        attn_backends={},
+        kernel_block_sizes=None,
+    )
 
 
 def foreign_mamba(**members: object) -> Any:
@@ -212,17 +200,12 @@ def _foreign_states(page_size_bytes: int, *dtypes: object) -> Any:
     )
 
 
-def named_twice(change: Callable[[list[Any]], list[Any]]) -> Change:
-    """Return the change of the groups of a configuration, of which there must be some."""
-
-    def invalidate(call: Call) -> Call | None:
-        layers = {layer.name for layer in call.facts.layers}
-        groups = sorted(
-            cached_groups(call), key=lambda group: not layers.intersection(group.layer_names)
-        )
-        return with_groups(call, change(groups)) if layers else None
-
-    return invalidate
+@change_maker
+def named_twice(call: Call, change: Callable[[list[Any]], list[Any]]) -> Call | None:
+    """Change the groups of a configuration, of which there must be some."""
+    layers = {layer.name for layer in call.facts.layers}
+    groups = sorted(cached_groups(call), key=lambda g: not layers.intersection(g.layer_names))
+    return with_groups(call, change(groups)) if layers else None
 
 
 def in_one_group(groups: list[Any]) -> list[Any]:
@@ -265,14 +248,6 @@ class _OddSpec(reference.KVCacheSpec):
         return self.page
 
 
-def _odd_spec(spec: Any) -> Any:
-    return _OddSpec(spec.block_size, spec.page_size_bytes)
-
-
-def _base_spec(spec: Any) -> Any:
-    return reference.KVCacheSpec(spec.block_size)
-
-
 RAW = "(kv_cache_raw_tensors|raw tensor)"
 SIZES = "kernel_block_sizes"
 PAGE = "(page_size_bytes|pages|attn_backends)"
@@ -283,6 +258,60 @@ TWICE_IN_GROUPS = {
     "a layer in two groups": named_twice(in_two_groups),
 }
 
+RESHAPE_REFUSALS: Refusals = {
+    (KeyError, f"{RAW}|kv_cache_specs"): {
+        "a layer has no tensor": without_last("kv_cache_raw_tensors")
+    },
+    (KeyError, "kv_cache_specs"): {"a layer without a spec": _uniform_without},
+    (TypeError, RAW): {
+        "a tensor is a list": with_raw(lambda raw, _: raw.tolist()),
+        "a tensor is uint8": with_raw(lambda raw, _: raw.astype(np.uint8)),
+    },
+    (TypeError, "(dtypes|state)"): {
+        "a foreign spec's dtype is a text": _of_one_layer(_foreign_states(8, "float32"))
+    },
+    (ValueError, RAW): {
+        "a tensor has two axes": with_raw(lambda raw, _: raw[None].copy()),
+        "a tensor is not contiguous": with_raw(_spread),
+        "a tensor is not aligned": with_raw(_misaligned, is_attention),
+        "a tensor of states is not aligned": with_raw(_misaligned, _is_mamba),
+        "a byte too many": with_raw(_longer_by(lambda _: 1)),
+        "a byte too few": with_raw(_longer_by(lambda _: -1), has_blocks),
+        "half a page too many": with_raw(
+            _longer_by(lambda layer: int(layer.spec.page_size_bytes) // 2)
+        ),
+    },
+    (ValueError, PAGE): {
+        "different pages over one tensor": _another_spec(_half_a_page, _shares_with_another_group),
+        "different pages of states over one tensor": _another_spec(
+            lambda spec: dataclasses.replace(spec, page_size_padded=2 * spec.page_size_bytes),
+            _shares_with_attention,
+        ),
+    },
+    (ValueError, SIZES): {
+        "a kernel size too few": one_fewer(SIZES),
+        "a kernel size too many": changed(SIZES, lambda s: [*s, 1] if s else None),
+        "a kernel size is too large": _kernel_size(lambda size: 2 * size),
+        "a kernel size does not divide": _kernel_size(lambda size: size + 1),
+    },
+    (ValueError, STATES): {
+        "a state begins at an odd byte": _another_spec(_odd_offset, _is_mamba),
+        "a page ends inside an element": _of_one_layer(
+            reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)
+        ),
+    },
+    (ValueError, "page_size_bytes"): {"pages of no bytes": _of_one_layer(_foreign_states(0))},
+    (ValueError, "kv_cache_groups"): TWICE_IN_GROUPS,
+    (NotImplementedError, "_OddSpec"): {
+        "a spec of no kind": _another_spec(
+            lambda spec: _OddSpec(spec.block_size, spec.page_size_bytes)
+        )
+    },
+    (NotImplementedError, "KVCacheSpec"): {
+        "a spec of the base": _another_spec(lambda spec: reference.KVCacheSpec(spec.block_size))
+    },
+}
+
 RESHAPE_INVALID_INPUTS = [
     *invalid_by_kind(
         kv_cache_config=Object(reads="kv_cache_groups"),
@@ -291,68 +320,5 @@ RESHAPE_INVALID_INPUTS = [
         kv_cache_raw_tensors=Dict(names=RAW),
         **{"kv_cache_config.kv_cache_groups": List()},
     ),
-    *refusals(
-        KeyError,
-        **{
-            f"{RAW}|kv_cache_specs": {"a layer has no tensor": _without_tensor},
-            "kv_cache_specs": {"a layer without a spec": _uniform_without},
-        },
-    ),
-    *refusals(
-        TypeError,
-        **{
-            RAW: {
-                "a tensor is a list": with_raw(lambda raw, _: raw.tolist()),
-                "a tensor is uint8": with_raw(lambda raw, _: raw.astype(np.uint8)),
-            },
-            "(dtypes|state)": {
-                "a foreign spec's dtype is a text": _of_one_layer(_foreign_states(8, "float32"))
-            },
-        },
-    ),
-    *refusals(
-        ValueError,
-        **{
-            RAW: {
-                "a tensor has two axes": with_raw(lambda raw, _: raw[None].copy()),
-                "a tensor is not contiguous": with_raw(_spread),
-                "a tensor is not aligned": with_raw(_misaligned, is_attention),
-                "a tensor of states is not aligned": with_raw(_misaligned, _is_mamba),
-                "a byte too many": with_raw(_longer_by(lambda _: 1)),
-                "a byte too few": with_raw(_longer_by(lambda _: -1), has_blocks),
-                "half a page too many": with_raw(
-                    _longer_by(lambda layer: int(layer.spec.page_size_bytes) // 2)
-                ),
-            },
-            PAGE: {
-                "different pages over one tensor": _another_spec(
-                    _half_a_page, _shares_with_another_group
-                ),
-                "different pages of states over one tensor": _another_spec(
-                    _two_pages, _shares_with_attention
-                ),
-            },
-            SIZES: {
-                "a kernel size too few": changed(
-                    SIZES, lambda sizes: sizes[:-1] if sizes else None
-                ),
-                "a kernel size too many": changed(SIZES, lambda s: [*s, 1] if s else None),
-                "a kernel size is too large": _kernel_size(lambda size: 2 * size),
-                "a kernel size does not divide": _kernel_size(lambda size: size + 1),
-            },
-            STATES: {
-                "a state begins at an odd byte": _another_spec(_odd_offset, _is_mamba),
-                "a page ends inside an element": _of_one_layer(
-                    reference.MambaSpec(2, ((1,), (2,)), (np.float32, np.int8), 6)
-                ),
-            },
-            "page_size_bytes": {"pages of no bytes": _of_one_layer(_foreign_states(0))},
-            "kv_cache_groups": TWICE_IN_GROUPS,
-        },
-    ),
-    *refusals(
-        NotImplementedError,
-        _OddSpec={"a spec of no kind": _another_spec(_odd_spec, anyone)},
-        KVCacheSpec={"a spec of the base": _another_spec(_base_spec, anyone)},
-    ),
+    *refusals(RESHAPE_REFUSALS),
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from conformance.calls import Call
 from conformance.invalid_inputs.changes import refusals
 from conformance.invalid_inputs.kinds import invalid_by_kind, size
 from conformance.invalid_inputs.metadata import invalid_metadata
 
+
+def _without_block_size(call: Call) -> Call:
+    return call.without("block_size")
+
+
 LOCAL_ATTENTION_INVALID_INPUTS = [
     *invalid_by_kind(attn_chunk_size=size(), block_size=size(divides="attn_chunk_size")),
-    *refusals(
-        ValueError, block_size={"there is no block size": lambda call: call.without("block_size")}
-    ),
+    *refusals({(ValueError, "block_size"): {"there is no block size": _without_block_size}}),
     *invalid_metadata(has_block_size=True),
 ]

@@ -7,7 +7,7 @@ import math
 
 from conformance.calls import Call
 from conformance.contracts import Change
-from conformance.invalid_inputs.changes import refusals, replaced
+from conformance.invalid_inputs.changes import Refusals, refusals, replaced
 from conformance.invalid_inputs.kinds import MAX_INT64, Int, Object, invalid_by_kind
 
 SHARE = "gpu_memory_utilization"
@@ -43,6 +43,16 @@ def _shares(*shares: object) -> dict[str, Change]:
 SHOWN = ("cuda:7", r"1\.25", r"2\.50", r"2\.19", r"0\.875", "lower gpu_memory_utilization")
 """What the message of too little memory must say."""
 
+REQUEST_REFUSALS: Refusals = {
+    (ValueError, SHARE): _shares(0, 0.0, -0.5, ABOVE_ONE, 2, math.inf, math.nan),
+    (TypeError, SHARE): _shares(True, "0.9", None, 0.5 + 0j),
+    (ValueError, "free_memory"): {"a byte too little is free": _byte_too_few},
+    **{
+        (ValueError, shown): {f"too little is free, which shows {shown}": _too_few_of_many}
+        for shown in SHOWN
+    },
+}
+
 REQUEST_INVALID_INPUTS = [
     *invalid_by_kind(
         init_snapshot=Object(reads="free_memory"),
@@ -52,13 +62,5 @@ REQUEST_INVALID_INPUTS = [
             "init_snapshot.total_memory": Int(0, MAX_INT64),
         },
     ),
-    *refusals(ValueError, **{SHARE: _shares(0, 0.0, -0.5, ABOVE_ONE, 2, math.inf, math.nan)}),
-    *refusals(TypeError, **{SHARE: _shares(True, "0.9", None, 0.5 + 0j)}),
-    *refusals(ValueError, free_memory={"a byte too little is free": _byte_too_few}),
-    *refusals(
-        ValueError,
-        **{
-            shown: {f"too little is free, which shows {shown}": _too_few_of_many} for shown in SHOWN
-        },
-    ),
+    *refusals(REQUEST_REFUSALS),
 ]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 from conformance.calls import Call
-from conformance.invalid_inputs.changes import in_turn, prepared, refusals, replaced, set_arguments
+from conformance.invalid_inputs.changes import (
+    Refusals,
+    in_turn,
+    prepared,
+    refusals,
+    replaced,
+    set_arguments,
+)
 from conformance.invalid_inputs.kinds import Bool, Dict, Int, Object, Str, invalid_by_kind
 from conformance.strategies.attention_layers import own_config
 from conformance.strategies.mm_budget import Registry
 
 SCHEDULER, TOKENS = "scheduler_config", "max_tokens_by_modality"
-COUNTS = Dict(key=Str(), value=Int(0))
+COUNTS = Dict(has_str_keys=True, value=Int(0))
 """Counts by modality."""
 
 
@@ -27,6 +34,11 @@ def _with_large_item(call: Call) -> Call | None:
     return in_turn(set_arguments(**{TOKENS: tokens}), _where_a_step_is_read, step)(call)
 
 
+LARGE_ITEMS: Refusals = {
+    (ValueError, name): {f"an item larger than a step, which names {name}": _with_large_item}
+    for name in ("max_num_batched_tokens", "disable_chunked_mm_input")
+}
+
 COMPUTE_INVALID_INPUTS = [
     *invalid_by_kind(
         **{
@@ -40,14 +52,7 @@ COMPUTE_INVALID_INPUTS = [
         _where_a_step_is_read,
         invalid_by_kind(**{f"{SCHEDULER}.max_num_batched_tokens": Int(is_attribute=True)}),
     ),
-    *(
-        invalid
-        for name in ("max_num_batched_tokens", "disable_chunked_mm_input")
-        for invalid in refusals(
-            ValueError,
-            **{name: {f"an item larger than a step, which names {name}": _with_large_item}},
-        )
-    ),
+    *refusals(LARGE_ITEMS),
 ]
 
 
@@ -64,6 +69,13 @@ def _without_limit(call: Call) -> Call | None:
         return None
     return call.replacing(mm_registry=Registry({}, registry.tokens, registry.cache))
 
+
+BUDGET_REFUSALS: Refusals = {
+    (AttributeError, "get_mm_limits_per_prompt"): {
+        "no registry": replaced("mm_registry", own_config())
+    },
+    (KeyError, "modality"): {"a modality without a limit": _without_limit},
+}
 
 BUDGET_INVALID_INPUTS = [
     *invalid_by_kind(
@@ -85,24 +97,21 @@ BUDGET_INVALID_INPUTS = [
             }
         ),
     ),
-    *refusals(
-        AttributeError,
-        get_mm_limits_per_prompt={"no registry": replaced("mm_registry", own_config())},
-    ),
-    *refusals(KeyError, modality={"a modality without a limit": _without_limit}),
+    *refusals(BUDGET_REFUSALS),
 ]
+
+MAX_ITEMS_REFUSALS: Refusals = {
+    (KeyError, "modality"): {
+        "an unknown modality": "smell",
+        "an unknown modality of items of no tokens": set_arguments(
+            modality="smell", max_tokens_per_item=0
+        ),
+    }
+}
 
 MAX_ITEMS_INVALID_INPUTS = [
     *invalid_by_kind(modality=Str(), max_tokens_per_item=Int(0)),
-    *refusals(
-        KeyError,
-        modality={
-            "an unknown modality": replaced("modality", "smell"),
-            "an unknown modality of items of no tokens": set_arguments(
-                modality="smell", max_tokens_per_item=0
-            ),
-        },
-    ),
+    *refusals(MAX_ITEMS_REFUSALS),
 ]
 
 
@@ -114,4 +123,4 @@ def _without_modalities(call: Call) -> Call:
     )
 
 
-MODALITY_INVALID_INPUTS = refusals(ValueError, **{TOKENS: {"no modalities": _without_modalities}})
+MODALITY_INVALID_INPUTS = refusals({(ValueError, TOKENS): {"no modalities": _without_modalities}})

@@ -12,10 +12,10 @@ from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
 from conformance.invalid_inputs.arrays import Array, Output, made
 from conformance.invalid_inputs.changes import (
+    Refusals,
+    change_maker,
     changed,
-    checked_refusals,
     hinted,
-    of_hint,
     refusals,
     replaced,
     where,
@@ -27,26 +27,16 @@ MASK, ITEMS, NUMBER = "is_embed", "mm_embeddings", "expected_num_items"
 
 
 def _has_mask(call: Call) -> bool:
-    """Say whether a call has a mask: without one nothing is looked at."""
+    """Return whether a call has a mask: without one nothing is checked."""
     return call.facts is not None
 
 
 MASK_INVALID_INPUTS = [
     *invalid_by_kind(
-        **{MASK: Array([np.uint8, np.float64], ndim_error=TypeError, is_optional=True)}
+        is_embed=Array([np.uint8, np.float64], ndim_error=TypeError, is_optional=True)
     ),
-    *refusals(TypeError, **{MASK: {"the mask is a bool": replaced(MASK, True)}}),
+    *refusals({(TypeError, MASK): {"the mask is a bool": True}}),
 ]
-
-
-def _out(argument: str, num_rows: Callable[[NumpyArray], int]) -> Callable[[Call], NumpyArray]:
-    """Return what makes an `out` that would do for rows of an argument."""
-
-    def like(call: Call) -> NumpyArray:
-        rows = call.arguments[argument]
-        return np.zeros((num_rows(call.arguments[MASK]), rows.shape[1]), rows.dtype)
-
-    return like
 
 
 def _invalid_rows(
@@ -59,7 +49,10 @@ def _invalid_rows(
         num_rows: The rows of `out`, by the mask.
         is_counted: Whether these are counted in the mask's elements.
     """
-    like = _out(argument, num_rows)
+
+    def like(call: Call) -> NumpyArray:
+        rows = call.arguments[argument]
+        return np.zeros((num_rows(call.arguments[MASK]), rows.shape[1]), rows.dtype)
 
     def is_input(call: Call) -> Call | None:
         rows = call.arguments[argument].copy()
@@ -70,8 +63,8 @@ def _invalid_rows(
     out = Output(like, np.uint16, is_exact=True, is_length_value=is_counted)
     return [
         *invalid_by_kind(**{argument: Array(ndim=2), "out": out}),
-        *refusals(ValueError, out={"out has wider rows": wider}),
-        *checked_refusals(ValueError, out={"out is an input": is_input}),
+        *refusals({(ValueError, "out"): {"out has wider rows": wider}}),
+        *refusals({(ValueError, "out"): {"out is an input": is_input}}, is_value=True),
     ]
 
 
@@ -86,110 +79,108 @@ def _of_dtype(dtype: Any) -> Change:
     return changed("embeds", lambda a: np.zeros(a.shape, dtype))
 
 
-def _num_rows(change: Callable[[int, int], int | None]) -> Change:
-    """Return the change of the number of embeddings, by it and the mask's length."""
+@change_maker
+def _num_rows(call: Call, change: Callable[[int, int], int | None]) -> Call | None:
+    """Change the number of embeddings, by it and the mask's length."""
+    embeds = call.arguments["embeds"]
+    number = change(len(embeds), len(call.arguments[MASK]))
+    if number is None:
+        return None
+    bad = np.resize(embeds, (number, embeds.shape[1])).astype(embeds.dtype)
+    return call.replacing(embeds=bad)
 
-    def invalidate(call: Call) -> Call | None:
-        embeds = call.arguments["embeds"]
-        number = change(len(embeds), len(call.arguments[MASK]))
-        if number is None:
-            return None
-        bad = np.resize(embeds, (number, embeds.shape[1])).astype(embeds.dtype)
-        return call.replacing(embeds=bad)
 
-    return invalidate
+SCATTER_REFUSALS: Refusals = {
+    (TypeError, "embeds"): {
+        f"embeds is {np.dtype(dtype).name}": _of_dtype(dtype) for dtype in NO_EMBEDDINGS
+    },
+    (ValueError, "embeds"): {
+        "there are more embeddings than placeholders": _num_rows(lambda _, mask: mask + 1)
+    },
+}
 
+SCATTER_VALUES: Refusals = {
+    (ValueError, MASK): {
+        "an embedding is missing": _num_rows(lambda n, _: n - 1 if n else None),
+        "one embedding for all": _num_rows(lambda n, _: 1 if n > 1 else None),
+        "an embedding is left": _num_rows(lambda n, mask: n + 1 if n < mask else None),
+    }
+}
 
 SCATTER_INVALID_INPUTS = where(
     _has_mask,
     [
         *MASK_INVALID_INPUTS,
         *_invalid_rows("embeds", len, is_counted=False),
-        *refusals(
-            TypeError,
-            embeds={
-                f"embeds is {np.dtype(dtype).name}": _of_dtype(dtype) for dtype in NO_EMBEDDINGS
-            },
-        ),
-        *refusals(
-            ValueError,
-            embeds={
-                "there are more embeddings than placeholders": _num_rows(lambda _, mask: mask + 1)
-            },
-        ),
-        *checked_refusals(
-            ValueError,
-            **{
-                MASK: {
-                    "an embedding is missing": _num_rows(lambda n, _: n - 1 if n else None),
-                    "one embedding for all": _num_rows(lambda n, _: 1 if n > 1 else None),
-                    "an embedding is left": _num_rows(lambda n, mask: n + 1 if n < mask else None),
-                }
-            },
-        ),
+        *refusals(SCATTER_REFUSALS),
+        *refusals(SCATTER_VALUES, is_value=True),
     ],
 )
 
-
-def _length(step: int) -> Change:
-    """Return the change of the mask's length by so much."""
-
-    def change(mask: NumpyArray) -> NumpyArray | None:
-        length = len(mask) + step
-        return None if length < 0 else np.resize(mask, length).astype(np.bool_)
-
-    return changed(MASK, change)
-
+GATHER_REFUSALS: Refusals = {
+    (ValueError, MASK): {
+        "the mask is too short": changed(
+            MASK, lambda mask: mask[:-1].copy() if len(mask) else None
+        ),
+        "the mask is too long": changed(MASK, lambda mask: np.resize(mask, len(mask) + 1)),
+    }
+}
 
 HINT = "num_embeds"
 
 
-def _hinted(change: Callable[[int, int], object]) -> Change:
-    """Return the change of the hint, by it and the mask's length."""
-    return lambda call: hinted(HINT, lambda n: change(n, len(call.arguments[MASK])))(call)
+@change_maker
+def _hinted(call: Call, change: Callable[[int, int], object]) -> Call | None:
+    """Change the hint, by it and the mask's length."""
+    return hinted(HINT, lambda n: change(n, len(call.arguments[MASK])))(call)
 
+
+TOO_LARGE_HINT = _hinted(lambda _, mask: mask + 1)
+
+HINTED_VALUES: Refusals = {
+    (ValueError, HINT): {
+        "hint: one too few": _hinted(lambda n, _: n - 1 if n else None),
+        "hint: one too many": _hinted(lambda n, mask: n + 1 if n < mask else None),
+        "hint: all": _hinted(lambda n, mask: mask if n < mask else None),
+    }
+}
 
 GATHER_INVALID_INPUTS = where(
     _has_mask,
     [
         *MASK_INVALID_INPUTS,
         *_invalid_rows("placeholders", lambda mask: int(mask.sum()), is_counted=True),
-        *refusals(
-            ValueError,
-            **{MASK: {"the mask is too short": _length(-1), "the mask is too long": _length(1)}},
-        ),
+        *refusals(GATHER_REFUSALS),
         *invalid_hint(HINT, Int(0, is_optional=True)),
-        *of_hint(
-            refusals(
-                ValueError,
-                **{HINT: {"hint: more than placeholders": _hinted(lambda _, mask: mask + 1)}},
-            )
+        *refusals(
+            {(ValueError, HINT): {"hint: more than placeholders": TOO_LARGE_HINT}}, is_hint=True
         ),
-        *of_hint(
-            checked_refusals(
-                ValueError,
-                **{
-                    HINT: {
-                        "hint: one too few": _hinted(lambda n, _: n - 1 if n else None),
-                        "hint: one too many": _hinted(lambda n, mask: n + 1 if n < mask else None),
-                        "hint: all": _hinted(lambda n, mask: mask if n < mask else None),
-                    }
-                },
-            )
-        ),
+        *refusals(HINTED_VALUES, is_hint=True, is_value=True),
     ],
 )
 
 
-def _item(bad: Any) -> Change:
-    """Return the change of the last item, of several that are not arrays."""
-    change = replaced(f"{ITEMS}[-1]", bad)
-    return lambda call: None if isinstance(call.arguments[ITEMS], np.ndarray) else change(call)
+@change_maker
+def _item(call: Call, bad: Any) -> Call | None:
+    """Change the last item, of several that are not arrays."""
+    is_array = isinstance(call.arguments[ITEMS], np.ndarray)
+    return None if is_array else replaced(f"{ITEMS}[-1]", bad)(call)
 
 
 def _number(step: int) -> Change:
     return changed(NUMBER, lambda n: n + step if n + step >= 0 else None)
 
+
+WRONG_TYPES: Refusals = {
+    (TypeError, ITEMS): {
+        f"{ITEMS} is None": None,
+        f"{ITEMS} is a dict": {},
+        f"{ITEMS} is a set": set(),
+        f"{ITEMS} is an int": 3,
+        "the last item is None": _item(None),
+        "the last item is a list": _item([[0.0]]),
+    }
+}
 
 WRONG_SHAPES = {
     "the last item is a vector": _item(np.zeros(3)),
@@ -202,36 +193,15 @@ WRONG_SHAPES = {
 }
 """What is refused with a message that names the argument, and its likely cause."""
 
+NAMED_TWICE: Refusals = {
+    (ValueError, named): {
+        f"{what}, which names {named}": change for what, change in WRONG_SHAPES.items()
+    }
+    for named in (ITEMS, "embedding method")
+}
+
 SANITY_INVALID_INPUTS = [
     *invalid_by_kind(**{NUMBER: Int(0)}),
-    *refusals(
-        TypeError,
-        **{
-            ITEMS: {
-                **{
-                    f"{ITEMS} is {what}": replaced(ITEMS, bad)
-                    for what, bad in (
-                        ("None", None),
-                        ("a dict", {}),
-                        ("a set", set()),
-                        ("an int", 3),
-                    )
-                },
-                "the last item is None": _item(None),
-                "the last item is a list": _item([[0.0]]),
-            }
-        },
-    ),
-    *(
-        invalid
-        for names in (ITEMS, "embedding method")
-        for invalid in refusals(
-            ValueError,
-            **{
-                names: {
-                    f"{what}, which names {names}": change for what, change in WRONG_SHAPES.items()
-                }
-            },
-        )
-    ),
+    *refusals(WRONG_TYPES),
+    *refusals(NAMED_TWICE),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.calls import Call
-from conformance.invalid_inputs.changes import prepared, refusals
+from conformance.invalid_inputs.changes import Refusals, change_maker, prepared, refusals
 from conformance.invalid_inputs.kinds import Bool, Int, List, Object, invalid_by_kind
 from conformance.strategies.sequence_parallel import whole
 
@@ -26,26 +26,23 @@ def _where_all_is_read(call: Call) -> Call:
     return call.replacing(vllm_config=whole(READ), num_input_tokens=8)
 
 
-def _odd(call: Call) -> Call:
-    return call.replacing(vllm_config=whole(READ), num_input_tokens=call.arguments[TOKENS] * 4 + 2)
+@change_maker
+def _with_rest(call: Call, rest: int, parts: dict[str, Any]) -> Call:
+    """Give a number of tokens that leaves a rest when it is divided by the four ranks."""
+    tokens = call.arguments[TOKENS] * 4 + rest
+    return call.replacing(vllm_config=whole({**READ, **parts}), num_input_tokens=tokens)
 
 
-def _odd_and_whole(call: Call) -> Call:
-    parts = {**READ, "splitting_ops": None}
-    return call.replacing(vllm_config=whole(parts), num_input_tokens=call.arguments[TOKENS] * 4 + 1)
-
+SP_REFUSALS: Refusals = {
+    (ValueError, TOKENS): {
+        "the number is not a multiple of the ranks": _with_rest(2, {}),
+        "likewise, of a graph compiled whole": _with_rest(1, {"splitting_ops": None}),
+    }
+}
 
 SP_INVALID_INPUTS = [
     *invalid_by_kind(vllm_config=Object(reads="compilation_config"), **{TOKENS: Int(0)}),
-    *refusals(
-        ValueError,
-        **{
-            TOKENS: {
-                "the number is not a multiple of the ranks": _odd,
-                "likewise, of a graph compiled whole": _odd_and_whole,
-            }
-        },
-    ),
+    *refusals(SP_REFUSALS),
     *prepared(
         _where_all_is_read,
         [

@@ -9,8 +9,8 @@ import numpy as np
 from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array, Output, Starts
 from conformance.invalid_inputs.changes import (
+    Refusals,
     changed,
-    checked_refusals,
     refusals,
     set_arguments,
     with_element,
@@ -73,6 +73,13 @@ TOKEN_OF_NO_REQUEST = set_arguments(
     out=None,
 )
 
+SLOT_MAPPING_VALUES: Refusals = {
+    (ValueError, "query_start_loc"): {"there is a token, but no request": TOKEN_OF_NO_REQUEST},
+    (ValueError, "positions"): {"a position's column is outside the table": _column_outside},
+    (ValueError, "block_table"): {"a block id is negative": _negative_block},
+    (ValueError, "out"): {"out is an input": _out_is_positions},
+}
+
 SLOT_MAPPING_INVALID_INPUTS = [
     *invalid_by_kind(
         block_table=Array([np.int64], ndim=2, length=lambda call: call.facts.num_reqs),
@@ -88,15 +95,13 @@ SLOT_MAPPING_INVALID_INPUTS = [
         out=Output(_out, np.int32, is_contiguous=False),
     ),
     *refusals(
-        ValueError, cp_world_size={"a virtual block has 2**31 positions": LARGE_VIRTUAL_BLOCK}
+        {
+            (ValueError, "cp_world_size"): {
+                "a virtual block has 2**31 positions": LARGE_VIRTUAL_BLOCK
+            }
+        }
     ),
-    *checked_refusals(
-        ValueError,
-        query_start_loc={"there is a token, but no request": TOKEN_OF_NO_REQUEST},
-        positions={"a position's column is outside the table": _column_outside},
-        block_table={"a block id is negative": _negative_block},
-        out={"out is an input": _out_is_positions},
-    ),
+    *refusals(SLOT_MAPPING_VALUES, is_value=True),
 ]
 
 
@@ -117,23 +122,25 @@ def _negative_id(ids: NumpyArray) -> NumpyArray | None:
     return bad
 
 
+KERNEL_BLOCKS_VALUES: Refusals = {
+    (ValueError, "block_ids"): {
+        "a block id is negative": changed("block_ids", _negative_id),
+        "the dtype cannot hold a kernel block": _unholdable,
+    }
+}
+
+KERNEL_BLOCKS_REFUSALS: Refusals = {
+    (ValueError, "blocks_per_kv_block"): {
+        "the dtype cannot hold the kernel blocks of any block": set_arguments(
+            block_ids=np.zeros((2, 1), np.uint8), blocks_per_kv_block=257
+        )
+    }
+}
+
 KERNEL_BLOCKS_INVALID_INPUTS = [
     *invalid_by_kind(
         block_ids=Array([np.float32, np.bool_], ndim=None), blocks_per_kv_block=size()
     ),
-    *refusals(
-        ValueError,
-        blocks_per_kv_block={
-            "the dtype cannot hold the kernel blocks of any block": set_arguments(
-                block_ids=np.zeros((2, 1), np.uint8), blocks_per_kv_block=257
-            )
-        },
-    ),
-    *checked_refusals(
-        ValueError,
-        block_ids={
-            "a block id is negative": changed("block_ids", _negative_id),
-            "the dtype cannot hold a kernel block": _unholdable,
-        },
-    ),
+    *refusals(KERNEL_BLOCKS_REFUSALS),
+    *refusals(KERNEL_BLOCKS_VALUES, is_value=True),
 ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance.calls import Call
 from conformance.invalid_inputs.arrays import Array
-from conformance.invalid_inputs.changes import changed, refusals, replaced
+from conformance.invalid_inputs.changes import Refusals, changed, refusals, replaced
 from conformance.invalid_inputs.kinds import Int, invalid_by_kind
 from conformance.strategies.arrays import Array as NumpyArray
 from conformance.strategies.spec_decode import laid_out
@@ -17,9 +17,13 @@ def _does_not_divide(call: Call) -> Call | None:
     return call.replacing(batch_size=tokens + 1) if tokens else None
 
 
+QUERY_REFUSALS: Refusals = {
+    (ValueError, "batch_size"): {"batch_size does not divide the tokens": _does_not_divide}
+}
+
 QUERY_INVALID_INPUTS = [
     *invalid_by_kind(query=Array(ndim=3), batch_size=Int()),
-    *refusals(ValueError, batch_size={"batch_size does not divide the tokens": _does_not_divide}),
+    *refusals(QUERY_REFUSALS),
 ]
 
 
@@ -35,15 +39,16 @@ def _interleaved(output: NumpyArray) -> NumpyArray:
     return whole.transpose(1, 0, 2, 3)
 
 
+OUTPUT_REFUSALS: Refusals = {
+    (ValueError, "attn_output"): {
+        "attn_output has two axes": replaced("attn_output", np.zeros((3, 2))),
+        "attn_output has five axes": replaced("attn_output", np.zeros((1,) * 5)),
+        "requests lie apart": changed("attn_output", _apart),
+        "requests are interleaved": changed("attn_output", _interleaved),
+    }
+}
+
 OUTPUT_INVALID_INPUTS = [
     *invalid_by_kind(attn_output=Array(ndim=None)),
-    *refusals(
-        ValueError,
-        attn_output={
-            "attn_output has two axes": replaced("attn_output", np.zeros((3, 2))),
-            "attn_output has five axes": replaced("attn_output", np.zeros((1,) * 5)),
-            "requests lie apart": changed("attn_output", _apart),
-            "requests are interleaved": changed("attn_output", _interleaved),
-        },
-    ),
+    *refusals(OUTPUT_REFUSALS),
 ]

@@ -12,7 +12,7 @@ import reference
 from conformance.calls import Call
 from conformance.contracts import Change, InvalidInput
 from conformance.factories import Factory, FactoryContext
-from conformance.invalid_inputs.changes import changed, refusals, replaced, showing
+from conformance.invalid_inputs.changes import Refusals, change_maker, changed, refusals
 from conformance.invalid_inputs.kinds import List, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, invalid_specs, of_kinds
 from conformance.strategies.kv_cache_spec import ATTENTION, EXAMPLES, FULL
@@ -35,14 +35,17 @@ def _only(*changes: Callable[[Any], Any]) -> Change:
     return changed("specs", lambda specs: [change(specs[0]) for change in changes])
 
 
-def _of_kinds(*kinds: str, **changes: Mapping[str, Change]) -> list[InvalidInput]:
-    """Return what is refused of specs of some kinds."""
-    return of_kinds(
-        kinds,
-        refusals(ValueError, **changes),
-        lambda call: call.function.split(".", maxsplit=1)[0],
-        lambda kind: Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]}),
-    )
+def _of_kinds(tables: Mapping[tuple[str, ...], Refusals], also: str = "") -> list[InvalidInput]:
+    """Return what is refused of specs of some kinds, as tables by kinds."""
+
+    def example(kind: str) -> Call:
+        return Call(f"{kind}.merge", {"specs": [EXAMPLES[kind]]})
+
+    return [
+        invalid
+        for kinds, table in tables.items()
+        for invalid in of_kinds(kinds, refusals(table, also=also), example=example)
+    ]
 
 
 def _as_kind(kind: str, **more: Any) -> Callable[[Any], Any]:
@@ -77,60 +80,42 @@ class EngineSpec(Factory):
         return cls(**vars(converted))
 
 
-OTHER_SIZES = {
-    f"(specs|{field})": {f"another {field}": _with_other(_other(field))}
-    for field in ("num_kv_heads", "head_size")
+INVALID_SPECS: Refusals = {
+    (ValueError, "specs"): {"there are no specs": []},
+    (TypeError, "specs"): {
+        "an entry is None": _with_other(lambda _: None),
+        "the first is a class": _only(type),
+    },
 }
 
-MERGE_INVALID_INPUTS = [
-    *invalid_by_kind(specs=List()),
-    *refusals(ValueError, specs={"there are no specs": replaced("specs", [])}),
-    *refusals(
-        TypeError,
-        specs={
-            "an entry is None": changed("specs", lambda specs: [*specs, None]),
-            "the first is a class": changed("specs", lambda specs: [type(specs[0])]),
-        },
-    ),
-    *showing(
-        str(UNLIKE),
-        [
-            *refusals(
-                ValueError,
-                **{
-                    "(specs|block_size)": {
-                        "another block size": _with_other(
-                            lambda spec: spec.copy_with_new_block_size(UNLIKE)
-                        )
-                    }
-                },
-            ),
-            *_of_kinds(*ATTENTION, **OTHER_SIZES),
-            *_of_kinds(
-                "SlidingWindowSpec",
-                **{
-                    "(specs|sliding_window)": {
-                        "one with another window": _with_other(_other("sliding_window"))
-                    }
-                },
-            ),
-        ],
-    ),
-    *_of_kinds(*ATTENTION, **{"(specs|dtype)": {"another dtype": _with_other(_another_dtype)}}),
-    *_of_kinds(
-        *FULL,
-        sliding_window={
+UNLIKE_BLOCK_SIZE = _with_other(lambda spec: spec.copy_with_new_block_size(UNLIKE))
+
+UNLIKE_SIZES: dict[tuple[str, ...], Refusals] = {
+    ATTENTION: {
+        (ValueError, f"(specs|{field})"): {f"another {field}": _with_other(_other(field))}
+        for field in ("num_kv_heads", "head_size")
+    },
+    ("SlidingWindowSpec",): {
+        (ValueError, "(specs|sliding_window)"): {
+            "one with another window": _with_other(_other("sliding_window"))
+        }
+    },
+}
+
+UNLIKE_SPECS: dict[tuple[str, ...], Refusals] = {
+    ATTENTION: {(ValueError, "(specs|dtype)"): {"another dtype": _with_other(_another_dtype)}},
+    FULL: {
+        (ValueError, "sliding_window"): {
             "two windows": _only(_limits(4, None), _limits(None, None), _limits(5, None)),
             "a window and a chunk size": _only(_limits(None, 4), _limits(4, None)),
             "one with both": _only(_limits(4, 4)),
         },
-        attention_chunk_size={
+        (ValueError, "attention_chunk_size"): {
             "two chunk sizes": _only(_limits(None, 4), _limits(None, None), _limits(None, 5))
         },
-    ),
-    *_of_kinds(
-        "FullAttentionSpec",
-        specs={
+    },
+    ("FullAttentionSpec",): {
+        (ValueError, "specs"): {
             "MLA among Full": _with_other(_as_kind("MLAAttentionSpec")),
             "an engine's own kind of MLA among Full": _with_other(
                 lambda spec: EngineSpec(_as_kind("MLAAttentionSpec")(spec))
@@ -138,41 +123,42 @@ MERGE_INVALID_INPUTS = [
             "a window's spec among Full": _with_other(
                 _as_kind("SlidingWindowSpec", sliding_window=4)
             ),
+        }
+    },
+    ("MLAAttentionSpec",): {
+        (ValueError, "specs"): {"Full among MLA": _with_other(_as_kind("FullAttentionSpec"))},
+        (ValueError, "(specs|cache_dtype_str)"): {
+            "another cache_dtype_str": _with_other(
+                lambda spec: dataclasses.replace(spec, cache_dtype_str=f"{spec.cache_dtype_str}x")
+            )
         },
-    ),
-    *_of_kinds(
-        "MLAAttentionSpec",
-        specs={"Full among MLA": _with_other(_as_kind("FullAttentionSpec"))},
-        **{
-            "(specs|cache_dtype_str)": {
-                "another cache_dtype_str": _with_other(
-                    lambda spec: dataclasses.replace(
-                        spec, cache_dtype_str=f"{spec.cache_dtype_str}x"
-                    )
-                )
-            }
-        },
-    ),
-    *_of_kinds(
-        "AttentionSpec",
-        "CrossAttentionSpec",
-        specs={
+    },
+    ("AttentionSpec", "CrossAttentionSpec"): {
+        (ValueError, "specs"): {
             "one of another kind and the same fields": _with_other(
                 _as_kind("EncoderOnlyAttentionSpec")
             )
-        },
+        }
+    },
+}
+
+MERGE_INVALID_INPUTS = [
+    *invalid_by_kind(specs=List()),
+    *refusals(INVALID_SPECS),
+    *refusals(
+        {(ValueError, "(specs|block_size)"): {"another block size": UNLIKE_BLOCK_SIZE}},
+        also=str(UNLIKE),
     ),
+    *_of_kinds(UNLIKE_SIZES, also=str(UNLIKE)),
+    *_of_kinds(UNLIKE_SPECS),
 ]
 
 
-def _first_is(spec: Any) -> Change:
-    """Return the change that puts a spec of a kind that is never uniform first."""
-
-    def invalidate(call: Call) -> Call:
-        block_size = next(iter(call.arguments["specs"].values())).block_size
-        return call.replacing(specs={"layers.7.attn": spec.copy_with_new_block_size(block_size)})
-
-    return invalidate
+@change_maker
+def _first_is(call: Call, spec: Any) -> Call:
+    """Put a spec of a kind that is never uniform first."""
+    block_size = next(iter(call.arguments["specs"].values())).block_size
+    return call.replacing(specs={"layers.7.attn": spec.copy_with_new_block_size(block_size)})
 
 
 NEVER_UNIFORM = (
@@ -182,13 +168,11 @@ NEVER_UNIFORM = (
     reference.UniformTypeKVCacheSpecs(2, {"a": SPEC}),
 )
 
-UNIFORM_TYPE_INVALID_INPUTS = [
-    *invalid_specs("specs"),
-    *refusals(
-        NotImplementedError,
-        **{
-            type(spec).__name__: {f"the first is a {type(spec).__name__}": _first_is(spec)}
-            for spec in NEVER_UNIFORM
-        },
-    ),
-]
+FIRST_SPECS: Refusals = {
+    (NotImplementedError, type(spec).__name__): {
+        f"the first is a {type(spec).__name__}": _first_is(spec)
+    }
+    for spec in NEVER_UNIFORM
+}
+
+UNIFORM_TYPE_INVALID_INPUTS = [*invalid_specs("specs"), *refusals(FIRST_SPECS)]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import reference
 from conformance.calls import Call
 from conformance.contracts import InvalidInput
-from conformance.invalid_inputs.changes import changed, in_turn, refusals, replaced, where
-from conformance.invalid_inputs.kinds import Int, Object, invalid_by_kind
+from conformance.invalid_inputs.changes import Refusals, in_turn, refusals, replaced, where
+from conformance.invalid_inputs.kinds import Int, Kind, Object, invalid_by_kind
 from conformance.invalid_inputs.kv_cache_spec import SPEC, abstract_specs, of_kinds
 from conformance.strategies.kv_cache_spec import BOUNDED, EXAMPLES, FULL, READS
 
@@ -48,53 +48,55 @@ NUMBERS = {
 }
 """The numbers of a configuration, by the kinds of specs that read them."""
 
-PARTS = {
-    part: tuple(
-        kind for path, (kinds, _) in NUMBERS.items() if path.startswith(part) for kind in kinds
-    )
-    for part in ("model_config", "parallel_config", "scheduler_config")
+READ: dict[str, tuple[Sequence[str], Kind]] = {
+    **NUMBERS,
+    **{
+        part: (
+            [
+                kind
+                for path, (kinds, _) in NUMBERS.items()
+                if path.startswith(part)
+                for kind in kinds
+            ],
+            Object(reads="attribute"),
+        )
+        for part in ("model_config", "parallel_config", "scheduler_config")
+    },
 }
-"""The parts of a configuration, likewise."""
+"""The numbers and the parts of a configuration, by the kinds of specs that read them."""
 
 MODE = "vllm_config.cache_config.mamba_cache_mode"
 
-ALL_BLOCKS = in_turn(
-    replaced(MODE, "all"),
-    changed(
-        "vllm_config",
-        lambda c: dataclasses.replace(c, model_config=reference.ModelConfig(max_model_len=1)),
-    ),
-)
-"""Makes Mamba layers cache the states of all blocks, for which the longest request is read."""
-
 
 def _of_all_blocks(invalid: InvalidInput) -> InvalidInput:
-    change = in_turn(ALL_BLOCKS, invalid.change)
+    """Return an invalid length in the mode that caches the states of all blocks, which reads it."""
+    length = replaced("vllm_config.model_config", reference.ModelConfig(max_model_len=1))
+    change = in_turn(replaced(MODE, "all"), length, invalid.change)
     return dataclasses.replace(invalid, name=f"{invalid.name} in mode all", change=change)
 
 
-LENGTH = invalid_by_kind(**{"vllm_config.model_config.max_model_len": Int()})
+MODES: Refusals = {
+    (ValueError, "mamba_cache_mode"): {
+        f"mamba_cache_mode is {mode!r}": replaced(MODE, mode)
+        for mode in ("", "ALL", None, True, ["all"])
+    }
+}
 
 OF_MAMBA = [
-    *map(_of_all_blocks, LENGTH),
-    *refusals(
-        ValueError,
-        mamba_cache_mode={
-            f"mamba_cache_mode is {mode!r}": replaced(MODE, mode)
-            for mode in ("", "ALL", None, True, ["all"])
-        },
-    ),
+    *map(_of_all_blocks, invalid_by_kind(**{"vllm_config.model_config.max_model_len": Int()})),
+    *refusals(MODES),
     *invalid_by_kind(**{"vllm_config.cache_config": Object(reads="mamba_cache_mode")}),
 ]
 
-WITH_WINDOW = refusals(
-    ValueError,
-    decode_context_parallel_size={
+RANKS = "decode_context_parallel_size"
+
+WITH_WINDOW: Refusals = {
+    (ValueError, RANKS): {
         "decode context parallelism with a window": replaced(
-            "vllm_config.parallel_config.decode_context_parallel_size", 2
+            f"vllm_config.parallel_config.{RANKS}", 2
         )
-    },
-)
+    }
+}
 
 MAX_MEMORY_INVALID_INPUTS = [
     *abstract_specs(
@@ -105,18 +107,11 @@ MAX_MEMORY_INVALID_INPUTS = [
     ),
     *(
         invalid
-        for path, (kinds, number) in NUMBERS.items()
-        for invalid in _of_kinds(kinds, invalid_by_kind(**{f"vllm_config.{path}": number}))
-    ),
-    *(
-        invalid
-        for part, kinds in PARTS.items()
-        for invalid in _of_kinds(
-            kinds, invalid_by_kind(**{f"vllm_config.{part}": Object(reads="attribute")})
-        )
+        for path, (kinds, kind) in READ.items()
+        for invalid in _of_kinds(kinds, invalid_by_kind(**{f"vllm_config.{path}": kind}))
     ),
     *_of_kinds(("MambaSpec",), OF_MAMBA),
-    *_of_kinds(("SlidingWindowSpec",), WITH_WINDOW),
+    *_of_kinds(("SlidingWindowSpec",), refusals(WITH_WINDOW)),
     *where(
         lambda call: READS[kind_of(call)], invalid_by_kind(vllm_config=Object(reads="attribute"))
     ),

@@ -126,7 +126,7 @@ def test_lists_and_dicts() -> None:
     assert ("a", "b") == made["x is a tuple"]
     assert ["a", 3] == made["x has an entry that is an int"]
     assert "x has an entry that is an int" not in made_of(List(Str()), [])
-    of_dict = made_of(Dict(key=Str(), value=Int(0)), {"a": 1, "b": 2})
+    of_dict = made_of(Dict(has_str_keys=True, value=Int(0)), {"a": 1, "b": 2})
     assert {"a": 1, "b": -1} == of_dict["x has an entry that is -1"]
     assert {"a": 1, "b": 2, 3: 2} == of_dict["x has a key that is an int"]
 
