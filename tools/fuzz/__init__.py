@@ -10,8 +10,8 @@
 | `chooser` | which property gets the next slice of time |
 | `jobs`, `slices`, `minimize` | the work that is sent to a worker |
 | `shrink`, `child` | the smallest input that fails; forked children, which may crash |
-| `worker`, `local_pool` | processes that do it here |
-| `ray_pool`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster: docs/cluster.md |
+| `worker`, `worker_process`, `local_pool` | processes that do it here |
+| `ray_pool`, `ray_cluster`, `ray_driver`, `ray_worker`, `shipping` | the same on a Ray cluster |
 | `failures`, `findings`, `database` | what was found, and where it is stored |
 | `exhaustive` | small scopes, enumerated |
 | `report` | the morning report |

@@ -17,7 +17,7 @@ from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from conformance.gpu_context import ContextLostError, check_can_fork
-from tools.fuzz.worker import LOST_CONTEXT_EXIT
+from tools.fuzz.worker_process import LOST_CONTEXT_EXIT
 
 CASE_SECONDS: Final = 20.0
 """A case that takes longer hangs; a worker waits a little longer for one."""

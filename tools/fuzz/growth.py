@@ -18,7 +18,7 @@ from tools.fuzz.failures import Failure
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
 from tools.fuzz.slices import failure_of_case
-from tools.fuzz.worker import rss_bytes
+from tools.fuzz.worker_process import rss_bytes
 
 STAGES: Final = 8
 """Memory must grow in so many stages, after a first one that fills caches.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 
 from tools.fuzz.jobs import Event, Job, Lost
-from tools.fuzz.worker import Limits, LocalWorker, Start
+from tools.fuzz.worker import PRELOAD, Limits, LocalWorker
 
 
 class LocalPool:
@@ -15,14 +16,14 @@ class LocalPool:
     Args:
         workers: How many.
         limits: What each may take.
-        start: How they are started.
+        preload: Modules that their processes import once.
 
     Attributes:
         workers: The workers.
     """
 
-    def __init__(self, workers: int, limits: Limits, start: Start | None = None) -> None:
-        self.workers = [LocalWorker(f"worker {n}", limits, start) for n in range(workers)]
+    def __init__(self, workers: int, limits: Limits, preload: tuple[str, ...] = PRELOAD) -> None:
+        self.workers = [LocalWorker(f"worker {n}", limits, preload) for n in range(workers)]
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._threads = [
@@ -43,13 +44,7 @@ class LocalPool:
 
     def events(self, timeout: float) -> list[Event]:
         """Return what happened since the last call; wait up to `timeout` seconds for the first."""
-        found: list[Event] = []
-        try:
-            found.append(self._events.get(timeout=max(timeout, 0)))
-            while True:
-                found.append(self._events.get_nowait())
-        except queue.Empty:
-            return found
+        return take_events(self._events, timeout)
 
     def stop(self) -> None:
         """Ask all running jobs to end."""
@@ -73,3 +68,13 @@ class LocalPool:
                     self._events.put(event)
             except Exception as error:  # noqa: BLE001  # a job must not be lost silently
                 self._events.put(Lost(job, "error", detail=repr(error), worker=worker.name))
+
+
+def take_events(events: queue.SimpleQueue[Event], timeout: float) -> list[Event]:
+    """Return what is in a queue; wait up to `timeout` seconds for the first."""
+    found: list[Event] = []
+    with contextlib.suppress(queue.Empty):
+        found.append(events.get(timeout=max(timeout, 0)))
+        while True:
+            found.append(events.get_nowait())
+    return found

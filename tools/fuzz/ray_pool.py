@@ -1,46 +1,39 @@
 """Workers on a Ray cluster: see `jobs.Pool`, and docs/cluster.md for how to start one.
 
-Each event reaches this process at once, so what was found is here when a node is lost. The job that
-ran there runs again elsewhere. Ray itself runs in another process, `ray_driver`, which is started
-again if it ends with the head node.
+Ray starts the workers, from another process, `ray_driver`, which is started again if it ends with
+the head node. Each worker connects to this process, receives jobs, and sends each event at once, so
+what was found is here when a node is lost. The job that ran there runs again on another node.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
-import itertools
-import multiprocessing
 import os
 import queue
+import secrets
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection
+from collections.abc import Iterable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Final
 
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
-from tools.fuzz.ray_driver import FIRST_WORKER_SECONDS, Config
+from tools.fuzz.local_pool import take_events
+from tools.fuzz.ray_cluster import Cluster, Config, Resources, check_address
+from tools.fuzz.ray_worker import CLOSE, STOP, WorkerConfig
 from tools.fuzz.shipping import copy_code, dump, load
-from tools.fuzz.worker import Limits, Start
-
-REACH_SECONDS: Final = 5.0
-"""What the head node may take to accept a connection."""
-
-CONNECT_SECONDS: Final = 60.0
-"""What Ray may take to connect, before the first worker starts."""
-
-RECONNECT_SECONDS: Final = 10.0
-"""What is waited before the driver is started again."""
+from tools.fuzz.worker import PRELOAD, Limits
 
 CLOSE_SECONDS: Final = 6.0
-"""What the driver may take to end."""
+"""What the workers may take to end."""
+
+KEEPALIVE_SECONDS: Final = 5
+"""A node that does not answer the kernel four times in such a distance is lost."""
 
 MAX_LOST_NODES: Final = 4
 """A job that loses its node so often is not run again: it may be the cause itself."""
@@ -52,22 +45,19 @@ class NodeLost:
 
     Attributes:
         worker: Which worker it was.
-        detail: What Ray says.
         times: How often the job lost its node so far; it runs again.
     """
 
     worker: str
-    detail: str
     times: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Task:
-    """A job that has not ended."""
+    """A job that has not ended, pickled too, and how often it lost its node."""
 
     job: Job
     data: bytes
-    is_running: bool = False
     lost_nodes: int = 0
 
 
@@ -82,14 +72,11 @@ class RayPool:
         address: `HOST:PORT` of the head node, or `auto` for the cluster of this machine. This
             machine must be a node of the cluster.
         limits: What each worker may take.
-        workers: The most workers that use no GPU; None for one for each CPU of the cluster. Jobs
-            that need a GPU have one worker for each GPU next to these.
-        start: How the workers' child processes are started.
+        workers: The most workers that use no GPU; None for one for each CPU of the cluster. There
+            is one worker for each GPU next to these, for the jobs that need one.
+        preload: Modules that the workers' processes import once.
         files: Files and folders that jobs need next to this checkout, such as the file of an
             implementation.
-
-    Attributes:
-        num_gpus: The GPUs that the cluster has now.
 
     Raises:
         ValueError: Ray is not installed; the cluster cannot be reached, has another version of Ray
@@ -102,261 +89,166 @@ class RayPool:
         *,
         limits: Limits | None = None,
         workers: int | None = None,
-        start: Start | None = None,
+        preload: tuple[str, ...] = PRELOAD,
         files: Iterable[Path] = (),
     ) -> None:
-        self.num_gpus = 0
-        self._address = address
-        _check_installed(address)
-        _check_reachable(address)
-        self._folder = tempfile.TemporaryDirectory(prefix="kvtwin-ray-")
-        self._size = 0
+        check_address(address)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._tasks: dict[int, _Task] = {}
-        self._ids = itertools.count()
+        self._jobs: dict[bool, queue.Queue[_Task]] = {False: queue.Queue(), True: queue.Queue()}
+        self._tasks: set[_Task] = set()
+        self._workers: dict[Connection, socket.socket] = {}
         self._lock = threading.Lock()
-        self._closed = threading.Event()
         self._is_stopped = False
-        try:
-            code = Path(self._folder.name) / "code"
-            self._places = copy_code(files, code)
-            self._config = Config(
-                address, str(code), self._places, limits or Limits(), start or Start(), workers
+        self._sending = threading.Lock()
+        self._is_closed = False
+        with contextlib.ExitStack() as opened:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvtwin-ray-")))
+            self._places = copy_code(files, folder / "code")
+            # Workers connect from all nodes of the cluster, and authenticate themselves.
+            self._server = opened.enter_context(socket.create_server(("", 0)))
+            opened.callback(self._server.shutdown, socket.SHUT_RDWR)  # `accept` returns
+            self._key = secrets.token_bytes()
+            config = Config(
+                address,
+                str(folder / "code"),
+                self._server.getsockname()[1],
+                WorkerConfig(self._key, self._places, limits or Limits(), preload),
+                workers,
             )
-            self._driver = _DriverProcess(self._config, Path(self._folder.name) / "log")
-            try:
-                self._wait_until_ready()
-            except BaseException:
-                self._driver.kill()
-                raise
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+            self._cluster = opened.enter_context(
+                contextlib.closing(Cluster(config, folder / "log"))
+            )
+            threading.Thread(target=self._accept, daemon=True).start()
+            self._cluster.wait_for_worker(lambda: bool(self._workers))
+            self._opened = opened.pop_all()
+        self._cluster.watch(self._note)
 
     @property
     def size(self) -> int:
         """The number of workers now."""
-        return self._size
+        return len(self._workers)
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs that the cluster has now."""
+        found = self._cluster.resources
+        return 0 if found is None else found.gpus
 
     def submit(self, job: Job) -> None:
         """Run a job as soon as a worker is free."""
         task = _Task(job, dump(job, self._places))
-        with self._lock:
-            number = next(self._ids)
-            self._tasks[number] = task
-            self._send_task(number, task)
+        self._tasks.add(task)
+        self._jobs[job.needs_gpu].put(task)
 
     def events(self, timeout: float) -> list[Event]:
         """Return what happened since the last call; wait up to `timeout` seconds for the first."""
-        found: list[Event] = []
-        with contextlib.suppress(queue.Empty):
-            found.append(self._events.get(timeout=max(timeout, 0)))
-            while True:
-                found.append(self._events.get_nowait())
-        return found
+        return take_events(self._events, timeout)
 
     def stop(self) -> None:
         """Ask all running jobs to end."""
-        with self._lock:
-            self._is_stopped = True
-            self._driver.send("stop")
+        self._is_stopped = True
+        self._send_all(STOP)
 
     def close(self) -> None:
         """End all workers; jobs that are running or wait are lost as `stopped`."""
-        self._closed.set()
-        with self._lock:
-            self._driver.send("close")
-        self._thread.join(CLOSE_SECONDS)  # until the driver has sent all and ended
-        self._driver.kill()
-        self._thread.join()
-        for task in self._tasks.values():
-            self._events.put(Lost(task.job, "stopped"))
-        self._tasks.clear()
-        self._folder.cleanup()
+        self._is_closed = True
+        self._send_all(CLOSE)
+        until = time.monotonic() + CLOSE_SECONDS
+        while self._workers and time.monotonic() < until:
+            time.sleep(0.05)
+        self._opened.close()
+        for connection in list(self._workers.values()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for task in list(self._tasks):
+            self._finish(task, Lost(task.job, "stopped"))
 
-    def _wait_until_ready(self) -> None:
-        """Wait for the first worker."""
-        until = time.monotonic() + CONNECT_SECONDS + FIRST_WORKER_SECONDS
-        while not self._size:
-            if not self._driver.pipe.poll(max(until - time.monotonic(), 0)):
-                raise self._refusal(f"it did not answer; {self._driver.last_words()}")
+    def _note(self, resources: Resources) -> None:
+        """Lose the jobs that need a GPU if the cluster has none."""
+        if resources.gpus:
+            return
+        detail = "no node has a GPU: start one with `ray start --num-gpus N`"
+        with contextlib.suppress(queue.Empty):
+            while True:
+                task = self._jobs[True].get_nowait()
+                self._finish(task, Lost(task.job, "node", detail=detail, worker="no worker"))
+
+    def _accept(self) -> None:
+        """Accept the connections of workers until the pool is closed: the body of a thread."""
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
+
+    def _follow(self, connection: socket.socket) -> None:
+        """Give one worker its jobs: the body of a thread."""
+        _notice_lost_node(connection)
+        pipe = Connection(os.dup(connection.fileno()))
+        with connection, pipe, contextlib.suppress(OSError, EOFError, AuthenticationError):
+            deliver_challenge(pipe, self._key)
+            answer_challenge(pipe, self._key)
+            name, has_gpu = pipe.recv()
+            self._workers[pipe] = connection
             try:
-                kind, *content = self._driver.pipe.recv()
-            except (EOFError, OSError):
-                raise self._refusal(f"Ray ended; {self._driver.last_words()}") from None
-            if kind == "refused":
-                raise self._refusal(content[0])
-            self._size, self.num_gpus = content
+                if self._is_stopped:
+                    self._send(pipe, STOP)
+                while not pipe.poll():  # a worker without a job says nothing until it ends
+                    with contextlib.suppress(queue.Empty):
+                        self._run(self._jobs[has_gpu].get(timeout=0.2), pipe, name)
+            finally:
+                del self._workers[pipe]
 
-    def _refusal(self, why: str) -> ValueError:
-        return ValueError(f"the Ray cluster {self._address!r} cannot be used: {why}")
+    def _run(self, task: _Task, pipe: Connection, worker: str) -> None:
+        """Run a job in a worker; pass on its events."""
+        try:
+            self._send(pipe, task.data)
+            while task in self._tasks:
+                self._pass_on(task, *load(pipe.recv_bytes(), self._places))
+        except (EOFError, OSError):
+            if not self._is_closed:
+                self._lose_node(task, worker)
+        except Exception as error:  # a job must not be lost silently
+            self._finish(task, Lost(task.job, "error", detail=repr(error), worker=worker))
+            raise
 
-    def _listen(self) -> None:
-        """Receive what the driver sends; start it again if it ends: the body of a thread."""
-        while True:
-            try:
-                while True:
-                    self._handle(*self._driver.pipe.recv())
-            except (EOFError, OSError):
-                pass
-            self._driver.kill()
-            if self._closed.is_set():
-                return
-            self._lose_driver(f"the process that talks to Ray ended; {self._driver.last_words()}")
-            if self._closed.wait(RECONNECT_SECONDS):
-                return
-            self._start_again()
-
-    def _start_again(self) -> None:
-        with self._lock:
-            if self._closed.is_set():
-                return
-            log = Path(self._folder.name) / "log"
-            self._driver = _DriverProcess(self._config, log)
-            if self._is_stopped:
-                self._driver.send("stop")
-            for number, task in self._tasks.items():
-                self._send_task(number, task)
-
-    def _handle(self, kind: str, *content: Any) -> None:
-        if kind == "size":
-            self._size, self.num_gpus = content
-        elif kind == "started":
-            task = self._tasks.get(content[0])
-            if task is not None:
-                task.is_running = True
-        elif kind == "event":
-            number, data = content
-            self._handle_event(number, *load(data, self._places))
-        elif kind == "lost":
-            number, reason, detail, worker = content
-            if reason == "node":
-                self._lose_node(number, detail, worker)
-            else:
-                self._end(number, lambda job: Lost(job, reason, detail=detail, worker=worker))
-
-    def _handle_event(self, number: int, kind: str, *content: Any) -> None:
+    def _pass_on(self, task: _Task, kind: str, *content: Any) -> None:
         if kind == "message":
-            task = self._tasks.get(number)
-            if task is not None:
-                self._events.put(Message(task.job, load(content[0], self._places)))
+            self._events.put(Message(task.job, load(content[0], self._places)))
         elif kind == "finished":
             result, *memory = content
-            value = load(result, self._places)
-            self._end(number, lambda job: Finished(job, value, *memory))
+            self._finish(task, Finished(task.job, load(result, self._places), *memory))
         else:
-            self._end(number, lambda job: Lost(job, *content))
+            self._finish(task, Lost(task.job, *content))
 
-    def _end(self, number: int, event_of: Callable[[Job], Event]) -> None:
-        with self._lock:
-            task = self._tasks.pop(number, None)
-        if task is not None:
-            self._events.put(event_of(task.job))
-
-    def _lose_driver(self, detail: str) -> None:
-        """Let all jobs run again after the driver was started again."""
-        self._size = 0
-        for task in list(self._tasks.values()):
-            if task.is_running:
-                task.is_running = False
-                self._events.put(Message(task.job, NodeLost("driver", detail, task.lost_nodes)))
-
-    def _lose_node(self, number: int, detail: str, worker: str) -> None:
+    def _lose_node(self, task: _Task, worker: str) -> None:
         """Run a job again that lost its node, unless it did so too often."""
-        task = self._tasks.get(number)
-        if task is None:
-            return
-        task.is_running = False
         task.lost_nodes += 1
         if task.lost_nodes >= MAX_LOST_NODES:
-            self._end(number, lambda job: Lost(job, "node", detail=detail, worker=worker))
+            self._finish(task, Lost(task.job, "node", worker=worker))
             return
-        self._events.put(Message(task.job, NodeLost(worker, detail, task.lost_nodes)))
+        self._events.put(Message(task.job, NodeLost(worker, task.lost_nodes)))
+        self._jobs[task.job.needs_gpu].put(task)
+
+    def _finish(self, task: _Task, event: Event) -> None:
+        """Let a job end, unless it has."""
         with self._lock:
-            self._send_task(number, task)
+            if task in self._tasks:
+                self._tasks.remove(task)
+                self._events.put(event)
 
-    def _send_task(self, number: int, task: _Task) -> None:
-        self._driver.send("run", number, task.data, task.job.needs_gpu)
+    def _send(self, pipe: Connection, content: bytes | str) -> None:
+        with self._sending:  # two threads may use one pipe
+            pipe.send(content)
 
-
-class _DriverProcess:
-    """The process that talks to Ray, and the pipe to it.
-
-    Args:
-        config: What it needs to know.
-        log: Where its output goes.
-    """
-
-    def __init__(self, config: Config, log: Path) -> None:
-        self.pipe: Connection
-        self.pipe, theirs = multiprocessing.Pipe()
-        self._log = log
-        environment = {
-            **os.environ,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default of later versions
-            "PYTHONUNBUFFERED": "1",
-        }
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", "tools.fuzz.ray_driver", str(theirs.fileno())],
-                cwd=config.code,
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a terminal sends Ctrl-C to all processes of a session
-            )
-        theirs.close()
-        self.pipe.send(config)
-
-    def send(self, *message: Any) -> None:
-        """Send a message; a process that has ended is noticed elsewhere."""
-        with contextlib.suppress(OSError):
-            self.pipe.send(message)
-
-    def last_words(self) -> str:
-        """Return the end of what it printed, on one line."""
-        text = self._log.read_text(encoding="utf-8", errors="replace")
-        return " ".join(text[-1000:].split()) or "it printed nothing"
-
-    def kill(self) -> None:
-        """End it; Ray ends the workers of a process that is gone."""
-        self._process.kill()
-        self._process.wait()
+    def _send_all(self, text: str) -> None:
+        for pipe in list(self._workers):
+            with contextlib.suppress(OSError):  # it was lost meanwhile
+                self._send(pipe, text)
 
 
-def _check_installed(address: str) -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise ValueError(
-            f"the Ray cluster {address!r} needs Ray, which is not installed: pip install"
-            " 'kvtwin[ray]'"
-        )
-
-
-def _check_reachable(address: str) -> None:
-    """Raise if nothing listens at an address."""
-    if address == "auto":
-        return
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal()) or "/" in address:
-        advice = ""
-        if address.startswith("ray://"):
-            advice = (
-                ". Ray Client cannot stream results: let this machine join the cluster with `ray"
-                " start --address HOST:PORT --num-cpus 0` and name it `auto`"
-            )
-        raise ValueError(
-            f"the address of a Ray cluster is HOST:PORT or auto, not {address!r}{advice}"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"the Ray cluster {address!r} cannot be reached: {error}; start one with `ray start"
-            " --head`, which prints its address"
-        ) from None
+def _notice_lost_node(connection: socket.socket) -> None:
+    """Let a connection end when the other machine is gone and can no longer end it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        connection.setsockopt(socket.IPPROTO_TCP, option, KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

@@ -1,27 +1,31 @@
-"""A worker on a node of a Ray cluster: an actor with a child process that runs the jobs.
+"""A worker on a node of a Ray cluster: a Ray task with a child process that runs the jobs.
 
-The actor itself runs no job and imports nothing of the harness, so a crash ends only the child.
+The task itself runs no job and imports nothing of the harness, so a crash ends only the child. Its
+jobs and events go through a socket to the coordinator.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import queue
 import socket
-from collections.abc import Iterator
+import threading
+from multiprocessing.connection import Client, Connection
 from typing import Any, Final
 
 from tools.fuzz.jobs import Event, Finished, Job, Message, WorkerContext
 from tools.fuzz.shipping import Places, dump, load
-from tools.fuzz.worker import Limits, LocalWorker, Start
+from tools.fuzz.worker import Limits, LocalWorker
 
-PIECE_BYTES: Final = 64 << 10
-"""Ray sends objects of up to 100 KiB with its reply; larger ones stay on the node, and are lost
-with it. So an event is sent in pieces."""
+STOP: Final = "stop"
+CLOSE: Final = "close"
+"""What the coordinator sends, next to jobs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PickledJob:
-    """A job that the actor need not import.
+    """A job that the task need not import.
 
     Attributes:
         data: The job, as `shipping.dump` writes it.
@@ -50,52 +54,55 @@ class _PicklingContext:
         self._worker.report(dump(message, self._places))
 
 
-class RayWorker:
-    """The actor.
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker on a node needs to know.
+
+    Attributes:
+        key: Authenticates it to the coordinator.
+        places: Folders of the coordinator.
+        limits: What its child process may take.
+        preload: Modules that its child processes import once.
+    """
+
+    key: bytes
+    places: Places
+    limits: Limits
+    preload: tuple[str, ...]
+
+
+def run_worker(number: int, address: tuple[str, int], config: WorkerConfig, has_gpu: bool) -> None:
+    """Run the jobs that the coordinator sends until it closes the connection.
 
     Args:
         number: Of the worker.
-        limits: What the child process may take.
-        start: How it is started.
-        places: Folders of the coordinator.
+        address: Of the coordinator.
+        config: What the worker needs to know.
+        has_gpu: Whether it runs the jobs that need a GPU, or the others.
     """
+    name = f"worker {number} on {socket.gethostname()}"
+    places = config.places.on_node()
+    worker = LocalWorker(name, config.limits, config.preload)
+    jobs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    with Client(address, authkey=config.key) as pipe:
+        pipe.send((name, has_gpu))
+        threading.Thread(target=_receive, args=(pipe, worker, jobs), daemon=True).start()
+        with contextlib.suppress(OSError):
+            while (data := jobs.get()) is not None:
+                for event in worker.run(PickledJob(data, places)):
+                    pipe.send_bytes(dump(wire_of(event), places))
 
-    def __init__(self, number: int, limits: Limits, start: Start, places: Places) -> None:
-        self._name = f"worker {number} on {socket.gethostname()}"
-        self._worker = LocalWorker(self._name, limits, start)
-        self._places = places.on_node()
 
-    def describe(self) -> tuple[str, str]:
-        """Return the id of the node and what the worker is called."""
-        import ray  # noqa: PLC0415  # of the extra `ray`; only actors run this
-
-        return ray.get_runtime_context().get_node_id(), self._name
-
-    def run(self, data: bytes, is_stopped: bool) -> Iterator[tuple[bool, bytes]]:
-        """Run a job.
-
-        Args:
-            data: The job, as `shipping.dump` writes it.
-            is_stopped: Whether jobs should end soon.
-
-        Yields:
-            Its events, pickled, in pieces: whether a piece is the last of an event, and the piece.
-        """
-        if is_stopped:
-            self._worker.stop()
-        for event in self._worker.run(PickledJob(data, self._places)):
-            whole = dump(wire_of(event), self._places)
-            ends = range(PIECE_BYTES, len(whole) + PIECE_BYTES, PIECE_BYTES)
-            for end in ends:
-                yield end >= len(whole), whole[end - PIECE_BYTES : end]
-
-    def stop(self) -> None:
-        """Let `WorkerContext.is_over` be true from now on."""
-        self._worker.stop()
-
-    def close(self) -> None:
-        """End the child; a job that is running is lost as `stopped`."""
-        self._worker.close()
+def _receive(pipe: Connection, worker: LocalWorker, jobs: queue.SimpleQueue[bytes | None]) -> None:
+    """Receive jobs, and what ends them: the body of a thread."""
+    with contextlib.suppress(EOFError, OSError):
+        while (received := pipe.recv()) != CLOSE:
+            if received == STOP:
+                worker.stop()
+            else:
+                jobs.put(received)
+    worker.close()
+    jobs.put(None)
 
 
 def wire_of(event: Event) -> tuple[Any, ...]:

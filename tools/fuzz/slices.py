@@ -20,7 +20,7 @@ from tools.fuzz.cases import Case, Input, Status, run_case
 from tools.fuzz.failures import Failure, failure_of, key_of
 from tools.fuzz.jobs import WorkerContext
 from tools.fuzz.properties import Property, Subject, properties_of, uses_gpu
-from tools.fuzz.worker import rss_bytes
+from tools.fuzz.worker_process import rss_bytes
 
 MAX_INPUTS: Final = 256
 """Inputs of a property that covered something new and are stored by a worker, to vary them."""

@@ -1,6 +1,6 @@
 """A worker: one child process that runs jobs, watched by this process.
 
-The next input is in a file that both processes map, so that it is known if the child dies. A child
+The next input is in memory that both processes share, so it is known if the child dies. A child
 that does not note a new input for `hang_seconds` is killed, as is one that uses more than
 `memory_bytes`.
 """
@@ -9,46 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
-import gc
-import importlib
-import mmap
 import multiprocessing
 import os
-import resource
 import signal
-import struct
 import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
-
-HEADER: Final = struct.Struct("qq")
-"""Of the mapped file: how many inputs were noted, and the bytes of the last one."""
-
-INPUT_BYTES: Final = 1 << 20
-"""The longest input that can be noted."""
+from tools.fuzz.worker_process import (
+    LOST_CONTEXT_EXIT,
+    USED_GPU,
+    SharedState,
+    rss_bytes,
+    run_jobs,
+)
 
 POLL_SECONDS: Final = 0.2
+"""How often a child is looked at while it says nothing."""
 
 END_SECONDS: Final = 10.0
 """What a child may take to end once it was killed, or has closed its pipe."""
 
 START_SECONDS: Final = 120.0
 """What a child may take to import all that it needs."""
-
-LOST_CONTEXT_EXIT: Final = 78
-"""The exit status of a child whose GPU context was lost."""
-
-USED_GPU: Final = "used GPU"
-"""Why a child gives a job back: it must fork, and has used a GPU."""
 
 STARTING: Final = threading.Lock()
 """Held while a child is started, or checked for its end.
@@ -73,22 +61,8 @@ class Limits:
     recycle_bytes: int = 2 << 30
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """How a child process is started.
-
-    Attributes:
-        preload: Modules that the fork server imports once; their functions `prepare()`, where they
-            have one, are called in each child.
-    """
-
-    preload: tuple[str, ...] = ("tools.fuzz.preload",)
-
-    def context(self) -> Any:
-        """Return the context of `multiprocessing`."""
-        context = multiprocessing.get_context("forkserver")  # a child starts in 50 ms
-        context.set_forkserver_preload(list(self.preload))
-        return context
+PRELOAD: Final = ("tools.fuzz.preload",)
+"""Modules that the fork server imports once; each child calls their `prepare()`, if any."""
 
 
 class LocalWorker:
@@ -97,21 +71,18 @@ class LocalWorker:
     Args:
         name: What the report calls it.
         limits: What the child may take.
-        start: How it is started.
+        preload: Modules that the fork server imports once.
 
     Attributes:
         restarts: How often a child was started after the first.
         recycled: How many of these replaced a child that had become too large.
     """
 
-    def __init__(self, name: str, limits: Limits, start: Start | None = None) -> None:
-        self.name, self.limits = name, limits
+    def __init__(self, name: str, limits: Limits, preload: tuple[str, ...] = PRELOAD) -> None:
+        self.name, self.limits, self.preload = name, limits, preload
         self.restarts = self.recycled = 0
-        self._start = start or Start()
         self._child: _Child | None = None
-        self._has_started = False
-        self._stopped = threading.Event()
-        self._closed = False
+        self._has_started = self._is_stopped = self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -120,43 +91,47 @@ class LocalWorker:
 
     def run(self, job: Job) -> Iterator[Event]:
         """Run a job; yield its messages, and at last `Finished` or `Lost`."""
-        if self._closed:
+        if self._is_closed:
             yield Lost(job, "stopped", worker=self.name)
             return
+        is_new = self._child is None
         if self._child is None:
             self.restarts += self._has_started
-            self._child = _Child(self._start)
+            self._child = _Child(self.preload)
             self._has_started = True
         child = self._child
-        is_new, child.is_new = child.is_new, False
-        if self._stopped.is_set():
-            child.stop()
-        for event in child.run(job, self.limits, lambda: self._closed):
+        if self._is_stopped:
+            child.shared.is_over = True
+        for event in child.run(job, self.limits, lambda: self._is_closed):
             if isinstance(event, Lost):
-                self._child = None
-                child.end()
+                self._end_child()
                 if event.reason == USED_GPU and not is_new:
                     yield from self.run(job)
                     return
                 reason = "error" if event.reason == USED_GPU else event.reason
-                event = dataclasses.replace(event, reason=reason, worker=self.name)  # noqa: PLW2901
-            elif isinstance(event, Finished) and event.rss_bytes > self.limits.recycle_bytes:
-                self._child = None
+                yield dataclasses.replace(event, reason=reason, worker=self.name)
+                return
+            if isinstance(event, Finished) and event.rss_bytes > self.limits.recycle_bytes:
+                self._end_child()
                 self.recycled += 1
-                child.end()
             yield event
 
     def stop(self) -> None:
         """Let `WorkerContext.is_over` be true in the child from now on."""
-        self._stopped.set()
+        self._is_stopped = True
         child = self._child
         if child is not None:
-            child.stop()
+            child.shared.is_over = True
 
     def close(self) -> None:
         """End the child; a job that is running is lost as `stopped`."""
-        self._closed = True
+        self._is_closed = True
         child = self._child
+        if child is not None:
+            child.end()
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
         if child is not None:
             child.end()
 
@@ -164,19 +139,16 @@ class LocalWorker:
 class _Child:
     """A child process, and what it shares with this one."""
 
-    def __init__(self, start: Start) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="kvtwin-fuzz-")
-        folder = Path(self._folder.name)
-        self.is_new = True
-        self.shared = _SharedInput(folder / "input", create=True)
-        self._stacks = folder / "stacks"
-        self._stacks.touch()
-        self._over = folder / "over"
-        context = start.context()
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        # A child of the fork server starts in 50 ms.
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(preload))
+        self.shared: SharedState = context.RawValue(SharedState)
+        self._stacks = tempfile.NamedTemporaryFile(prefix="kvtwin-fuzz-")  # noqa: SIM115
         self._ours, theirs = context.Pipe()
         self.process = context.Process(
-            target=_main,
-            args=(theirs, folder, os.getpid(), start.preload),
+            target=run_jobs,
+            args=(theirs, self.shared, self._stacks.name, os.getpid(), preload),
             daemon=True,
             name="kvtwin-fuzz",
         )
@@ -184,27 +156,24 @@ class _Child:
             self.process.start()
         theirs.close()
 
-    def stop(self) -> None:
-        with contextlib.suppress(OSError):
-            self._over.touch()
-
     def end(self) -> None:
         """Kill the process."""
         self.process.kill()
-        self._exit_code(END_SECONDS)
+        self._exit_code()
         with contextlib.suppress(OSError):  # the thread that runs jobs may do the same
             self._ours.close()
-        with contextlib.suppress(OSError):
-            self._folder.cleanup()
+            self._stacks.close()
 
     def run(self, job: Job, limits: Limits, is_closed: Callable[[], bool]) -> Iterator[Event]:
+        """Run a job; yield its messages, and at last `Finished` or `Lost`."""
         watch = _Watch(self, job, limits)
         try:
             self._ours.send(job)
         except OSError:
             yield Lost(job, "stopped" if is_closed() else self._how_it_ended())
             return
-        while True:
+        reason = ""
+        while not reason:
             try:
                 if self._ours.poll(POLL_SECONDS):
                     kind, content = self._ours.recv()
@@ -218,24 +187,22 @@ class _Child:
                     return
             except (EOFError, OSError, TypeError, ValueError):  # the last two if `close` closed it
                 reason = "stopped" if is_closed() else self._how_it_ended()
-                yield Lost(job, reason, self.shared.read(), self._read_stacks())
-                return
-            reason = "stopped" if is_closed() else watch.reason_to_kill()
-            if reason:
-                if reason != "stopped":
-                    self._dump_stacks()
-                self.process.kill()
-                yield Lost(job, reason, self.shared.read(), self._read_stacks())
-                return
+            else:
+                reason = "stopped" if is_closed() else watch.reason_to_kill()
+                if reason:
+                    self._kill(has_stacks=reason != "stopped")
+        yield Lost(job, reason, self.shared.read(), self._read_stacks())
 
-    def _dump_stacks(self) -> None:
-        """Let the child write what it is doing, as far as it still can."""
-        with contextlib.suppress(OSError):
-            os.kill(self.process.pid, signal.SIGUSR1)
-        time.sleep(0.3)
+    def _kill(self, *, has_stacks: bool) -> None:
+        """Kill the process; let it write what it is doing before, as far as it still can."""
+        if has_stacks:
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.3)
+        self.process.kill()
 
     def _how_it_ended(self) -> str:
-        code = self._exit_code(END_SECONDS)
+        code = self._exit_code()
         if code is None:
             self.process.kill()
             return "a closed pipe"
@@ -243,9 +210,9 @@ class _Child:
             return "lost GPU context"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
 
-    def _exit_code(self, seconds: float) -> int | None:
+    def _exit_code(self) -> int | None:
         """Wait until the process has ended; return its exit status, None if it has not ended."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + END_SECONDS
         while True:
             with STARTING:
                 code: int | None = self.process.exitcode
@@ -255,8 +222,8 @@ class _Child:
 
     def _read_stacks(self) -> str:
         try:
-            return self._stacks.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # the folder is gone: the pool is being closed
+            return Path(self._stacks.name).read_text(encoding="utf-8", errors="replace")
+        except OSError:  # the file is gone: the pool is being closed
             return ""
 
 
@@ -271,136 +238,23 @@ class _Watch:
 
     def __init__(self, child: _Child, job: Job, limits: Limits) -> None:
         self._child, self._limits = child, limits
-        self._count, self._since = child.shared.count(), time.monotonic()
+        child.shared.write(b"")  # the last input of the job before is none of this job
+        self._first = self._count = child.shared.count
+        self._since = time.monotonic()
         self._patience = getattr(job, "patience_seconds", None) or limits.hang_seconds
-        self._before = self._count + 1  # the child notes an empty input when it has the job
 
     def reason_to_kill(self) -> str:
         """Return why the child must be killed; empty if it need not be."""
-        count = self._child.shared.count()
+        count = self._child.shared.count
         if count != self._count:
             self._count, self._since = count, time.monotonic()
-        # It may import modules before it begins.
-        has_begun = self._count > self._before
+        # Until its first input it may import modules.
+        has_begun = count != self._first
         patience = self._patience if has_begun else max(START_SECONDS, self._patience)
         if time.monotonic() - self._since > patience:
             return "hang"
         is_large = rss_bytes(self._child.process.pid) > self._limits.memory_bytes
         return "memory" if is_large else ""
-
-
-class _SharedInput:
-    """The input that runs now, in a file that is mapped by two processes."""
-
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        if create:
-            with path.open("wb") as file:
-                file.truncate(HEADER.size + INPUT_BYTES)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self._number = 0
-
-    def write(self, data: bytes) -> None:
-        """Note an input; one that is too long is cut, which its reader must notice."""
-        self._number += 1
-        data = data[:INPUT_BYTES]
-        self._map[HEADER.size : HEADER.size + len(data)] = data
-        self._map[: HEADER.size] = HEADER.pack(self._number, len(data))
-
-    def count(self) -> int:
-        """Return how many inputs were noted."""
-        return int(HEADER.unpack(self._map[: HEADER.size])[0])
-
-    def read(self) -> bytes:
-        """Return the last input."""
-        length = HEADER.unpack(self._map[: HEADER.size])[1]
-        return self._map[HEADER.size : HEADER.size + length]
-
-
-class _Context:
-    """The `WorkerContext` of a child."""
-
-    def __init__(self, pipe: Connection, folder: Path) -> None:
-        self._pipe = pipe
-        self._shared = _SharedInput(folder / "input")
-        self._over = folder / "over"
-        self._looked = 0.0
-        self._is_over = False
-
-    def note_input(self, data: bytes) -> None:
-        """Write down the input that runs next."""
-        self._shared.write(data)
-
-    def report(self, message: object) -> None:
-        """Send a message to the coordinator."""
-        self._pipe.send(("message", message))
-
-    def is_over(self) -> bool:
-        """Return whether the job should end soon."""
-        now = time.monotonic()
-        if not self._is_over and now - self._looked > POLL_SECONDS:
-            self._looked = now
-            self._is_over = self._over.exists() or not self._over.parent.exists()
-        return self._is_over
-
-
-def _main(pipe: Connection, folder: Path, parent: int, preload: Sequence[str]) -> None:
-    """Run jobs until the pipe closes: the body of a child process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stacks = (folder / "stacks").open("w", encoding="utf-8")
-    faulthandler.enable(stacks, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    for name in preload:  # the fork server may have imported them
-        prepare = getattr(importlib.import_module(name), "prepare", None)
-        if prepare is not None:
-            prepare()
-    context = _Context(pipe, folder)
-    while True:
-        try:
-            job = pipe.recv()
-        except (EOFError, OSError):
-            return
-        context.note_input(b"")
-        try:
-            result = job.run(context)
-        except BaseException as error:  # noqa: BLE001  # the coordinator reports it
-            # An actor of Ray, which imports this module, need not have the harness.
-            from conformance.gpu_context import ContextLostError, UsedGpuError  # noqa: PLC0415
-
-            if isinstance(error, ContextLostError):
-                os._exit(LOST_CONTEXT_EXIT)  # a new process has a new context
-            if isinstance(error, UsedGpuError):
-                pipe.send((USED_GPU, traceback.format_exc()))
-                return
-            pipe.send(("error", traceback.format_exc()))
-            return
-        gc.collect()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        pipe.send(("finished", (result, rss_bytes(os.getpid()), peak)))
-
-
-def _end_with(parent: int) -> None:
-    """End this process when the coordinator is gone, even if it was killed."""
-    while True:
-        try:
-            os.kill(parent, 0)
-        except ProcessLookupError:
-            os._exit(1)
-        except PermissionError:
-            pass
-        time.sleep(1)
-
-
-def rss_bytes(pid: int | None) -> int:
-    """Return the resident memory of a process; 0 where the system does not say."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * mmap.PAGESIZE
 
 
 @contextlib.contextmanager

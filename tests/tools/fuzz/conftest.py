@@ -18,10 +18,10 @@ for folder in (Path(__file__).parent, Path(__file__).parents[2] / "conformance")
 @pytest.fixture(autouse=True)
 def _own_fork_server(forked_workers: None) -> None:  # noqa: ARG001  # what starts another
     """End the fork server of other tests, which has not imported what workers need."""
-    from tools.fuzz.worker import Start  # noqa: PLC0415  # after the folders are in the path
+    from tools.fuzz.worker import PRELOAD  # noqa: PLC0415  # after the folders are in the path
 
     server = forkserver._forkserver  # type: ignore[attr-defined]  # one for a process
-    if server._preload_modules != list(Start().preload):
+    if server._preload_modules != list(PRELOAD):
         server._stop()
 
 

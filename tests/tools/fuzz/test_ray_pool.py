@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tools.fuzz import ray_jobs
+from tests.tools.fuzz.nights import until
 from tests.tools.fuzz.ray_jobs import (
     CountingJob,
     CrashingJob,
@@ -26,10 +27,10 @@ from tests.tools.fuzz.ray_jobs import (
     RaisingJob,
     ReadingJob,
 )
-from tools.fuzz import ray_pool
+from tools.fuzz import ray_cluster, ray_pool
 from tools.fuzz.jobs import Event, Finished, Lost, Message
 from tools.fuzz.ray_pool import NodeLost, RayPool
-from tools.fuzz.worker import Limits, Start
+from tools.fuzz.worker import Limits
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 """What each node has. Ray needs 75 MB of shared memory at least."""
@@ -37,10 +38,12 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": Fal
 IS_INSTALLED = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not IS_INSTALLED, reason="the extra `ray` is not installed")
 
-FILES = (Path(ray_jobs.__file__),)
+FILE = Path(ray_jobs.__file__)
 
-LIGHT = Start(preload=())
-"""Children that do not import the harness first."""
+
+def pool_on(address: str, **options: Any) -> RayPool:  # noqa: ANN401  # of any kind
+    """Return a pool whose children do not import the harness first."""
+    return RayPool(address, preload=(), files=[FILE, *options.pop("files", ())], **options)
 
 
 class Cluster:
@@ -96,31 +99,19 @@ def cluster() -> Iterator[Cluster]:
     found.close()
 
 
-def collect(
-    pool: RayPool, number: int, *, seconds: float = 90, until: Callable[[], bool] = lambda: False
-) -> list[Event]:
-    """Return the events up to the end of so many jobs, or until something holds.
-
-    Args:
-        pool: The pool.
-        number: The jobs.
-        seconds: How long to wait for them.
-        until: Called after each batch of events.
-    """
+def collect(pool: RayPool, number: int) -> list[Event]:
+    """Return the events up to the end of so many jobs."""
     events: list[Event] = []
-    deadline = time.monotonic() + seconds
-    while sum(not isinstance(event, Message) for event in events) < number and not until():
+    deadline = time.monotonic() + 90
+    while sum(not isinstance(event, Message) for event in events) < number:
         assert time.monotonic() < deadline, f"{pool.size} workers, so far: {events}"
         events += pool.events(0.5)
     return events
 
 
-def wait_for_size(pool: RayPool, size: int, seconds: float = 60) -> None:
+def wait_for_size(pool: RayPool, size: int) -> None:
     """Wait until a pool has so many workers."""
-    deadline = time.monotonic() + seconds
-    while pool.size != size:
-        assert time.monotonic() < deadline, f"{pool.size} workers, not {size}"
-        time.sleep(0.2)
+    until(lambda: pool.size == size, 60)
 
 
 def reported(events: list[Event], job: CountingJob) -> list[int]:
@@ -132,7 +123,7 @@ def reported(events: list[Event], job: CountingJob) -> list[int]:
 @needs_ray
 def test_jobs_report_at_once_and_a_crash_is_lost_with_its_input(cluster: Cluster) -> None:
     """A pool on a cluster does what a local one does, and prints nothing of Ray."""
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
+    with contextlib.closing(pool_on(cluster.address)) as pool:
         assert 1 == pool.size
         assert 0 == pool.num_gpus
         slow = CountingJob(0, messages=3, seconds=1)
@@ -177,7 +168,7 @@ def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
     """A job reads the copy of a file; what it says of the path is the coordinator's path."""
     file = tmp_path / "implementation.py"
     file.write_text("original", encoding="utf-8")
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=[*FILES, file])) as pool:
+    with contextlib.closing(pool_on(cluster.address, files=[file])) as pool:
         file.write_text("changed since", encoding="utf-8")
         job = ReadingJob(str(file))
         pool.submit(job)
@@ -192,7 +183,7 @@ def test_files_reach_the_nodes_and_paths_are_those_of_the_reader(
 def test_a_hang_is_lost_and_stop_and_close_end_jobs(cluster: Cluster) -> None:
     """Limits hold on nodes too; `stop` reaches running jobs; `close` loses the rest as stopped."""
     limits = Limits(hang_seconds=2)
-    pool = RayPool(cluster.address, limits=limits, start=LIGHT, files=FILES)
+    pool = pool_on(cluster.address, limits=limits)
     try:
         pool.submit(CountingJob(1, messages=1, seconds=600))
         events = collect(pool, 1)
@@ -238,7 +229,7 @@ def _drivers() -> list[str]:
 def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None:
     """All jobs finish though a node is killed; the pool shrinks, and grows with another node."""
     second = cluster.add_node("second")
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
+    with contextlib.closing(pool_on(cluster.address)) as pool:
         wait_for_size(pool, 2)
         jobs = [CountingJob(number, messages=10, seconds=0.2) for number in range(8)]
         for job in jobs:
@@ -281,13 +272,13 @@ def test_nothing_that_was_reported_is_lost_with_a_node(cluster: Cluster) -> None
 @needs_ray
 def test_a_worker_alone_is_replaced(cluster: Cluster) -> None:
     """An actor that is killed while its node lives is started again, and so is its job."""
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
+    with contextlib.closing(pool_on(cluster.address)) as pool:
         job = CountingJob(1, messages=4, seconds=0.5)
         pool.submit(job)
         events: list[Event] = []
         while not events:
             events += pool.events(0.5)
-        actors = _processes("ray::RayWorker")
+        actors = _processes("ray::run_worker")
         assert actors
         for actor in actors:
             os.kill(actor, signal.SIGKILL)
@@ -308,12 +299,12 @@ def _processes(title: str) -> list[int]:
 
 @needs_ray
 def test_jobs_that_need_a_gpu_run_where_one_is(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
     """They get a GPU of their own, next to the workers on CPUs; without one they are lost."""
     gpus = cluster.add_node("gpus", num_gpus=2, num_cpus=0)
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
-        wait_for_size(pool, 1)
+    with contextlib.closing(pool_on(cluster.address)) as pool:
+        wait_for_size(pool, 3)
         assert 2 == pool.num_gpus
         pool.submit(GpuJob())
         pool.submit(CountingJob(1))
@@ -321,12 +312,10 @@ def test_jobs_that_need_a_gpu_run_where_one_is(
         results = {event.job.name: event.result for event in ends}
         assert results["GpuJob"] in {"0", "1"}
         assert 1 == results["counting 1"]
-        wait_for_size(pool, 3)
 
         cluster.kill_node(gpus)
         wait_for_size(pool, 1)
-        assert 0 == pool.num_gpus
-        monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 1)
+        until(lambda: not pool.num_gpus, 60)
         pool.submit(GpuJob())
         (lost,) = collect(pool, 1)
         assert isinstance(lost, Lost)
@@ -340,14 +329,14 @@ def test_a_job_that_loses_every_node_is_given_up(
 ) -> None:
     """It may be the cause: after some nodes it is lost for good."""
     monkeypatch.setattr(ray_pool, "MAX_LOST_NODES", 2)
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
+    with contextlib.closing(pool_on(cluster.address)) as pool:
         pool.submit(CountingJob(1, messages=600, seconds=0.2))
         events: list[Event] = []
         for _ in range(2):
             while not any(isinstance(getattr(e, "content", None), tuple) for e in events):
                 events += pool.events(0.5)
             events = []
-            for actor in _processes("ray::RayWorker"):
+            for actor in _processes("ray::run_worker"):
                 os.kill(actor, signal.SIGKILL)
         lost = collect(pool, 1)[-1]
         assert isinstance(lost, Lost)
@@ -358,7 +347,7 @@ def test_a_job_that_loses_every_node_is_given_up(
 def test_no_more_workers_than_requested(cluster: Cluster) -> None:
     """`workers` is the most, though the cluster has more CPUs."""
     second = cluster.add_node("second", num_cpus=2)
-    with contextlib.closing(RayPool(cluster.address, workers=2, start=LIGHT, files=FILES)) as pool:
+    with contextlib.closing(pool_on(cluster.address, workers=2)) as pool:
         wait_for_size(pool, 2)
         time.sleep(3)
         assert 2 == pool.size
@@ -370,30 +359,29 @@ def test_the_coordinator_outlives_the_process_that_talks_to_ray(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is started again, and jobs with it: Ray ends it when the head is lost."""
-    monkeypatch.setattr(ray_pool, "RECONNECT_SECONDS", 0.5)
-    with contextlib.closing(RayPool(cluster.address, start=LIGHT, files=FILES)) as pool:
+    monkeypatch.setattr(ray_cluster, "RECONNECT_SECONDS", 0.5)
+    with contextlib.closing(pool_on(cluster.address)) as pool:
         job = CountingJob(1, messages=4, seconds=0.5)
         pool.submit(job)
         pool.submit(CountingJob(2))
         events: list[Event] = []
         while not events:
             events += pool.events(0.5)
-        os.kill(pool._driver._process.pid, signal.SIGKILL)
+        os.kill(pool._cluster._process.pid, signal.SIGKILL)
         events += collect(pool, 2)
         assert [0, 1, 2, 3] == sorted(set(reported(events, job)))
         assert 2 == sum(isinstance(event, Finished) for event in events)
         lost = [e.content for e in events if isinstance(getattr(e, "content", None), NodeLost)]
-        assert ["driver"] == [each.worker for each in lost]
-        assert "the process that talks to Ray ended" in lost[0].detail
+        assert 1 in {each.times for each in lost}
 
 
 @needs_ray
 def test_a_whole_cluster_that_is_lost_ends_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the head killed, what was reported is here, and the pool closes as ever."""
-    monkeypatch.setattr(ray_pool, "RECONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(ray_cluster, "RECONNECT_SECONDS", 0.5)
     lost = Cluster()
     try:
-        pool = RayPool(lost.address, start=LIGHT, files=FILES)
+        pool = pool_on(lost.address)
         try:
             pool.submit(CountingJob(1, messages=600, seconds=0.2))
             events: list[Event] = []
@@ -446,8 +434,8 @@ def test_an_address_where_something_else_listens_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not waited for without end."""
-    monkeypatch.setattr(ray_pool, "CONNECT_SECONDS", 3.0)
-    monkeypatch.setattr(ray_pool, "FIRST_WORKER_SECONDS", 0.0)
+    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 3.0)
+    monkeypatch.setattr(ray_cluster, "FIRST_WORKER_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"the Ray cluster '{address}' cannot be used: "):
@@ -462,7 +450,7 @@ def test_an_address_where_something_else_listens_is_refused(
         ("127.0.0.1:1", "cannot be reached: .*refused; start one with `ray start --head`"),
         ("head", "the address of a Ray cluster is HOST:PORT or auto, not 'head'"),
         ("http://head:80", "is HOST:PORT or auto, not"),
-        ("ray://head:10001", "Ray Client cannot stream results: let this machine join the cluster"),
+        ("ray://head:10001", "Ray Client is not enough: .*Let it join the cluster with `ray start"),
         ("127.0.0.1:99999", "cannot be reached: "),
     ],
 )
@@ -474,7 +462,7 @@ def test_an_address_that_cannot_be_used_is_refused(address: str, message: str) -
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra is named."""
-    monkeypatch.setattr(ray_pool.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'kvtwin\[ray\]'"):
         RayPool("auto")
 

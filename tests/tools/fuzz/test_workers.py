@@ -28,13 +28,12 @@ from tests.tools.fuzz.worker_jobs import (
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
 from tools.fuzz.local_pool import LocalPool
 from tools.fuzz.worker import (
-    INPUT_BYTES,
     START_SECONDS,
     STARTING,
     Limits,
     LocalWorker,
-    _SharedInput,
 )
+from tools.fuzz.worker_process import INPUT_BYTES, SharedState
 
 ROOMY = Limits(hang_seconds=120.0)
 
@@ -268,13 +267,27 @@ def test_closing_a_pool_loses_what_runs_and_what_waits() -> None:
     assert jobs == [event.job for event in lost]
 
 
-def test_a_noted_input_is_seen_by_another_process(tmp_path: Path) -> None:
-    """The file is mapped by both; one that is too long is cut."""
-    ours = _SharedInput(tmp_path / "input", create=True)
-    theirs = _SharedInput(tmp_path / "input")
-    assert (0, b"") == (ours.count(), ours.read())
-    for number, data in enumerate((b"abc", b"", b"longer than the first"), 1):
-        theirs.write(data)
-        assert (number, data) == (ours.count(), ours.read())
-    theirs.write(b"x" * (INPUT_BYTES + 1))
-    assert b"x" * INPUT_BYTES == ours.read()
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.02, 0.05])
+def test_a_closed_worker_loses_its_job_as_stopped(delay: float) -> None:
+    """Closing a worker is neither a crash of the case nor an error of the fuzzer, at any moment."""
+    worker = LocalWorker("worker", Limits(), preload=())
+    with ThreadPoolExecutor(1) as threads:
+        events = worker.run(CountingJob(1, messages=10**6, seconds=0.001))
+        assert isinstance(next(events), Message)
+        pending = threads.submit(list, events)
+        time.sleep(delay)
+        worker.close()
+        last = pending.result(20)[-1]
+    assert isinstance(last, Lost)
+    assert "stopped" == last.reason
+
+
+def test_an_input_that_is_too_long_is_cut() -> None:
+    """The memory that a worker shares with its child holds one input of at most 1 MiB."""
+    shared = SharedState()
+    assert (0, b"") == (shared.count, shared.read())
+    for number, data in enumerate((b"abc", b"", b"longer than \0 the first"), 1):
+        shared.write(data)
+        assert (number, data) == (shared.count, shared.read())
+    shared.write(b"x" * (INPUT_BYTES + 1))
+    assert b"x" * INPUT_BYTES == shared.read()
