@@ -13,7 +13,7 @@ import enum
 import json
 import random
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hypothesis.database import choices_from_bytes, choices_to_bytes
@@ -136,15 +136,18 @@ def run_data(
     Args:
         prop: The property.
         data: Hypothesis' record, at its beginning.
-        note: Writes down the input.
+        note: Writes down what was drawn; a stateful test draws while it runs, and notes nothing.
         watching: The context in which it is checked.
     """
-    example, error = None, None
+    example: Any = None
+    error: BaseException | None = None
+    is_drawn = False
     status = Status.PASSED
     LOOKED_UP.clear()
     with CaseContext(data, is_final=False, wrapped_test=prop.run):
         try:
             example = data.draw(prop.strategy)
+            is_drawn = True
             if prop.is_stateful:
                 COVERAGE.reached.clear()
             else:
@@ -158,13 +161,9 @@ def run_data(
                 status = Status.INVALID
             else:
                 status, error = Status.FAILED, raised
-    used = frozenset(LOOKED_UP)
-    choices = tuple(data.choices)
-    if example is None:
-        return Case(status, choices, None, (), error, used)
-    reached = (
-        sorted({name for _, name in COVERAGE.reached})
-        if prop.is_stateful
-        else list(prop.goals_of(example))
-    )
-    return Case(status, choices, example, reached, error, used)
+    goals: Iterable[str] = ()
+    if is_drawn and prop.is_stateful:
+        goals = sorted({name for _, name in COVERAGE.reached})
+    elif is_drawn:
+        goals = prop.goals_of(example)
+    return Case(status, tuple(data.choices), example, tuple(goals), error, frozenset(LOOKED_UP))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from hypothesis.internal.conjecture.choice import ChoiceT
@@ -75,138 +75,132 @@ class MinimizeJob:
 
     def run(self, worker: WorkerContext) -> Failure | None:
         """Return the smallest failure found; None if the input did not fail again."""
-        return self._run_isolated(worker) if self.kind in DIED else self._run_here(worker)
-
-    def _run_here(self, worker: WorkerContext) -> Failure | None:
-        prop, input_ = _property_of(self), Input.from_bytes(self.input)
-        cases = [run_case(prop, input_, worker.note_input) for _ in range(TRIES)]
-        failing = [case for case in cases if _key(prop, case) == self.key]
+        input_ = Input.from_bytes(self.input)
+        prop = properties_of(self.subject)[input_.property_name]
+        attempts = (_ForkedAttempts if self.kind in DIED else _Attempts)(self, prop, worker)
+        cases = [attempts.repeat(input_) for _ in range(attempts.tries)]
+        failing = [case for case in cases if attempts.is_same(case)]
         if not failing:
             return None
         case = failing[0]
-        is_minimal = len(failing) == TRIES
+        is_minimal = len(failing) == len(cases)
         if is_minimal:
-            # By its own time: on a busy machine an input should not stay larger.
-            is_late = _lateness(worker, self.seconds, time.process_time)
+            deadline = attempts.clock() + self.seconds
 
-            def attempt(data: ConjectureData) -> int | None:
-                tried = run_data(prop, data, worker.note_input)
-                return _requests(tried) if _key(prop, tried) == self.key else None
+            def is_late() -> bool:
+                return worker.is_over() or attempts.clock() > deadline
 
-            choices = shrink(case.choices, attempt, is_late)
+            choices = shrink(case.choices, attempts.num_requests, is_late)
             is_minimal = not is_late()
-            again = run_case(prop, Input(prop.name, 0, choices), worker.note_input)
-            case = again if _key(prop, again) == self.key else case
-        found = failure_of_case(prop, case, is_minimal=is_minimal, fails=len(failing), tries=TRIES)
+            again = attempts.run(_replay(choices))
+            case = again if attempts.is_same(again) else case
+        return attempts.failure_of(
+            case, is_minimal=is_minimal, fails=len(failing), tries=len(cases)
+        )
+
+
+class _Attempts:
+    """Cases that are tried in this process.
+
+    Args:
+        job: What they are tried for.
+        prop: The property.
+        worker: The worker.
+    """
+
+    tries = TRIES
+    clock = staticmethod(time.process_time)
+    """Its own time: on a busy machine an input should not stay larger."""
+
+    def __init__(self, job: MinimizeJob, prop: Property, worker: WorkerContext) -> None:
+        self.job, self.prop, self.worker = job, prop, worker
+
+    def repeat(self, input_: Input) -> Case:
+        """Try an input again."""
+        return run_case(self.prop, input_, self.worker.note_input)
+
+    def run(self, data: ConjectureData) -> Case:
+        """Try what data draws."""
+        # If this worker dies, that is a failure too: a stateful test notes nothing itself.
+        self.worker.note_input(Input(self.prop.name, 0, tuple(data.prefix)).to_bytes())
+        return run_data(self.prop, data, self.worker.note_input)
+
+    def is_same(self, case: Case) -> bool:
+        """Return whether a case fails like the one that is minimized."""
+        return case.error is not None and (
+            key_of(self.prop.check.function, case.error) == self.job.key
+        )
+
+    def num_requests(self, data: ConjectureData) -> int | None:
+        """Return the requests of what data draws, 0 for another example; None if it passes."""
+        case = self.run(data)
+        if not self.is_same(case):
+            return None
+        batch = batch_of(case.example)
+        return 0 if batch is None else batch.num_reqs
+
+    def failure_of(self, case: Case, **counts: int) -> Failure:
+        """Return the failure of a case, with its stored case and its script."""
+        prop = self.prop
+        found = failure_of_case(prop, case, **counts)
         return with_artefacts(found, prop.check, prop.target, prop.where, case.example, case.raised)
 
-    def _run_isolated(self, worker: WorkerContext) -> Failure | None:
-        prop, input_ = _property_of(self), Input.from_bytes(self.input)
-        is_late = _lateness(worker, self.seconds, time.monotonic)
-        hangs = self.kind == "hang"
-        isolated = _Isolated(prop, HANG_SECONDS if hangs else CASE_SECONDS)
 
-        def run(data: ConjectureData) -> Case:
-            worker.note_input(self.input)  # this worker is alive; the child has a time of its own
-            return isolated.run(data)
+class _ForkedAttempts(_Attempts):
+    """Cases that are tried in a forked child each, since they crash or hang."""
 
-        def is_same(case: Case) -> bool:
-            how = _how_it_died(case)
-            return bool(how) and (how == "hang") is hangs
+    clock = staticmethod(time.monotonic)
 
-        def attempt(data: ConjectureData) -> int | None:
-            tried = run(data)
-            return _requests(tried) if is_same(tried) else None
+    def __init__(self, job: MinimizeJob, prop: Property, worker: WorkerContext) -> None:
+        super().__init__(job, prop, worker)
+        self.hangs = job.kind == "hang"
+        self.tries = 2 if self.hangs else TRIES
+        self.seconds = HANG_SECONDS if self.hangs else CASE_SECONDS
+        check = dataclasses.replace(prop.check, body=self._check_in_child)
+        self._drawing = dataclasses.replace(prop, check=check)
+        if not prop.is_stateful:
+            self._drawing.__dict__["strategy"] = prop.strategy
 
+    def repeat(self, input_: Input) -> Case:
+        """Try an input again."""
         chance = random.Random(input_.seed)  # noqa: S311  # no secret
-        first = ConjectureData(random=chance, provider=FreshProvider, prefix=input_.prefix)
-        case = run(first)
-        if not is_same(case):
-            return None
-        choices = case.choices
-        tries = 2 if hangs else TRIES
-        fails = 1 + sum(attempt(_replay(choices)) is not None for _ in range(tries - 1))
-        is_minimal = fails == tries
-        if is_minimal:
-            choices = shrink(choices, attempt, is_late)
-            is_minimal = not is_late()
-            again = run(_replay(choices))
-            case = again if is_same(again) else case
-        error = case.raised
-        found = failure_of_case(
-            prop,
-            case,
-            kind=self.kind,
-            message=f"{error}\n{self.stacks}",
-            is_minimal=is_minimal,
-            fails=fails,
-            tries=tries,
+        return self.run(ConjectureData(random=chance, provider=FreshProvider, prefix=input_.prefix))
+
+    def run(self, data: ConjectureData) -> Case:
+        """Try what data draws; a `ProcessDiedError` is the error if the child died."""
+        self.worker.note_input(self.job.input)  # this worker lives; the child has its own time
+        if not self.prop.is_stateful:
+            return run_data(self._drawing, data)
+        how = draw_in_child(lambda copy: run_data(self.prop, copy), data, self.seconds)
+        choices = tuple(data.choices)
+        if not how:
+            return Case(Status.PASSED, choices)
+        return Case(Status.FAILED, choices, error=ProcessDiedError(how))
+
+    def is_same(self, case: Case) -> bool:
+        """Return whether a case ends its process, or hangs, like the one that is minimized."""
+        return isinstance(case.error, ProcessDiedError) and (
+            (case.error.how == "hang") is self.hangs
         )
-        found = dataclasses.replace(found, error=_how_it_died(case), line=str(error))
+
+    def failure_of(self, case: Case, **counts: int) -> Failure:
+        """Return the failure of a case, with its stored case."""
+        error, prop = case.raised, self.prop
+        message = f"{error}\n{self.job.stacks}"
+        found = failure_of_case(prop, case, kind=self.job.kind, message=message, **counts)
+        how = error.how if isinstance(error, ProcessDiedError) else ""
+        found = dataclasses.replace(found, error=how, line=str(error))
         if prop.is_stateful:  # what it drew is known to the child alone
             return found
         return with_artefacts(
             found, prop.check, prop.target, prop.where, case.example, error, is_safe=False
         )
 
-
-def _property_of(job: MinimizeJob) -> Property:
-    return properties_of(job.subject)[Input.from_bytes(job.input).property_name]
-
-
-def _lateness(
-    worker: WorkerContext, seconds: float, clock: Callable[[], float]
-) -> Callable[[], bool]:
-    """Return a function that says whether a time from now on is over."""
-    deadline = clock() + seconds
-    return lambda: worker.is_over() or clock() > deadline
-
-
-def _key(prop: Property, case: Case) -> Key | None:
-    return None if case.error is None else key_of(prop.check.function, case.error)
-
-
-def _requests(case: Case) -> int:
-    """Return the number of requests of a case's batch, 0 if it has none."""
-    batch = batch_of(case.example)
-    return 0 if batch is None else batch.num_reqs
-
-
-def _how_it_died(case: Case) -> str:
-    """Return how a case ended its process; empty if it did not."""
-    return case.error.how if isinstance(case.error, ProcessDiedError) else ""
+    def _check_in_child(self, _target: object, example: Any) -> None:
+        how = run_in_child(lambda: self.prop.run(example), self.seconds)
+        if how:
+            raise ProcessDiedError(how)
 
 
 def _replay(choices: Sequence[ChoiceT]) -> ConjectureData:
     return ConjectureData(random=random.Random(0), prefix=tuple(choices))  # noqa: S311  # no secret
-
-
-class _Isolated:
-    """A property whose cases are checked in a forked child.
-
-    Args:
-        prop: The property.
-        seconds: How long a case may take.
-    """
-
-    def __init__(self, prop: Property, seconds: float) -> None:
-        self._prop, self._seconds = prop, seconds
-        check = dataclasses.replace(prop.check, body=self._check)
-        self._drawing = dataclasses.replace(prop, check=check)
-        if not prop.is_stateful:
-            self._drawing.__dict__["strategy"] = prop.strategy
-
-    def run(self, data: ConjectureData) -> Case:
-        """Return the case that was drawn, with a `ProcessDiedError` if the child died."""
-        if not self._prop.is_stateful:
-            return run_data(self._drawing, data)
-        how = draw_in_child(lambda copy: run_data(self._prop, copy), data, self._seconds)
-        choices = tuple(data.choices)
-        if not how:
-            return Case(Status.PASSED, choices)
-        return Case(Status.FAILED, choices, error=ProcessDiedError(how))
-
-    def _check(self, _target: object, example: Any) -> None:
-        how = run_in_child(lambda: self._prop.run(example), self._seconds)
-        if how:
-            raise ProcessDiedError(how)

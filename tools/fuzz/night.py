@@ -211,7 +211,7 @@ class Fuzzing:
             self.findings.note_failing(job.id, 1, 1)
         self._schedule.deaths[name] += 1
         action = "restarted"
-        if noted is not None and isinstance(job, SliceJob):
+        if noted is not None and not isinstance(job, ReplayJob):
             failure = _death_of(self.properties[name], event)
             action += f"; the input is stored as {failure.id}"
             self._add(failure)

@@ -78,8 +78,6 @@ class Property:
         """The strategy of its examples, which draws their sizes first."""
         if self.is_stateful:
             return st.data()
-        if self.check.kind.name == "LIFE":
-            raise TypeError(f"{self.where} has no examples")
         presets = _presets_of(self.check, self.target)
         examples = functools.cache(self.check.examples)
         sizes_first = st.sampled_from(presets)

@@ -1,8 +1,9 @@
 """The sizes of drawn inputs: log-uniform over the whole range of an engine.
 
-A case draws one of `PRESETS`. These were drawn once, with a fixed seed, so that a stored choice
-means the same preset on every machine. The first is the smallest one, towards which failing inputs
-shrink.
+A case draws one of the presets of its target. These were drawn once, with a fixed seed, so that a
+stored choice means the same preset on every machine. The first ones are `MINIMAL`, towards which
+failing inputs shrink: a third as many as the others, since some coverage goals are met by small
+inputs alone, such as a batch of one request.
 """
 
 from __future__ import annotations
@@ -82,21 +83,23 @@ def _block_sizes_for(num_reqs: int, context: int, cells: int) -> list[int]:
     return [size for size in BLOCK_SIZES if num_reqs * -(-context // size) <= cells]
 
 
-ON_HOST: Final = (
-    MINIMAL,
+def _with_minimal(*presets: Preset) -> tuple[Preset, ...]:
+    """Return presets after a third as many that are `MINIMAL`."""
+    return (MINIMAL,) * (len(presets) // 3) + presets
+
+
+ON_HOST: Final = _with_minimal(
     TRAFFIC,
     *make_presets(requests=1024, query=8192, context=131_072, tokens=8192, cells=1 << 16),
 )
 """For targets that run compiled code."""
 
-IN_SIMULATOR: Final = (
-    MINIMAL,
+IN_SIMULATOR: Final = _with_minimal(
     *make_presets(requests=16, query=64, context=131_072, tokens=64, cells=1 << 10, number=48),
 )
 """For kernels in the simulator, where a thread costs 50 us."""
 
-OF_PAIRS: Final = (
-    MINIMAL,
+OF_PAIRS: Final = _with_minimal(
     FEW_PAIRS,
     *make_presets(requests=16, query=64, context=512, tokens=96, cells=1 << 9, number=48),
 )

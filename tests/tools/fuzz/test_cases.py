@@ -116,6 +116,14 @@ def test_a_strategy_that_raises_fails() -> None:
     assert 1 <= len(case.choices)
 
 
+def test_an_example_that_is_none_meets_goals() -> None:
+    """None is an example like any other: it does not mean that nothing was drawn."""
+    prop = toy(lambda *_: None, st.none())
+    check = dataclasses.replace(prop.check, goals_of=lambda example: [f"it is {example}"])
+    case = run_case(dataclasses.replace(prop, check=check), Input("toy", 0))
+    assert (Status.PASSED, ("it is None",)) == (case.status, case.goals)
+
+
 @pytest.mark.usefixtures("fuzz_profile")
 def test_a_state_machine_is_drawn_again() -> None:
     """Its steps are choices like any other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import io
 import itertools
 import time
@@ -22,11 +23,13 @@ from tools.fuzz.database import open_database
 from tools.fuzz.display import Display
 from tools.fuzz.findings import Findings
 from tools.fuzz.jobs import Event, Finished, Job, Lost, Message
+from tools.fuzz.local_pool import LocalPool
 from tools.fuzz.minimize import TRIES, MinimizeJob
 from tools.fuzz.night import MAX_ERRORS, Fuzzing, Options
 from tools.fuzz.properties import Subject, properties_of
 from tools.fuzz.replay import ReplayJob, ReplayResult
 from tools.fuzz.slices import SliceJob, failure_of_case
+from tools.fuzz.worker import Limits
 
 FUNCTION = "UBatchSlice"
 SMALL = Subject(target="host", functions=FUNCTION)
@@ -237,6 +240,48 @@ def test_what_was_not_minimized_is_by_the_next_night(tmp_path: Path) -> None:
     assert (None, "call") == (before.case, found.failure.case["kind"])
     after = Input.from_bytes(found.failure.input)
     assert len(after.prefix) < len(Input.from_bytes(before.input).prefix)
+
+
+CRASHES_WHEN_SMALL = """
+import os
+import fast
+
+def map_to_kernel_blocks(block_ids, blocks_per_kv_block):
+    if block_ids.numel() < 3:
+        os.abort()
+    return fast.map_to_kernel_blocks(block_ids, blocks_per_kv_block) + 1
+"""
+
+
+def test_a_crash_while_minimizing_is_a_finding(tmp_path: Path) -> None:
+    """An input that crashes while a wrong answer is minimized is reported, and minimized too."""
+    path = tmp_path / "crashes_when_small.py"
+    path.write_text(CRASHES_WHEN_SMALL, encoding="utf-8")
+    subject = Subject((str(path),), target="host", functions="map_to_kernel_blocks")
+    fuzzing, _ = unstarted(tmp_path, subject=subject)
+    prop = next(one for one in fuzzing.properties.values() if one.check.kind is Kind.SAME_ANSWER)
+    quiet = dataclasses.replace(prop, check=dataclasses.replace(prop.check, body=lambda *_: None))
+    cases = (run_case(quiet, Input(prop.name, seed)) for seed in itertools.count())
+    large = next(case for case in cases if case.example.call.arguments["block_ids"].size > 9)
+    wrong = failure_of_case(prop, run_case(prop, Input(prop.name, 0, large.choices)))
+    pool = LocalPool(1, Limits(hang_seconds=120.0))
+    try:
+        fuzzing._add(wrong)
+        for _ in range(2):
+            job = fuzzing._schedule.urgent.popleft()
+            pool.submit(job)
+            ended = False
+            while not ended:
+                events = pool.events(nights.SECONDS)
+                assert events
+                fuzzing._handle(events)
+                ended = any(isinstance(event, Finished | Lost) for event in events)
+    finally:
+        pool.close()
+    found = {one.failure.kind: one.failure for one in fuzzing.findings.by_id.values()}
+    assert {"same answer", "crash"} == set(found)
+    assert ("SIGABRT", True) == (found["crash"].error, found["crash"].is_minimal)
+    assert ["signal SIGABRT"] == [one.reason for one in fuzzing.lost]
 
 
 @pytest.mark.parametrize(("is_minimal", "fails"), [(True, TRIES), (False, TRIES - 1)])
