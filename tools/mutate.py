@@ -3,10 +3,10 @@
     python -m tools.mutate [--modules slots,ubatch] [--workers 2] [--budget-minutes N]
 
 makes mutants of each module, one change in each (`tools/mutation/operators.py` lists the changes),
-and runs conformance checks on them, in the simulator too: the checks of the module's own test
-module first, then those of all functions whose modules import it; of these, the ones that reach the
-changed line. A mutant that no check fails on survives. Outcomes are stored, and stay valid while
-the source of the module is unchanged. Before the first mutant, every check runs once, to find which
+and runs conformance tests on them, in the simulator too: those of the module's own test module
+first, then those of all functions whose modules import it; of these, the ones that reach the
+changed line. A mutant that no test fails on survives. Outcomes are stored, and stay valid while
+the source of the module is unchanged. Before the first mutant, every test runs once, to find which
 lines it reaches; if `--budget-minutes` ends before that, nothing is evaluated. Mutants that are
 equivalent to the original are declared in `tools/equivalents.toml`. The exit status is 0; 1 if
 under 95% of the mutants that are not declared are killed, or under 90% in a module, or if a
@@ -33,9 +33,9 @@ from rich.console import Console
 from tqdm import tqdm
 
 from conformance.name_lists import near
+from tools.mutation.child import Setup
 from tools.mutation.equivalents import Declarations
 from tools.mutation.evaluator import Evaluator
-from tools.mutation.mutant_process import Setup
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.session import Outcome, Session
@@ -45,7 +45,6 @@ from tools.parser import Parser, names, positive
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"
 EQUIVALENTS: Final = Path(__file__).with_name("equivalents.toml")
-TARGETS: Final = ("host", "sim")
 SECONDS_OF_A_MINUTE = 60
 
 
@@ -89,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, project: Project | None = None)
         if not options.list_survivors:
             try:
                 run.evaluate(project, options)
-            except RuntimeError as error:  # with checks that fail nothing can be evaluated
+            except RuntimeError as error:  # with tests that fail nothing can be evaluated
                 parser.error(str(error))
             except KeyboardInterrupt:
                 status = 130
@@ -103,7 +102,7 @@ class Run:
 
     Args:
         mutants: The mutants.
-        session: Keeps what is found.
+        session: What was found.
         declarations: What is declared of them.
     """
 
@@ -120,14 +119,14 @@ class Run:
         return [(mutant, outcome) for mutant, outcome in known if outcome is not None]
 
     def evaluate(self, project: Project, options: argparse.Namespace) -> None:
-        """Evaluate those that are not evaluated yet.
+        """Evaluate the mutants that are not evaluated yet.
 
         Args:
-            project: Has the checks.
+            project: Has the tests.
             options: Of the command line.
 
         Raises:
-            RuntimeError: A check fails without a mutant, or cannot be imported.
+            RuntimeError: A test fails without a mutant, or cannot be imported.
         """
         left = [mutant for mutant in self._mutants if self._is_open(mutant, options)]
         if options.sample is not None and options.sample < len(left):
@@ -135,37 +134,32 @@ class Run:
             left = [left[at] for at in sorted(chosen)]
         if not left:
             return
-        deadline = None
+        deadline = float("inf")
         if options.budget_minutes is not None:
             deadline = time.monotonic() + SECONDS_OF_A_MINUTE * options.budget_minutes
         folder = options.db.resolve().with_name(f"{options.db.name}.kept")
-        copy = project.copied_to(folder / "source")
-        setup = Setup(copy, options.profile, folder, copy.independent())
         evaluator = Evaluator(
-            setup,
-            TARGETS,
+            Setup(project.copied_to(folder / "source"), options.profile),
+            self._session,
             options.workers,
             options.timeout_seconds,
+            deadline=deadline,
             is_thorough=options.thorough,
         )
         for mutant, outcome in self.evaluated():
             evaluator.learn(mutant, outcome)
         modules = list(dict.fromkeys(mutant.module for mutant in left))
-        with tqdm(
-            total=evaluator.num_missing(modules), desc="checks run", unit="check", leave=False
-        ) as bar:
-            for _ in evaluator.measure(modules, deadline):
+        missing = evaluator.missing(modules)
+        with tqdm(total=len(missing), desc="tests run", unit="test", leave=False) as bar:
+            for _ in evaluator.measure(missing):
                 bar.update()
-        if evaluator.num_missing(modules):
-            left_over = evaluator.num_missing(modules)
-            print(
-                f"nothing was evaluated: the budget ended before {left_over} checks were run once"
-            )
+        if missing := evaluator.missing(modules):
+            print(f"nothing was evaluated: the budget ended before {len(missing)} tests ran once")
             return
         survived = 0
         with tqdm(total=len(left), unit="mutant", smoothing=0.05) as bar:
-            for mutant, outcome in evaluator.evaluate(left, deadline):
-                self._session.note(mutant, outcome)
+            for mutant, outcome in evaluator.evaluate(left):
+                self._session.store(mutant, outcome)
                 survived += outcome.verdict.is_alive
                 bar.set_description(mutant.module, refresh=False)
                 bar.set_postfix(survived=survived, refresh=False)

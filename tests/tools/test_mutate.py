@@ -23,13 +23,12 @@ import fast
 from fast._native import slots as slot_loops
 from fast._native.compiler import COMPILED, Compiled
 from tools import mutate
-from tools.mutation import evaluator, mutant_process, reach
-from tools.mutation.loop_cache import LoopLocator
+from tools.mutation import evaluator
 from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.regions import Source
 from tools.mutation.session import Verdict
-from tools.mutation.workers import Ended
+from tools.mutation.tracer import Tracer
 
 CLAMPING = '''"""A toy."""
 
@@ -121,8 +120,9 @@ def make_toy(root: Path) -> Toy:
 
 
 @pytest.fixture
-def toy(tmp_path: Path) -> Toy:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """Return a project whose mutants were not evaluated yet."""
+    monkeypatch.syspath_prepend(tmp_path)
     return make_toy(tmp_path)
 
 
@@ -142,11 +142,14 @@ class Evaluated(NamedTuple):
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     """Return a project with a module that was evaluated in two runs: one mutant, then the rest."""
-    found = Evaluated(make_toy(tmp_path_factory.mktemp("evaluated")), [], [])
-    for more in (("--sample", "1"), ()):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            found.statuses.append(found.toy.run("--modules", "clamping", *more))
-        found.printed.append(out.getvalue())
+    root = tmp_path_factory.mktemp("evaluated")
+    found = Evaluated(make_toy(root), [], [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(root)
+        for more in (("--sample", "1"), ()):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                found.statuses.append(found.toy.run("--modules", "clamping", *more))
+            found.printed.append(out.getvalue())
     return found
 
 
@@ -157,7 +160,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(evaluator, "run_all", refuse)
+    monkeypatch.setattr(evaluator, "run", refuse)
 
 
 def test_survivors_are_reported(evaluated: Evaluated) -> None:
@@ -167,7 +170,7 @@ def test_survivors_are_reported(evaluated: Evaluated) -> None:
     assert [4, 2, 2] == numbers(out, "clamping")
     assert "    -    if value < low:\n    +    if value <= low:\n" in out
     assert "    -    if value > high:\n    +    if value >= high:\n" in out
-    assert out.count("passes 2 checks") == 2
+    assert out.count("passes 2 tests") == 2
     assert "clamping: 50.0% of the mutants are killed, expected at least 90.0%" in out
 
 
@@ -175,7 +178,6 @@ def test_its_results_are_its_own(evaluated: Evaluated) -> None:
     """All that lies next to the database is one folder, named after it."""
     build = evaluated.toy.project.root / "build"
     assert {"toy.sqlite", "toy.sqlite.kept"} == {path.name for path in build.iterdir()}
-    assert {"source", "reach.json"} <= {path.name for path in (build / "toy.sqlite.kept").iterdir()}
 
 
 def test_a_budget_ends_the_measuring_too(
@@ -185,22 +187,9 @@ def test_a_budget_ends_the_measuring_too(
     monkeypatch.setattr(mutate, "SECONDS_OF_A_MINUTE", 0)
     assert toy.run("--modules", "clamping", "--budget-minutes", "1") == 0
     out = capsys.readouterr().out
-    assert "nothing was evaluated: the budget ended before 4 checks were run once" in out
+    assert "nothing was evaluated: the budget ended before 4 tests ran once" in out
     assert "0 of 4 *" in out
     assert "%" not in out
-
-
-@pytest.mark.parametrize("text", ["", '{"digest": "x", "che', "[]", '{"digest": "x"}'])
-def test_what_was_cut_short_is_as_none(text: str, tmp_path: Path) -> None:
-    """A file of lines that was not written to its end is measured again, and replaced whole."""
-    path = tmp_path / "reach.json"
-    path.write_text(text, encoding="utf-8")
-    stored = reach.ReachFile(path, "x")
-    assert {} == stored.reached
-    stored.reached["a"] = reach.Reached(1.0, {"clamping": frozenset({3})})
-    stored.save()
-    assert stored.reached == reach.ReachFile(path, "x").reached
-    assert [path] == list(tmp_path.iterdir())
 
 
 def test_a_part_is_no_whole(evaluated: Evaluated) -> None:
@@ -385,23 +374,23 @@ def test_lines_are_traced(tmp_path: Path) -> None:
     path.write_text("def f(x):\n    if x:\n        return 1\n    return 2\n", encoding="utf-8")
     names: dict[str, FunctionType] = {}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)  # noqa: S102  # our own
-    tracer = reach.Tracer({"traced": path})
+    tracer = Tracer({"traced": path})
     before = sys.gettrace()
-    sys.settrace(tracer.enter)
     try:
-        names["f"](0)
+        with tracer:
+            names["f"](0)
     finally:
         sys.settrace(before)
     assert tracer.lines() == {"traced": {1, 2, 4}}
 
 
 @pytest.fixture
-def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
+def follow() -> Iterator[Callable[[str, Path], Tracer]]:
     """Return what follows the loops of `fast` that are in a module; they are free afterwards."""
     codes = [(loop, loop._machine_code, loop._bounds_checked) for loop in COMPILED]
 
-    def begin(name: str, path: Path) -> reach.Tracer:
-        tracer = reach.Tracer({name: path})
+    def begin(name: str, path: Path) -> Tracer:
+        tracer = Tracer({name: path})
         tracer.follow_loops("fast")
         return tracer
 
@@ -411,7 +400,7 @@ def follow() -> Iterator[Callable[[str, Path], reach.Tracer]]:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_loops_are_followed(follow: Callable[[str, Path], reach.Tracer], checked: bool) -> None:
+def test_loops_are_followed(follow: Callable[[str, Path], Tracer], checked: bool) -> None:
     """Of a loop in machine code all lines run, and those of its parts; of no other loop."""
     path = Path(slot_loops.__file__)
     tracer = follow("_native.slots", path)
@@ -425,53 +414,32 @@ def test_loops_are_followed(follow: Callable[[str, Path], reach.Tracer], checked
     assert "token = max(token, end)" not in reached  # of all groups
 
 
-def test_packages_without_loops_are_followed(follow: Callable[[str, Path], reach.Tracer]) -> None:
+def test_packages_without_loops_are_followed(follow: Callable[[str, Path], Tracer]) -> None:
     """There is nothing to be noted of them."""
     tracer = follow("_native.slots", Path(slot_loops.__file__))
     tracer.follow_loops("reference")
     assert tracer.lines() == {}
 
 
-def test_loops_are_known_by_what_they_say() -> None:
-    """Machine code is never that of another constant, in the loop or outside it."""
-
-    def loop(text: str, size: int) -> str:
-        names = {"SIZE": size}
-        exec(text, names)  # noqa: S102  # our own
-        function = names["f"]
-        assert isinstance(function, FunctionType)
-        return LoopLocator(function).get_source_stamp()
-
-    text = "def f(x):\n    return x * SIZE + 1\n"
-    assert loop(text, 2) == loop("\n\n" + text, 2)
-    others = {loop(text, 2), loop(text, 3), loop(text.replace("1", "2"), 2)}
-    assert len(others) == 3
-
-
-def test_checks_are_named_as_pytest_names_them() -> None:
-    """Checks are named as pytest names them."""
-    check = mutant_process.CheckId("test_slots", "test_x", "sim", "real")
-    assert str(check) == "test_slots::test_x[sim-real]"
-
-
 @pytest.mark.parametrize(
-    ("exitcode", "is_late", "verdict", "error"),
+    ("exit_code", "verdict", "error"),
     [
-        (-signal.SIGSEGV, False, Verdict.CRASHED, "the process ended with SIGSEGV"),
-        (3, False, Verdict.CRASHED, "the process ended with 3"),
-        (-signal.SIGPROF, False, Verdict.TIMEOUT, "it did not end"),
-        (-signal.SIGKILL, True, Verdict.TIMEOUT, "it did not end"),
+        (-signal.SIGSEGV, Verdict.CRASHED, "the process ended with SIGSEGV"),
+        (3, Verdict.CRASHED, "the process ended with 3"),
+        (-signal.SIGPROF, Verdict.TIMEOUT, "it did not end"),
+        (-signal.SIGALRM, Verdict.TIMEOUT, "it did not end"),
     ],
 )
 def test_a_mutant_that_ends_its_process_is_killed(
-    exitcode: int, is_late: bool, verdict: Verdict, error: str
+    exit_code: int, verdict: Verdict, error: str
 ) -> None:
     """A mutant that ends its process is distinguished from one that never ends."""
-    check = mutant_process.CheckId("test_toys", "test_x", "host", "real")
-    found = evaluator.outcome_of(
-        mutant_process.Limited(check, 2.0), Ended(exitcode, is_late), has_checks=True
+    found = evaluator.outcome_of(["test_toys::test_x[host-real]"], exit_code, has_tests=True)
+    assert (verdict, error, "test_toys::test_x[host-real]") == (
+        found.verdict,
+        found.error,
+        found.by,
     )
-    assert (verdict, error, str(check)) == (found.verdict, found.error, found.by)
 
 
 def test_every_mutant_of_fast_compiles_and_differs() -> None:

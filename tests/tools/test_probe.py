@@ -118,8 +118,8 @@ def test_a_worker_that_dies_behind_its_last_case_died_of_that(
     """There is no case of which it could have died otherwise."""
 
     def work(job: workers.Job, *others: Any) -> None:  # noqa: ANN401  # a private class among them
-        *_, progress, _, _ = others
-        progress.write(len(job))
+        *_, connection = others
+        connection.send(len(job))
         os._exit(3)
 
     monkeypatch.setattr(workers, "_work", work)

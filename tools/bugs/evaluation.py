@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import conformance
 from conformance.checks import checks_in
 from conformance.comparison import Verdict
 from conformance.goals import COVERAGE
@@ -92,16 +91,19 @@ class Catch:
 
 
 @functools.cache
-def all_checks() -> Sequence[NamedCheck]:
+def all_checks(package: str = "conformance") -> Sequence[NamedCheck]:
     """Return the checks of the conformance run, in its order.
 
     All modules are imported, the plugin too: Hypothesis draws constants of the modules there are,
-    and a check shall draw the examples that it draws in the run.
+    and a check must draw the examples that it draws in the run.
+
+    Args:
+        package: Its modules named `test_...` have the checks.
     """
     importlib.import_module("conformance.conftest")
-    folder = Path(conformance.__file__).parent
+    folder = Path(str(importlib.import_module(package).__file__)).parent
     stems = sorted(path.stem for path in folder.glob("test_*.py"))
-    modules = {stem: importlib.import_module(f"conformance.{stem}") for stem in stems}
+    modules = {stem: importlib.import_module(f"{package}.{stem}") for stem in stems}
     return [
         NamedCheck(stem, name, check)
         for stem, module in modules.items()

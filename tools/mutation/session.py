@@ -1,28 +1,27 @@
-"""What was evaluated, stored in cosmic-ray's database from run to run."""
+"""What runs found, in a database: later runs go on from there."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import json
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-from cosmic_ray.work_db import WorkDB
-from cosmic_ray.work_item import (
-    MutationSpec,
-    TestOutcome,
-    WorkerOutcome,
-    WorkItem,
-    WorkResult,
-)
-from sqlalchemy.exc import SQLAlchemyError
+from typing import Final
 
 from tools.mutation.mutants import Mutant
 
+TABLES: Final = """
+create table if not exists outcomes (mutant text primary key, outcome text);
+create table if not exists reached (
+    sources text, test text, seconds real, lines text, primary key (sources, test)
+);
+"""
+
 
 class Verdict(enum.Enum):
-    """How a mutant ended."""
+    """How the evaluation of a mutant ended."""
 
     KILLED = "killed"
     TIMEOUT = "timeout"
@@ -32,7 +31,7 @@ class Verdict(enum.Enum):
 
     @property
     def is_alive(self) -> bool:
-        """Whether no check saw the mutant."""
+        """Whether no check noticed the mutant."""
         return self in {Verdict.SURVIVED, Verdict.UNREACHED}
 
 
@@ -41,95 +40,93 @@ class Outcome:
     """What was found of a mutant.
 
     Attributes:
-        verdict: How it ended.
-        by: The check that saw it, "" for none.
-        error: What that said, in a line.
-        seconds: Of processor time.
-        num_checks: How many checks ran.
+        verdict: How its evaluation ended.
+        by: The test that noticed it; "import" where it cannot be imported; "" for none.
+        error: What that raised, in a line.
+        num_tests: How many tests ran.
     """
 
     verdict: Verdict
     by: str = ""
     error: str = ""
-    seconds: float = 0.0
-    num_checks: int = 0
+    num_tests: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What a test reaches in the original.
+
+    Attributes:
+        seconds: Processor time, traced.
+        lines: By module of the package.
+    """
+
+    seconds: float
+    lines: Mapping[str, frozenset[int]]
 
 
 class Session:
-    """The outcomes of mutants, each written as soon as it is made.
+    """The outcomes of mutants, and what tests reach, each written as soon as it is known.
 
-    A mutant is known by its module's source and by what is changed: an outcome is valid while the
-    source of the module is unchanged.
+    An outcome is valid while the mutant's module is unchanged, and what a test reaches while all
+    sources are.
 
     Args:
-        path: The database, made where there is none.
+        path: The database; it is made if there is none.
 
     Raises:
         OSError: Its folder cannot be made.
-        ValueError: The file is no database, or none of these outcomes.
+        ValueError: The file is no database of outcomes.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._db = WorkDB(path, WorkDB.Mode.create)
-            results = dict(self._db.results)
-            self._stored = set(results)
-            self._outcomes = {
-                job: _read(result)
-                for job, result in results.items()
-                if result.worker_outcome is not WorkerOutcome.SKIPPED
-            }
-        except (SQLAlchemyError, KeyError, TypeError, ValueError) as error:
-            said = (str(error).splitlines() or [""])[0]
-            raise ValueError(f"is no database of outcomes: {said}") from error
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.executescript(TABLES)
+            stored = self._database.execute("select mutant, outcome from outcomes")
+            self._outcomes = {mutant: _read(text) for mutant, text in stored}
+        except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"is no database of outcomes: {error}") from error
 
     def close(self) -> None:
         """Close the database."""
-        self._db.close()
-
-    def forget(self, mutants: Iterable[Mutant]) -> None:
-        """Forget what was found of mutants."""
-        jobs = {mutant.digest for mutant in mutants} & self._outcomes.keys()
-        self._db.set_multiple_results(sorted(jobs), WorkResult(WorkerOutcome.SKIPPED))
-        for job in jobs:
-            del self._outcomes[job]
+        self._database.close()
 
     def outcome(self, mutant: Mutant) -> Outcome | None:
-        """Return what was found of a mutant, None where it was not evaluated."""
+        """Return the outcome of a mutant; None if it was not evaluated."""
         return self._outcomes.get(mutant.digest)
 
-    def note(self, mutant: Mutant, outcome: Outcome) -> None:
-        """Keep what was found of a mutant."""
-        if mutant.digest not in self._stored:
-            spec = MutationSpec(
-                module_path=mutant.path,
-                operator_name=mutant.operator,
-                occurrence=mutant.occurrence,
-                start_pos=mutant.start,
-                end_pos=mutant.end,
-                definition_name=mutant.place.function,
-            )
-            self._db.add_work_item(WorkItem.single(mutant.digest, spec))
-            self._stored.add(mutant.digest)
+    def store(self, mutant: Mutant, outcome: Outcome) -> None:
+        """Store the outcome of a mutant."""
         self._outcomes[mutant.digest] = outcome
-        self._db.set_result(mutant.digest, _written(mutant, outcome))
+        record = dataclasses.asdict(outcome) | {"verdict": outcome.verdict.value}
+        row = mutant.digest, json.dumps(record)
+        self._database.execute("insert or replace into outcomes values (?, ?)", row)
+
+    def forget(self, mutants: Iterable[Mutant]) -> None:
+        """Forget the outcomes of mutants."""
+        digests = [mutant.digest for mutant in mutants]
+        self._database.executemany("delete from outcomes where mutant = ?", zip(digests))
+        for digest in digests:
+            self._outcomes.pop(digest, None)
+
+    def reached(self, sources: str) -> dict[str, Reached]:
+        """Return what tests reach in sources with this digest, by test."""
+        select = "select test, seconds, lines from reached where sources = ?"
+        return {
+            test: Reached(seconds, {n: frozenset(at) for n, at in json.loads(lines).items()})
+            for test, seconds, lines in self._database.execute(select, [sources])
+        }
+
+    def store_reached(self, sources: str, test: str, reached: Reached) -> None:
+        """Store what a test reaches; what it reached in other sources is forgotten."""
+        self._database.execute("delete from reached where sources != ?", [sources])
+        lines = json.dumps({name: sorted(at) for name, at in reached.lines.items()})
+        row = sources, test, reached.seconds, lines
+        self._database.execute("insert or replace into reached values (?, ?, ?, ?)", row)
 
 
-def _written(mutant: Mutant, outcome: Outcome) -> WorkResult:
-    """Return a outcome in cosmic-ray's words, so that its own reports can be read too."""
-    alive = outcome.verdict.is_alive
-    is_crash = outcome.verdict is Verdict.CRASHED
-    record = dataclasses.asdict(outcome) | {"verdict": outcome.verdict.value}
-    return WorkResult(
-        worker_outcome=WorkerOutcome.ABNORMAL if is_crash else WorkerOutcome.NORMAL,
-        test_outcome=TestOutcome.SURVIVED if alive else TestOutcome.KILLED,
-        output=json.dumps(record),
-        diff=mutant.diff,
-    )
-
-
-def _read(result: WorkResult) -> Outcome:
-    """Return the outcome that was written."""
-    record = json.loads(result.output or "{}")
+def _read(text: str) -> Outcome:
+    record = json.loads(text)
     return Outcome(**(record | {"verdict": Verdict(record["verdict"])}))

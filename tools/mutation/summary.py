@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -21,70 +21,41 @@ MIN_MODULE_SCORE: Final = 0.90
 """And of those of each module."""
 
 
-@dataclasses.dataclass
-class Tally:
-    """How many mutants ended how.
+COUNTS: Final = ("killed", "timeouts", "survived", "unreached", "equivalent", "elsewhere")
+"""What is counted, and a column of the table for each.
 
-    Attributes:
-        mutants: There are.
-        killed: A check failed, or the process crashed.
-        timeouts: A check did not end.
-        survived: No check failed, and nothing is declared.
-        unreached: Of the survived: no check reaches it.
-        equivalent: Declared as equivalent, and not killed.
-        elsewhere: Declared as evaluated elsewhere, and not killed.
-        seconds_killed: Of processor time, for those killed.
-        seconds_alive: And for those that were not.
-    """
+Killed: a test failed, or the process crashed. Timeouts: a test did not end. Survived: no test
+failed, and nothing is declared. Unreached: of these, the mutants that no test reaches. Equivalent
+and elsewhere: declared as such, and not killed.
+"""
 
-    mutants: int = 0
-    killed: int = 0
-    timeouts: int = 0
-    survived: int = 0
-    unreached: int = 0
-    equivalent: int = 0
-    elsewhere: int = 0
-    seconds_killed: float = 0.0
-    seconds_alive: float = 0.0
+
+class Tally(Counter[str]):
+    """How many mutants there are, and how many of each of `COUNTS`."""
 
     @property
     def evaluated(self) -> int:
         """How many were evaluated."""
-        return self.killed + self.timeouts + self.survived + self.equivalent + self.elsewhere
+        return sum(self[name] for name in COUNTS if name != "unreached")
 
     @property
     def is_complete(self) -> bool:
         """Whether all were evaluated."""
-        return self.evaluated == self.mutants
+        return self.evaluated == self["mutants"]
 
     @property
     def score(self) -> float:
         """The share that was killed, of those evaluated that are not declared; 1 of none."""
-        killed = self.killed + self.timeouts
-        return killed / (killed + self.survived) if killed + self.survived else 1.0
+        killed = self["killed"] + self["timeouts"]
+        return killed / (killed + self["survived"]) if killed + self["survived"] else 1.0
 
-    def count(self, outcome: Outcome, kind: str | None) -> None:
-        """Count one mutant.
 
-        Args:
-            outcome: What was found of it.
-            kind: What it is declared as, None where it is not.
-        """
-        if not outcome.verdict.is_alive:
-            self.timeouts += outcome.verdict is Verdict.TIMEOUT
-            self.killed += outcome.verdict is not Verdict.TIMEOUT
-            self.seconds_killed += outcome.seconds
-            return
-        self.seconds_alive += outcome.seconds
-        if kind is None:
-            self.survived += 1
-            self.unreached += outcome.verdict is Verdict.UNREACHED
-        else:
-            setattr(self, kind, getattr(self, kind) + 1)
-
-    def __add__(self, other: Tally) -> Tally:
-        mine, others = dataclasses.asdict(self), dataclasses.asdict(other)
-        return Tally(**{name: mine[name] + others[name] for name in mine})
+def total(tallies: Iterable[Tally]) -> Tally:
+    """Return the sum of tallies."""
+    found = Tally()
+    for one in tallies:
+        found.update(one)
+    return found
 
 
 def tally(
@@ -101,10 +72,18 @@ def tally(
     """
     tallies: dict[str, Tally] = {}
     for mutant in mutants:
-        tallies.setdefault(mutant.module, Tally()).mutants += 1
+        tallies.setdefault(mutant.module, Tally())["mutants"] += 1
     for mutant, outcome in evaluated:
-        declared = declarations.of(mutant)
-        tallies[mutant.module].count(outcome, declared.kind if declared else None)
+        one, declared = tallies[mutant.module], declarations.of(mutant)
+        if outcome.verdict is Verdict.TIMEOUT:
+            one["timeouts"] += 1
+        elif not outcome.verdict.is_alive:
+            one["killed"] += 1
+        elif declared is not None:
+            one[declared.kind] += 1
+        else:
+            one["survived"] += 1
+            one["unreached"] += outcome.verdict is Verdict.UNREACHED
     return tallies
 
 
@@ -117,10 +96,10 @@ def shortfalls(tallies: dict[str, Tally]) -> list[str]:
         for name, one in complete.items()
         if one.score < MIN_MODULE_SCORE
     ]
-    total = sum(complete.values(), Tally())
-    if total.score < MIN_SCORE:
+    score = total(complete.values()).score
+    if score < MIN_SCORE:
         lines.append(
-            f"in all: {_percent(total.score)} of the mutants are killed, expected at least"
+            f"in all: {_percent(score)} of the mutants are killed, expected at least"
             f" {_percent(MIN_SCORE)}"
         )
     return lines
@@ -134,23 +113,14 @@ def make_table(tallies: dict[str, Tally]) -> Table:
         " a GPU only; score: of what is not declared; *: not evaluated to the end",
     )
     table.add_column("module", no_wrap=True)
-    for heading in (
-        "mutants",
-        "killed",
-        "timeouts",
-        "survived",
-        "unreached",
-        "equivalent",
-        "elsewhere",
-        "score",
-    ):
+    for heading in ("mutants", *COUNTS, "score"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, one in tallies.items():
         table.add_row(name, *_cells(one), style=_style(one, MIN_MODULE_SCORE))
     if len(tallies) > 1:
-        total = sum(tallies.values(), Tally())
+        whole = total(tallies.values())
         table.add_section()
-        table.add_row("in all", *_cells(total), style=_style(total, MIN_SCORE))
+        table.add_row("in all", *_cells(whole), style=_style(whole, MIN_SCORE))
     return table
 
 
@@ -159,17 +129,11 @@ def _style(one: Tally, least: float) -> str | None:
 
 
 def _cells(one: Tally) -> list[str]:
-    mutants = f"{one.mutants}" if one.is_complete else f"{one.evaluated} of {one.mutants} *"
-    counts = (
-        one.killed,
-        one.timeouts,
-        one.survived,
-        one.unreached,
-        one.equivalent,
-        one.elsewhere,
-    )
-    score = _percent(one.score) if one.killed + one.timeouts + one.survived else ""
-    return [mutants, *(str(count) if count else "" for count in counts), score]
+    mutants = f"{one['mutants']}"
+    if not one.is_complete:
+        mutants = f"{one.evaluated} of {mutants} *"
+    score = _percent(one.score) if one["killed"] + one["timeouts"] + one["survived"] else ""
+    return [mutants, *(str(one[name] or "") for name in COUNTS), score]
 
 
 def _percent(share: float) -> str:
@@ -189,9 +153,9 @@ def survivor_lines(
     for mutant, outcome in sorted(evaluated, key=lambda item: (item[0].module, item[0].start)):
         if not outcome.verdict.is_alive or declarations.of(mutant) is not None:
             continue
-        why = "no check reaches it"
+        why = "no test reaches it"
         if outcome.verdict is Verdict.SURVIVED:
-            why = f"passes {outcome.num_checks} checks"
+            why = f"passes {outcome.num_tests} tests"
         kind = mutant.operator.split("/")[1]
         where = f"{os.path.relpath(mutant.path)}:{mutant.start[0]}"
         name = f"{mutant.place.function or 'the module'}, {kind}, {mutant.digest[:8]}"

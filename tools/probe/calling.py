@@ -14,12 +14,9 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from conformance import targets
 from conformance.calls import Call
 from conformance.invocations import PLAIN, CallVariant, Invocation
-from tools.probe.target import ReferenceTarget
-
-REFERENCE: Final = ReferenceTarget("reference", targets.REFERENCE.implementation, None)
+from tools.probe.target import REFERENCE, PlayingTarget, ProbedTarget
 
 POISONS: Final = (0x5A, 0xA5)
 """What fresh memory is filled with, in one run of a call and in the other."""
@@ -84,7 +81,7 @@ def poison_numpy() -> None:
 
 
 def call_fast(
-    target: Any,
+    target: ProbedTarget,
     call: Call,
     *,
     checked: bool,
@@ -110,7 +107,7 @@ def call_fast(
         try:
             outcome.invocation = copy_arguments(target, call, variant)
             if is_protected:
-                outcome.invocation.converter.protect()  # type: ignore[attr-defined]  # a PlacingCarrier
+                outcome.invocation.converter.protect()  # type: ignore[attr-defined]  # a PlacingConverter
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             start = time.process_time()
             with inside or nullcontext(), time_limit(seconds):
@@ -126,20 +123,22 @@ def call_fast(
     return outcome
 
 
-def copy_arguments(target: Any, call: Call, variant: CallVariant = PLAIN) -> Invocation:
+def copy_arguments(target: ProbedTarget, call: Call, variant: CallVariant = PLAIN) -> Invocation:
     """Return the copies of a call's arguments, with which it can be made."""
     for report in BEFORE_A_CALL:
         report(call)
     return Invocation(target, call, variant, target.changes)
 
 
-def call_reference(call: Call, *, seconds: float = 0.5) -> Outcome | None:
+def call_reference(
+    call: Call, *, seconds: float = 0.5, target: PlayingTarget = REFERENCE
+) -> Outcome | None:
     """Call `reference`; None where that takes too long or too much memory."""
     outcome = Outcome()
     try:
         with time_limit(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            outcome.invocation = Invocation(REFERENCE, call)
+            outcome.invocation = Invocation(target, call)
             outcome.result = outcome.invocation.run()
     except (TooSlowError, MemoryError, RecursionError):
         return None

@@ -14,10 +14,11 @@ from conformance.calls import Call
 from conformance.contracts import Contract
 from conformance.implementations import Absent
 from conformance.values import children
-from tools.probe.calling import REFERENCE, Outcome
+from tools.probe.calling import Outcome
 from tools.probe.differences import difference_in
 from tools.probe.sites import sites_of
 from tools.probe.strange_objects import HostilityError, OfSubclass
+from tools.probe.target import REFERENCE
 from tools.probe.violation import Finding, innermost_frame
 
 ALLOWED: Final = frozenset(

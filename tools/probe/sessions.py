@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from conformance.strategies.block_table import Operation, Session, block_tables_
 from conformance.strategies.presets import MINIMAL, REAL
 from conformance.vectors.drawing import drawn
 from tools.probe.array_values import other_array
-from tools.probe.calling import REFERENCE, Outcome, call_fast, copy_arguments
+from tools.probe.calling import Outcome, call_fast, call_reference, copy_arguments
 from tools.probe.case import Case, named, refused
 from tools.probe.checks import check_error, check_resources, check_unchanged, path_of
 from tools.probe.sites import replaced_at, sites_of
 from tools.probe.strange_objects import other_value
-from tools.probe.target import ProbedTarget
+from tools.probe.target import REFERENCE, ProbedTarget
 from tools.probe.valid_calls import pickled
 from tools.probe.violation import Finding, innermost_frame
 
@@ -144,7 +145,7 @@ class _Tables:
         call = self.case.call = Call(f"BlockTables.{operation.method}", dict(operation.arguments))
         after = copy.deepcopy(self.model)
         _call_model(after, operation.method, call)
-        invocation = copy_arguments(_Method(self.case.target, self.actual, operation.method), call)
+        invocation = copy_arguments(self._target_of(operation.method), call)
         try:
             is_interrupted = Interrupter(fast, self.random.randint(1, 300)).run(invocation.run)
         except Exception:  # noqa: BLE001  # `apply` reports it
@@ -174,32 +175,16 @@ class _Tables:
         return expected, self._call_actual(operation.method, call, checked=checked)
 
     def _call_actual(self, method: str, call: Call, *, checked: bool) -> Outcome:
-        return call_fast(_Method(self.case.target, self.actual, method), call, checked=checked)
+        return call_fast(self._target_of(method), call, checked=checked)
 
-
-class _Method:
-    """A target whose one function is a method of an object."""
-
-    def __init__(self, target: ProbedTarget, owner: Any, method: str) -> None:
-        self._method = getattr(owner, method)
-        self.find, self.name = target.find, target.name
-        self.converter, self.launches = target.converter, target.launches
-        self.changes = target.changes
-
-    def lookup(self, _: str) -> Any:
-        """Return the method."""
-        return self._method
+    def _target_of(self, method: str) -> ProbedTarget:
+        """Return the target whose only function is a method of the object under test."""
+        return dataclasses.replace(self.case.target, method=getattr(self.actual, method))
 
 
 def _call_model(tables: Any, method: str, call: Call) -> Outcome:
-    outcome = Outcome()
-    try:
-        converter = REFERENCE.converter()
-        arguments = {name: converter.convert(value, name) for name, value in call.arguments.items()}
-        outcome.result = getattr(tables, method)(**arguments)
-    except Exception as error:  # noqa: BLE001  # is compared
-        outcome.error = error
-    return outcome
+    target = dataclasses.replace(REFERENCE, method=getattr(tables, method))
+    return call_reference(call, seconds=0, target=target) or Outcome(error=MemoryError())
 
 
 def _disagreement(expected: Outcome, got: Outcome) -> Finding:

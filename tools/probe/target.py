@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 import fast
 import reference
+from conformance import targets
+from conformance.change_tracking import argument_of
 from conformance.conversion import Converter
 from conformance.implementations import FAST, Implementation, load_implementation
+from conformance.strategies.arrays import Array
 from conformance.targets import Target
 from tools.probe.guarded_memory import GuardedMemory
-from tools.probe.placing import PlacingCarrier
 
 
 class Overlay(ModuleType):
@@ -38,14 +43,36 @@ def load(path: Path | None) -> Implementation:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProbedTarget(Target):
+class PlayingTarget(Target):
+    """A target in which a function may be what takes several calls to show.
+
+    Attributes:
+        method: What every name stands for, if it is not None: a method of an object.
+    """
+
+    method: Callable[..., Any] | None = None
+
+    def lookup(self, function: str) -> Callable[..., Any]:
+        """Return a function, a method, or one of `PLAYS`."""
+        if self.method is not None:
+            return self.method
+        if function in PLAYS:
+            return partial(PLAYS[function], self.implementation.module)
+        return super().lookup(function)
+
+
+REFERENCE: Final = PlayingTarget("reference", targets.REFERENCE.implementation, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbedTarget(PlayingTarget):
     """A target whose arguments lie in guarded memory.
 
     Attributes:
-        memory: where they lie.
-        random: how they lie there.
-        changes: the arguments that the function may change.
-        may_span: whether views of one memory may be placed apart.
+        memory: Where they lie.
+        random: How they lie there.
+        changes: The arguments that the function may change.
+        may_span: Whether views of one memory may be placed apart.
     """
 
     memory: GuardedMemory = dataclasses.field(default_factory=GuardedMemory)
@@ -53,99 +80,110 @@ class ProbedTarget(Target):
     changes: frozenset[str] = frozenset()
     may_span: bool = True
 
-    def converter(self, **options: Any) -> Converter:
+    def converter(self, **options: Any) -> PlacingConverter:
         """Return a new converter into guarded memory, with `Converter`'s options."""
-        converter = PlacingCarrier(
-            self.implementation, self.memory, self.random, self.changes, **options
-        )
-        converter.may_span = self.may_span
-        return converter
-
-    def lookup(self, function: str) -> Callable[..., Any]:
-        """Return a function, a method, or a short play of several calls."""
-        return looked_up(super(), function)
+        return PlacingConverter(self, **options)
 
 
-@dataclasses.dataclass(frozen=True)
-class ReferenceTarget(Target):
-    """The definition, with the same plays."""
+class PlacingConverter(Converter):
+    """Copies arguments into guarded memory, each array to pages of its own.
 
-    def lookup(self, function: str) -> Callable[..., Any]:
-        """Return a function, a method, or a short play of several calls."""
-        return looked_up(super(), function)
+    At random an array ends at a guard page or begins after one, and a view comes with the memory
+    around it or without.
+    """
 
+    def __init__(self, target: ProbedTarget, **options: Any) -> None:
+        super().__init__(target.implementation, "cpu", **options)
+        self._target, self._path = target, ""
+        self._pages: list[tuple[str, int, int]] = []
 
-def looked_up(target: Any, function: str) -> Callable[..., Any]:
-    """Return what a name of the probe's is in a target."""
-    play = PLAYS.get(function)
-    if play is None:
-        return target.lookup(function)  # type: ignore[no-any-return]  # a target's
-    return play(target.implementation.module)
+    def protect(self) -> None:
+        """Make every array read-only that the function may not change."""
+        for path, first, length in self._pages:
+            if argument_of(path) not in self._target.changes:
+                self._target.memory.make_read_only(first, length)
 
+    def _convert_array(self, array: Array, path: str) -> Any:
+        self._path = path
+        if self._target.may_span and self._target.random.random() < 0.7:
+            array = spanned(array)
+        return super()._convert_array(array, path)
 
-def _buffer(implementation: Any) -> Callable[..., Any]:
-    def play(size: Any, **keywords: Any) -> Any:
-        made = implementation.CpuGpuBuffer(*size, **keywords)
-        return made.cpu, made.gpu
-
-    return play
-
-
-def _copy(method: str) -> Callable[[Any], Callable[..., Any]]:
-    def bind(implementation: Any) -> Callable[..., Any]:
-        def play(size: Any, value: Any, n: Any, **keywords: Any) -> Any:
-            made = implementation.CpuGpuBuffer(*size, **keywords)
-            (made.cpu if method == "copy_to_gpu" else made.gpu)[...] = value
-            return getattr(made, method)(n)
-
-        return play
-
-    return bind
+    def _copied(self, drawn: Array) -> Array:
+        at_end = self._target.random.random() < 0.7
+        copied, first, length = self._target.memory.place(drawn, at_end=at_end)
+        self._pages.append((self._path, first, length))
+        return copied
 
 
-def _np(implementation: Any) -> Callable[..., Any]:
-    def play(size: Any, **keywords: Any) -> Any:
-        made = implementation.CpuGpuBuffer(*size, **keywords)
-        made.np[...] = 1
-        return made.cpu
+def spanned(array: Array) -> Array:
+    """Return the same values with the same strides, in memory that ends with the last element.
 
-    return play
-
-
-def _layout(implementation: Any) -> Callable[..., Any]:
-    def play(cache_layout: Any) -> Any:
-        try:
-            implementation.set_kv_cache_layout(cache_layout)
-            return implementation.get_kv_cache_layout()
-        finally:
-            implementation.set_kv_cache_layout(None)
-
-    return play
-
-
-def _checks(implementation: Any) -> Callable[..., Any]:
-    def play(enabled: Any) -> Any:
-        if implementation is reference:
-            if not isinstance(enabled, bool) and type(enabled).__name__ != "bool":
-                raise TypeError(f"enabled must be a bool, got {type(enabled).__name__}")
-            return None
-        with implementation.checks(enabled):
-            pass
-        return None
-
-    return play
+    >>> view = np.arange(9)[1:6:2]
+    >>> spanned(view).tolist(), spanned(view).base.tolist()
+    ([1, 3, 5], [1, 2, 3, 4, 5])
+    """
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if owner is array or not array.size or not owner.flags.c_contiguous:
+        return array
+    low = high = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low, high = low + min(stride, 0) * (length - 1), high + max(stride, 0) * (length - 1)
+    start, stop = low // array.itemsize, high // array.itemsize + 1
+    span = owner.reshape(-1)[start:stop].copy()
+    first = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0] - low
+    data = span.view(np.uint8).data
+    return np.ndarray(array.shape, array.dtype, data, first, array.strides)
 
 
-def _method(name: str) -> Callable[[Any], Callable[..., Any]]:
-    return lambda _: lambda self: getattr(self, name)
+def _buffer(module: Any, size: Any, **keywords: Any) -> Any:
+    made = module.CpuGpuBuffer(*size, **keywords)
+    return made.cpu, made.gpu
 
 
-PLAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+def _buffer_np(module: Any, size: Any, **keywords: Any) -> Any:
+    made = module.CpuGpuBuffer(*size, **keywords)
+    made.np[...] = 1
+    return made.cpu
+
+
+def _copy_to_gpu(module: Any, size: Any, value: Any, n: Any, **keywords: Any) -> Any:
+    made = module.CpuGpuBuffer(*size, **keywords)
+    made.cpu[...] = value
+    return made.copy_to_gpu(n)
+
+
+def _copy_to_cpu(module: Any, size: Any, value: Any, n: Any, **keywords: Any) -> Any:
+    made = module.CpuGpuBuffer(*size, **keywords)
+    made.gpu[...] = value
+    return made.copy_to_cpu(n)
+
+
+def _layout(module: Any, cache_layout: Any) -> Any:
+    try:
+        module.set_kv_cache_layout(cache_layout)
+        return module.get_kv_cache_layout()
+    finally:
+        module.set_kv_cache_layout(None)
+
+
+def _checks(module: Any, enabled: Any) -> None:
+    if module is reference:  # which has no such mode
+        if not isinstance(enabled, bool) and type(enabled).__name__ != "bool":
+            raise TypeError(f"enabled must be a bool, got {type(enabled).__name__}")
+        return
+    with module.checks(enabled):
+        pass
+
+
+PLAYS: Final[dict[str, Callable[..., Any]]] = {
     "CpuGpuBuffer": _buffer,
-    "CpuGpuBuffer.copy_to_gpu": _copy("copy_to_gpu"),
-    "CpuGpuBuffer.copy_to_cpu": _copy("copy_to_cpu"),
-    "CpuGpuBuffer.np": _np,
+    "CpuGpuBuffer.copy_to_gpu": _copy_to_gpu,
+    "CpuGpuBuffer.copy_to_cpu": _copy_to_cpu,
+    "CpuGpuBuffer.np": _buffer_np,
     "set_kv_cache_layout": _layout,
     "checks": _checks,
 }
-"""What takes several calls to show, by name; each is a function of an implementation."""
+"""What takes several calls to show, by name; each takes the module of the implementation first."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import gc
-import json
 import mmap
+import multiprocessing
 import os
 import re
 import resource
-import select
 import signal
-import struct
-import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,6 +25,7 @@ from tools.probe.calling import BEFORE_A_CALL, poison_numpy
 from tools.probe.case import describe_call
 from tools.probe.prober import Prober
 from tools.probe.violation import Violation, innermost_dumped
+from tools.processes import started
 
 HANG_SECONDS: Final = 20.0
 """A case that takes longer, by the clock, hangs; a call has 2 s of processor time."""
@@ -68,7 +67,7 @@ class Job:
 
 @dataclasses.dataclass
 class Report:
-    """What came of the cases of a function.
+    """What was found of a function.
 
     Attributes:
         function: The function.
@@ -81,20 +80,6 @@ class Report:
     total: int
     done: int = 0
     violations: list[Violation] = dataclasses.field(default_factory=list)
-
-
-class _Progress:
-    """The place of the case that is running, and when it began, in memory of both processes."""
-
-    def __init__(self) -> None:
-        self._map = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def write(self, place: int) -> None:
-        self._map[:16] = struct.pack("qd", place, time.monotonic())
-
-    def read(self) -> tuple[int, float]:
-        place, since = struct.unpack("qd", self._map[:16])
-        return int(place), float(since)
 
 
 def run_job(
@@ -114,11 +99,10 @@ def run_job(
     reports = {name: Report(name, job.stop - job.first) for name in job.functions}
     deaths, place = Counter[str](), 0
     while place < len(job):
-        worker = _Worker(job, place, implementation)
-        died = worker.follow(reports, hang_seconds, is_over)
-        for done in range(place, worker.place):
+        end, died = _follow(job, place, implementation, reports, hang_seconds, is_over)
+        for done in range(place, end):
             reports[job[done][0]].done += 1
-        place = worker.place
+        place = end
         if died is not None:
             if len(job) > 1 and not deaths[died.function]:
                 died = _again(died, implementation, hang_seconds, is_over)
@@ -143,93 +127,91 @@ def _again(
     """Run the case that a worker died of alone, to learn its call, and whether it dies again."""
     job = Job((died.function,), died.seed, died.case, died.case + 1)
     reports = {died.function: Report(died.function, 1)}
-    alone = _Worker(job, 0, implementation).follow(reports, hang_seconds, is_over)
+    _, alone = _follow(job, 0, implementation, reports, hang_seconds, is_over)
     if alone is None:
         note = "not when it runs alone: --replay finds nothing"
         return dataclasses.replace(died, detail=f"{note}\n{died.detail}")
     return alone
 
 
-class _Worker:
-    """A forked process that runs a job from a place on.
+def _follow(
+    job: Job,
+    place: int,
+    implementation: Implementation,
+    reports: dict[str, Report],
+    hang_seconds: float,
+    is_over: Callable[[], bool],
+) -> tuple[int, Violation | None]:
+    """Run a job from a place on in a forked process, and report what it finds.
 
-    Attributes:
-        place: Where it ended: after the last case, or at the one of which it died.
+    Returns:
+        Where it ended: after the last case, or at the case of which it died; and how it died, None
+        if it did not.
     """
-
-    def __init__(self, job: Job, place: int, implementation: Implementation) -> None:
-        self.job, self.place, self._progress = job, place, _Progress()
-        self._progress.write(place)
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in follow
-        self._pipe, theirs = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.process = os.fork()
-        if self.process == 0:
-            os.close(self._pipe)
-            _work(job, place, implementation, self._progress, theirs, self._stacks)
-        os.close(theirs)
-        self._text = b""
-
-    def follow(
-        self, reports: dict[str, Report], hang_seconds: float, is_over: Callable[[], bool]
-    ) -> Violation | None:
-        """Read what the worker finds until it ends; return how it died, None if it did not."""
-        how = None
-        while True:
-            ready, _, _ = select.select([self._pipe], [], [], 0.5)
-            if ready:
-                read = os.read(self._pipe, 1 << 16)
-                if not read:
+    context = multiprocessing.get_context("fork")
+    how, since = None, time.monotonic()
+    with tempfile.TemporaryFile() as stacks:
+        with started(context, _work, job, place, implementation, stacks) as (process, connection):
+            while True:
+                if connection.poll(0.5):
+                    try:
+                        message = connection.recv()
+                    except (EOFError, OSError):
+                        break
+                    if isinstance(message, Violation):
+                        reports[message.function].violations.append(message)
+                    else:
+                        place, since = message, time.monotonic()
+                elif time.monotonic() - since > hang_seconds:
+                    how = "hangs"
+                    os.kill(process.pid or 0, signal.SIGUSR1)  # writes its stacks
+                    time.sleep(0.3)
+                    process.kill()
                     break
-                self._take(read, reports)
-            if time.monotonic() - self._progress.read()[1] > hang_seconds:
-                how = "hangs"
-                os.kill(self.process, signal.SIGUSR1)  # writes its stacks
-                time.sleep(0.3)
-            elif not is_over():
-                continue
-            os.kill(self.process, signal.SIGKILL)
-            break
-        _, status = os.waitpid(self.process, 0)
-        os.close(self._pipe)
-        self.place = self._progress.read()[0]
-        if how is None and (status == 0 or is_over()):
-            return None
-        self.place = min(self.place, len(self.job) - 1)  # what the last case left may end it, too
-        if how is None and os.WIFSIGNALED(status):
-            how = f"died of signal {signal.Signals(status & 0x7F).name}"
-        return self._death(how or f"died of exit {status}")
+                if is_over():
+                    process.kill()
+                    break
+        code = process.exitcode or 0
+        if how is None and (code == 0 or is_over()):
+            return place, None
+        if how is None:
+            how = (
+                f"died of signal {signal.Signals(-code).name}"
+                if code < 0
+                else f"died of exit {code}"
+            )
+        place = min(place, len(job) - 1)  # what the last case left may end it, too
+        stacks.seek(0)
+        return place, _death(job, place, how, stacks.read().decode(errors="replace"))
 
-    def _death(self, how: str) -> Violation:
-        self._stacks.seek(0)
-        dump = self._stacks.read().decode(errors="replace")
-        self._stacks.close()
-        calls = [line[len(CALLING) :] for line in dump.splitlines() if line.startswith(CALLING)]
-        frames = re.findall(r'File "[^"]*", line \d+.*', dump)
-        detail = "\n    ".join(frames[:8]) or dump[-1500:]
-        if how.startswith("died of exit"):
-            detail = dump[dump.find("Traceback") :][-3000:]
-        call = calls[-1] if calls else ""
-        function, case = self.job[self.place]
-        return Violation(function, self.job.seed, case, how, innermost_dumped(dump), detail, call)
 
-    def _take(self, read: bytes, reports: dict[str, Report]) -> None:
-        *lines, self._text = (self._text + read).split(b"\n")
-        for line in lines:
-            found = Violation(**json.loads(line))
-            reports[found.function].violations.append(found)
+def _death(job: Job, place: int, how: str, dump: str) -> Violation:
+    """Return how a process died in a case.
+
+    Args:
+        job: Its cases.
+        place: Of the case.
+        how: In a few words.
+        dump: What it wrote: its calls, stacks, and a traceback.
+    """
+    calls = [line[len(CALLING) :] for line in dump.splitlines() if line.startswith(CALLING)]
+    frames = re.findall(r'File "[^"]*", line \d+.*', dump)
+    detail = "\n    ".join(frames[:8]) or dump[-1500:]
+    if how.startswith("died of exit"):
+        detail = dump[dump.find("Traceback") :][-3000:]
+    function, case = job[place]
+    call = calls[-1] if calls else ""
+    return Violation(function, job.seed, case, how, innermost_dumped(dump), detail, call)
 
 
 def _work(
     job: Job,
     place: int,
     implementation: Implementation,
-    progress: _Progress,
-    pipe: int,
     stacks: IO[bytes],
+    connection: Connection,
 ) -> None:
-    """Run the cases in this process, and end it."""
+    """Run the cases in this process: send the place of each first, then what it finds."""
     status = 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     try:
@@ -243,13 +225,12 @@ def _work(
         prober: Prober | None = None
         for at in range(place, len(job)):
             function, case = job[at]
-            progress.write(at)
+            connection.send(at)
             if prober is None or prober.name != function:
                 prober = Prober(function, implementation, job.seed)
             for violation in prober.run(case):
-                line = json.dumps(dataclasses.asdict(violation))
-                os.write(pipe, f"{line}\n".encode())
-        progress.write(len(job))
+                connection.send(violation)
+        connection.send(len(job))
         status = 0
     except BaseException:  # noqa: BLE001  # a worker reports what ended it, and ends
         stacks.write(traceback.format_exc().encode())
