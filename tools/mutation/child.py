@@ -1,7 +1,4 @@
-"""The processes of a run: each imports the project with a mutant in it, and runs tests.
-
-The server that forks them imports this module, and with it what takes long to import.
-"""
+"""The processes of a run: each imports the project with a mutant in it, and runs tests."""
 
 from __future__ import annotations
 
@@ -23,13 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-import hypothesis
-import ml_dtypes  # noqa: F401  # imported once, for all processes
-import numba
-import pytest  # noqa: F401  # likewise
-import torch
-from hypothesis import strategies
-
 from tools.mutation.mutants import Mutant
 from tools.mutation.project import Project
 from tools.mutation.session import Reached
@@ -43,18 +33,6 @@ MEMORY_BYTES: Final = 6 << 30
 
 IDLE_SECONDS: Final = 60
 """A process that uses no processor time for so long is ended."""
-
-torch.set_num_threads(1)
-numba.njit("int64(int64)")(lambda number: number)  # what numba sets up when it compiles first
-
-
-@hypothesis.settings(max_examples=100, database=None, derandomize=True)
-@hypothesis.given(strategies.text() | strategies.floats() | strategies.integers())
-def _draw(_: object) -> None:
-    """Let Hypothesis load its tables."""
-
-
-_draw()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,9 +187,11 @@ def _prepared(setup: Setup, mutant: Mutant | None = None) -> Iterator[None]:
             path.write_text(mutant.text, encoding="utf-8")
             sys.meta_path.insert(0, _Finder(f"{setup.project.package}.{mutant.module}", path))
             if mutant.place.is_import_time:
+                from numba import config  # noqa: PLC0415  # only the processes need it
+
                 # Loops of other files may use a changed constant, and numba's cache knows a loop by
                 # its own file.
-                numba.config.CACHE_DIR = folder  # type: ignore[attr-defined]  # numba reads it
+                config.CACHE_DIR = folder  # type: ignore[attr-defined]  # numba reads it
         yield
 
 

@@ -28,7 +28,7 @@ ENVIRONMENT: Final = {
 def start_server() -> None:
     """Start the server that forks the processes."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tools.mutation.child"])
+    context.set_forkserver_preload(["tools.mutation.preload"])
     with mock.patch.dict(os.environ, ENVIRONMENT), starting_workers():
         forkserver.ensure_running()
 
