@@ -21,7 +21,6 @@ if __name__ == "__main__":
     run("tools.mutate", "-e '.[test,mutation]'")
 
 import argparse
-import os
 import random
 import sys
 import time
@@ -40,7 +39,7 @@ from tools.mutation.mutants import Mutant, find_mutants
 from tools.mutation.project import Project
 from tools.mutation.session import Outcome, Session
 from tools.mutation.summary import make_table, shortfalls, survivor_lines, tally
-from tools.parser import Parser, names, positive
+from tools.parser import Parser, names
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"
@@ -49,17 +48,11 @@ SECONDS_OF_A_MINUTE = 60
 
 
 def main(arguments: Sequence[str] | None = None, project: Project | None = None) -> int:
-    """Run the command line.
+    """Run the command line, and return its exit status.
 
     Args:
         arguments: Those of the command line; None: the process' own.
         project: What is mutated, and what checks it; None: `fast`, by `conformance`.
-
-    Returns:
-        The exit status: 0 if enough mutants are killed, otherwise 1.
-
-    Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
@@ -186,7 +179,7 @@ class Run:
         return 1 if wrong else 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.mutate",
@@ -199,20 +192,12 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help="such as slots,kernels.moves; default: all of fast",
     )
-    add(
-        "--workers",
-        type=positive,
-        metavar="N",
-        default=os.cpu_count() or 1,
-        help="mutants at a time; default: one for each core, %(default)s",
-    )
-    add(
+    parser.add_workers("mutants at a time")
+    parser.add_number(
         "--budget-minutes",
-        type=positive,
-        metavar="N",
-        help="begin nothing else after these: first no check that is run once, then no mutant",
+        "begin nothing else after these: first no check that is run once, then no mutant",
     )
-    add("--sample", type=positive, metavar="N", help="evaluate at most N of those that are left")
+    parser.add_number("--sample", "evaluate at most N of those that are left")
     add("--seed", type=int, metavar="N", default=0, help="of the sample; default: %(default)s")
     add(
         "--db",
@@ -229,12 +214,8 @@ def _make_parser() -> argparse.ArgumentParser:
         default=EQUIVALENTS,
         help="declares what no check can see; default: tools/equivalents.toml",
     )
-    add(
-        "--timeout-seconds",
-        type=positive,
-        metavar="N",
-        default=10,
-        help="of processor time, beside 4 times what a check takes; default: %(default)s",
+    parser.add_number(
+        "--timeout-seconds", "of processor time, beside 4 times what a check takes", 10
     )
     add(
         "--profile",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from typing import Any, NoReturn
 
@@ -15,6 +16,33 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with one line that says what is wrong."""
         self.exit(2, f"{self.prog}: {message}\n")
+
+    def add_number(
+        self, name: str, description: str = "", default: int | None = None, *, minimum: int = 1
+    ) -> None:
+        """Add an option that takes an integer.
+
+        Args:
+            name: Of the option.
+            description: For `--help`, where the default is added if there is one.
+            default: Its default.
+            minimum: 0 or 1.
+        """
+        described = [description] if description else []
+        described += [] if default is None else ["default: %(default)s"]
+        self.add_argument(
+            name,
+            type=positive if minimum else natural,
+            metavar="N",
+            default=default,
+            help="; ".join(described),
+        )
+
+    def add_workers(self, description: str) -> None:
+        """Add `--workers`, whose default is the number of cores that this process may use."""
+        is_limited = hasattr(os, "sched_getaffinity")
+        num_cores = len(os.sched_getaffinity(0)) if is_limited else os.cpu_count() or 1
+        self.add_number("--workers", f"{description}, by default one for each core", num_cores)
 
 
 class RenamedOption(argparse.Action):

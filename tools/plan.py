@@ -42,7 +42,7 @@ from conformance.zoo.catalogue import BACKENDS
 from conformance.zoo.layer import ENCODER_ONLY, MAMBA
 from conformance.zoo.models import MODELS, get_model
 from conformance.zoo.serving import DTYPES, Serving
-from tools.parser import Parser, positive
+from tools.parser import Parser
 from tools.sizing import GIB, GroupPlan, Plan, make_plan
 
 MAX_GIB = 2**33 - 1
@@ -50,17 +50,7 @@ MAX_GIB = 2**33 - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: The command-line arguments; None for those of the process.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        SystemExit: The command line is not valid; the status is 2.
-    """
+    """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
     try:
@@ -159,7 +149,7 @@ def _kib(size_bytes: int) -> str:
     return f"{size_bytes / 1024:,.{0 if size_bytes % 1024 == 0 else 1}f} KiB"
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.plan",
@@ -174,37 +164,17 @@ def _make_parser() -> argparse.ArgumentParser:
         required=True,
         help="GiB that each device has for its KV cache",
     )
-    add(
-        "--tensor-parallel",
-        type=positive,
-        metavar="N",
-        default=1,
-        help="devices that share each layer; default: %(default)s",
-    )
-    add(
-        "--max-model-len",
-        type=positive,
-        metavar="L",
-        help="tokens of the longest request; default: as published",
-    )
-    add(
-        "--max-num-batched-tokens",
-        type=positive,
-        metavar="N",
-        default=8192,
-        help="tokens of a step, in addition to windows and chunks; default: %(default)s",
+    parser.add_number("--tensor-parallel", "devices that share each layer", 1)
+    parser.add_number("--max-model-len", "tokens of the longest request; default: as published")
+    parser.add_number(
+        "--max-num-batched-tokens", "tokens of a step, in addition to windows and chunks", 8192
     )
     add(
         "--dtype",
         metavar="D",
         help=f"dtype of keys, values and latents: one of {', '.join(DTYPES)}; default: the model's",
     )
-    add(
-        "--block-size",
-        type=positive,
-        metavar="B",
-        help="tokens in a block; default: what the backends need",
-    )
+    parser.add_number("--block-size", "tokens in a block; default: what the backends need")
     add(
         "--backend",
         type=_names,

@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
     run("tools.replay")
 
-import argparse
 import statistics
 import sys
 import time
@@ -36,23 +35,13 @@ from conformance.traffic.settings import Settings
 from conformance.traffic.trace import DEFAULT_TRACE, read_trace
 from conformance.traffic.twins import Mismatch, Twins
 from conformance.zoo.models import MODELS, get_model
-from tools.parser import Parser, natural, positive
+from tools.parser import Parser
 
 KINDS = ("decode only", "extend only", "prefill only", "mixed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay a trace as the command line says.
-
-    Args:
-        arguments: Those of the command line; None: the process' own.
-
-    Returns:
-        The exit status: 0 where the twins agree, otherwise 1.
-
-    Raises:
-        SystemExit: With status 2, for a command line or a trace that cannot be used.
-    """
+    """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -85,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     defaults = Settings()
     parser = Parser(
@@ -106,52 +95,22 @@ def _make_parser() -> argparse.ArgumentParser:
         default="llama-3.1-8b",
         help=f"one of {', '.join(MODELS)}; default: %(default)s",
     )
-    add(
-        "--requests", type=positive, metavar="N", help="only the first N of the trace; default: all"
+    parser.add_number("--requests", "only the first N of the trace; default: all")
+    parser.add_number("--steps", "", 300)
+    parser.add_number("--token-budget", "tokens in a step, at most", defaults.token_budget)
+    parser.add_number("--max-num-seqs", "requests running at once, at most", defaults.max_num_seqs)
+    parser.add_number(
+        "--num-blocks", "blocks in the pool; default: so few that it is empty at times"
     )
-    add("--steps", type=positive, metavar="N", default=300, help="default: %(default)s")
-    add(
-        "--token-budget",
-        type=positive,
-        metavar="N",
-        default=defaults.token_budget,
-        help="tokens in a step, at most; default: %(default)s",
-    )
-    add(
-        "--max-num-seqs",
-        type=positive,
-        metavar="N",
-        default=defaults.max_num_seqs,
-        help="requests running at once, at most; default: %(default)s",
-    )
-    add(
-        "--num-blocks",
-        type=positive,
-        metavar="N",
-        help="blocks in the pool; default: so few that it is empty at times",
-    )
-    add(
-        "--micro-batches",
-        type=positive,
-        metavar="N",
-        default=defaults.micro_batches,
-        help="micro-batches of each batch; default: %(default)s",
-    )
-    add(
+    parser.add_number("--micro-batches", "micro-batches of each batch", defaults.micro_batches)
+    parser.add_number(
         "--num-speculative-tokens",
-        type=natural,
-        metavar="N",
-        default=defaults.num_speculative_tokens,
-        help="draft tokens of each decode; default: %(default)s",
+        "draft tokens of each decode",
+        defaults.num_speculative_tokens,
+        minimum=0,
     )
     add("--checked", action="store_true", help="run fast in checked mode")
-    add(
-        "--seed",
-        type=natural,
-        metavar="N",
-        default=0,
-        help="decides which draft tokens are accepted; default: %(default)s",
-    )
+    parser.add_number("--seed", "decides which draft tokens are accepted", 0, minimum=0)
     return parser
 
 

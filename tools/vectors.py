@@ -15,7 +15,6 @@ if __name__ == "__main__":
 
     run("tools.vectors")
 
-import argparse
 import inspect
 import json
 import sys
@@ -43,17 +42,7 @@ from tools.parser import Parser, names, positive
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write vectors as the command line says.
-
-    Args:
-        arguments: Those of the command line; None: the process' own.
-
-    Returns:
-        The exit status, 0.
-
-    Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
-    """
+    """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
     known = functions()
@@ -77,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.vectors",

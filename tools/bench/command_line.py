@@ -39,17 +39,7 @@ NUM_OF_TRACE = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: The command-line arguments; None for those of the process.
-
-    Returns:
-        The exit status: 0 if all bounds hold, otherwise 1.
-
-    Raises:
-        SystemExit: The command line is not valid; the status is 2.
-    """
+    """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
     try:
@@ -114,7 +104,7 @@ def _picked(functions: str | None) -> list[Job]:
     return picked
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.bench",

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 from conformance.command_line import starting_workers
 from conformance.name_lists import near
-from tools.parser import Parser, names, positive
+from tools.parser import Parser, names
 
 if TYPE_CHECKING:
     from tools.bugs.catalogue import Bug
@@ -83,18 +82,11 @@ class Outcome:
 
 
 def main(arguments: Sequence[str] | None = None, bugs: Sequence[Bug] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, and return its exit status.
 
     Args:
         arguments: Those of the command line; None: the process' own.
         bugs: The bugs, evaluated in this process; None: the catalogue.
-
-    Returns:
-        The exit status: 0 where all are caught, otherwise 1.
-
-    Raises:
-        SystemExit: With status 2, for a command line that cannot be used, or outside of the
-            repository.
     """
     parser = _make_parser()
     options = parser.parse_args(arguments)
@@ -337,7 +329,7 @@ def make_summary(caught: Sequence[Outcome]) -> Table:
     return table
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.bugs",
@@ -346,12 +338,6 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--functions", type=names, metavar="A,B", help="as their checks name them; default: all")
     add("--json", type=Path, metavar="FILE", help="write the outcomes to this file too")
-    add("--slowest", type=positive, metavar="N", help="print only the N caught latest")
-    add(
-        "--workers",
-        type=positive,
-        metavar="N",
-        default=os.cpu_count() or 1,
-        help="processes; default: one for each core, %(default)s",
-    )
+    parser.add_number("--slowest", "print only the N caught latest")
+    parser.add_workers("processes")
     return parser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import re
 import sys
 import threading
@@ -19,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fast
 from conformance.name_lists import near
-from tools.parser import Parser, names, positive
+from tools.parser import Parser, names
 from tools.probe import pools, subjects
 from tools.probe.calling import warm_checked_mode
 from tools.probe.target import load
@@ -31,17 +30,7 @@ CASES_FOR_A_WORKER: Final = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Probe functions as the command line says.
-
-    Args:
-        arguments: Those of the command line; None: the process' own.
-
-    Returns:
-        0 if nothing was found, 1 if something was.
-
-    Raises:
-        SystemExit: With status 2, for a command line that cannot be used.
-    """
+    """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
     if sys.platform != "linux":
@@ -126,7 +115,7 @@ def _sum_up(reports: Sequence[Report]) -> int:
     return 1 if distinct else 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser() -> Parser:
     """Make the parser of the command line."""
     parser = Parser(
         prog="python -m tools.probe",
@@ -135,21 +124,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--functions", type=names, metavar="A,B", help="default: all that are public"
     )
-    parser.add_argument(
-        "--cases",
-        type=positive,
-        metavar="N",
-        default=10_000,
-        help="cases of each function; default: %(default)s",
-    )
+    parser.add_number("--cases", "cases of each function", 10_000)
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: %(default)s")
-    parser.add_argument(
-        "--workers",
-        type=positive,
-        metavar="N",
-        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        help="processes at once; default: one for each core",
-    )
+    parser.add_workers("processes at once")
     parser.add_argument(
         "--hang-seconds",
         type=float,

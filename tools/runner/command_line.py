@@ -31,17 +31,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: The command-line arguments; None for those of the process.
-
-    Returns:
-        The exit status: 0 if all tokens equal those of `generate`, otherwise 1.
-
-    Raises:
-        SystemExit: The command line is not valid; the status is 2.
-    """
+    """Run the command line, and return its exit status."""
     parser = _make_parser()
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
